@@ -1,0 +1,58 @@
+"""PyTorch training loops that never make the GPU wait.
+
+Names are loaded when first used, so that `import gapless` is quick and the pure modules never
+pull in torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from gapless.errors import (
+        BatchError as BatchError,
+        GaplessError as GaplessError,
+        NonFiniteLossError as NonFiniteLossError,
+        UserError as UserError,
+    )
+    from gapless.nmt.batching import Batch as Batch
+    from gapless.nmt.loss import LossCompute as LossCompute
+    from gapless.pipeline.loop import EpochResult as EpochResult, run_epoch as run_epoch
+    from gapless.pipeline.prefetch import prefetch as prefetch
+    from gapless.pipeline.readback import DeferredLoss as DeferredLoss
+    from gapless.pipeline.streams import StreamManager as StreamManager
+    from gapless.pipeline.sync import SyncStats as SyncStats
+    from gapless.plans import PLANS as PLANS, Plan as Plan
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Batch": "gapless.nmt.batching",
+    "BatchError": "gapless.errors",
+    "DeferredLoss": "gapless.pipeline.readback",
+    "EpochResult": "gapless.pipeline.loop",
+    "GaplessError": "gapless.errors",
+    "LossCompute": "gapless.nmt.loss",
+    "NonFiniteLossError": "gapless.errors",
+    "PLANS": "gapless.plans",
+    "Plan": "gapless.plans",
+    "StreamManager": "gapless.pipeline.streams",
+    "SyncStats": "gapless.pipeline.sync",
+    "UserError": "gapless.errors",
+    "prefetch": "gapless.pipeline.prefetch",
+    "run_epoch": "gapless.pipeline.loop",
+}
+
+__all__ = ["__version__", *sorted(_HOME)]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gapless' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,122 @@
+"""What the pipeline asks of a device: streams, events, buffers and copies.
+
+Backends are `gapless.device.cuda` and `gapless.device.cpu`. Stream and event handles belong to
+the backend that made them; nobody else looks inside.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    import torch
+
+
+Stream: TypeAlias = Any
+Event: TypeAlias = Any
+
+
+class Device(Protocol):
+    """A place where tensors live and queued work runs in streams."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """The device as torch names it, with its index."""
+
+    @property
+    def is_accelerator(self) -> bool:
+        """Whether work runs beside the host; on a CPU it runs in the host's own order."""
+
+    def describe(self) -> str:
+        """Return the hardware's name for reports."""
+
+    def create_stream(self) -> Stream:
+        """Create a stream.
+
+        Sync: Does not block the host.
+        """
+
+    def shared_stream(self, name: str) -> Stream:
+        """Return the process-wide stream of that name, created on first use.
+
+        Sync: Does not block the host.
+        """
+
+    def current_stream(self) -> Stream:
+        """Return the stream that queued work goes to now."""
+
+    def set_current_stream(self, stream: Stream) -> None:
+        """Send the work that follows to `stream`."""
+
+    def use_stream(self, stream: Stream) -> AbstractContextManager[object]:
+        """Send the work of a `with` body to `stream`."""
+
+    def create_event(self, *, timed: bool = False) -> Event:
+        """Create an event; `timed` ones can be given to `elapsed_ms`."""
+
+    def record_event(self, event: Event, stream: Stream) -> None:
+        """Mark the end of all work queued on `stream` so far.
+
+        Sync: Does not block the host.
+        """
+
+    def query_event(self, event: Event) -> bool:
+        """Return whether the work before the last record is done.
+
+        Sync: Does not block the host.
+        """
+
+    def wait_event(self, stream: Stream, event: Event) -> None:
+        """Let `stream` wait for the last record of `event`.
+
+        Sync: Does not block the host.
+        """
+
+    def wait_stream(self, stream: Stream, other: Stream) -> None:
+        """Let `stream` wait for all work queued on `other` so far.
+
+        Sync: Does not block the host.
+        """
+
+    def synchronize_event(self, event: Event) -> None:
+        """Wait for the last record of `event`.
+
+        Sync: Blocks the host. Only `gapless.pipeline.sync` may call this.
+        """
+
+    def synchronize_stream(self, stream: Stream) -> None:
+        """Wait for all work queued on `stream`.
+
+        Sync: Blocks the host. Only `gapless.pipeline.sync` may call this.
+        """
+
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        """Return the milliseconds between two timed events that are done.
+
+        Sync: Does not block the host.
+        """
+
+    def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        """Return a uint8 tensor in host memory, page-locked if asked and if that exists here."""
+
+    def device_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Return a uint8 tensor on the device, allocated under the current stream."""
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy on the current stream.
+
+        Sync: Does not block the host if the host side is page-locked and dense; a copy from
+            pageable memory blocks until the host side has been read.
+        """
+
+    def peak_memory_bytes(self) -> int:
+        """Return the most memory that was in use since `reset_peak_memory`, in bytes."""
+
+    def reset_peak_memory(self) -> None:
+        """Start a new measurement of the peak memory."""
+
+    def forbid_syncs(self) -> AbstractContextManager[None]:
+        """Make every synchronisation that torch detects raise RuntimeError in the body."""

@@ -1,0 +1,131 @@
+"""The CPU as a device: every stream runs at once, in the host's own order.
+
+The same engine code runs here as on an accelerator. Copies are done when they return and events
+when they are recorded, so waits cost nothing; they are still asked for, counted and reported.
+"""
+
+from __future__ import annotations
+
+import platform
+import resource
+import sys
+from contextlib import contextmanager, nullcontext
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+
+
+class CpuStream:
+    """A queue that is always empty, since work runs when it is queued."""
+
+
+class CpuEvent:
+    """A point in the host's own time; done as soon as it is recorded."""
+
+    def __init__(self) -> None:
+        self.recorded_at: float | None = None
+
+
+class CpuDevice:
+    """Run everything in order on the host."""
+
+    is_accelerator = False
+
+    def __init__(self) -> None:
+        self.torch_device = torch.device("cpu")
+        self._current = CpuStream()
+        self._shared: dict[str, CpuStream] = {}
+
+    def describe(self) -> str:
+        """Return the processor's name and the number of threads torch uses."""
+        name = platform.processor() or platform.machine()
+        return f"CPU {name}, {torch.get_num_threads()} threads"
+
+    def create_stream(self) -> CpuStream:
+        """Create a stream."""
+        return CpuStream()
+
+    def shared_stream(self, name: str) -> CpuStream:
+        """Return the process-wide stream of that name."""
+        return self._shared.setdefault(name, CpuStream())
+
+    def current_stream(self) -> CpuStream:
+        """Return the stream that work is attributed to now."""
+        return self._current
+
+    def set_current_stream(self, stream: CpuStream) -> None:
+        """Attribute the work that follows to `stream`."""
+        self._current = stream
+
+    @contextmanager
+    def use_stream(self, stream: CpuStream) -> Iterator[None]:
+        """Attribute the work of a `with` body to `stream`."""
+        previous, self._current = self._current, stream
+        try:
+            yield
+        finally:
+            self._current = previous
+
+    def create_event(self, *, timed: bool = False) -> CpuEvent:
+        """Create an event; on a CPU every event can be timed."""
+        del timed
+        return CpuEvent()
+
+    def record_event(self, event: CpuEvent, stream: CpuStream) -> None:
+        """Mark this moment."""
+        del stream
+        event.recorded_at = perf_counter()
+
+    def query_event(self, event: CpuEvent) -> bool:
+        """Return True: work before a record is done, and so is an event never recorded."""
+        del event
+        return True
+
+    def wait_event(self, stream: CpuStream, event: CpuEvent) -> None:
+        """Do nothing: whatever was recorded is done."""
+
+    def wait_stream(self, stream: CpuStream, other: CpuStream) -> None:
+        """Do nothing: whatever was queued is done."""
+
+    def synchronize_event(self, event: CpuEvent) -> None:
+        """Return at once: whatever was recorded is done."""
+
+    def synchronize_stream(self, stream: CpuStream) -> None:
+        """Return at once: whatever was queued is done."""
+
+    def elapsed_ms(self, start: CpuEvent, end: CpuEvent) -> float:
+        """Return the milliseconds between two recorded events."""
+        if start.recorded_at is None or end.recorded_at is None:
+            raise ValueError("elapsed_ms needs two recorded events")
+        return (end.recorded_at - start.recorded_at) * 1000.0
+
+    def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        """Return a uint8 tensor; pinning means nothing without a second memory."""
+        del pinned
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def device_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Return a uint8 tensor."""
+        return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Copy at once."""
+        target.copy_(source)
+
+    def peak_memory_bytes(self) -> int:
+        """Return the largest resident size of this process so far, in bytes."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024
+
+    def reset_peak_memory(self) -> None:
+        """Do nothing: the system keeps the peak of a process's whole life."""
+
+    def forbid_syncs(self) -> AbstractContextManager[None]:
+        """Return an empty context: on a CPU there is nothing to wait for."""
+        return nullcontext()

@@ -1,0 +1,127 @@
+"""Find a device by name and set the numerics of the process."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from gapless.device.cpu import CpuDevice
+from gapless.device.cuda import CudaDevice
+from gapless.errors import DeviceError
+
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from gapless.device.base import Device
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def resolve_device(name: str | torch.device | Device = "auto") -> Device:
+    """Return the device of that name; the same name always gives the same object.
+
+    Args:
+        name: `auto` (the GPU if there is one), `cpu`, `cuda`, `cuda:N`, a `torch.device`, or a
+            device already resolved.
+
+    Raises:
+        DeviceError: the name is unknown, or the GPU is not there.
+    """
+    if not isinstance(name, str | torch.device):
+        return name
+    text = str(name)
+    if text == "auto":
+        text = "cuda" if torch.cuda.is_available() else "cpu"
+    if text == "cpu":
+        return _cpu()
+    kind, _, number = text.partition(":")
+    if kind != "cuda" or not (number.isdecimal() or text == "cuda"):
+        raise DeviceError(f"unknown device {text!r}; the devices are auto, cpu, cuda and cuda:N")
+    return _cuda(_present_gpu(text, number))
+
+
+def _present_gpu(text: str, number: str) -> int:
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            f"device {text} was asked for, but torch {torch.__version__} finds no GPU here; "
+            "use --device cpu, or install a CUDA build of torch"
+        )
+    index = int(number) if number else torch.cuda.current_device()
+    if index >= torch.cuda.device_count():
+        raise DeviceError(
+            f"device {text} was asked for, but there are {torch.cuda.device_count()} GPUs here, "
+            "numbered from 0"
+        )
+    return index
+
+
+@cache
+def _cpu() -> CpuDevice:
+    return CpuDevice()
+
+
+@cache
+def _cuda(index: int) -> CudaDevice:
+    return CudaDevice(index)
+
+
+def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None:
+    """Set float32 matrix products and deterministic algorithms for the whole process.
+
+    Args:
+        device: where the work will run.
+        precision: `fp32`, `tf32`, `bf16` or `fp16`.
+        deterministic: make equal runs give equal bits; a little slower.
+
+    Raises:
+        DeviceError: the precision is unknown, or this device does not offer it.
+    """
+    if precision not in get_args(Precision):
+        raise DeviceError(
+            f"unknown precision {precision!r}; the precisions are {', '.join(get_args(Precision))}"
+        )
+    if precision in ("tf32", "fp16") and not device.is_accelerator:
+        raise DeviceError(
+            f"precision {precision} needs a GPU, but the device is cpu; use fp32 or bf16"
+        )
+    exact = precision == "fp32" or not device.is_accelerator
+    torch.set_float32_matmul_precision("highest" if exact else "high")
+    if deterministic:
+        # cuBLAS reads this at its first call; without it two streams may round differently.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def autocast(device: Device, precision: str) -> AbstractContextManager[object]:
+    """Return the context in which a forward pass runs at this precision."""
+    if precision not in _HALF:
+        return nullcontext()
+    return torch.autocast(device.torch_device.type, dtype=_HALF[precision])
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's generators on the host and on every device."""
+    torch.manual_seed(seed)
+
+
+def random_state(device: Device) -> dict[str, torch.Tensor]:
+    """Return the state of the generators that training draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.is_accelerator:
+        state["device"] = torch.cuda.get_rng_state(device.torch_device)
+    return state
+
+
+def set_random_state(device: Device, state: dict[str, torch.Tensor]) -> None:
+    """Restore what `random_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if device.is_accelerator and "device" in state:
+        torch.cuda.set_rng_state(state["device"], device.torch_device)

@@ -1,0 +1,60 @@
+"""The exceptions of gapless.
+
+    GaplessError                  everything below
+    +-- UserError                 a mistake in what was asked: one line, exit code 2
+    |   +-- PlanError             a plan or a knob that does not exist or is out of range
+    |   +-- DeviceError           a device or precision that is unknown or absent
+    |   +-- DataError             text, pairs or vocabulary that cannot be used
+    |   +-- RunFolderError        a folder that is not a run, or a run that cannot go on
+    +-- BatchError                a batch that holds something the pipeline cannot move
+    +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
+
+Every message names the thing, what was found, what was expected and what to do.
+"""
+
+from __future__ import annotations
+
+
+class GaplessError(Exception):
+    """Base of every error that gapless raises on purpose."""
+
+
+class UserError(GaplessError, ValueError):
+    """A mistake of the caller; the command line prints it as one line and exits with 2."""
+
+
+class PlanError(UserError):
+    """A plan or one of its knobs is unknown or out of range."""
+
+
+class DeviceError(UserError):
+    """A device or a precision is unknown, or not present on this machine."""
+
+
+class DataError(UserError):
+    """Text, pairs or a vocabulary that cannot be used."""
+
+
+class RunFolderError(UserError):
+    """A folder is not a run, or the run in it cannot be used as asked."""
+
+
+class BatchError(GaplessError, TypeError):
+    """A batch holds a value that the pipeline does not know how to move."""
+
+
+class NonFiniteLossError(GaplessError, ArithmeticError):
+    """The loss of one batch was NaN or infinite.
+
+    Attributes:
+        step: number of the batch, counted from 0 over the whole run.
+        loss: the value that was read.
+    """
+
+    def __init__(self, step: int, loss: float) -> None:
+        super().__init__(
+            f"the loss of batch {step} is {loss}, expected a finite number; "
+            "lower the learning rate, clip gradients, or use --precision bf16 or fp32"
+        )
+        self.step = step
+        self.loss = loss

@@ -1,0 +1,1 @@
+"""A Transformer translation trainer that stands on the gapless loop."""

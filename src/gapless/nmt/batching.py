@@ -1,0 +1,275 @@
+"""From token ids to batches: length buckets, token budgets, padding.
+
+`BucketSampler` decides on the host which sentences go together, loader workers pad them into a
+`TokenBatch`, and on the device it becomes the origin's `Batch` with its masks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from gapless.nmt.vocab import BOS, EOS, PAD
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenBatch:
+    """Padded sentences as they travel to the device.
+
+    Attributes:
+        src: source ids with end, [batch, src_len], int64.
+        tgt: target ids with begin and end, [batch, tgt_len + 1], int64.
+        ntokens: target tokens to predict in this batch, padding excluded; a scalar tensor, since
+            dividing by a Python number rounds differently on a GPU.
+        norm: target tokens of the whole update that this batch belongs to, a scalar tensor.
+        ends_update: whether the optimizer steps after this batch.
+    """
+
+    src: torch.Tensor
+    tgt: torch.Tensor
+    ntokens: torch.Tensor
+    norm: torch.Tensor
+    ends_update: bool
+
+
+@dataclass
+class Batch:
+    """A batch as the model takes it, in the origin's words.
+
+    Attributes:
+        src: source ids, [batch, src_len].
+        trg: target ids that the decoder reads, from the begin mark on, [batch, tgt_len].
+        trg_y: target ids that it predicts, up to the end mark, [batch, tgt_len].
+        src_mask: True where the source is no padding, [batch, 1, src_len].
+        trg_mask: True where a target position may look, [batch, tgt_len, tgt_len]; None stands
+            for "at itself and before", which is the same for padding at the end.
+        ntokens: number of target tokens to predict, a scalar tensor.
+    """
+
+    src: torch.Tensor
+    trg: torch.Tensor
+    trg_y: torch.Tensor
+    src_mask: torch.Tensor
+    trg_mask: torch.Tensor | None
+    ntokens: torch.Tensor
+
+    @classmethod
+    def from_tokens(cls, src: torch.Tensor, tgt: torch.Tensor, ntokens: torch.Tensor) -> Batch:
+        """Make the batch of padded ids, on the device where they are.
+
+        Sync: Does not block the host.
+        """
+        return cls(
+            src=src,
+            trg=tgt[:, :-1],
+            trg_y=tgt[:, 1:],
+            src_mask=(src != PAD).unsqueeze(1),
+            trg_mask=None,
+            ntokens=ntokens,
+        )
+
+
+def causal_mask(trg: torch.Tensor) -> torch.Tensor:
+    """Return the full target mask: no padding, nothing after the position itself.
+
+    Args:
+        trg: target ids, [batch, tgt_len].
+
+    Returns:
+        Boolean mask, [batch, tgt_len, tgt_len], on the device of `trg`.
+    """
+    length = trg.shape[1]
+    before = torch.ones(length, length, dtype=torch.bool, device=trg.device).tril()
+    return (trg != PAD).unsqueeze(1) & before
+
+
+class TokenPairs:
+    """Many sentence pairs as flat arrays, cheap to share with worker processes.
+
+    Args:
+        src: token ids of each source sentence, without marks.
+        tgt: token ids of each target sentence, without marks.
+    """
+
+    def __init__(self, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> None:
+        self._src, self._src_starts = _flatten([[*ids, EOS] for ids in src])
+        self._tgt, self._tgt_starts = _flatten([[BOS, *ids, EOS] for ids in tgt])
+
+    def __len__(self) -> int:
+        return len(self._src_starts) - 1
+
+    @property
+    def src_lengths(self) -> NDArray[np.int64]:
+        """Source tokens of each pair, the end mark included."""
+        return np.diff(self._src_starts)
+
+    @property
+    def tgt_lengths(self) -> NDArray[np.int64]:
+        """Target tokens to predict of each pair, the end mark included."""
+        return np.diff(self._tgt_starts) - 1
+
+    def src(self, number: int) -> NDArray[np.int32]:
+        """Return the source ids of one pair."""
+        return self._src[self._src_starts[number] : self._src_starts[number + 1]]
+
+    def tgt(self, number: int) -> NDArray[np.int32]:
+        """Return the target ids of one pair."""
+        return self._tgt[self._tgt_starts[number] : self._tgt_starts[number + 1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Microbatch:
+    """Which pairs make a batch.
+
+    Attributes:
+        pairs: their numbers.
+        update_tokens: target tokens of the whole update.
+        ends_update: whether this is the update's last batch.
+    """
+
+    pairs: NDArray[np.int64]
+    update_tokens: int
+    ends_update: bool
+
+
+class PaddedPairs(Dataset[TokenBatch]):
+    """Pad the pairs of a `Microbatch`; runs in the loader's workers."""
+
+    def __init__(self, pairs: TokenPairs) -> None:
+        self._pairs = pairs
+
+    def __getitem__(self, micro: Microbatch) -> TokenBatch:
+        tgt = _pad([self._pairs.tgt(number) for number in micro.pairs])
+        ntokens = int(self._pairs.tgt_lengths[micro.pairs].sum())
+        return TokenBatch(
+            src=_pad([self._pairs.src(number) for number in micro.pairs]),
+            tgt=tgt,
+            ntokens=torch.tensor(ntokens),
+            norm=torch.tensor(micro.update_tokens),
+            ends_update=micro.ends_update,
+        )
+
+
+class BucketSampler(Sampler[Microbatch]):
+    """Group pairs of similar length and shuffle the groups.
+
+    Pairs are sorted by length with ties in random order, cut into batches, and the *batches* are
+    shuffled: shuffling sentences would undo the buckets.
+
+    Args:
+        pairs: what to draw from.
+        max_tokens: budget of a batch, padding included: rows times the longer side's length.
+        max_sentences: most pairs in a batch.
+        accumulate: batches in an update.
+        shuffle: a new random order every epoch; otherwise by length, always the same.
+        seed: of the order.
+
+    Raises:
+        ValueError: neither budget is given.
+    """
+
+    def __init__(
+        self,
+        pairs: TokenPairs,
+        *,
+        max_tokens: int | None = None,
+        max_sentences: int | None = None,
+        accumulate: int = 1,
+        shuffle: bool = True,
+        seed: int = 0,
+    ) -> None:
+        if max_tokens is None and max_sentences is None:
+            raise ValueError("max_tokens or max_sentences must be given, but both are None")
+        self._src_lengths = pairs.src_lengths
+        self._tgt_lengths = pairs.tgt_lengths
+        self._max_tokens = max_tokens or int(np.iinfo(np.int64).max)
+        self._max_sentences = max_sentences or len(pairs)
+        self._accumulate = accumulate
+        self._shuffle = shuffle
+        self._seed = seed
+        self.set_epoch(0)
+
+    def set_epoch(self, epoch: int, *, skip: int = 0) -> None:
+        """Prepare the batches of an epoch; the same epoch always gives the same ones.
+
+        Args:
+            epoch: counted from 0.
+            skip: batches to leave out at the start, which an interrupted run has done.
+        """
+        random = np.random.default_rng((self._seed, epoch))
+        batches = self._cut(self._sorted(random))
+        if self._shuffle:
+            batches = [batches[number] for number in random.permutation(len(batches))]
+        self._epoch = self._group(batches)[skip:]
+
+    def __len__(self) -> int:
+        return len(self._epoch)
+
+    def __iter__(self) -> Iterator[Microbatch]:
+        return iter(self._epoch)
+
+    def _sorted(self, random: np.random.Generator) -> NDArray[np.int64]:
+        count = len(self._src_lengths)
+        ties = random.permutation(count) if self._shuffle else np.arange(count)
+        return np.lexsort((ties, self._tgt_lengths, self._src_lengths))
+
+    def _cut(self, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+        longer = np.maximum(self._src_lengths, self._tgt_lengths)[order]
+        batches, start, longest = [], 0, 0
+        for end, length in enumerate(longer):
+            rows, longest = end - start + 1, max(longest, int(length))
+            if rows > 1 and (rows > self._max_sentences or rows * longest > self._max_tokens):
+                batches.append(order[start:end])
+                start, longest = end, int(length)
+        return [*batches, order[start:]] if start < len(order) else batches
+
+    def _group(self, batches: list[NDArray[np.int64]]) -> list[Microbatch]:
+        grouped: list[Microbatch] = []
+        for start in range(0, len(batches), self._accumulate):
+            update = batches[start : start + self._accumulate]
+            tokens = sum(int(self._tgt_lengths[batch].sum()) for batch in update)
+            grouped.extend(
+                Microbatch(pairs=batch, update_tokens=tokens, ends_update=batch is update[-1])
+                for batch in update
+            )
+        return grouped
+
+
+def make_loader(pairs: TokenPairs, sampler: BucketSampler, *, workers: int) -> DataLoader[TokenBatch]:
+    """Return a loader whose worker processes pad the sampler's batches.
+
+    The loader draws its worker seeds from a generator of its own, so that dropout sees the same
+    random numbers with any number of workers.
+    """
+    return DataLoader(
+        PaddedPairs(pairs),
+        batch_size=None,
+        sampler=sampler,
+        num_workers=workers,
+        persistent_workers=workers > 0,
+        prefetch_factor=8 if workers else None,
+        generator=torch.Generator(),
+    )
+
+
+def _flatten(sentences: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    lengths = [len(ids) for ids in sentences]
+    flat = np.fromiter((i for ids in sentences for i in ids), dtype=np.int32, count=sum(lengths))
+    return flat, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
+
+
+def _pad(rows: list[NDArray[np.int32]]) -> torch.Tensor:
+    padded = np.full((len(rows), max(map(len, rows))), PAD, dtype=np.int64)
+    for number, row in enumerate(rows):
+        padded[number, : len(row)] = row
+    return torch.from_numpy(padded)

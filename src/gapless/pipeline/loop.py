@@ -1,0 +1,411 @@
+"""The training loop: takes batches through a step as its plan says."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+import torch
+
+from gapless.device.select import resolve_device
+from gapless.pipeline.meter import GapMeter
+from gapless.pipeline.prefetch import Prefetcher
+from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.staging import StagingRing
+from gapless.pipeline.streams import EventPool, StreamManager
+from gapless.pipeline.sync import SyncStats
+from gapless.plans import Plan, get_plan
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import TracebackType
+
+    from gapless.device.base import Device, Event
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLoss:
+    """The loss of one batch, on the device.
+
+    Attributes:
+        loss: one number, whose gradient the step follows.
+        report: the loss to keep in the history; `loss` itself if None.
+        weight: of this batch in the mean, such as its number of target tokens.
+    """
+
+    loss: torch.Tensor
+    report: torch.Tensor | None = None
+    weight: torch.Tensor | float = 1.0
+
+
+@runtime_checkable
+class SplitStep(Protocol):
+    """A step in two parts, so that a plan can put them on streams of their own."""
+
+    def forward(self, batch: Any) -> StepLoss:
+        """Compute the loss of a batch."""
+
+    def backward(self, out: StepLoss) -> None:
+        """Compute gradients and update the weights."""
+
+
+WholeStep: TypeAlias = "Callable[[Any], StepLoss | torch.Tensor]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochResult:
+    """What one epoch did.
+
+    Attributes:
+        losses: loss of every batch, in order.
+        mean_loss: their weighted mean.
+        weight: sum of the weights, such as target tokens.
+        waits: host waits by reason.
+        data_wait_ms: time the host waited for the loader.
+        launch_ms: time the host spent in steps, queueing their work (on a CPU: doing it).
+        wall_ms: time from the first batch asked for to the last loss read.
+        busy_ms: time in which the device ran steps.
+        gap_share: share of device time between steps, 0 to 1; None on a CPU.
+    """
+
+    losses: list[float]
+    mean_loss: float
+    weight: float
+    waits: SyncStats
+    data_wait_ms: float
+    launch_ms: float
+    wall_ms: float
+    busy_ms: float
+    gap_share: float | None
+
+    @property
+    def num_batches(self) -> int:
+        """Number of batches in the epoch."""
+        return len(self.losses)
+
+
+@dataclass(kw_only=True)
+class Progress:
+    """Where a running epoch stands; made anew for every epoch, kept up to date by the loop.
+
+    Attributes:
+        batch: number of batches queued so far in this epoch.
+        mean_loss: weighted mean of the losses read so far, None before the first read.
+        waits: host waits of this epoch so far.
+        gap_share: share of device time between steps so far; None on a CPU or before a reading.
+    """
+
+    batch: int = 0
+    mean_loss: float | None = None
+    waits: SyncStats = field(default_factory=SyncStats)
+    gap_share: float | None = None
+
+
+class TrainLoop:
+    """Run epochs of a step over batches, moving the work as a plan says.
+
+    Owns the streams, rings and meters of a run; make one and use it for all epochs.
+
+    Args:
+        plan: a plan or its name.
+        device: a device or its name.
+
+    Attributes:
+        losses: every loss of the run; `losses.history` holds those that were read.
+
+    Raises:
+        PlanError: the plan is unknown.
+        DeviceError: the device is unknown or absent.
+    """
+
+    def __init__(
+        self,
+        *,
+        plan: str | Plan = "gapless",
+        device: str | torch.device | Device = "auto",
+    ) -> None:
+        self.plan = get_plan(plan)
+        self.device = resolve_device(device)
+        self.streams = StreamManager(self.device, num_streams=self.plan.streams)
+        self._lanes = self.streams.lanes
+        self.losses = DeferredLoss(
+            self.device,
+            readback_stream=self.streams.get_stream(self._lanes.readback),
+            stats=self.streams.stats,
+        )
+        self._ring = StagingRing(
+            self.device,
+            sync=self.streams.sync,
+            depth=self.plan.prefetch,
+            transfer_streams=[self.streams.get_stream(n) for n in self._lanes.transfer],
+            pin_memory=self.plan.pin_memory,
+            max_host_slots=self.plan.run_ahead,
+        )
+        self._meter = GapMeter(self.device)
+        self._events = EventPool(self.device)
+        self._in_flight: deque[Event] = deque()
+        self._forward_stream = self.streams.get_compute_stream()
+        self._backward_stream = self.streams.get_stream(self._lanes.backward)
+
+    def compute(self) -> Any:
+        """Return a context whose work goes to the compute stream.
+
+        Build and initialise the model in it: autograd binds each parameter's gradient to the
+        stream on which it was first used.
+
+        Sync: Does not block the host.
+        """
+        return self.device.use_stream(self._forward_stream)
+
+    def run_epoch(
+        self,
+        batches: Iterable[Any],
+        step: SplitStep | WholeStep,
+        *,
+        on_batch: Callable[[Progress], None] | None = None,
+    ) -> EpochResult:
+        """Take every batch through the step.
+
+        Args:
+            batches: batches on the CPU.
+            step: a `SplitStep`, or a function that takes a batch on the device, trains on it and
+                returns its loss (a tensor or a `StepLoss`). It must not wait for the device.
+            on_batch: called after each batch was queued; may raise to stop the epoch.
+
+        Returns:
+            The losses and times of the epoch. When the epoch is cut short by an exception,
+            every loss computed so far is in `losses.history` all the same.
+
+        Raises:
+            BatchError: a batch holds something that cannot be moved.
+            Exception: whatever the loader, the step or `on_batch` raises.
+
+        Sync: Blocks the host as the plan says and at the end, until the last loss is read.
+        """
+        run = _EpochRun(self)
+        # Work queued before, such as building the model, comes first.
+        self.device.wait_stream(self._forward_stream, self.device.current_stream())
+        with self.compute():
+            try:
+                for batch in run.prefetcher(batches):
+                    run.take(step, batch)
+                    if on_batch is not None:
+                        on_batch(run.progress)
+            finally:
+                run.finish()
+        self.device.wait_stream(self.device.current_stream(), self._forward_stream)
+        return run.result()
+
+    def close(self) -> None:
+        """Give the streams back.
+
+        Sync: Does not block the host.
+        """
+        self.streams.close()
+
+    def __enter__(self) -> TrainLoop:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _EpochRun:
+    """One pass of a `TrainLoop` over its batches."""
+
+    def __init__(self, loop: TrainLoop) -> None:
+        self._loop = loop
+        self._plan = loop.plan
+        self._device = loop.device
+        self._sync = loop.streams.sync
+        self._sync.stats.by_reason.clear()
+        self.progress = Progress(waits=self._sync.stats)
+        self._first_loss = loop.losses.num_added
+        self._meter_before = loop._meter.reading()
+        self._started_at = perf_counter()
+        self._launch_ms = 0.0
+        self._wall_ms = 0.0
+        self._running = _RunningMean(loop.losses)
+        self._prefetcher: Prefetcher[Any] | None = None
+
+    def prefetcher(self, batches: Iterable[Any]) -> Prefetcher[Any]:
+        loop = self._loop
+        self._prefetcher = Prefetcher(
+            batches, ring=loop._ring, device=self._device, depth=self._plan.prefetch
+        )
+        return self._prefetcher
+
+    def take(self, step: SplitStep | WholeStep, batch: Any) -> None:
+        start = perf_counter()
+        loop = self._loop
+        stream = loop._forward_stream
+        loop._meter.start_step(stream)
+        out = self._run_step(step, batch)
+        loop.losses.add(out.loss if out.report is None else out.report, weight=out.weight)
+        loop._meter.end_step(stream)
+        self._launch_ms += (perf_counter() - start) * 1000.0
+        self.progress.batch += 1
+        self._follow_plan()
+        self._update_progress()
+
+    def _run_step(self, step: SplitStep | WholeStep, batch: Any) -> StepLoss:
+        if not isinstance(step, SplitStep):
+            out = step(batch)
+            return out if isinstance(out, StepLoss) else StepLoss(loss=out)
+        out = step.forward(batch)
+        forward, backward = self._loop._forward_stream, self._loop._backward_stream
+        if forward is backward:
+            step.backward(out)
+            return out
+        self._chain(forward, backward)
+        with self._device.use_stream(backward):
+            step.backward(out)
+        self._chain(backward, forward)
+        return out
+
+    def _chain(self, before: Any, after: Any) -> None:
+        """Let stream `after` wait for what was queued on `before`."""
+        event = self._loop._events.record(before)
+        self._device.wait_event(after, event)
+        self._loop._events.give_back(event)
+
+    def _follow_plan(self) -> None:
+        plan, losses = self._plan, self._loop.losses
+        batch = self.progress.batch
+        read_due = batch % plan.loss_interval == 0
+        wait_due = batch % plan.sync_interval == 0
+        if plan.wait_with == "nothing":
+            if read_due:
+                losses.flush()
+            self._limit_run_ahead()
+        elif plan.wait_with == "event":
+            if read_due:
+                losses.flush()
+            if wait_due:
+                self._wait_for_event(reason=self._wait_reason())
+        else:
+            if wait_due:
+                self._sync.wait_stream(self._loop._forward_stream, reason=self._wait_reason())
+            if read_due:
+                losses.drain(reason="loss_read")
+        losses.harvest()
+
+    def _wait_reason(self) -> str:
+        return "batch" if self._plan.sync_interval == 1 else "interval"
+
+    def _wait_for_event(self, *, reason: str) -> None:
+        # The event follows the copy of the losses, so that one wait brings both.
+        loop = self._loop
+        readback = loop.streams.get_stream(loop._lanes.readback)
+        if readback is not loop._forward_stream:
+            self._chain(readback, loop._forward_stream)
+        event = loop._events.record(loop._forward_stream)
+        self._sync.wait_event(event, reason=reason)
+        loop._events.give_back(event)
+
+    def _limit_run_ahead(self) -> None:
+        loop, in_flight = self._loop, self._loop._in_flight
+        in_flight.append(loop._events.record(loop._forward_stream))
+        while in_flight and self._device.query_event(in_flight[0]):
+            loop._events.give_back(in_flight.popleft())
+        if len(in_flight) >= self._plan.run_ahead:
+            oldest = in_flight.popleft()
+            self._sync.wait_event(oldest, reason="run_ahead")
+            loop._events.give_back(oldest)
+
+    def _update_progress(self) -> None:
+        loop = self._loop
+        loop._meter.harvest()
+        self.progress.mean_loss = self._running.update()
+        self.progress.gap_share = self._gap_share()
+
+    def _gap_share(self) -> float | None:
+        if not self._device.is_accelerator:
+            return None
+        return (self._loop._meter.reading() - self._meter_before).gap_share
+
+    def finish(self) -> None:
+        """Read what is still on the device; also when the epoch was cut short."""
+        losses = self._loop.losses
+        if self._plan.wait_with == "nothing":
+            losses.flush()
+            self._wait_for_event(reason="epoch_end")
+        losses.drain(reason="epoch_end")
+        self._loop._meter.pause()
+        self._loop._in_flight.clear()
+        self._wall_ms = (perf_counter() - self._started_at) * 1000.0
+
+    def result(self) -> EpochResult:
+        losses = self._loop.losses
+        assert self._prefetcher is not None
+        waits = SyncStats()
+        waits.merge(self._sync.stats)
+        return EpochResult(
+            losses=losses.history[self._first_loss :],
+            mean_loss=losses.running_mean(since=self._first_loss),
+            weight=sum(losses.weights[self._first_loss :]),
+            waits=waits,
+            data_wait_ms=self._prefetcher.data_wait_ms,
+            launch_ms=self._launch_ms,
+            wall_ms=self._wall_ms,
+            busy_ms=(self._loop._meter.reading() - self._meter_before).busy_ms,
+            gap_share=self._gap_share(),
+        )
+
+
+class _RunningMean:
+    """Weighted mean of an epoch's losses, updated with what was read since the last time."""
+
+    def __init__(self, losses: DeferredLoss) -> None:
+        self._losses = losses
+        self._num_seen = losses.num_added
+        self._total = 0.0
+        self._weight = 0.0
+
+    def update(self) -> float | None:
+        for number in range(self._num_seen, len(self._losses.history)):
+            weight = self._losses.weights[number]
+            self._total += self._losses.history[number] * weight
+            self._weight += weight
+        self._num_seen = len(self._losses.history)
+        return self._total / self._weight if self._weight else None
+
+
+def run_epoch(
+    batches: Iterable[Any],
+    step: SplitStep | WholeStep,
+    *,
+    device: str | torch.device | Device = "auto",
+    plan: str | Plan = "gapless",
+    on_batch: Callable[[Progress], None] | None = None,
+) -> EpochResult:
+    """Take every batch through the step once, as the plan says.
+
+    For several epochs make one `TrainLoop` and call its `run_epoch`, so that streams and memory
+    are made once.
+
+    Args:
+        batches: batches on the CPU.
+        step: a `SplitStep`, or a function that takes a batch on the device, trains on it and
+            returns its loss. It must not wait for the device.
+        device: a device or its name.
+        plan: a plan or its name.
+        on_batch: called after each batch was queued.
+
+    Raises:
+        PlanError: the plan is unknown.
+        DeviceError: the device is unknown or absent.
+        BatchError: a batch holds something that cannot be moved.
+
+    Sync: Blocks the host as the plan says and at the end, until the last loss is read.
+    """
+    with TrainLoop(plan=plan, device=device) as loop:
+        return loop.run_epoch(batches, step, on_batch=on_batch)

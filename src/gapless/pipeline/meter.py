@@ -1,0 +1,108 @@
+"""Device busy time and gaps, measured by event pairs and read late."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gapless.pipeline.streams import EventPool
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Device, Event, Stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class GapReading:
+    """What the device did while a loop ran.
+
+    Attributes:
+        busy_ms: time between the first and last kernel of each step, summed, in milliseconds.
+        gap_ms: time between the end of a step and the start of the next, summed.
+    """
+
+    busy_ms: float
+    gap_ms: float
+
+    @property
+    def gap_share(self) -> float | None:
+        """Share of the time in gaps, 0 to 1; None before a step was read."""
+        span = self.busy_ms + self.gap_ms
+        return self.gap_ms / span if span else None
+
+    def __sub__(self, earlier: GapReading) -> GapReading:
+        return GapReading(
+            busy_ms=self.busy_ms - earlier.busy_ms, gap_ms=self.gap_ms - earlier.gap_ms
+        )
+
+
+class GapMeter:
+    """Record an event at both ends of every step, and read their times when they are done.
+
+    It sees the gaps between steps. Idle time inside a step, between its kernels, counts as busy:
+    events cannot tell it apart, a kernel trace can.
+
+    Args:
+        device: where the steps run.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._events = EventPool(device, timed=True)
+        self._pending: deque[tuple[Event, Event] | None] = deque()
+        self._started: Event | None = None
+        self._last_end: Event | None = None
+        self._busy_ms = 0.0
+        self._gap_ms = 0.0
+
+    def start_step(self, stream: Stream) -> None:
+        """Mark the start of a step.
+
+        Sync: Does not block the host.
+        """
+        self._started = self._events.record(stream)
+
+    def end_step(self, stream: Stream) -> None:
+        """Mark the end of a step.
+
+        Sync: Does not block the host.
+        """
+        assert self._started is not None
+        self._pending.append((self._started, self._events.record(stream)))
+        self._started = None
+
+    def pause(self) -> None:
+        """Do not count the time until the next step as a gap."""
+        self._pending.append(None)
+        self.harvest()
+
+    def harvest(self) -> None:
+        """Take in the steps that are done.
+
+        Sync: Does not block the host.
+        """
+        while self._pending:
+            step = self._pending[0]
+            if step is None:
+                self._last_end = None
+            elif self._device.query_event(step[1]):
+                self._take_in(*step)
+            else:
+                return
+            self._pending.popleft()
+
+    def _take_in(self, start: Event, end: Event) -> None:
+        if self._last_end is not None:
+            self._gap_ms += self._device.elapsed_ms(self._last_end, start)
+            self._events.give_back(self._last_end)
+        self._busy_ms += self._device.elapsed_ms(start, end)
+        self._events.give_back(start)
+        self._last_end = end
+
+    def reading(self) -> GapReading:
+        """Return the totals of the steps taken in so far.
+
+        Sync: Does not block the host.
+        """
+        return GapReading(busy_ms=self._busy_ms, gap_ms=self._gap_ms)

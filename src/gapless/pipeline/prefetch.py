@@ -1,0 +1,166 @@
+"""Iterate over a loader with its batches already on the device.
+
+The surface of the whole engine for somebody else's loop:
+
+    for batch in gapless.prefetch(loader, device):
+        ...
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from gapless.device.select import resolve_device
+from gapless.pipeline.staging import StagedBatch, StagingRing
+from gapless.pipeline.sync import HostSync, SyncStats
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+    from gapless.device.base import Device, Stream
+
+
+BatchT = TypeVar("BatchT")
+
+
+class Prefetcher(Generic[BatchT]):
+    """Yield the batches of a loader in order, moved to the device ahead of their use.
+
+    Made by `prefetch`, or by the loop with streams of its own. May be iterated over many times,
+    by one loop at a time: every epoch uses the same streams and memory.
+
+    Attributes:
+        data_wait_ms: time spent waiting for the loader, in milliseconds, over all epochs.
+        num_batches: batches handed out, over all epochs.
+
+    Args:
+        loader: any iterable of batches.
+        ring: the memory that batches pass through.
+        device: where they go.
+        depth: batches ahead of the one in use.
+    """
+
+    def __init__(
+        self, loader: Iterable[BatchT], *, ring: StagingRing, device: Device, depth: int
+    ) -> None:
+        self._loader = loader
+        self._ring = ring
+        self._device = device
+        self._depth = depth
+        self.data_wait_ms = 0.0
+        self.num_batches = 0
+
+    def __len__(self) -> int:
+        return len(self._loader)  # type: ignore[arg-type]  # as sized as the loader is
+
+    def __iter__(self) -> Iterator[BatchT]:
+        """Yield batches on the device.
+
+        A batch may be used on the stream that is current when it is handed out. Tensors of a
+        batch stay valid as long as somebody holds them; views of them only until `depth` + 2
+        further batches were taken: clone what you keep.
+
+        Raises:
+            BatchError: a batch holds something that cannot be moved.
+            Exception: whatever the loader raises, after the batches before it were yielded.
+
+        Sync: Does not block the host on the device, except for a full host ring ("staging") and
+            without pinned memory ("pageable_copy"). Waits for the loader.
+        """
+        source = _Source(self._loader)
+        staged: deque[StagedBatch] = deque()
+        while True:
+            self._fill(staged, source)
+            if not staged:
+                source.raise_failure()
+                return
+            compute_stream = self._device.current_stream()
+            current = staged.popleft()
+            self.num_batches += 1
+            try:
+                yield self._ring.hand_out(current, compute_stream=compute_stream)
+            finally:
+                self._ring.release(current, compute_stream=compute_stream)
+
+    def _fill(self, staged: deque[StagedBatch], source: _Source) -> None:
+        compute_stream = self._device.current_stream()
+        while len(staged) <= self._depth and not source.is_exhausted:
+            start = perf_counter()
+            found = source.take()
+            self.data_wait_ms += (perf_counter() - start) * 1000.0
+            if found:
+                staged.append(self._ring.stage(found.pop(), compute_stream=compute_stream))
+
+
+class _Source:
+    """A loader's iterator that keeps a failure until the batches before it are used up."""
+
+    def __init__(self, loader: Iterable[Any]) -> None:
+        self._batches = iter(loader)
+        self._failure: Exception | None = None
+        self.is_exhausted = False
+
+    def take(self) -> list[Any]:
+        """Return the next batch in a list, or an empty list at the end."""
+        try:
+            return [next(self._batches)]
+        except StopIteration:
+            self.is_exhausted = True
+        except Exception as failure:
+            self.is_exhausted = True
+            self._failure = failure
+        return []
+
+    def raise_failure(self) -> None:
+        """Raise what the loader raised, if it did."""
+        if self._failure is not None:
+            raise self._failure
+
+
+def prefetch(
+    loader: Iterable[BatchT],
+    device: str | torch.device | Device = "auto",
+    depth: int = 2,
+    *,
+    pin_memory: bool = True,
+    stats: SyncStats | None = None,
+) -> Prefetcher[BatchT]:
+    """Iterate over `loader` with batches moved to `device` ahead of their use.
+
+    Works in any loop and with any batch of tensors, tuples, lists, mappings, dataclasses and
+    named tuples, nested as you like. Copies run on a side stream from page-locked memory that
+    is never refilled too early; the device side is a ring that is never overwritten too early.
+
+    Args:
+        loader: any iterable of batches on the CPU.
+        device: a device or its name.
+        depth: batches ahead of the one in use, at least 1.
+        pin_memory: stage in page-locked memory.
+        stats: where host waits are counted, if any are needed.
+
+    Raises:
+        ValueError: `depth` is below 1.
+        DeviceError: the device is unknown or absent.
+
+    Sync: Does not block the host.
+    """
+    if depth < 1:
+        raise ValueError(f"depth must be at least 1, but is {depth}")
+    found = resolve_device(device)
+    ring = StagingRing(
+        found,
+        sync=HostSync(found, stats=stats),
+        depth=depth,
+        transfer_streams=[_transfer_stream(found)],
+        pin_memory=pin_memory,
+    )
+    return Prefetcher(loader, ring=ring, device=found, depth=depth)
+
+
+def _transfer_stream(device: Device) -> Stream:
+    return device.shared_stream("gapless.transfer")

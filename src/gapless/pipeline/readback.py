@@ -1,0 +1,214 @@
+"""Losses that stay on the device and come to the host in bulk, late, each exactly once.
+
+A fixed ring of float64 rows (loss, weight) lies on the device; a ring of the same size lies in
+page-locked memory. Row `n % size` holds batch `n` in both. `flush` queues the copy of all new
+rows on the readback stream; `harvest` reads the rows whose copy an event says is done.
+
+One rule guards both rings: a row is written again only after the host has harvested it, because
+a harvested row has been computed, copied and read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.device.select import resolve_device
+from gapless.pipeline.streams import EventPool
+from gapless.pipeline.sync import HostSync, SyncStats
+
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gapless.device.base import Device, Event, Stream
+
+
+_ROWS = 1024
+_BYTES_PER_ROW = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class _PendingCopy:
+    done: Event
+    end: int
+
+
+class DeferredLoss:
+    """Collect the loss of every batch without waiting for it.
+
+    Args:
+        device: a device or its name.
+        readback_stream: carries the copies to the host; a stream of its own by default.
+        stats: where host waits are counted.
+
+    Attributes:
+        history: the losses that have reached the host, one for each batch, in order.
+        weights: their weights.
+        first_nonfinite: batch number and value of the first NaN or infinite loss that was read,
+            None while there is none.
+
+    Example:
+        losses = gapless.DeferredLoss(device)
+        for batch in loader:
+            losses.add(train_step(batch), weight=batch.ntokens)
+        print(losses.mean())
+    """
+
+    def __init__(
+        self,
+        device: str | torch.device | Device = "auto",
+        *,
+        readback_stream: Stream | None = None,
+        stats: SyncStats | None = None,
+    ) -> None:
+        self._device = resolve_device(device)
+        self._sync = HostSync(self._device, stats=stats)
+        self._stream = readback_stream or self._device.shared_stream("gapless.readback")
+        self._events = EventPool(self._device)
+        self._rows = self._device.device_buffer(_ROWS * _BYTES_PER_ROW).view(torch.float64)
+        self._rows = self._rows.view(_ROWS, 2)
+        pinned = self._device.host_buffer(_ROWS * _BYTES_PER_ROW, pinned=True)
+        self._host_rows = pinned.view(torch.float64).view(_ROWS, 2)
+        self._pending: deque[_PendingCopy] = deque()
+        self._num_added = 0
+        self._num_flushed = 0
+        self.history: list[float] = []
+        self.weights: list[float] = []
+        self.first_nonfinite: tuple[int, float] | None = None
+
+    @property
+    def stats(self) -> SyncStats:
+        """The account of host waits made for losses."""
+        return self._sync.stats
+
+    @property
+    def num_added(self) -> int:
+        """Number of losses added so far, read or not."""
+        return self._num_added
+
+    def add(self, loss: torch.Tensor, *, weight: torch.Tensor | float = 1.0) -> None:
+        """Keep the loss of one batch, computed on the current stream.
+
+        Args:
+            loss: one number on the device, of any floating dtype. It is copied: the graph
+                behind it is not kept alive.
+            weight: of this batch in the mean, such as its number of tokens.
+
+        Sync: Does not block the host, unless 1,024 losses wait to be read ("loss_ring").
+        """
+        if self._num_added - len(self.history) >= _ROWS:
+            self._make_room()
+        row = self._rows[self._num_added % _ROWS]
+        row[0].copy_(loss.detach().reshape(()))
+        if isinstance(weight, torch.Tensor) and weight.device == row.device:
+            row[1].copy_(weight.detach().reshape(()))
+        else:
+            row[1].fill_(float(weight))
+        self._num_added += 1
+        if self._num_added - self._num_flushed >= _ROWS // 2:
+            self.flush()
+
+    def flush(self) -> None:
+        """Queue the copy of all new losses to the host.
+
+        Sync: Does not block the host.
+        """
+        if self._num_flushed == self._num_added:
+            return
+        written = self._events.record(self._device.current_stream())
+        self._device.wait_event(self._stream, written)
+        # The readback stream has taken its wait; nobody else will wait for this record.
+        self._events.give_back(written)
+        with self._device.use_stream(self._stream):
+            for start, end in _ring_ranges(self._num_flushed, self._num_added):
+                self._device.copy(self._host_rows[start:end], self._rows[start:end])
+        self._num_flushed = self._num_added
+        done = self._events.record(self._stream)
+        self._pending.append(_PendingCopy(done=done, end=self._num_flushed))
+
+    def harvest(self) -> int:
+        """Take in the losses whose copy is done; return how many were new.
+
+        Sync: Does not block the host.
+        """
+        before = len(self.history)
+        while self._pending and self._device.query_event(self._pending[0].done):
+            copy = self._pending.popleft()
+            self._read_rows(len(self.history), copy.end)
+            self._events.give_back(copy.done)
+        return len(self.history) - before
+
+    def drain(self, *, reason: str = "loss_read") -> None:
+        """Take in every loss added so far.
+
+        Sync: Blocks the host until the last of them is computed and copied; one counted wait,
+            none if all have been read already.
+        """
+        self.flush()
+        if self._pending:
+            self._sync.wait_event(self._pending[-1].done, reason=reason)
+            self.harvest()
+
+    def mean(self) -> float:
+        """Return the weighted mean of all losses added so far; NaN if there are none.
+
+        The sum is correctly rounded (`math.fsum` over float64), so the mean does not depend on
+        when or in which portions the losses were read.
+
+        Sync: Blocks the host once, if losses are still on the device.
+        """
+        self.drain(reason="loss_mean")
+        return self.running_mean()
+
+    def running_mean(self, *, since: int = 0) -> float:
+        """Return the weighted mean of the losses read so far; NaN if there are none.
+
+        Args:
+            since: number of the first batch to count.
+
+        Sync: Does not block the host.
+        """
+        total = math.fsum(self.weights[since:])
+        if not total:
+            return math.nan
+        pairs = zip(self.history[since:], self.weights[since:], strict=True)
+        return math.fsum(loss * weight for loss, weight in pairs) / total
+
+    def _make_room(self) -> None:
+        self.flush()
+        self.harvest()
+        if self._num_added - len(self.history) >= _ROWS:
+            self._sync.wait_event(self._pending[0].done, reason="loss_ring")
+            self.harvest()
+
+    def _read_rows(self, start: int, end: int) -> None:
+        for first, last in _ring_ranges(start, end):
+            for loss, weight in self._host_rows[first:last].tolist():
+                if self.first_nonfinite is None and not math.isfinite(loss):
+                    self.first_nonfinite = (len(self.history), loss)
+                self.history.append(loss)
+                self.weights.append(weight)
+
+    def __enter__(self) -> DeferredLoss:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.drain()
+
+
+def _ring_ranges(start: int, end: int) -> list[tuple[int, int]]:
+    """Return the slices of the ring that hold rows `start` to `end` (more than none)."""
+    first, last = start % _ROWS, end % _ROWS
+    if first < last:
+        return [(first, last)]
+    return [(first, _ROWS), (0, last)] if last else [(first, _ROWS)]

@@ -1,0 +1,253 @@
+"""Two guarded rings that a batch passes through: page-locked memory, then device memory.
+
+A batch is packed into one flat host buffer, copied once, and handed out as views of one flat
+device buffer. Each slot of a ring is guarded both ways by events:
+
+    host slot     written only after the copy that read it is done       (host checks an event)
+    device slot   copied into only after the steps that read it are done (stream waits an event)
+    device slot   read only after its copy is done                       (stream waits an event)
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.errors import BatchError
+from gapless.pipeline.structure import map_tensors, tensors_of
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Device, Event, Stream
+    from gapless.pipeline.sync import HostSync
+
+
+# Wide enough for every vector load and for every dtype's alignment.
+_ALIGNMENT = 256
+
+# A host slot is needed for every transfer in flight. The ring grows to the number that a device
+# really keeps in flight, up to this memory; beyond it the host waits for the oldest transfer.
+_MAX_PINNED_BYTES = 1 << 30
+_MIN_HOST_SLOTS = 2
+
+
+@dataclass(kw_only=True)
+class _HostSlot:
+    buffer: torch.Tensor
+    copied: Event
+
+
+@dataclass(kw_only=True)
+class _DeviceSlot:
+    stream: Stream
+    ready: Event
+    read: Event
+    buffer: torch.Tensor | None = None
+    handed_out: list[weakref.ref[torch.Tensor]] = field(default_factory=list)
+
+    def is_kept(self) -> bool:
+        """Whether somebody still holds a tensor of the batch that was last in this slot."""
+        return any(tensor() is not None for tensor in self.handed_out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StagedBatch:
+    """A batch on its way to the device.
+
+    Attributes:
+        batch: the batch with its tensors on the device; to be read only after `ready`.
+        slot: the ring slot that holds it, None if nothing had to be moved.
+    """
+
+    batch: Any
+    slot: _DeviceSlot | None
+
+
+class StagingRing:
+    """Move batches to the device through fixed, guarded memory.
+
+    Args:
+        device: where batches go.
+        sync: the door for the wait that a full host ring needs.
+        depth: batches that may be on the device ahead of the one in use.
+        transfer_streams: streams that carry the copies, used in turn.
+        pin_memory: stage in page-locked memory; without it every copy blocks the host, and is
+            counted as such.
+        max_host_slots: most transfers in flight.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        sync: HostSync,
+        depth: int,
+        transfer_streams: list[Stream],
+        pin_memory: bool = True,
+        max_host_slots: int = 128,
+    ) -> None:
+        self._device = device
+        self._sync = sync
+        self._pin_memory = pin_memory
+        self._max_host_slots = max_host_slots
+        self._host_slots: deque[_HostSlot] = deque()
+        # Two more than the depth: the batch in use, and the one before it, whose name the
+        # caller's loop has not yet let go of when the next transfer starts.
+        self._device_slots = deque(
+            _DeviceSlot(
+                stream=transfer_streams[number % len(transfer_streams)],
+                ready=device.create_event(),
+                read=device.create_event(),
+            )
+            for number in range(depth + 2)
+        )
+
+    def stage(self, batch: Any, *, compute_stream: Stream) -> StagedBatch:
+        """Start moving a batch.
+
+        Raises:
+            BatchError: the batch holds something that cannot be moved.
+
+        Sync: Does not block the host while host slots are free; see `StagingRing`.
+        """
+        tensors = [tensor for tensor in tensors_of(batch) if self._must_move(tensor)]
+        if not tensors:
+            return StagedBatch(batch=batch, slot=None)
+        layout = _Layout.of(tensors)
+        host = self._acquire_host(layout.num_bytes)
+        layout.pack(tensors, host.buffer)
+        slot = self._acquire_device(layout.num_bytes, compute_stream)
+        self._copy(host, slot, layout.num_bytes)
+        views = layout.views(slot.buffer)
+        slot.handed_out = [weakref.ref(view) for view in views]
+        moved = dict(zip(map(id, tensors), views, strict=True))
+        return StagedBatch(
+            batch=map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor)), slot=slot
+        )
+
+    def hand_out(self, staged: StagedBatch, *, compute_stream: Stream) -> Any:
+        """Return the batch, ordered so that work on `compute_stream` reads it complete.
+
+        Sync: Does not block the host.
+        """
+        if staged.slot is not None:
+            self._device.wait_event(compute_stream, staged.slot.ready)
+        return staged.batch
+
+    def release(self, staged: StagedBatch, *, compute_stream: Stream) -> None:
+        """Say that all work which reads the batch is queued on `compute_stream`.
+
+        Sync: Does not block the host.
+        """
+        if staged.slot is not None:
+            self._device.record_event(staged.slot.read, compute_stream)
+
+    def _must_move(self, tensor: torch.Tensor) -> bool:
+        # On a CPU every batch takes the same way as on an accelerator.
+        on_host = not self._device.is_accelerator
+        return on_host or tensor.device != self._device.torch_device
+
+    def _acquire_host(self, num_bytes: int) -> _HostSlot:
+        slots = self._host_slots
+        if slots and self._device.query_event(slots[0].copied):
+            slot = slots.popleft()
+        elif self._may_grow(num_bytes):
+            slot = _HostSlot(
+                buffer=self._host_buffer(num_bytes), copied=self._device.create_event()
+            )
+        else:
+            slot = slots.popleft()
+            self._sync.wait_event(slot.copied, reason="staging")
+        if slot.buffer.numel() < num_bytes:
+            slot.buffer = self._host_buffer(num_bytes)
+        slots.append(slot)
+        return slot
+
+    def _may_grow(self, num_bytes: int) -> bool:
+        held = sum(slot.buffer.numel() for slot in self._host_slots)
+        count = len(self._host_slots)
+        return count < _MIN_HOST_SLOTS or (
+            count < self._max_host_slots and held + num_bytes <= _MAX_PINNED_BYTES
+        )
+
+    def _host_buffer(self, num_bytes: int) -> torch.Tensor:
+        return self._device.host_buffer(_rounded(num_bytes), pinned=self._pin_memory)
+
+    def _acquire_device(self, num_bytes: int, compute_stream: Stream) -> _DeviceSlot:
+        slot = self._device_slots.popleft()
+        self._device_slots.append(slot)
+        self._device.wait_event(slot.stream, slot.read)
+        if slot.buffer is None or slot.buffer.numel() < num_bytes or slot.is_kept():
+            # A fresh block may be one that compute still reads under its former owner, and a
+            # batch that somebody kept goes back to this stream's memory when they let go.
+            self._device.wait_stream(slot.stream, compute_stream)
+            with self._device.use_stream(slot.stream):
+                slot.buffer = self._device.device_buffer(_rounded(num_bytes))
+        return slot
+
+    def _copy(self, host: _HostSlot, slot: _DeviceSlot, num_bytes: int) -> None:
+        assert slot.buffer is not None
+        with self._device.use_stream(slot.stream):
+            if self._pin_memory:
+                self._device.copy(slot.buffer[:num_bytes], host.buffer[:num_bytes])
+            else:
+                with self._sync.blocking("pageable_copy"):
+                    self._device.copy(slot.buffer[:num_bytes], host.buffer[:num_bytes])
+        self._device.record_event(host.copied, slot.stream)
+        self._device.record_event(slot.ready, slot.stream)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Layout:
+    """Where each tensor of a batch lies in a flat buffer."""
+
+    shapes: list[torch.Size]
+    dtypes: list[torch.dtype]
+    starts: list[int]
+    ends: list[int]
+
+    @property
+    def num_bytes(self) -> int:
+        return self.ends[-1]
+
+    @classmethod
+    def of(cls, tensors: list[torch.Tensor]) -> _Layout:
+        starts, ends, end = [], [], 0
+        for tensor in tensors:
+            if tensor.layout != torch.strided or tensor.device.type != "cpu":
+                raise BatchError(
+                    f"cannot stage a {tensor.layout} tensor that lives on {tensor.device}; "
+                    "a batch may hold dense CPU tensors, or tensors already on its device"
+                )
+            start = -(-end // _ALIGNMENT) * _ALIGNMENT
+            end = start + tensor.numel() * tensor.element_size()
+            starts.append(start)
+            ends.append(end)
+        return cls(
+            shapes=[tensor.shape for tensor in tensors],
+            dtypes=[tensor.dtype for tensor in tensors],
+            starts=starts,
+            ends=ends,
+        )
+
+    def views(self, buffer: torch.Tensor | None) -> list[torch.Tensor]:
+        assert buffer is not None
+        return [
+            buffer[start:end].view(dtype).view(shape)
+            for start, end, dtype, shape in zip(
+                self.starts, self.ends, self.dtypes, self.shapes, strict=True
+            )
+        ]
+
+    def pack(self, tensors: list[torch.Tensor], buffer: torch.Tensor) -> None:
+        for view, tensor in zip(self.views(buffer), tensors, strict=True):
+            view.copy_(tensor.detach())
+
+
+def _rounded(num_bytes: int) -> int:
+    """Round up to a power of two, so that buffers grow a few times and then stay."""
+    return 1 << max(num_bytes - 1, _ALIGNMENT).bit_length()
