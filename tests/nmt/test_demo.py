@@ -171,22 +171,16 @@ GOLDEN = {
     "_number": [
         ("Two hundred and fifty-four.", "二百五十四。"),
         ("One thousand.", "一千。"),
-        ("Six hundred and ninety-six.", "六百九十六。"),
     ],
     "_date": [
         ("That museum was founded on February 8, 1958.", "那座博物馆成立于1958年2月8日。"),
         ("Today is October 18, 2016.", "今天是2016年10月18日。"),
-        ("Today is December 31, 1912.", "今天是1912年12月31日。"),
     ],
     "_time": [
-        ("It is half past one in the afternoon.", "现在是下午一点半。"),
+        ("It is ten to two in the afternoon.", "现在是下午一点五十分。"),
         (
             "Does the meeting start at one minute past seven in the early morning?",
             "会议清晨七点零一分开始吗？",
-        ),
-        (
-            "The train from Berlin to Beijing leaves at two minutes past ten in the evening.",
-            "从柏林到北京的火车晚上十点零二分出发。",
         ),
     ],
     "_price": [
@@ -194,8 +188,10 @@ GOLDEN = {
             "Does this red lamp cost five hundred and four euros and ten cents?",
             "这盏红色的灯要五百零四欧元十欧分吗？",
         ),
-        ("Her elder brother paid four dollars for this hat.", "她哥哥买这顶帽子花了四美元。"),
-        ("These interesting dictionaries cost four dollars.", "这些有趣的词典要四美元。"),
+        (
+            "His father paid one dollar and eight cents for this bicycle.",
+            "他爸爸买这辆自行车花了一美元八美分。",
+        ),
     ],
     "_size": [
         (
@@ -206,72 +202,52 @@ GOLDEN = {
             "That river is two thousand five hundred and forty-two kilometres long.",
             "那条河长两千五百四十二公里。",
         ),
-        ("This box weighs five hundred and twenty-nine kilograms.", "这个箱子重五百二十九公斤。"),
     ],
     "_portion": [
-        ("You waited for Anna for a minute last Monday.", "你上星期一等了安娜一分钟。"),
-        ("We need two kilograms of sugar.", "我们需要两公斤糖。"),
-        ("We worked for four minutes.", "我们工作了四分钟。"),
+        ("You need a kilogram of apples.", "你需要一公斤苹果。"),
+        ("I worked for ten hours last Monday.", "我上星期一工作了十个小时。"),
     ],
     "_statement": [
-        ("His father repaired seven blue cars at the hotel.", "他爸爸在旅馆修了七辆蓝色的汽车。"),
-        ("We will help sixteen teachers next Monday.", "我们下星期一会帮助十六位老师。"),
-        (
-            "You will read nine dictionaries in the park next Monday.",
-            "你下星期一会在公园读九本词典。",
-        ),
+        ("His father repaired a cheap car at the hotel.", "他爸爸在旅馆修了一辆便宜的汽车。"),
+        ("We will draw five small dogs next Monday.", "我们下星期一会画五只小狗。"),
     ],
     "_question": [
         (
-            "Did his father repair seven blue cars at the hotel last Monday?",
-            "他爸爸上星期一在旅馆修了七辆蓝色的汽车吗？",
+            "Did his father repair a cheap car at the hotel last Monday?",
+            "他爸爸上星期一在旅馆修了一辆便宜的汽车吗？",
         ),
-        ("Will we help four old teachers tomorrow?", "我们明天会帮助四位年老的老师吗？"),
-        ("Will we wash six blue shirts tomorrow?", "我们明天会洗六件蓝色的衬衫吗？"),
+        ("Will we draw a dog tomorrow?", "我们明天会画一只狗吗？"),
     ],
     "_habit": [
         ("His father often repairs cars at the hotel.", "他爸爸常常在旅馆修汽车。"),
-        ("She eats twenty-six bananas at home every day.", "她每天在家吃二十六根香蕉。"),
-        ("Mary sometimes borrows important dictionaries.", "玛丽有时候借重要的词典。"),
+        ("She eats a banana at home every day.", "她每天在家吃一根香蕉。"),
     ],
     "_progress": [
-        ("His father is repairing six cars at the station now.", "他爸爸现在正在车站修六辆汽车。"),
-        ("Is she eating a banana at home now?", "她现在正在家吃一根香蕉吗？"),
-        (
-            "Is her elder brother eating nine apples at the hotel now?",
-            "她哥哥现在正在旅馆吃九个苹果吗？",
-        ),
+        ("Is his father repairing a car at the station now?", "他爸爸现在正在车站修一辆汽车吗？"),
+        ("I am selling an egg in the shop now.", "我现在正在商店卖一个鸡蛋。"),
     ],
     "_inquiry": [
         ("When did his father repair this car?", "他爸爸是什么时候修这辆汽车的？"),
         ("Where did she buy this magazine?", "她是在哪儿买这本杂志的？"),
-        ("When did Mary interview this doctor?", "玛丽是什么时候采访这位医生的？"),
     ],
     "_presence": [
         ("This doctor is in front of the school.", "这位医生在学校前面。"),
         ("That cheap banana is in the box.", "那根便宜的香蕉在箱子里。"),
-        ("Those old cats are near the station.", "那些老猫在车站附近。"),
     ],
     "_comparison": [
         ("Is my father taller than us?", "我爸爸比我们高吗？"),
-        ("He is one centimetre taller than your younger sister.", "他比你妹妹高一厘米。"),
-        ("Tom is two years older than you.", "汤姆比你大两岁。"),
+        ("He is seven years older than your younger sister.", "他比你妹妹大七岁。"),
     ],
     "_relative": [
         (
             "The red car that his father repaired last Monday is very beautiful.",
             "他爸爸上星期一修的那辆红色的汽车很漂亮。",
         ),
-        ("The big egg that I sold last week is really big.", "我上星期卖的那个大鸡蛋真大。"),
-        (
-            "The children that her elder brother interviewed yesterday morning are very young.",
-            "她哥哥昨天上午采访的那些孩子很年轻。",
-        ),
+        ("The big egg that I sold last week is really fresh.", "我上星期卖的那个大鸡蛋真新鲜。"),
     ],
     "_journey": [
         ("You went to Paris by bus yesterday.", "你昨天坐公共汽车去了巴黎。"),
         ("I went to Berlin by train yesterday.", "我昨天坐火车去了柏林。"),
-        ("Will we go to Paris by train tomorrow morning?", "我们明天上午会坐火车去巴黎吗？"),
     ],
 }
 

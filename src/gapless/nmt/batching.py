@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -199,18 +200,22 @@ class BucketSampler(Sampler[Microbatch]):
         self._seed = seed
         self.set_epoch(0)
 
-    def set_epoch(self, epoch: int, *, skip: int = 0) -> None:
+    def set_epoch(
+        self, epoch: int, *, skip: int = 0, max_updates: int | None = None
+    ) -> None:
         """Prepare the batches of an epoch; the same epoch always gives the same ones.
 
         Args:
             epoch: counted from 0.
             skip: batches to leave out at the start, which an interrupted run has done.
+            max_updates: updates after which the epoch ends early.
         """
         random = np.random.default_rng((self._seed, epoch))
         batches = self._cut(self._sorted(random))
         if self._shuffle:
             batches = [batches[number] for number in random.permutation(len(batches))]
-        self._epoch = self._group(batches)[skip:]
+        end = None if max_updates is None else skip + max_updates * self._accumulate
+        self._epoch = self._group(batches)[skip:end]
 
     def __len__(self) -> int:
         return len(self._epoch)
@@ -259,7 +264,16 @@ def make_loader(pairs: TokenPairs, sampler: BucketSampler, *, workers: int) -> D
         persistent_workers=workers > 0,
         prefetch_factor=8 if workers else None,
         generator=torch.Generator(),
+        worker_init_fn=_ignore_signals,
     )
+
+
+def _ignore_signals(worker: int) -> None:
+    # Ctrl-C reaches every process of a terminal; the training process decides when to stop, and
+    # still needs its workers until the update is complete.
+    del worker
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
 def _flatten(sentences: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:

@@ -35,7 +35,7 @@ class DemoSizes:
         test: pairs to report on.
     """
 
-    train: int = 12_000
+    train: int = 20_000
     val: int = 500
     test: int = 500
 
@@ -78,7 +78,7 @@ def _time(rng: Random) -> Pair:
     """Make "It is half past three in the afternoon."."""
     first, last, part, chinese_part = rng.choice(words.DAY_PARTS)
     # After the half hour people round to five minutes, "twenty to four".
-    minute = rng.randrange(30) if rng.random() < 0.5 else rng.randrange(0, 60, 5)
+    minute = rng.randrange(31) if rng.random() < 0.6 else rng.randrange(35, 60, 5)
     clock, chinese_clock = words.clock((rng.randint(first, last) - 1) % 12 + 1, minute)
     english, chinese = f"{clock} {part}", chinese_part + chinese_clock
     form = rng.randrange(4)
@@ -132,7 +132,8 @@ def _portion(rng: Random) -> Pair:
     when, chinese_when = maybe(rng, words.PAST_TIMES)
     form = rng.randrange(4)
     if form == 0:
-        one, many, unit = rng.choice(words.SPANS)
+        one, many, unit, most = rng.choice(words.SPANS)
+        number = rng.randint(1, most)
         effort, chinese_effort = rng.choice(words.EFFORTS)
         done = effort.format(words.quantity(number, one, many))
         chinese = chinese_effort.format(words.chinese_count(number) + unit)
@@ -319,10 +320,10 @@ def _journey(rng: Random) -> Pair:
 
 # Each grammar and how many of a hundred pairs it makes.
 GRAMMARS: dict[Callable[[Random], Pair], int] = {
-    _number: 13,
-    _date: 11,
+    _number: 12,
+    _date: 13,
     _time: 11,
-    _price: 11,
+    _price: 10,
     _size: 6,
     _portion: 7,
     _statement: 11,

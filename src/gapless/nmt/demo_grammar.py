@@ -254,7 +254,7 @@ DIMENSIONS = (
     ("mountain is {} high", "座山高{}", _METRES),
     ("box weighs {}", "个箱子重{}", _KILOGRAMS),
 )
-SPANS = (("hour", "hours", "个小时"), ("minute", "minutes", "分钟"))
+SPANS = (("hour", "hours", "个小时", 10), ("minute", "minutes", "分钟", 60))
 EFFORTS = pairs("worked for {}=工作了{}, slept for {}=睡了{}, waited for {}=等了{}")
 # Where things can be, and the kinds of things that can be there.
 SPOTS = (
@@ -310,8 +310,8 @@ def adjective(rng: Random, noun: Noun) -> Pair:
 
 
 def small_number(rng: Random) -> int:
-    """Draw how many things there are: mostly a few, at times dozens."""
-    return rng.randint(1, 10) if rng.random() < 0.7 else rng.randint(11, 99)
+    """Draw how many things there are: often one, mostly a few, at times dozens."""
+    return rng.choice((1, rng.randint(2, 10), rng.randint(2, 10), rng.randint(11, 99)))
 
 
 def noun_of(rng: Random, kinds: tuple[str, ...]) -> Noun:

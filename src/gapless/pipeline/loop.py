@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 
@@ -52,6 +52,8 @@ class SplitStep(Protocol):
         """Compute gradients and update the weights."""
 
 
+BatchT = TypeVar("BatchT")
+
 WholeStep: TypeAlias = "Callable[[Any], StepLoss | torch.Tensor]"
 
 
@@ -68,7 +70,7 @@ class EpochResult:
         launch_ms: time the host spent in steps, queueing their work (on a CPU: doing it).
         wall_ms: time from the first batch asked for to the last loss read.
         busy_ms: time in which the device ran steps.
-        gap_share: share of device time between steps, 0 to 1; None on a CPU.
+        gap_ms: time of the device between steps; None on a CPU.
     """
 
     losses: list[float]
@@ -79,7 +81,14 @@ class EpochResult:
     launch_ms: float
     wall_ms: float
     busy_ms: float
-    gap_share: float | None
+    gap_ms: float | None
+
+    @property
+    def gap_share(self) -> float | None:
+        """Share of device time between steps, 0 to 1; None on a CPU."""
+        if self.gap_ms is None or not self.busy_ms:
+            return None
+        return self.gap_ms / (self.busy_ms + self.gap_ms)
 
     @property
     def num_batches(self) -> int:
@@ -94,12 +103,14 @@ class Progress:
     Attributes:
         batch: number of batches queued so far in this epoch.
         mean_loss: weighted mean of the losses read so far, None before the first read.
+        weight: sum of the weights read so far, such as target tokens.
         waits: host waits of this epoch so far.
         gap_share: share of device time between steps so far; None on a CPU or before a reading.
     """
 
     batch: int = 0
     mean_loss: float | None = None
+    weight: float = 0.0
     waits: SyncStats = field(default_factory=SyncStats)
     gap_share: float | None = None
 
@@ -159,6 +170,13 @@ class TrainLoop:
         Sync: Does not block the host.
         """
         return self.device.use_stream(self._forward_stream)
+
+    def prefetch(self, batches: Iterable[BatchT]) -> Prefetcher[BatchT]:
+        """Iterate over batches on the device, outside an epoch; for evaluation.
+
+        Sync: Does not block the host on the device.
+        """
+        return Prefetcher(batches, ring=self._ring, device=self.device, depth=self.plan.prefetch)
 
     def run_epoch(
         self,
@@ -237,10 +255,7 @@ class _EpochRun:
         self._prefetcher: Prefetcher[Any] | None = None
 
     def prefetcher(self, batches: Iterable[Any]) -> Prefetcher[Any]:
-        loop = self._loop
-        self._prefetcher = Prefetcher(
-            batches, ring=loop._ring, device=self._device, depth=self._plan.prefetch
-        )
+        self._prefetcher = self._loop.prefetch(batches)
         return self._prefetcher
 
     def take(self, step: SplitStep | WholeStep, batch: Any) -> None:
@@ -325,6 +340,7 @@ class _EpochRun:
         loop = self._loop
         loop._meter.harvest()
         self.progress.mean_loss = self._running.update()
+        self.progress.weight = self._running.weight
         self.progress.gap_share = self._gap_share()
 
     def _gap_share(self) -> float | None:
@@ -346,6 +362,7 @@ class _EpochRun:
     def result(self) -> EpochResult:
         losses = self._loop.losses
         assert self._prefetcher is not None
+        reading = self._loop._meter.reading() - self._meter_before
         waits = SyncStats()
         waits.merge(self._sync.stats)
         return EpochResult(
@@ -356,8 +373,8 @@ class _EpochRun:
             data_wait_ms=self._prefetcher.data_wait_ms,
             launch_ms=self._launch_ms,
             wall_ms=self._wall_ms,
-            busy_ms=(self._loop._meter.reading() - self._meter_before).busy_ms,
-            gap_share=self._gap_share(),
+            busy_ms=reading.busy_ms,
+            gap_ms=reading.gap_ms if self._device.is_accelerator else None,
         )
 
 
@@ -368,15 +385,15 @@ class _RunningMean:
         self._losses = losses
         self._num_seen = losses.num_added
         self._total = 0.0
-        self._weight = 0.0
+        self.weight = 0.0
 
     def update(self) -> float | None:
         for number in range(self._num_seen, len(self._losses.history)):
             weight = self._losses.weights[number]
             self._total += self._losses.history[number] * weight
-            self._weight += weight
+            self.weight += weight
         self._num_seen = len(self._losses.history)
-        return self._total / self._weight if self._weight else None
+        return self._total / self.weight if self.weight else None
 
 
 def run_epoch(

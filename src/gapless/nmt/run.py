@@ -1,0 +1,166 @@
+"""A run folder: what a run writes, and how it is found again."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from gapless.errors import RunFolderError
+from gapless.nmt.checkpoint import FINAL, FOLDER, load_weights
+from gapless.nmt.config import TrainConfig, make_config
+from gapless.nmt.files import replace_file
+from gapless.nmt.model import ModelSizes, Transformer
+from gapless.nmt.task import Vocabs
+from gapless.nmt.vocab import load_vocab
+
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gapless.device.base import Device
+
+
+CONFIG = "config.yaml"
+SUMMARY = "summary.json"
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        path: the folder, which exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._board = SummaryWriter(str(path / "tensorboard"))
+
+    def log(self, kind: str, *, step: int, **values: float | None) -> None:
+        """Append figures to `metrics.jsonl` and to the TensorBoard events."""
+        finite = {
+            name: value if value is None or math.isfinite(value) else None
+            for name, value in values.items()
+        }
+        self._metrics.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+        for name, value in finite.items():
+            if value is not None:
+                self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def flush(self) -> None:
+        """Hand to the system what was logged, so that it survives this process."""
+        self._metrics.flush()
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        text = json.dumps(summary, indent=2, ensure_ascii=False)
+        replace_file(self.path / SUMMARY, f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Close the files."""
+        self._metrics.close()
+        self._board.close()
+
+    def __enter__(self) -> RunFolder:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
+    """Make the folder of a new run, with its settings and vocabularies.
+
+    Raises:
+        RunFolderError: the folder that was asked for holds something already.
+        OSError: the disk is full or the folder cannot be made.
+    """
+    path = Path(config.run_dir) if config.run_dir else _next_free(Path("runs"))
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunFolderError(
+            f"run folder {path} is not empty; choose another with --run-dir, "
+            f"or go on with it: gapless train --resume {path}"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    if vocabs.is_shared:
+        vocabs.src.save(path / "vocab")
+    else:
+        vocabs.src.save(path / "vocab.src")
+        vocabs.tgt.save(path / "vocab.tgt")
+    replace_file(path / CONFIG, config.to_yaml().encode())
+    return path
+
+
+def _next_free(parent: Path) -> Path:
+    number = 1
+    while (parent / f"train{number if number > 1 else ''}").exists():
+        number += 1
+    return parent / f"train{number if number > 1 else ''}"
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Return the settings of a run.
+
+    Raises:
+        RunFolderError: the folder is not a run.
+    """
+    if not (path / CONFIG).is_file():
+        found = "does not exist" if not path.exists() else f"holds no {CONFIG}"
+        raise RunFolderError(f"{path} is not a run folder: it {found}; gapless train makes one")
+    return make_config({}, file=path / CONFIG)
+
+
+def read_vocabs(path: Path, config: TrainConfig) -> Vocabs:
+    """Return the vocabularies of a run.
+
+    Raises:
+        RunFolderError: they are missing.
+    """
+    if config.shared_vocab:
+        both = load_vocab(path / "vocab")
+        return Vocabs(src=both, tgt=both)
+    return Vocabs(src=load_vocab(path / "vocab.src"), tgt=load_vocab(path / "vocab.tgt"))
+
+
+def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
+    """Return a model of a run's sizes on the CPU, freshly initialised."""
+    names = {item.name for item in fields(ModelSizes)}
+    known = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    sizes = ModelSizes(src_vocab=len(vocabs.src), tgt_vocab=len(vocabs.tgt), **known)
+    # Both marks, and room for translations longer than what was trained on.
+    return Transformer(sizes, max_positions=2 * config.max_length + 2)
+
+
+def load_model(
+    path: Path, *, device: Device, checkpoint: str | None = FINAL
+) -> tuple[TrainConfig, Vocabs, Transformer]:
+    """Return the settings, vocabularies and trained model of a run.
+
+    Args:
+        path: the run folder.
+        device: where the model goes.
+        checkpoint: name of a file in the run's `checkpoints`; None leaves the weights random.
+
+    Raises:
+        RunFolderError: the folder is not a run, or has no such checkpoint.
+
+    Sync: Blocks the host while weights are copied.
+    """
+    config = read_config(path)
+    vocabs = read_vocabs(path, config)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config, vocabs)
+    if checkpoint is not None:
+        load_weights(model, path / FOLDER / checkpoint)
+    return config, vocabs, model.to(device.torch_device).eval()

@@ -1,0 +1,131 @@
+"""One training step of translation: forward, backward, update. It never waits for the device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.device.select import autocast
+from gapless.nmt.batching import Batch, TokenBatch
+from gapless.nmt.loss import LabelSmoothing, LossCompute
+from gapless.nmt.schedule import learning_rate
+from gapless.pipeline.loop import StepLoss
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Device
+    from gapless.nmt.config import TrainConfig
+    from gapless.nmt.model import Transformer
+
+
+class TranslationStep:
+    """Train a model on batches of token ids.
+
+    Args:
+        model: on the device.
+        config: of the run.
+        device: where the model is.
+        total_updates: of the run, for schedules that end.
+
+    Attributes:
+        optimizer: fused Adam, which skips fp16 overflows on the device.
+        scaler: of gradients, in use with fp16 only.
+        num_updates: updates made so far.
+        at_update_end: whether the last batch ended an update.
+    """
+
+    def __init__(
+        self, model: Transformer, config: TrainConfig, *, device: Device, total_updates: int
+    ) -> None:
+        self.model = model
+        self._config = config
+        self._device = device
+        self._total_updates = total_updates
+        self._compute = LossCompute(model.generator, LabelSmoothing(config.label_smoothing))
+        self._nll = LossCompute(model.generator, LabelSmoothing())
+        # Fused, because the unfused step reads a flag on the host when a scaler is in use.
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=config.lr,
+            betas=(0.9, 0.98),
+            eps=1e-8,
+            weight_decay=config.weight_decay,
+            fused=True,
+        )
+        self.scaler = torch.amp.GradScaler(
+            device.torch_device.type, enabled=config.precision == "fp16"
+        )
+        self.num_updates = 0
+        self.at_update_end = True
+
+    def learning_rate(self) -> float:
+        """Return the rate of the next update."""
+        return learning_rate(
+            self.num_updates + 1,
+            peak=self._config.lr,
+            warmup=self._config.warmup,
+            schedule=self._config.schedule,
+            total=self._total_updates,
+        )
+
+    def forward(self, tokens: TokenBatch) -> StepLoss:
+        """Return the loss of a batch, smoothed, per token.
+
+        The gradient follows the sum over the batch divided by the tokens of the whole update.
+
+        Sync: Does not block the host.
+        """
+        batch = Batch.from_tokens(tokens.src, tokens.tgt, tokens.ntokens)
+        with autocast(self._device, self._config.precision):
+            out = self.model(batch.src, batch.trg, batch.src_mask, batch.trg_mask)
+            loss = self._compute.normalized(out, batch.trg_y, tokens.norm)
+        self.at_update_end = tokens.ends_update
+        report = loss.detach() * (tokens.norm / tokens.ntokens)
+        return StepLoss(loss=loss, report=report, weight=tokens.ntokens)
+
+    def backward(self, out: StepLoss) -> None:
+        """Add the gradients of a batch, and update the weights after the last of an update.
+
+        Sync: Does not block the host.
+        """
+        self.scaler.scale(out.loss).backward()
+        if self.at_update_end:
+            self._update()
+
+    def evaluate(self, tokens: TokenBatch) -> torch.Tensor:
+        """Return the negative log likelihood per token of a batch, not smoothed.
+
+        Sync: Does not block the host.
+        """
+        batch = Batch.from_tokens(tokens.src, tokens.tgt, tokens.ntokens)
+        with torch.no_grad(), autocast(self._device, self._config.precision):
+            out = self.model(batch.src, batch.trg, batch.src_mask, batch.trg_mask)
+            return self._nll.normalized(out, batch.trg_y, batch.ntokens)
+
+    def _update(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.learning_rate()
+        if self._config.clip_norm:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self._config.clip_norm, foreach=True
+            )
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.num_updates += 1
+
+    def state(self) -> dict[str, object]:
+        """Return what must be kept to go on exactly, besides the weights."""
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+            "num_updates": self.num_updates,
+        }
+
+    def load_state(self, state: dict[str, object]) -> None:
+        """Go on from what `state` returned."""
+        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        self.scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
+        self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]

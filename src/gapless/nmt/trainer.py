@@ -1,0 +1,367 @@
+"""Train a translation model: epochs, validation, checkpoints, final scores."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from gapless.device.select import (
+    random_state,
+    resolve_device,
+    seed_everything,
+    set_numerics,
+    set_random_state,
+)
+from gapless.errors import NonFiniteLossError
+from gapless.nmt import checkpoint, run as runs
+from gapless.nmt.batching import BucketSampler, TokenPairs, make_loader
+from gapless.nmt.corpus import Pairs
+from gapless.nmt.decode import Decoder, DecodeSettings
+from gapless.nmt.evaluate import evaluate
+from gapless.nmt.interrupt import StopRequest, until_stopped
+from gapless.nmt.position import Position
+from gapless.nmt.step import TranslationStep
+from gapless.nmt.task import prepare
+from gapless.pipeline.loop import Progress, TrainLoop
+from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.sync import HostSync, SyncStats
+from gapless.report.records import steady_tokens_per_second, total_gap_share, total_waits
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch.utils.data import DataLoader
+
+    from gapless.nmt.batching import TokenBatch
+    from gapless.nmt.config import TrainConfig
+    from gapless.nmt.metrics import Scores
+    from gapless.report.records import EpochRecord
+
+
+# Greedy translations of so many validation sentences show where a run stands.
+_VALIDATION_SENTENCES = 200
+
+
+class Observer(Protocol):
+    """Sees a run go by; the command line draws its progress from it."""
+
+    def started(self, facts: dict[str, str]) -> None:
+        """The run is ready; the facts say what is in force."""
+
+    def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
+        """An epoch of so many batches begins; epochs count from 1."""
+
+    def batch_queued(self, progress: Progress, *, num_updates: int) -> None:
+        """A batch was queued."""
+
+    def epoch_ended(self, record: EpochRecord) -> None:
+        """An epoch is over."""
+
+    def testing(self, count: int) -> None:
+        """The final model begins to translate so many test sentences."""
+
+
+class Trainer:
+    """One training run, from its settings to `summary.json`.
+
+    Args:
+        config: of the run.
+        observer: sees it go by.
+        resume: folder of the run to go on with.
+
+    Raises:
+        UserError: anything about settings, data, device or run folder that cannot be used; it is
+            raised before anything is written.
+    """
+
+    def __init__(
+        self, config: TrainConfig, *, observer: Observer, resume: Path | None = None
+    ) -> None:
+        self.config = config
+        self._observer = observer
+        self._started_at = perf_counter()
+        self._device = resolve_device(config.device)
+        set_numerics(self._device, config.precision, deterministic=config.deterministic)
+        vocabs = runs.read_vocabs(resume, config) if resume else None
+        state = checkpoint.load_state(_state_path(resume)) if resume else None
+        self._task = prepare(config, vocabs=vocabs)
+        self.run_dir = resume or runs.create_run(config, self._task.vocabs)
+        self._position = Position()
+        self._outside = SyncStats()
+        self._outside_sync = HostSync(self._device, stats=self._outside)
+        seed_everything(config.seed)
+        self._loop = TrainLoop(plan=config.resolved_plan(), device=self._device)
+        self._sampler = self._make_sampler(self._task.train, shuffle=True)
+        self._updates_per_epoch = -(-len(self._sampler) // config.accumulate)
+        # Built on the compute stream: autograd binds each gradient to the stream it first saw.
+        with self._loop.compute():
+            self.model = runs.build_model(config, self._task.vocabs)
+            self.model.to(self._device.torch_device)
+            self._step = TranslationStep(
+                self.model, config, device=self._device, total_updates=self._total_updates()
+            )
+            if state is not None:
+                self._load_state(state)
+
+    def train(self) -> dict[str, Any]:
+        """Train, score the final model on the test pairs, and return the summary.
+
+        Raises:
+            NonFiniteLossError: a loss was NaN or infinite.
+            OSError: the disk is full.
+
+        Sync: Blocks the host as the plan says, and between epochs.
+        """
+        self._observer.started(self._facts())
+        with self._loop, runs.RunFolder(self.run_dir) as folder, StopRequest() as stop:
+            loader = make_loader(self._task.train, self._sampler, workers=self._num_workers())
+            while not self._is_finished() and not stop.is_set:
+                self._run_epoch(loader, folder, stop)
+            scores = None if stop.is_set else self._test(folder)
+            summary = self._summary(scores, interrupted=stop.is_set)
+            folder.write_summary(summary)
+            return summary
+
+    # --- one epoch ---
+
+    def _run_epoch(
+        self, loader: DataLoader[TokenBatch], folder: runs.RunFolder, stop: StopRequest
+    ) -> None:
+        at, losses = self._position, self._loop.losses
+        self._sampler.set_epoch(at.epoch, skip=at.batches, max_updates=self._updates_left())
+        num_batches = len(self._sampler)
+        self._observer.epoch_started(
+            at.epoch + 1, num_batches=num_batches, num_epochs=self.config.epochs
+        )
+        log = _LossLog(folder, losses, first_batch=at.batches_before)
+
+        def on_batch(progress: Progress) -> None:
+            log.write_new()
+            self._observer.batch_queued(progress, num_updates=self._step.num_updates)
+
+        self.model.train()
+        result = self._loop.run_epoch(until_stopped(loader, stop), self._step, on_batch=on_batch)
+        log.write_new()
+        at.add(
+            result,
+            weights=losses.weights[len(losses.weights) - result.num_batches :],
+            peak_memory_bytes=self._device.peak_memory_bytes(),
+        )
+        if stop.is_set and result.num_batches < num_batches:
+            self._save_state()
+        else:
+            self._end_epoch(folder)
+
+    def _end_epoch(self, folder: runs.RunFolder) -> None:
+        at = self._position
+        record = at.end_epoch()
+        self._save_weights(checkpoint.epoch_path(self.run_dir, at.epoch))
+        checkpoint.drop_old_epochs(self.run_dir, keep=self.config.average)
+        if at.epoch % self.config.val_interval == 0 or self._is_finished():
+            record.validation.update(self._validate())
+            if record.validation["val_loss"] < at.best_loss:
+                at.best_loss = record.validation["val_loss"]
+                self._save_weights(self.run_dir / checkpoint.FOLDER / checkpoint.BEST)
+        self._save_state()
+        folder.log(
+            "epoch",
+            step=at.epoch,
+            loss=record.loss,
+            tokens_per_second=record.tokens_per_second,
+            gap_share=record.gap_share,
+            **record.validation,
+        )
+        folder.flush()
+        self._observer.epoch_ended(record)
+
+    def _validate(self) -> dict[str, float]:
+        sampler = self._make_sampler(self._task.val, shuffle=False)
+        loader = make_loader(self._task.val, sampler, workers=0)
+        self.model.eval()
+        losses = DeferredLoss(self._device, stats=self._outside)
+        with self._loop.compute():
+            for batch in self._loop.prefetch(loader):
+                losses.add(self._step.evaluate(batch), weight=batch.ntokens)
+            losses.drain(reason="validation")
+        val = self._task.corpus.val
+        scores = self._score(val.take(range(min(len(val), _VALIDATION_SENTENCES))), beam=1)
+        return {
+            "val_loss": losses.mean(),
+            "val_bleu": scores.bleu,
+            "val_exact_match": scores.exact_match,
+        }
+
+    # --- the end ---
+
+    def _test(self, folder: runs.RunFolder) -> Scores:
+        paths = checkpoint.epoch_paths(self.run_dir)[-self.config.average :]
+        weights = checkpoint.average_weights(paths)
+        with self._loop.compute(), self._outside_sync.blocking("checkpoint"):
+            checkpoint.set_weights(self.model, weights, path=paths[-1])
+        self._save_weights(self.run_dir / checkpoint.FOLDER / checkpoint.FINAL)
+        test = self._task.corpus.test
+        self._observer.testing(len(test))
+        scores = self._score(test, beam=self.config.beam)
+        folder.log("test", step=self._position.epoch, bleu=scores.bleu, chrf=scores.chrf)
+        return scores
+
+    def _score(self, pairs: Pairs, *, beam: int) -> Scores:
+        config = self.config
+        decoder = Decoder(
+            self.model, device=self._device, sync=self._outside_sync, precision=config.precision
+        )
+        settings = DecodeSettings(
+            beam=beam, length_penalty=config.length_penalty, max_length=config.max_length
+        )
+        with self._loop.compute():
+            return evaluate(decoder, self._task.vocabs, pairs, settings, config=config).scores
+
+    def _summary(self, scores: Scores | None, *, interrupted: bool) -> dict[str, Any]:
+        records = self._position.records
+        return {
+            "plan": self.config.plan,
+            "plan_settings": asdict(self._loop.plan),
+            "device": str(self._device.torch_device),
+            "hardware": self._device.describe(),
+            "torch": str(torch.__version__),
+            "precision": self.config.precision,
+            "interrupted": interrupted,
+            "epochs": self._position.epoch,
+            "steps": self._step.num_updates,
+            "batches": sum(record.num_batches for record in records),
+            "target_tokens": sum(record.target_tokens for record in records),
+            "tokens_per_second": steady_tokens_per_second(records),
+            "loss": [record.loss for record in records],
+            "host_waits": total_waits(records),
+            "host_waits_outside_training": self._outside.as_dict(),
+            "gap_share": total_gap_share(records),
+            "data_wait_ms": sum(record.data_wait_ms for record in records),
+            "launch_ms": sum(record.launch_ms for record in records),
+            "busy_ms": sum(record.busy_ms for record in records),
+            "bleu": scores and scores.bleu,
+            "chrf": scores and scores.chrf,
+            "signature": scores and scores.bleu_signature,
+            "chrf_signature": scores and scores.chrf_signature,
+            "bleu_detail": scores and scores.bleu_detail,
+            "exact_match": scores and scores.exact_match,
+            "test_sentences": scores and scores.count,
+            "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "skipped_long": self._task.skipped_long,
+            "dropped_empty": self._task.corpus.dropped_empty,
+            "wall_seconds": perf_counter() - self._started_at,
+            "peak_memory_bytes": max((r.peak_memory_bytes for r in records), default=0),
+        }
+
+    # --- what a run goes on from ---
+
+    def _save_weights(self, path: Path) -> None:
+        with self._outside_sync.blocking("checkpoint"):
+            checkpoint.save_weights(self.model, path)
+
+    def _save_state(self) -> None:
+        with self._outside_sync.blocking("checkpoint"):
+            state = {
+                "model": checkpoint.host_weights(self.model),
+                "step": self._step.state(),
+                "random": random_state(self._device),
+                "position": self._position.state(),
+            }
+            checkpoint.save_state(state, _state_path(self.run_dir))
+
+    def _load_state(self, state: dict[str, Any]) -> None:
+        path = _state_path(self.run_dir)
+        checkpoint.set_weights(self.model, state["model"], path=path)
+        self._step.load_state(state["step"])
+        self._position = Position.of_state(state["position"])
+        set_random_state(self._device, state["random"])
+
+    # --- sizes ---
+
+    def _make_sampler(self, pairs: TokenPairs, *, shuffle: bool) -> BucketSampler:
+        return BucketSampler(
+            pairs,
+            max_tokens=self.config.batch_tokens,
+            max_sentences=self.config.batch_size,
+            accumulate=self.config.accumulate if shuffle else 1,
+            shuffle=shuffle,
+            seed=self.config.seed,
+        )
+
+    def _num_workers(self) -> int:
+        # Asked for: as asked. Otherwise what the loop itself leaves free: beside a GPU it needs
+        # one core, on a CPU all those that torch computes with.
+        if self.config.workers is not None:
+            return self.config.workers
+        busy = 1 if self._device.is_accelerator else torch.get_num_threads()
+        return max(0, min(self._loop.plan.workers, (os.cpu_count() or 1) - busy))
+
+    def _total_updates(self) -> int:
+        return self.config.max_steps or self.config.epochs * self._updates_per_epoch
+
+    def _updates_left(self) -> int | None:
+        if self.config.max_steps is None:
+            return None
+        return self.config.max_steps - self._step.num_updates
+
+    def _is_finished(self) -> bool:
+        left = self._updates_left()
+        return self._position.epoch >= self.config.epochs or (left is not None and left <= 0)
+
+    def _facts(self) -> dict[str, str]:
+        config, task, plan = self.config, self._task, self._loop.plan
+        parameters = sum(weight.numel() for weight in self.model.parameters())
+        skipped = f", {task.skipped_long} too long" if task.skipped_long else ""
+        return {
+            "run": str(self.run_dir),
+            "device": f"{self._device.torch_device} ({self._device.describe()}), "
+            f"torch {torch.__version__}, {config.precision}",
+            "plan": f"{plan.name}: {plan.streams} streams, waits with {plan.wait_with}, "
+            f"prefetch {plan.prefetch}, {self._num_workers()} workers, "
+            f"{'pinned' if plan.pin_memory else 'pageable'} staging",
+            "data": f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
+            f"{len(task.train)} training pairs{skipped}, {len(task.corpus.val)} validation, "
+            f"{len(task.corpus.test)} test",
+            "model": f"{parameters:,} parameters, vocabulary {len(task.vocabs.src)} to "
+            f"{len(task.vocabs.tgt)}",
+        }
+
+
+class _LossLog:
+    """Writes the losses that have been read, each once, in order.
+
+    Raises:
+        NonFiniteLossError: a loss is NaN or infinite; it and those before it are written.
+    """
+
+    def __init__(self, folder: runs.RunFolder, losses: DeferredLoss, *, first_batch: int) -> None:
+        self._folder = folder
+        self._losses = losses
+        self._next = losses.num_added
+        self._offset = first_batch - losses.num_added
+
+    def write_new(self) -> None:
+        history, weights = self._losses.history, self._losses.weights
+        if self._next == len(history):
+            return
+        for number in range(self._next, len(history)):
+            self._folder.log(
+                "train",
+                step=number + self._offset,
+                loss=history[number],
+                tokens=weights[number],
+            )
+        self._next = len(history)
+        self._folder.flush()
+        if self._losses.first_nonfinite is not None:
+            number, loss = self._losses.first_nonfinite
+            raise NonFiniteLossError(number + self._offset, loss)
+
+
+def _state_path(run_dir: Path) -> Path:
+    return run_dir / checkpoint.FOLDER / checkpoint.STATE

@@ -1,0 +1,1 @@
+"""Records in, strings out. Collects nothing, knows no torch."""

@@ -1,0 +1,93 @@
+"""The plain records that reports render."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochRecord:
+    """What one epoch did.
+
+    Attributes:
+        epoch: counted from 1.
+        loss: weighted mean of the training loss.
+        num_batches: batches trained on.
+        target_tokens: target tokens trained on, padding excluded.
+        wall_ms: from the first batch asked for to the last loss read.
+        waits: host waits, `{reason: {"count": ..., "ms": ...}}`.
+        data_wait_ms: time the host waited for the loader.
+        launch_ms: time the host spent queueing steps (on a CPU: doing them).
+        busy_ms: time in which the device ran steps.
+        gap_ms: device time between steps; None on a CPU.
+        peak_memory_bytes: most memory in use so far.
+        validation: figures of the validation after this epoch, if there was one.
+    """
+
+    epoch: int
+    loss: float
+    num_batches: int
+    target_tokens: int
+    wall_ms: float
+    waits: dict[str, dict[str, float]]
+    data_wait_ms: float
+    launch_ms: float
+    busy_ms: float
+    gap_ms: float | None
+    peak_memory_bytes: int
+    validation: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Target tokens trained on in a second, padding excluded."""
+        return self.target_tokens / self.wall_ms * 1000.0 if self.wall_ms else 0.0
+
+    @property
+    def gap_share(self) -> float | None:
+        """Share of device time between steps, 0 to 1; None on a CPU."""
+        if self.gap_ms is None or not self.busy_ms:
+            return None
+        return self.gap_ms / (self.busy_ms + self.gap_ms)
+
+    def followed_by(self, later: EpochRecord) -> EpochRecord:
+        """Return the record of both parts of an interrupted epoch; the later loss counts."""
+        waits = total_waits([self, later])
+        sums = {name: getattr(self, name) + getattr(later, name) for name in _SUMMED}
+        gaps = [part.gap_ms for part in (self, later) if part.gap_ms is not None]
+        return replace(later, waits=waits, gap_ms=sum(gaps) if gaps else None, **sums)
+
+
+_SUMMED = ("num_batches", "target_tokens", "wall_ms", "data_wait_ms", "launch_ms", "busy_ms")
+
+
+def total_waits(records: Sequence[EpochRecord]) -> dict[str, dict[str, float]]:
+    """Return the host waits of all epochs, by reason."""
+    totals: dict[str, dict[str, float]] = {}
+    for record in records:
+        for reason, wait in record.waits.items():
+            total = totals.setdefault(reason, {"count": 0, "ms": 0.0})
+            total["count"] += wait["count"]
+            total["ms"] = round(total["ms"] + wait["ms"], 3)
+    return totals
+
+
+def steady_tokens_per_second(records: Sequence[EpochRecord]) -> float:
+    """Return target tokens a second without the first epoch, which holds all warm-up.
+
+    A run of one epoch has nothing else to show.
+    """
+    steady = records[1:] or records
+    wall_ms = sum(record.wall_ms for record in steady)
+    return sum(record.target_tokens for record in steady) / wall_ms * 1000.0 if wall_ms else 0.0
+
+
+def total_gap_share(records: Sequence[EpochRecord]) -> float | None:
+    """Return the share of device time between steps over all epochs; None on a CPU."""
+    gaps = [record.gap_ms for record in records if record.gap_ms is not None]
+    busy_ms = sum(record.busy_ms for record in records)
+    return sum(gaps) / (sum(gaps) + busy_ms) if gaps and busy_ms else None
