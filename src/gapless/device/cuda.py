@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -135,9 +136,16 @@ class CudaDevice:
 
     @contextmanager
     def forbid_syncs(self) -> Iterator[None]:
-        """Make every synchronisation that torch detects raise RuntimeError in the body."""
+        """Make every synchronisation that torch detects raise RuntimeError in the body.
+
+        Torch does not see explicit waits for events, streams and devices, nor copies from
+        pageable memory that block.
+        """
         previous = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
+        with warnings.catch_warnings():
+            # Torch says that this does not see every synchronisation; the docstring does too.
+            warnings.filterwarnings("ignore", message="Synchronization debug mode")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             yield
         finally:

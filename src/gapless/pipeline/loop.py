@@ -354,6 +354,7 @@ class _EpochRun:
         if self._plan.wait_with == "nothing":
             losses.flush()
             self._wait_for_event(reason="epoch_end")
+            losses.harvest()
         losses.drain(reason="epoch_end")
         self._loop._meter.pause()
         self._loop._in_flight.clear()

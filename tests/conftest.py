@@ -1,0 +1,91 @@
+"""Fixtures for all tests: GPU selection, clean process state, a tiny translation task."""
+
+from __future__ import annotations
+
+import os
+import random
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from gapless.device.select import resolve_device, seed_everything, set_numerics
+from gapless.nmt.batching import BucketSampler, TokenPairs, make_loader
+from gapless.nmt.config import make_config
+from gapless.nmt.model import ModelSizes, Transformer
+from gapless.nmt.step import TranslationStep
+from gapless.pipeline.loop import EpochResult, TrainLoop
+
+
+def pytest_runtest_setup(item):
+    needed = 2 if item.get_closest_marker("multi_gpu") else 1
+    if not (item.get_closest_marker("gpu") or item.get_closest_marker("multi_gpu")):
+        return
+    found = torch.cuda.device_count()
+    if found >= needed:
+        return
+    reason = f"needs {needed} GPU, torch {torch.__version__} finds {found}"
+    if os.environ.get("GAPLESS_REQUIRE_GPU") == "1":
+        pytest.fail(reason, pytrace=False)
+    pytest.skip(reason)
+
+
+@pytest.fixture(autouse=True)
+def clean_process_state(monkeypatch, tmp_path):
+    """Every test starts with default numerics and a cache folder of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    yield
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+
+
+@dataclass(frozen=True)
+class TinyRun:
+    result: EpochResult
+    weights: list[torch.Tensor]
+    step: TranslationStep
+
+
+@pytest.fixture
+def tiny_pairs():
+    """Six hundred random pairs of 3 to 12 tokens, the target being the source reversed."""
+    draw = random.Random(5)
+    src = [[draw.randrange(4, 40) for _ in range(draw.randint(3, 12))] for _ in range(600)]
+    return TokenPairs(src, [ids[::-1] for ids in src])
+
+
+@pytest.fixture
+def train_tiny(tiny_pairs):
+    """Train a tiny Transformer with dropout for one epoch of so many batches."""
+
+    def train(*, plan, device="cpu", num_batches=100, workers=0, context=None, **settings):
+        config = make_config({"batch_size": 2, "dropout": 0.3, "warmup": 20, **settings})
+        found = resolve_device(device)
+        set_numerics(found, config.precision, deterministic=True)
+        seed_everything(1)
+        sampler = BucketSampler(
+            tiny_pairs, max_sentences=2, accumulate=config.accumulate, seed=1
+        )
+        sampler.set_epoch(0, max_updates=num_batches // config.accumulate)
+        loader = make_loader(tiny_pairs, sampler, workers=workers)
+        sizes = ModelSizes(
+            src_vocab=40, tgt_vocab=40, d_model=32, heads=4, ffn=64,
+            encoder_layers=2, decoder_layers=2, dropout=0.3, share="all",
+        )
+        with TrainLoop(plan=plan, device=found) as loop:
+            with loop.compute():
+                model = Transformer(sizes).to(found.torch_device)
+                step = TranslationStep(model, config, device=found, total_updates=num_batches)
+            if context is not None:
+                # The first steps make workspaces; the promise is about the steady state.
+                warm = BucketSampler(tiny_pairs, max_sentences=2, seed=2)
+                warm.set_epoch(0, max_updates=8)
+                loop.run_epoch(make_loader(tiny_pairs, warm, workers=0), step)
+                with context(found):
+                    result = loop.run_epoch(loader, step)
+            else:
+                result = loop.run_epoch(loader, step)
+            weights = [weight.detach().cpu() for weight in model.parameters()]
+        return TinyRun(result=result, weights=weights, step=step)
+
+    return train

@@ -1,0 +1,132 @@
+"""Every guard of the rings, with one side held up on purpose."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gapless
+from gapless.device.select import resolve_device
+from gapless.pipeline.loop import TrainLoop
+
+
+pytestmark = pytest.mark.gpu
+
+# About 20 ms on any current GPU: longer than everything else in a test together.
+_LONG = 40_000_000
+
+
+def _batches(count, size=1 << 18):
+    return [torch.full((size,), float(number)) for number in range(count)]
+
+
+def test_a_slow_consumer_reads_each_batch_whole():
+    """A device slot is not overwritten while queued work still reads it."""
+    sums = []
+    for batch in gapless.prefetch(_batches(12), "cuda", depth=2):
+        torch.cuda._sleep(_LONG)
+        sums.append(batch.double().mean())
+
+    assert list(range(12)) == torch.stack(sums).tolist()
+
+
+def test_a_slow_transfer_is_waited_for_on_the_device():
+    """A batch is not read before its copy is done."""
+    transfer = resolve_device("cuda").shared_stream("gapless.transfer")
+    sums = []
+    with torch.cuda.stream(transfer):
+        torch.cuda._sleep(_LONG)
+    for batch in gapless.prefetch(_batches(4), "cuda", depth=2):
+        sums.append(batch.double().mean())
+        with torch.cuda.stream(transfer):
+            torch.cuda._sleep(_LONG)
+
+    assert list(range(4)) == torch.stack(sums).tolist()
+
+
+def test_pinned_memory_is_not_refilled_before_its_copy():
+    """A held-up copy still brings the values that were staged, not later ones."""
+    transfer = resolve_device("cuda").shared_stream("gapless.transfer")
+    with torch.cuda.stream(transfer):
+        torch.cuda._sleep(5 * _LONG)
+    sums = [
+        batch.double().mean() for batch in gapless.prefetch(_batches(40, 1 << 12), "cuda", depth=4)
+    ]
+
+    assert list(range(40)) == torch.stack(sums).tolist()
+
+
+def test_batches_that_are_kept_stay_as_they_are():
+    """Whoever keeps a batch keeps its values, whatever comes after it."""
+    kept = list(gapless.prefetch(_batches(9, 1 << 16), "cuda", depth=2))
+
+    assert list(range(9)) == [batch.double().mean().item() for batch in kept]
+
+
+def test_adding_a_loss_does_not_wait_for_it():
+    """A loss that is not computed yet is added without waiting, and read when it is."""
+    loss = torch.ones((), device="cuda")
+    with gapless.DeferredLoss("cuda") as warm_up:  # loads the kernels, which may wait
+        warm_up.add(loss * 2, weight=loss)
+        warm_up.add(loss * 2)
+    losses = gapless.DeferredLoss("cuda")
+    torch.cuda._sleep(5 * _LONG)
+    losses.add(loss * 3, weight=2)
+    losses.add(loss * 6, weight=torch.tensor(1.0, device="cuda"))
+    losses.flush()
+
+    assert losses.harvest() == 0
+    assert losses.mean() == 4.0
+    assert losses.history == [3.0, 6.0]
+    assert losses.stats.sync_count == 1
+
+
+def test_a_full_loss_ring_keeps_every_loss_in_order():
+    """Three thousand losses behind a busy device arrive once each, in order."""
+    losses = gapless.DeferredLoss("cuda")
+    torch.cuda._sleep(_LONG)
+    for number in range(3000):
+        losses.add(torch.full((), float(number), device="cuda"))
+    losses.drain()
+
+    assert losses.history == [float(number) for number in range(3000)]
+
+
+def test_a_stream_manager_orders_streams_without_waiting():
+    """Events of one stream hold back another, and the host only asks."""
+    with gapless.StreamManager("cuda", num_streams=2) as streams:
+        event = streams.create_event()
+        with streams.use(0):
+            torch.cuda._sleep(_LONG)
+            value = torch.ones(4, device="cuda") * 7
+        streams.record_event(event, 0)
+        was_done = streams.query_event(event)
+        streams.wait_event(event, 1)
+        with streams.use(1):
+            copied = value + 1
+        streams.synchronize(1)
+
+    assert not was_done
+    assert copied.tolist() == [8.0] * 4
+    assert streams.stats.by_reason["stream"].count == 1
+
+
+def test_memory_is_flat_over_many_epochs():
+    """Two hundred epochs take no more memory than two."""
+    loop = TrainLoop(plan="gapless", device="cuda")
+    weight = torch.nn.Parameter(torch.zeros(64, device="cuda"))
+
+    def step(batch):
+        loss = (weight * batch).sum()
+        loss.backward()
+        weight.grad = None
+        return loss
+
+    data = [torch.ones(64) for _ in range(10)]
+    for _ in range(2):
+        loop.run_epoch(data, step)
+    before = torch.cuda.memory_reserved()
+    for _ in range(200):
+        loop.run_epoch(data, step)
+
+    assert before == torch.cuda.memory_reserved()

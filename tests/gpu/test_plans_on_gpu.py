@@ -1,0 +1,95 @@
+"""The promises about plans, on one GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gapless.plans import PLANS
+
+
+pytestmark = pytest.mark.gpu
+
+EXPECTED_WAITS = {
+    "blocking": {"batch": 100, "loss_read": 100},
+    "deferred-loss": {"batch": 100, "loss_read": 10},
+    "events": {"batch": 100},
+    "interval": {"interval": 10, "loss_read": 10},
+    "events-interval": {"interval": 10},
+    "four-stream": {"interval": 10},
+    "full": {"interval": 10},
+    "gapless": {"epoch_end": 1},
+}
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_waits_are_as_declared_with_all_others_made_errors(train_tiny, plan):
+    """Over 100 batches the host waits as the plan says, and nowhere else."""
+    run = train_tiny(plan=plan, device="cuda", context=lambda device: device.forbid_syncs())
+
+    counts = {reason: total.count for reason, total in run.result.waits.by_reason.items()}
+    assert EXPECTED_WAITS[plan] == counts
+
+
+def test_all_plans_give_the_same_bits(train_tiny):
+    """Losses and weights after 250 batches with dropout do not depend on the plan."""
+    reference = train_tiny(plan="blocking", device="cuda", num_batches=250)
+
+    for plan in PLANS:
+        run = train_tiny(plan=plan, device="cuda", num_batches=250, workers=2)
+        assert reference.result.losses == run.result.losses, plan
+        assert all(map(torch.equal, reference.weights, run.weights)), plan
+
+
+@pytest.mark.parametrize("streams", range(1, 9))
+def test_any_number_of_streams_gives_the_same_bits(train_tiny, streams):
+    """Losses and weights do not depend on the number of streams."""
+    reference = train_tiny(plan="blocking", device="cuda", num_batches=60)
+
+    run = train_tiny(
+        plan=PLANS["gapless"].with_knobs(streams=streams), device="cuda", num_batches=60
+    )
+
+    assert reference.result.losses == run.result.losses
+    assert all(map(torch.equal, reference.weights, run.weights))
+
+
+@pytest.mark.parametrize("precision", ["fp32", "tf32", "bf16", "fp16"])
+def test_every_precision_trains_without_undeclared_waits(train_tiny, precision):
+    """Each precision lowers the loss, with clipping and accumulation, and never waits."""
+    run = train_tiny(
+        plan="gapless", device="cuda", num_batches=200, precision=precision, accumulate=2,
+        context=lambda device: device.forbid_syncs(),
+    )
+
+    losses = run.result.losses
+    assert sum(losses[-20:]) < sum(losses[:20])
+
+
+def test_a_bounded_run_ahead_waits_for_the_oldest_batch(train_tiny):
+    """With a run-ahead of 4 the host waits under its own reason, and bits stay the same."""
+    reference = train_tiny(plan="blocking", device="cuda", num_batches=60)
+
+    run = train_tiny(
+        plan=PLANS["gapless"].with_knobs(run_ahead=4), device="cuda", num_batches=60
+    )
+
+    assert reference.result.losses == run.result.losses
+    assert set(run.result.waits.by_reason) <= {"run_ahead", "staging", "epoch_end"}
+
+
+def test_pageable_staging_is_counted_as_waiting(train_tiny):
+    """Without pinned memory every copy blocks, and stands in the account."""
+    run = train_tiny(
+        plan=PLANS["gapless"].with_knobs(pin_memory=False), device="cuda", num_batches=20
+    )
+
+    assert run.result.waits.by_reason["pageable_copy"].count == 20
+
+
+def test_the_gap_is_measured(train_tiny):
+    """A run on a GPU knows its busy time and the share of its gaps."""
+    result = train_tiny(plan="gapless", device="cuda", num_batches=50).result
+
+    assert result.busy_ms > 0
+    assert 0 <= result.gap_share < 1
