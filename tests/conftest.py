@@ -63,14 +63,19 @@ def train_tiny(tiny_pairs):
         found = resolve_device(device)
         set_numerics(found, config.precision, deterministic=True)
         seed_everything(1)
-        sampler = BucketSampler(
-            tiny_pairs, max_sentences=2, accumulate=config.accumulate, seed=1
-        )
+        sampler = BucketSampler(tiny_pairs, max_sentences=2, accumulate=config.accumulate, seed=1)
         sampler.set_epoch(0, max_updates=num_batches // config.accumulate)
         loader = make_loader(tiny_pairs, sampler, workers=workers)
         sizes = ModelSizes(
-            src_vocab=40, tgt_vocab=40, d_model=32, heads=4, ffn=64,
-            encoder_layers=2, decoder_layers=2, dropout=0.3, share="all",
+            src_vocab=40,
+            tgt_vocab=40,
+            d_model=32,
+            heads=4,
+            ffn=64,
+            encoder_layers=2,
+            decoder_layers=2,
+            dropout=0.3,
+            share="all",
         )
         with TrainLoop(plan=plan, device=found) as loop:
             with loop.compute():

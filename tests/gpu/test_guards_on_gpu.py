@@ -72,7 +72,7 @@ def test_adding_a_loss_does_not_wait_for_it():
     losses = gapless.DeferredLoss("cuda")
     torch.cuda._sleep(5 * _LONG)
     losses.add(loss * 3, weight=2)
-    losses.add(loss * 6, weight=torch.tensor(1.0, device="cuda"))
+    losses.add(loss * 6, weight=torch.ones((), device="cuda"))
     losses.flush()
 
     assert losses.harvest() == 0

@@ -58,7 +58,11 @@ def test_any_number_of_streams_gives_the_same_bits(train_tiny, streams):
 def test_every_precision_trains_without_undeclared_waits(train_tiny, precision):
     """Each precision lowers the loss, with clipping and accumulation, and never waits."""
     run = train_tiny(
-        plan="gapless", device="cuda", num_batches=200, precision=precision, accumulate=2,
+        plan="gapless",
+        device="cuda",
+        num_batches=200,
+        precision=precision,
+        accumulate=2,
         context=lambda device: device.forbid_syncs(),
     )
 
@@ -70,9 +74,7 @@ def test_a_bounded_run_ahead_waits_for_the_oldest_batch(train_tiny):
     """With a run-ahead of 4 the host waits under its own reason, and bits stay the same."""
     reference = train_tiny(plan="blocking", device="cuda", num_batches=60)
 
-    run = train_tiny(
-        plan=PLANS["gapless"].with_knobs(run_ahead=4), device="cuda", num_batches=60
-    )
+    run = train_tiny(plan=PLANS["gapless"].with_knobs(run_ahead=4), device="cuda", num_batches=60)
 
     assert reference.result.losses == run.result.losses
     assert set(run.result.waits.by_reason) <= {"run_ahead", "staging", "epoch_end"}

@@ -38,7 +38,9 @@ app.command()(evaluate)
 @app.command()
 def plans() -> None:
     """List the plans: the ways in which a loop can move its work."""
-    rows = [("plan", "streams", "waits with", "every", "losses every", "what it does")]
+    rows: list[tuple[str, ...]] = [
+        ("plan", "streams", "waits with", "every", "losses every", "what it does")
+    ]
     rows += [
         (
             plan.name,
@@ -50,7 +52,9 @@ def plans() -> None:
         )
         for plan in PLANS.values()
     ]
-    typer.echo("\n".join(f"{line}  {row[-1]}" for line, row in zip(_left(rows), rows, strict=True)))
+    typer.echo(
+        "\n".join(f"{line}  {row[-1]}" for line, row in zip(_left(rows), rows, strict=True))
+    )
 
 
 def _left(rows: list[tuple[str, ...]]) -> list[str]:

@@ -44,8 +44,10 @@ def train(**options: Any) -> None:
 
 def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     if summary["interrupted"]:
-        return [f"stopped after {summary['steps']} updates; go on with",
-                f"  gapless train --resume {run_dir}"]
+        return [
+            f"stopped after {summary['steps']} updates; go on with",
+            f"  gapless train --resume {run_dir}",
+        ]
     waits = sum(wait["count"] for wait in summary["host_waits"].values())
     return [
         f"exact match {summary['exact_match']:.1%} of {summary['test_sentences']} held-out pairs",

@@ -118,5 +118,8 @@ class Device(Protocol):
     def reset_peak_memory(self) -> None:
         """Start a new measurement of the peak memory."""
 
+    def allow_syncs(self) -> AbstractContextManager[None]:
+        """Lift `forbid_syncs` in the body, for a wait that is declared."""
+
     def forbid_syncs(self) -> AbstractContextManager[None]:
         """Make every synchronisation that torch detects raise RuntimeError in the body."""

@@ -126,6 +126,10 @@ class CpuDevice:
     def reset_peak_memory(self) -> None:
         """Do nothing: the system keeps the peak of a process's whole life."""
 
+    def allow_syncs(self) -> AbstractContextManager[None]:
+        """Return an empty context: on a CPU there is nothing to lift."""
+        return nullcontext()
+
     def forbid_syncs(self) -> AbstractContextManager[None]:
         """Return an empty context: on a CPU there is nothing to wait for."""
         return nullcontext()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -134,19 +134,33 @@ class CudaDevice:
         """Start a new measurement of the peak memory."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
-    @contextmanager
-    def forbid_syncs(self) -> Iterator[None]:
+    def allow_syncs(self) -> AbstractContextManager[None]:
+        """Lift `forbid_syncs` in the body, for a wait that is declared."""
+        if torch.cuda.get_sync_debug_mode() == 0:
+            return nullcontext()
+        return _sync_mode("default")
+
+    def forbid_syncs(self) -> AbstractContextManager[None]:
         """Make every synchronisation that torch detects raise RuntimeError in the body.
 
-        Torch does not see explicit waits for events, streams and devices, nor copies from
-        pageable memory that block.
+        Torch does not see waits for events and devices, nor copies from pageable memory that
+        block.
         """
-        previous = torch.cuda.get_sync_debug_mode()
-        with warnings.catch_warnings():
-            # Torch says that this does not see every synchronisation; the docstring does too.
-            warnings.filterwarnings("ignore", message="Synchronization debug mode")
-            torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(previous)
+        return _sync_mode("error")
+
+
+@contextmanager
+def _sync_mode(mode: str) -> Iterator[None]:
+    previous = torch.cuda.get_sync_debug_mode()
+    _set_sync_mode(mode)
+    try:
+        yield
+    finally:
+        _set_sync_mode(previous)
+
+
+def _set_sync_mode(mode: str | int) -> None:
+    with warnings.catch_warnings():
+        # Torch says that it does not see every synchronisation; `forbid_syncs` says which.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(mode)

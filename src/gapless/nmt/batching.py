@@ -200,9 +200,7 @@ class BucketSampler(Sampler[Microbatch]):
         self._seed = seed
         self.set_epoch(0)
 
-    def set_epoch(
-        self, epoch: int, *, skip: int = 0, max_updates: int | None = None
-    ) -> None:
+    def set_epoch(self, epoch: int, *, skip: int = 0, max_updates: int | None = None) -> None:
         """Prepare the batches of an epoch; the same epoch always gives the same ones.
 
         Args:
@@ -250,7 +248,9 @@ class BucketSampler(Sampler[Microbatch]):
         return grouped
 
 
-def make_loader(pairs: TokenPairs, sampler: BucketSampler, *, workers: int) -> DataLoader[TokenBatch]:
+def make_loader(
+    pairs: TokenPairs, sampler: BucketSampler, *, workers: int
+) -> DataLoader[TokenBatch]:
     """Return a loader whose worker processes pad the sampler's batches.
 
     The loader draws its worker seeds from a generator of its own, so that dropout sees the same

@@ -107,7 +107,9 @@ class TrainConfig:
         for name in ("dropout", "attention_dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 flag = name.replace("_", "-")
-                raise UserError(f"{flag} must be 0 or more and below 1, but is {getattr(self, name)}")
+                raise UserError(
+                    f"{flag} must be 0 or more and below 1, but is {getattr(self, name)}"
+                )
         if self.d_model % (2 * self.heads):
             raise UserError(
                 f"d-model {self.d_model} must be a multiple of twice the {self.heads} heads"
@@ -216,7 +218,8 @@ def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainC
     given = _read_yaml(file) if file is not None else {}
     given |= {name: value for name, value in flags.items() if value is not None}
     is_demo = given.get("data") is None
-    config = TrainConfig(**((DEMO if is_demo else {}) | given))
+    settings: dict[str, Any] = {**(DEMO if is_demo else {}), **given}
+    config = TrainConfig(**settings)
     if config.batch_size is None and config.batch_tokens is None:
         config = replace(config, batch_tokens=_DEFAULT_BATCH_TOKENS)
     return config

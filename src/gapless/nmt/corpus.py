@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-SPLIT_NAMES = {"train": ("train",), "val": ("val", "valid", "validation", "dev"), "test": ("test",)}
+SPLIT_NAMES = {
+    "train": ("train",),
+    "val": ("val", "valid", "validation", "dev"),
+    "test": ("test",),
+}
 
 TABLE_ENDINGS = (".tsv", ".json", ".jsonl")
 
@@ -251,9 +255,7 @@ def _read_sides(src_path: Path, tgt_path: Path) -> Pairs:
     return Pairs(src=src, tgt=tgt)
 
 
-def _read_table(
-    path: Path, *, src: str, tgt: str, columns: tuple[str, str] | None
-) -> Pairs:
+def _read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, str] | None) -> Pairs:
     columns = columns or (src, tgt)
     for side in (src, tgt):
         if side not in columns:

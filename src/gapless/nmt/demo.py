@@ -12,15 +12,20 @@ sentences hold numbers and combinations that no training sentence does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import accumulate, pairwise
 from random import Random
+from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
 from gapless.nmt import demo_grammar as words
 from gapless.nmt.demo_grammar import Noun, Pair, Person, Verb, join, maybe, pairs, sentence
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 SPLITS = ("train", "val", "test")
 

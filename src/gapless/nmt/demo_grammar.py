@@ -6,8 +6,12 @@ languages (number, nearness, colour, ...), so that each can be recovered from th
 
 from __future__ import annotations
 
-from random import Random
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+
+if TYPE_CHECKING:
+    from random import Random
+
 
 Pair = tuple[str, str]
 """An English text and its Chinese translation."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class StopRequest:
             number, handler = self._former.popitem()
             signal.signal(number, handler)  # type: ignore[arg-type]
 
-    def __enter__(self) -> StopRequest:
+    def __enter__(self) -> Self:
         # Python delivers signals to the main thread only; elsewhere nothing can be caught.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):

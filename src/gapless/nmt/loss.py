@@ -102,7 +102,7 @@ class LossCompute:
         loss = self.normalized(out, targets, normalize)
         if self.optimizer is None:
             return loss.detach(), False
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         return loss.detach(), True

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import nn
@@ -127,7 +127,8 @@ class Attention(nn.Module):
         return out
 
     def _split(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        return x_BTD.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+        batch, length, width = x_BTD.shape
+        return x_BTD.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
 
 class Residual(nn.Module):
@@ -143,10 +144,12 @@ class Residual(nn.Module):
         self, x_BTD: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
         """Return x plus what the sub-layer makes of it."""
+        out_BTD: torch.Tensor
         if self.is_pre:
-            return x_BTD + self.dropout(sublayer(self.norm(x_BTD)))
-        out: torch.Tensor = self.norm(x_BTD + self.dropout(sublayer(x_BTD)))
-        return out
+            out_BTD = x_BTD + self.dropout(sublayer(self.norm(x_BTD)))
+        else:
+            out_BTD = self.norm(x_BTD + self.dropout(sublayer(x_BTD)))
+        return out_BTD
 
 
 class FeedForward(nn.Module):
@@ -268,9 +271,7 @@ class Transformer(nn.Module):
         self.max_positions = max_positions
         tgt_table = _embedding_table(sizes.tgt_vocab, sizes.d_model)
         src_table = (
-            tgt_table
-            if sizes.share == "all"
-            else _embedding_table(sizes.src_vocab, sizes.d_model)
+            tgt_table if sizes.share == "all" else _embedding_table(sizes.src_vocab, sizes.d_model)
         )
         self.src_embedding = Embedding(src_table, sizes, max_positions=max_positions)
         self.tgt_embedding = Embedding(tgt_table, sizes, max_positions=max_positions)
@@ -310,7 +311,8 @@ class Transformer(nn.Module):
         mask = src_mask.unsqueeze(1)
         for layer in self.encoder:
             x_BSD = layer(x_BSD, mask)
-        return self.encoder_norm(x_BSD)
+        out: torch.Tensor = self.encoder_norm(x_BSD)
+        return out
 
     def decode(
         self,
@@ -324,12 +326,13 @@ class Transformer(nn.Module):
         mask = None if trg_mask is None else trg_mask.unsqueeze(1)
         for layer in self.decoder:
             x_BTD = layer(x_BTD, memory_BSD, src_mask=src_mask.unsqueeze(1), trg_mask=mask)
-        return self.decoder_norm(x_BTD)
+        out: torch.Tensor = self.decoder_norm(x_BTD)
+        return out
 
     def start_cache(self, memory_BSD: torch.Tensor) -> list[LayerCache]:
         """Return the cache with which decoding of these sources starts."""
         cache = []
-        for layer in self.decoder:
+        for layer in self._decoder_layers():
             keys, values = layer.cross_attention.project(memory_BSD)
             cache.append(LayerCache(None, None, keys, values))
         return cache
@@ -352,10 +355,13 @@ class Transformer(nn.Module):
         """
         x_B1D: torch.Tensor = self.tgt_embedding(last_ids.unsqueeze(1), start=position)
         mask = src_mask.unsqueeze(1)
-        for layer, layer_cache in zip(self.decoder, cache, strict=True):
+        for layer, layer_cache in zip(self._decoder_layers(), cache, strict=True):
             x_B1D = layer.step(x_B1D, layer_cache, src_mask=mask)
         logits: torch.Tensor = self.generator(self.decoder_norm(x_B1D).squeeze(1))
         return logits
+
+    def _decoder_layers(self) -> list[DecoderLayer]:
+        return cast("list[DecoderLayer]", list(self.decoder))
 
 
 def sinusoids(length: int, width: int) -> torch.Tensor:

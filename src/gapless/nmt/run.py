@@ -6,7 +6,7 @@ import json
 import math
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -67,7 +67,7 @@ class RunFolder:
         self._metrics.close()
         self._board.close()
 
-    def __enter__(self) -> RunFolder:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

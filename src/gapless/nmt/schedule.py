@@ -41,4 +41,5 @@ def noam(update: int, *, d_model: int, warmup: int, factor: float = 1.0) -> floa
     Equal to `inverse-sqrt` with peak `factor / sqrt(d_model * warmup)`, but for the start at 0
     instead of 1e-7.
     """
-    return factor * d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)
+    rising = update / (warmup * math.sqrt(warmup))
+    return factor * min(1 / math.sqrt(update), rising) / math.sqrt(d_model)

@@ -74,7 +74,13 @@ def read_corpus(config: TrainConfig) -> Corpus:
         name: Pairs(src=[pair[at] for pair in pairs], tgt=[pair[1 - at] for pair in pairs])
         for name, pairs in demo.generate().items()
     }
-    return Corpus(src_lang=config.src, tgt_lang=config.tgt, **splits)
+    return Corpus(
+        src_lang=config.src,
+        tgt_lang=config.tgt,
+        train=splits["train"],
+        val=splits["val"],
+        test=splits["test"],
+    )
 
 
 def prepare(config: TrainConfig, *, vocabs: Vocabs | None = None) -> Task:

@@ -19,7 +19,6 @@ from gapless.device.select import (
 from gapless.errors import NonFiniteLossError
 from gapless.nmt import checkpoint, run as runs
 from gapless.nmt.batching import BucketSampler, TokenPairs, make_loader
-from gapless.nmt.corpus import Pairs
 from gapless.nmt.decode import Decoder, DecodeSettings
 from gapless.nmt.evaluate import evaluate
 from gapless.nmt.interrupt import StopRequest, until_stopped
@@ -33,13 +32,13 @@ from gapless.report.records import steady_tokens_per_second, total_gap_share, to
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from pathlib import Path
 
     from torch.utils.data import DataLoader
 
     from gapless.nmt.batching import TokenBatch
     from gapless.nmt.config import TrainConfig
+    from gapless.nmt.corpus import Pairs
     from gapless.nmt.metrics import Scores
     from gapless.report.records import EpochRecord
 

@@ -108,9 +108,7 @@ class WordVocab:
 
     def encode(self, sentences: Sequence[str]) -> list[list[int]]:
         """Return the token ids of each sentence, without begin and end."""
-        return [
-            [self._ids.get(word, UNK) for word in sentence.split()] for sentence in sentences
-        ]
+        return [[self._ids.get(word, UNK) for word in sentence.split()] for sentence in sentences]
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the sentence of token ids; special ids but the unknown are left out."""

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
-
-import torch
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from gapless.device.select import resolve_device
 from gapless.pipeline.meter import GapMeter
@@ -22,6 +20,8 @@ from gapless.plans import Plan, get_plan
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
+
+    import torch
 
     from gapless.device.base import Device, Event
 
@@ -224,7 +224,7 @@ class TrainLoop:
         """
         self.streams.close()
 
-    def __enter__(self) -> TrainLoop:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

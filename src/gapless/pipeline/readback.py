@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 
@@ -194,7 +194,7 @@ class DeferredLoss:
                 self.history.append(loss)
                 self.weights.append(weight)
 
-    def __enter__(self) -> DeferredLoss:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

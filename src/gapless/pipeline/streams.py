@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from gapless.device.select import resolve_device
 from gapless.pipeline.sync import HostSync, SyncStats
@@ -206,7 +206,7 @@ class StreamManager:
         self.device.set_current_stream(self._outer_stream)
         self._streams.clear()
 
-    def __enter__(self) -> StreamManager:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

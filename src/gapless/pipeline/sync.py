@@ -111,6 +111,7 @@ class HostSync:
         """
         start = perf_counter()
         try:
-            yield
+            with self.device.allow_syncs():
+                yield
         finally:
             self.stats.add(reason, ms=(perf_counter() - start) * 1000.0)

@@ -1,0 +1,43 @@
+# Two commands do everything: `make demo` and `make test`.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test test-gpu lint clean
+
+demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
+	@rm -rf runs/demo
+	$(BIN)/gapless train --run-dir runs/demo
+	@echo
+	$(BIN)/gapless translate runs/demo \
+	  "She bought two red books in the shop yesterday." \
+	  "It is half past three in the afternoon." \
+	  "This letter was written on April 28, 1929."
+	@echo
+	$(BIN)/gapless evaluate runs/demo
+
+test: $(VENV)/.installed-test lint  ## Lint, types, import rules and all tests that need no GPU.
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.installed-test
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
+	GAPLESS_REQUIRE_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-test: $(VENV)/.installed
+	$(PIP) -e ".[test,lint]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache
