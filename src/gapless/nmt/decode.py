@@ -137,8 +137,12 @@ class Decoder:
 class _Beams:
     """The hypotheses of a batch of N sentences with K beams each, all on the device.
 
-    A sentence is done when K hypotheses have ended, as in fairseq; each step looks at the 2 K
-    best continuations, and those that end among the K best are kept with their score.
+    Each step looks at the 2 K best continuations; those that end among the K best compete for K
+    places by score. A sentence is done when the places are taken and the best hypothesis still
+    alive scores no better than the last of them. To stop as soon as K have ended, as fairseq
+    does, lets a confident model end on continuations that only fill the beam.
+
+    Source: the stopping rule is that of Hugging Face transformers with early_stopping=False.
     """
 
     def __init__(self, count: int, settings: DecodeSettings, *, device: torch.device) -> None:
@@ -152,7 +156,7 @@ class _Beams:
         self._log_probs[:, 0] = 0.0
         self._ended_ids = torch.full((*shape, 1), PAD, dtype=torch.long, device=device)
         self._ended_scores = torch.full(shape, _NEVER, device=device)
-        self._num_ended = torch.zeros(count, dtype=torch.long, device=device)
+        self._is_done = torch.zeros(count, dtype=torch.bool, device=device)
 
     @property
     def last_ids(self) -> torch.Tensor:
@@ -161,7 +165,7 @@ class _Beams:
 
     def are_done(self) -> bool:
         """Return whether every sentence is done; reads the device."""
-        return bool((self._num_ended >= self._beam).all())
+        return bool(self._is_done.all())
 
     def advance(self, logits: torch.Tensor, *, must_end: bool) -> torch.Tensor:
         """Take the next token of every hypothesis.
@@ -209,7 +213,7 @@ class _Beams:
     def _keep_ended(self, best: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
         length = self._ids.shape[2]
         ends = (tokens == EOS)[:, : self._beam] & (best[:, : self._beam] > _NEVER / 2)
-        ends &= (self._num_ended < self._beam).unsqueeze(1)
+        ends &= ~self._is_done.unsqueeze(1)
         scores = (best[:, : self._beam] / length**self._penalty).masked_fill(~ends, _NEVER)
         ids = self._continued(rows[:, : self._beam], tokens[:, : self._beam])
         kept = torch.nn.functional.pad(self._ended_ids, (0, ids.shape[2] - length), value=PAD)
@@ -217,7 +221,6 @@ class _Beams:
         self._ended_scores, picks = all_scores.topk(self._beam, dim=1)
         index = picks.unsqueeze(2).expand(-1, -1, ids.shape[2])
         self._ended_ids = torch.cat((kept, ids), dim=1).gather(1, index)
-        self._num_ended += ends.sum(dim=1)
 
     def _keep_alive(
         self, best: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor
@@ -225,6 +228,8 @@ class _Beams:
         alive = best.masked_fill(tokens == EOS, _NEVER)
         self._log_probs, picks = alive.topk(self._beam, dim=1)
         rows, tokens = rows.gather(1, picks), tokens.gather(1, picks)
+        best_alive = self._log_probs[:, 0] / self._ids.shape[2] ** self._penalty
+        self._is_done |= self._ended_scores[:, -1] >= best_alive
         self._ids = self._continued(rows, tokens)
         first_rows = torch.arange(self._count, device=rows.device).unsqueeze(1) * self._beam
         return (rows + first_rows).flatten()

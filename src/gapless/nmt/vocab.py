@@ -205,7 +205,6 @@ def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
         normalization_rule_name="identity",
         byte_fallback=True,
         character_coverage=0.9995,
-        split_digits=True,
         remove_extra_whitespaces=False,
         max_sentence_length=1 << 20,
         pad_id=PAD,
