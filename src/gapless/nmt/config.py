@@ -181,9 +181,8 @@ _LEAST: dict[str, float] = {
 # A model that learns the embedded corpus in about a minute on two cores.
 DEMO = {
     "epochs": 4,
-    "val_interval": 2,
-    "vocab_size": 1000,
-    "vocab_model": "unigram",
+    "val_interval": 4,
+    "vocab_size": 1500,
     "shared_vocab": True,
     "share": "all",
     "max_length": 60,
