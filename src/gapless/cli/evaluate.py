@@ -15,12 +15,13 @@ from gapless.cli.model import (
     Beam,
     Checkpoint,
     DeviceName,
+    EarlyStopping,
     LengthPenalty,
+    decode_settings,
     load_for_decoding,
 )
 from gapless.errors import DataError
 from gapless.nmt.corpus import load_split
-from gapless.nmt.decode import DecodeSettings
 from gapless.nmt.evaluate import evaluate as evaluate_pairs
 from gapless.nmt.files import replace_file
 from gapless.nmt.metrics import bleu_tokenizer, score
@@ -41,6 +42,7 @@ def evaluate(
     split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
+    early_stopping: EarlyStopping = None,
     checkpoint: Checkpoint = None,
     average: Average = None,
     device: DeviceName = "auto",
@@ -49,10 +51,8 @@ def evaluate(
     """Score a run: BLEU and chrF with their signatures, and exact match."""
     loaded = load_for_decoding(run, device=device, checkpoint=checkpoint, average=average)
     config = loaded.config
-    settings = DecodeSettings(
-        beam=beam or config.beam,
-        length_penalty=config.length_penalty if length_penalty is None else length_penalty,
-        max_length=config.max_length,
+    settings = decode_settings(
+        config, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping
     )
     pairs = _pairs(config, data=data, split=split)
     result = evaluate_pairs(loaded.decoder, loaded.vocabs, pairs, settings, config=config)
@@ -63,6 +63,7 @@ def evaluate(
         **_without_width(result, config),
         "beam": settings.beam,
         "length_penalty": settings.length_penalty,
+        "early_stopping": settings.early_stopping,
         "length_penalty_formula": "score / length ** length_penalty",
         "hypotheses": str(output),
     }

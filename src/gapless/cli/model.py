@@ -12,7 +12,7 @@ from gapless.device.select import resolve_device, set_numerics
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt import checkpoint as checkpoints
 from gapless.nmt.config import TrainConfig
-from gapless.nmt.decode import Decoder
+from gapless.nmt.decode import Decoder, DecodeSettings
 from gapless.nmt.run import load_model
 from gapless.nmt.task import Vocabs
 from gapless.pipeline.sync import HostSync
@@ -22,6 +22,13 @@ Beam = Annotated[Optional[int], typer.Option(min=1, help="Hypotheses; none: as t
 LengthPenalty = Annotated[
     Optional[float], typer.Option(help="Exponent a in score / length ** a; none: as trained.")
 ]
+EarlyStopping = Annotated[
+    Optional[bool],
+    typer.Option(
+        "--early-stopping/--no-early-stopping",
+        help="End a search when as many as the beam have ended; none: as trained.",
+    ),
+]
 Checkpoint = Annotated[
     Optional[str],
     typer.Option(help="File in the run's checkpoints; none: final, or else best."),
@@ -30,6 +37,31 @@ Average = Annotated[
     Optional[int], typer.Option(min=1, help="Average so many of the newest epoch checkpoints.")
 ]
 DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+
+
+def decode_settings(
+    config: TrainConfig,
+    *,
+    beam: int | None,
+    length_penalty: float | None,
+    early_stopping: bool | None,
+    n_best: int = 1,
+) -> DecodeSettings:
+    """Return how to search: as asked, or else as the run was trained.
+
+    Raises:
+        UserError: more translations are asked for than the beam holds.
+    """
+    beam = beam or config.beam
+    if not 1 <= n_best <= beam:
+        raise UserError(f"n-best must be 1 to the beam, which is {beam}, but is {n_best}")
+    return DecodeSettings(
+        beam=beam,
+        length_penalty=config.length_penalty if length_penalty is None else length_penalty,
+        early_stopping=config.early_stopping if early_stopping is None else early_stopping,
+        max_length=config.max_length,
+        n_best=n_best,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

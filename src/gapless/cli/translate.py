@@ -13,12 +13,13 @@ from gapless.cli.model import (
     Beam,
     Checkpoint,
     DeviceName,
+    EarlyStopping,
     LengthPenalty,
+    decode_settings,
     load_for_decoding,
 )
 from gapless.errors import UserError
 from gapless.nmt.corpus import decode_text, read_lines, split_lines
-from gapless.nmt.decode import DecodeSettings
 from gapless.nmt.evaluate import longest_source
 from gapless.nmt.translate import translate_lines
 
@@ -35,6 +36,7 @@ def translate(
     file: Annotated[Optional[Path], typer.Option(help="File with one sentence a line.")] = None,
     beam: Beam = None,
     length_penalty: LengthPenalty = None,
+    early_stopping: EarlyStopping = None,
     n_best: Annotated[int, typer.Option(help="Translations of each sentence.")] = 1,
     checkpoint: Checkpoint = None,
     average: Average = None,
@@ -48,19 +50,18 @@ def translate(
         raise UserError("give sentences or --file, not both")
     loaded = load_for_decoding(run, device=device, checkpoint=checkpoint, average=average)
     config = loaded.config
-    beam = beam or config.beam
-    if not 1 <= n_best <= beam:
-        raise UserError(f"n-best must be 1 to the beam, which is {beam}, but is {n_best}")
+    settings = decode_settings(
+        config,
+        beam=beam,
+        length_penalty=length_penalty,
+        early_stopping=early_stopping,
+        n_best=n_best,
+    )
     found = translate_lines(
         loaded.decoder,
         loaded.vocabs,
         _lines(text, file),
-        DecodeSettings(
-            beam=beam,
-            length_penalty=config.length_penalty if length_penalty is None else length_penalty,
-            n_best=n_best,
-            max_length=config.max_length,
-        ),
+        settings,
         max_source=longest_source(config),
         on_long=lambda line, tokens: _warn_long(line, tokens, longest_source(config)),
     )

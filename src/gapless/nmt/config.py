@@ -90,6 +90,7 @@ class TrainConfig:
     average: int = _option(5, "newest epoch checkpoints averaged into the final model")
     beam: int = _option(5, "hypotheses of the final decoding")
     length_penalty: float = _option(1.0, "exponent a in score / length ** a")
+    early_stopping: bool = _option(False, "end a search when as many as the beam have ended")
 
     def __post_init__(self) -> None:
         """Check what can be checked without data or device."""

@@ -34,6 +34,8 @@ class DecodeSettings:
         beam: hypotheses kept; 1 is greedy search.
         length_penalty: exponent a in score / length ** a, the end mark counted.
         max_length: most tokens of a translation, the end mark not counted.
+        early_stopping: a sentence is done as soon as `beam` hypotheses have ended, as in
+            fairseq; otherwise when no hypothesis alive scores better than the last of them.
         n_best: translations returned for each sentence, at most `beam`.
         batch_tokens: budget of a batch: sentences times beam times source length.
     """
@@ -41,6 +43,7 @@ class DecodeSettings:
     beam: int = 5
     length_penalty: float = 1.0
     max_length: int = 200
+    early_stopping: bool = False
     n_best: int = 1
     batch_tokens: int = 16_384
 
@@ -139,16 +142,18 @@ class _Beams:
 
     Each step looks at the 2 K best continuations; those that end among the K best compete for K
     places by score. A sentence is done when the places are taken and the best hypothesis still
-    alive scores no better than the last of them. To stop as soon as K have ended, as fairseq
-    does, lets a confident model end on continuations that only fill the beam.
+    alive scores no better than the last of them. To stop as soon as K have ended lets a
+    confident model end on continuations that only fill the beam.
 
-    Source: the stopping rule is that of Hugging Face transformers with early_stopping=False.
+    Source: the stopping rules are those of Hugging Face transformers (early_stopping=False) and
+    of fairseq (early stopping).
     """
 
     def __init__(self, count: int, settings: DecodeSettings, *, device: torch.device) -> None:
         self._count = count
         self._beam = settings.beam
         self._penalty = settings.length_penalty
+        self._stops_early = settings.early_stopping
         self._n_best = min(settings.n_best, settings.beam)
         shape = (count, settings.beam)
         self._ids = torch.full((*shape, 1), BOS, dtype=torch.long, device=device)
@@ -156,6 +161,7 @@ class _Beams:
         self._log_probs[:, 0] = 0.0
         self._ended_ids = torch.full((*shape, 1), PAD, dtype=torch.long, device=device)
         self._ended_scores = torch.full(shape, _NEVER, device=device)
+        self._num_ended = torch.zeros(count, dtype=torch.long, device=device)
         self._is_done = torch.zeros(count, dtype=torch.bool, device=device)
 
     @property
@@ -214,6 +220,7 @@ class _Beams:
         length = self._ids.shape[2]
         ends = (tokens == EOS)[:, : self._beam] & (best[:, : self._beam] > _NEVER / 2)
         ends &= ~self._is_done.unsqueeze(1)
+        self._num_ended += ends.sum(dim=1)
         scores = (best[:, : self._beam] / length**self._penalty).masked_fill(~ends, _NEVER)
         ids = self._continued(rows[:, : self._beam], tokens[:, : self._beam])
         kept = torch.nn.functional.pad(self._ended_ids, (0, ids.shape[2] - length), value=PAD)
@@ -228,11 +235,17 @@ class _Beams:
         alive = best.masked_fill(tokens == EOS, _NEVER)
         self._log_probs, picks = alive.topk(self._beam, dim=1)
         rows, tokens = rows.gather(1, picks), tokens.gather(1, picks)
-        best_alive = self._log_probs[:, 0] / self._ids.shape[2] ** self._penalty
-        self._is_done |= self._ended_scores[:, -1] >= best_alive
+        self._is_done |= self._has_won()
         self._ids = self._continued(rows, tokens)
         first_rows = torch.arange(self._count, device=rows.device).unsqueeze(1) * self._beam
         return (rows + first_rows).flatten()
+
+    def _has_won(self) -> torch.Tensor:
+        """Return which sentences need no further step, [N]."""
+        if self._stops_early:
+            return self._num_ended >= self._beam
+        best_alive = self._log_probs[:, 0] / self._ids.shape[2] ** self._penalty
+        return self._ended_scores[:, -1] >= best_alive
 
     def _continued(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         index = rows.unsqueeze(2).expand(-1, -1, self._ids.shape[2])

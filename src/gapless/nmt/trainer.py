@@ -216,7 +216,10 @@ class Trainer:
             self.model, device=self._device, sync=self._outside_sync, precision=config.precision
         )
         settings = DecodeSettings(
-            beam=beam, length_penalty=config.length_penalty, max_length=config.max_length
+            beam=beam,
+            length_penalty=config.length_penalty,
+            max_length=config.max_length,
+            early_stopping=config.early_stopping,
         )
         with self._loop.compute():
             return evaluate(decoder, self._task.vocabs, pairs, settings, config=config).scores
