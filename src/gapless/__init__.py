@@ -19,9 +19,10 @@ if TYPE_CHECKING:
     )
     from gapless.nmt.batching import Batch as Batch
     from gapless.nmt.loss import LossCompute as LossCompute
-    from gapless.pipeline.loop import EpochResult as EpochResult, run_epoch as run_epoch
+    from gapless.pipeline.loop import TrainLoop as TrainLoop, run_epoch as run_epoch
     from gapless.pipeline.prefetch import prefetch as prefetch
     from gapless.pipeline.readback import DeferredLoss as DeferredLoss
+    from gapless.pipeline.records import EpochResult as EpochResult, StepLoss as StepLoss
     from gapless.pipeline.streams import StreamManager as StreamManager
     from gapless.pipeline.sync import SyncStats as SyncStats
     from gapless.plans import PLANS as PLANS, Plan as Plan
@@ -32,14 +33,16 @@ _HOME = {
     "Batch": "gapless.nmt.batching",
     "BatchError": "gapless.errors",
     "DeferredLoss": "gapless.pipeline.readback",
-    "EpochResult": "gapless.pipeline.loop",
+    "EpochResult": "gapless.pipeline.records",
     "GaplessError": "gapless.errors",
     "LossCompute": "gapless.nmt.loss",
     "NonFiniteLossError": "gapless.errors",
     "PLANS": "gapless.plans",
     "Plan": "gapless.plans",
     "StreamManager": "gapless.pipeline.streams",
+    "StepLoss": "gapless.pipeline.records",
     "SyncStats": "gapless.pipeline.sync",
+    "TrainLoop": "gapless.pipeline.loop",
     "UserError": "gapless.errors",
     "prefetch": "gapless.pipeline.prefetch",
     "run_epoch": "gapless.pipeline.loop",

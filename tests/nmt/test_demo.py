@@ -6,12 +6,11 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from gapless.errors import DataError
 from gapless.nmt import demo, demo_grammar
@@ -26,6 +25,11 @@ from gapless.nmt.demo_grammar import (
     english_number,
     quantity,
 )
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 
 SMALL = DemoSizes(train=2_000, val=100, test=100)
 DRAWS_PER_GRAMMAR = 5_000

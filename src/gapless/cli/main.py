@@ -25,7 +25,6 @@ _PARSER_ERROR: type[Exception] = typer.BadParameter.__mro__[2]
 app = typer.Typer(
     name="gapless",
     help="PyTorch training loops that never make the GPU wait.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -63,20 +62,24 @@ def _left(rows: list[tuple[str, ...]]) -> list[str]:
 
 @app.callback(invoke_without_command=True)
 def root(
+    context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
 ) -> None:
     """PyTorch training loops that never make the GPU wait."""
     if version:
         typer.echo(f"gapless {__version__}")
         raise typer.Exit
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 a mistake in what was asked."""
-    sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
 
 
-def _run(arguments: list[str]) -> int:
+def run_command(arguments: list[str]) -> int:
+    """Run one command in this process and return its exit code."""
     try:
         code = app(arguments, standalone_mode=False)
         return code if isinstance(code, int) else 0

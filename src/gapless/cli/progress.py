@@ -15,7 +15,7 @@ from gapless.report.text import duration, epoch_table, share
 
 if TYPE_CHECKING:
     from gapless.nmt.trainer import Observer
-    from gapless.pipeline.loop import Progress
+    from gapless.pipeline.records import Progress
     from gapless.report.records import EpochRecord
 
 

@@ -19,7 +19,7 @@ from gapless.cli.model import (
     load_for_decoding,
 )
 from gapless.errors import UserError
-from gapless.nmt.corpus import decode_text, read_lines, split_lines
+from gapless.nmt.corpus import check_text, decode_text, read_lines, split_lines
 from gapless.nmt.evaluate import longest_source
 from gapless.nmt.translate import translate_lines
 
@@ -72,7 +72,7 @@ def translate(
 
 def _lines(text: list[str] | None, file: Path | None) -> list[str]:
     if text:
-        return text
+        return [check_text(line, where=f"sentence {n}") for n, line in enumerate(text, start=1)]
     if file is not None:
         return read_lines(file)
     return split_lines(decode_text(sys.stdin.buffer.read(), name="standard input"))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 import yaml
 
@@ -95,16 +96,12 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check what can be checked without data or device."""
         self.resolved_plan()
+        _check_numbers(self)
         for name, choices in CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
                 kind = DeviceError if name == "precision" else DataError
                 raise kind(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                flag = name.replace("_", "-")
-                raise UserError(f"{flag} must be at least {least}, but is {value}")
         for name in ("dropout", "attention_dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 flag = name.replace("_", "-")
@@ -157,7 +154,21 @@ class TrainConfig:
         return "".join(lines)
 
 
+def _check_numbers(config: TrainConfig) -> None:
+    for item in fields(config):
+        value, flag = getattr(config, item.name), item.name.replace("_", "-")
+        if isinstance(value, float) and not math.isfinite(value):
+            raise UserError(f"{flag} must be a finite number, but is {value}")
+        if value is not None and item.name in _LEAST and value < _LEAST[item.name]:
+            raise UserError(f"{flag} must be at least {_LEAST[item.name]}, but is {value}")
+    if config.seed > _MAX_SEED:
+        raise UserError(f"seed must be at most {_MAX_SEED}, but is {config.seed}")
+
+
+_MAX_SEED = 2**63 - 1
+
 _LEAST: dict[str, float] = {
+    "seed": 0,
     "vocab_size": 5,
     "max_length": 1,
     "epochs": 1,
@@ -239,4 +250,28 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     unknown = sorted(set(map(str, values)) - known)
     if unknown:
         raise UserError(f"config {file} has unknown settings {', '.join(unknown)}")
-    return values
+    hints = get_type_hints(TrainConfig)
+    return {
+        name: _typed(value, hints[name], f"{name} in {file}") for name, value in values.items()
+    }
+
+
+_KINDS: dict[type, str] = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+}
+
+
+def _typed(value: Any, hint: Any, what: str) -> Any:
+    """Return a setting from YAML; 7e-4, which is text there, and 1 count as numbers."""
+    kinds = get_args(hint) or (hint,)
+    if type(value) in kinds:
+        return value
+    if float in kinds and type(value) in (int, str):
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    raise UserError(f"{what} must be {_KINDS[kinds[0]]}, but is {value!r}")

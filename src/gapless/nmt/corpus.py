@@ -10,6 +10,7 @@ import gzip
 import json
 import random
 import zlib
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,9 @@ def load_corpus(
 ) -> Corpus:
     """Read a corpus; hold out validation and test pairs from train where they are missing.
 
+    A split that is held out gets 5 % of the training pairs, at least 1 and at most 1000. It gets
+    fewer if sources repeat, because all pairs of a source go to the same split.
+
     Args:
         path: folder or file.
         src: name of the source side: a file ending, a column or a JSON key.
@@ -107,9 +111,11 @@ def load_corpus(
         if path.is_dir()
     }
     splits = {split: pairs for split, pairs in found.items() if pairs is not None}
-    for split in ("val", "test"):
-        if split not in splits:
-            train, splits[split] = _hold_out(train, path=path, split=split, seed=seed)
+    missing = [split for split in ("val", "test") if split not in splits]
+    if missing:
+        held_out = _hold_out(train, path=path, splits=missing, seed=seed)
+        train = held_out.pop("train")
+        splits.update(held_out)
     return Corpus(
         src_lang=src,
         tgt_lang=tgt,
@@ -144,13 +150,17 @@ def load_split(
         raise DataError(f"{path} does not exist; --data takes a folder or a file")
     if path.is_file():
         return _read_table(path, src=src, tgt=tgt, columns=columns)
-    table = _find_table(path, split)
-    if table is not None:
-        return _read_table(table, src=src, tgt=tgt, columns=columns)
-    sides = [_find_side(path, split, side) for side in (src, tgt)]
-    if sides[0] is not None and sides[1] is not None:
-        return _read_sides(sides[0], sides[1])
-    if split == "train" or any(sides):
+    alone = False
+    for name in _names(path, split):
+        table = _find(path, name, TABLE_ENDINGS)
+        if table is not None:
+            return _read_table(table, src=src, tgt=tgt, columns=columns)
+        # Both sides must go by one name: those of two test sets are no translations.
+        src_path, tgt_path = (_find(path, name, (f".{side}",)) for side in (src, tgt))
+        if src_path is not None and tgt_path is not None:
+            return _read_sides(src_path, tgt_path)
+        alone = alone or src_path is not None or tgt_path is not None
+    if split == "train" or alone:
         raise _missing_split(path, split, src=src, tgt=tgt)
     return None
 
@@ -197,6 +207,17 @@ def decode_text(raw: bytes, *, name: str) -> str:
         ) from error
 
 
+def check_text(text: str, *, where: str) -> str:
+    """Return the text, which can be written as UTF-8.
+
+    Raises:
+        DataError: it holds half a surrogate pair, as JSON escapes and shell arguments can.
+    """
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise DataError(f"{where} is not Unicode text: {text[:40]!a} holds a lone surrogate")
+    return text
+
+
 def _read_text(path: Path) -> str:
     if path.is_dir():
         raise DataError(f"{path} is a folder, expected a text file")
@@ -211,30 +232,18 @@ def _read_text(path: Path) -> str:
     return decode_text(raw, name=str(path))
 
 
-def _find_table(folder: Path, split: str) -> Path | None:
-    endings = [ending + packed for ending in TABLE_ENDINGS for packed in ("", ".gz")]
-    return _find(folder, split, endings)
+def _names(folder: Path, split: str) -> list[str]:
+    names = list(SPLIT_NAMES[split])
+    if split == "test":
+        # Test sets often carry a year or a source in their name: test_2016_flickr.en.
+        found = {path.name.partition(".")[0] for path in folder.glob("test*")}
+        names += sorted(found.difference(names))
+    return names
 
 
-def _find_side(folder: Path, split: str, side: str) -> Path | None:
-    return _find(folder, split, [f".{side}", f".{side}.gz"])
-
-
-def _find(folder: Path, split: str, endings: list[str]) -> Path | None:
-    for name in SPLIT_NAMES[split]:
-        for ending in endings:
-            if (folder / (name + ending)).is_file():
-                return folder / (name + ending)
-    if split != "test":
-        return None
-    # Test sets often carry a year or a source in their name: test_2016_flickr.en.
-    named = [
-        path
-        for path in sorted(folder.glob("test*"))
-        for ending in endings
-        if path.name.endswith(ending) and "." not in path.name.removesuffix(ending)
-    ]
-    return named[0] if named else None
+def _find(folder: Path, name: str, endings: Sequence[str]) -> Path | None:
+    paths = (folder / (name + ending + packed) for ending in endings for packed in ("", ".gz"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _missing_split(folder: Path, split: str, *, src: str, tgt: str) -> DataError:
@@ -266,8 +275,8 @@ def _read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, str] | No
     ending = path.name.removesuffix(".gz").rpartition(".")[2]
     if f".{ending}" not in TABLE_ENDINGS:
         raise DataError(
-            f"{path} ends in .{ending}, expected {', '.join(TABLE_ENDINGS)} "
-            "(each also with .gz) or a folder"
+            f"{path} has an unknown ending, expected {', '.join(TABLE_ENDINGS)} "
+            "(each also with .gz) or a folder; rename or convert it"
         )
     rows = _tsv_rows(path) if ending == "tsv" else _json_rows(path, ending, columns)
     if not rows:
@@ -296,9 +305,15 @@ def _json_rows(path: Path, ending: str, columns: tuple[str, str]) -> list[tuple[
             for number, line in lines
             if line.strip()
         ]
-    items = _parse(_read_text(path), path, 1)
+    text = _read_text(path)
+    if not text.strip():
+        raise DataError(f"{path} is empty, expected a JSON list of pairs")
+    items = _parse(text, path, 1)
     if not isinstance(items, list):
-        raise DataError(f"{path} holds a JSON {type(items).__name__}, expected a list of pairs")
+        raise DataError(
+            f"{path} holds JSON that is no list, expected a list of pairs; "
+            "give it the ending .jsonl if it has one pair a line"
+        )
     return [
         _json_pair(item, columns, where=f"{path} item {number}")
         for number, item in enumerate(items)
@@ -313,31 +328,52 @@ def _parse(text: str, path: Path, first_line: int) -> Any:
         raise DataError(
             f"{path} is not JSON at line {line}, column {error.colno}: {error.msg}"
         ) from error
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply, expected pairs of text") from error
 
 
 def _json_pair(item: Any, columns: tuple[str, str], *, where: str) -> tuple[str, str]:
     if isinstance(item, dict):
-        item = item.get("translation", item)
-        item = [item.get(column) for column in columns]
+        nested = item.get("translation")
+        keyed = nested if isinstance(nested, dict) else item
+        item = [keyed.get(column) for column in columns]
     if isinstance(item, list) and len(item) >= 2 and all(isinstance(s, str) for s in item[:2]):
-        return item[0], item[1]
+        return check_text(item[0], where=where), check_text(item[1], where=where)
     raise DataError(
         f'{where} is not a pair; expected ["...", "..."] or an object with the keys '
         f"{columns[0]!r} and {columns[1]!r}"
     )
 
 
-def _hold_out(pairs: Pairs, *, path: Path, split: str, seed: int) -> tuple[Pairs, Pairs]:
-    """Take pairs out, all those of a source sentence together."""
-    sources = sorted({sentence.strip() for sentence in pairs.src})
-    if len(sources) < 3:
+def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:
+    """Divide pairs into the splits and what is left for train, each source in one of them."""
+    counts = Counter(sentence.strip() for sentence in pairs.src)
+    if len(counts) < 3:
         raise DataError(
-            f"{path} has no {split} split and only {len(sources)} different source sentences to "
-            f"hold one out from, expected 3 or more; add a {split} file"
+            f"{path} has no {' or '.join(splits)} split and only {len(counts)} different source "
+            "sentences to hold out from, expected 3 or more; "
+            f"add {' and '.join(splits)} files, or more text"
         )
-    random.Random(f"{seed} {split}").shuffle(sources)
-    wanted = max(1, min(_MAX_HELD_OUT, int(len(sources) * _HELD_OUT_SHARE)))
-    chosen = set(sources[:wanted])
-    held = [n for n, sentence in enumerate(pairs.src) if sentence.strip() in chosen]
-    rest = [n for n, sentence in enumerate(pairs.src) if sentence.strip() not in chosen]
-    return pairs.take(rest), pairs.take(held)
+    split_of: dict[str, str] = {}
+    for split in splits:
+        free = sorted(counts.keys() - split_of.keys())
+        random.Random(f"{seed} {split}").shuffle(free)
+        split_of |= dict.fromkeys(_choose(free, counts), split)
+    owners = [split_of.get(sentence.strip(), "train") for sentence in pairs.src]
+    return {
+        split: pairs.take([n for n, owner in enumerate(owners) if owner == split])
+        for split in ("train", *splits)
+    }
+
+
+def _choose(sources: list[str], counts: Counter[str]) -> list[str]:
+    """Return the sources to hold out, the first that fit; the rarest one if none does."""
+    most = max(1, int(len(counts) * _HELD_OUT_SHARE))
+    room = max(1, min(_MAX_HELD_OUT, int(counts.total() * _HELD_OUT_SHARE)))
+    chosen: list[str] = []
+    for source in sources:
+        # The bound on sources leaves some for train where one source is most of the pairs.
+        if len(chosen) < most and counts[source] <= room:
+            chosen.append(source)
+            room -= counts[source]
+    return chosen or [min(sources, key=counts.__getitem__)]

@@ -245,7 +245,8 @@ class _Beams:
         if self._stops_early:
             return self._num_ended >= self._beam
         best_alive = self._log_probs[:, 0] / self._ids.shape[2] ** self._penalty
-        return self._ended_scores[:, -1] >= best_alive
+        has_won: torch.Tensor = self._ended_scores[:, -1] >= best_alive
+        return has_won
 
     def _continued(self, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
         index = rows.unsqueeze(2).expand(-1, -1, self._ids.shape[2])

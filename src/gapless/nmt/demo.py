@@ -5,9 +5,6 @@ bijection: an English sentence has exactly one Chinese translation here, and the
 The task is a real one all the same: word order differs, classifiers depend on the noun,
 tense sits in the verb in one language and in particles in the other, and held-out
 sentences hold numbers and combinations that no training sentence does.
-
-    >>> corpus = generate(seed=0)
-    >>> english, chinese = corpus["train"][0]
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Words and phrases of the demo corpus: numbers, a lexicon, noun phrases.
 
-Every entry exists once in each language, and every phrase says the same things in both
-languages (number, nearness, colour, ...), so that each can be recovered from the other.
+Every phrase says the same in both languages (number, nearness, colour, ...), and no entry is
+there twice in either, so that each can be recovered from the other.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ if TYPE_CHECKING:
     from random import Random
 
 
-Pair = tuple[str, str]
-"""An English text and its Chinese translation."""
+Pair = tuple[str, str]  # an English text and its Chinese translation
 
 
 def pairs(table: str) -> tuple[Pair, ...]:
@@ -381,8 +380,7 @@ def clock(hour: int, minute: int) -> Pair:
 
 def _minutes(number: int) -> str:
     """Count minutes; English names the unit unless it is a multiple of five."""
-    word = english_number(number)
-    return word if number % 5 == 0 else f"{word} {'minute' if number == 1 else 'minutes'}"
+    return english_number(number) if number % 5 == 0 else unit_count(number, "minute", "minutes")
 
 
 def unit_count(number: int, one: str, many: str) -> str:

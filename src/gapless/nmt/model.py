@@ -31,8 +31,7 @@ class ModelSizes:
         d_model: width.
         heads: attention heads; divides `d_model`.
         ffn: inner width of the feed-forward part.
-        encoder_layers: number of encoder layers.
-        decoder_layers: number of decoder layers.
+        encoder_layers, decoder_layers: number of layers.
         dropout: on embeddings and on every sub-layer's output.
         attention_dropout: on attention weights.
         norm: layer norm before (`pre`) or after (`post`) each sub-layer.
@@ -58,10 +57,8 @@ class LayerCache:
     """Keys and values of one decoder layer while decoding.
 
     Attributes:
-        self_keys: of the target so far, [B, H, T, E]; None before the first step.
-        self_values: likewise.
-        cross_keys: of the source, [B, H, S, E].
-        cross_values: likewise.
+        self_keys, self_values: of the target so far, [B, H, T, E]; None before the first step.
+        cross_keys, cross_values: of the source, [B, H, S, E].
     """
 
     self_keys: torch.Tensor | None
@@ -392,8 +389,7 @@ def _initialise_linears(*parts: nn.Module) -> None:
     for part in parts:
         for module in part.modules():
             if isinstance(module, Attention):
-                width = module.query.in_features
-                bound = math.sqrt(6.0 / (4 * width))
+                bound = math.sqrt(6.0 / (4 * module.query.in_features))
                 nn.init.uniform_(module.query.weight, -bound, bound)
                 nn.init.uniform_(module.key_value.weight, -bound, bound)
                 nn.init.xavier_uniform_(module.out.weight)

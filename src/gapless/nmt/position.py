@@ -10,7 +10,7 @@ from gapless.report.records import EpochRecord
 
 
 if TYPE_CHECKING:
-    from gapless.pipeline.loop import EpochResult
+    from gapless.pipeline.records import EpochResult
 
 
 @dataclass(kw_only=True)

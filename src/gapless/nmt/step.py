@@ -10,7 +10,7 @@ from gapless.device.select import autocast
 from gapless.nmt.batching import Batch, TokenBatch
 from gapless.nmt.loss import LabelSmoothing, LossCompute
 from gapless.nmt.schedule import learning_rate
-from gapless.pipeline.loop import StepLoss
+from gapless.pipeline.records import StepLoss
 
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from gapless.nmt.interrupt import StopRequest, until_stopped
 from gapless.nmt.position import Position
 from gapless.nmt.step import TranslationStep
 from gapless.nmt.task import prepare
-from gapless.pipeline.loop import Progress, TrainLoop
+from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.sync import HostSync, SyncStats
 from gapless.report.records import steady_tokens_per_second, total_gap_share, total_waits
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.corpus import Pairs
     from gapless.nmt.metrics import Scores
+    from gapless.pipeline.records import Progress
     from gapless.report.records import EpochRecord
 
 

@@ -185,6 +185,9 @@ def _train_or_shrink(sentences: Sequence[str], *, size: int | None, model: str) 
     try:
         return _train(sentences, size=size or DEFAULT_SIZE, model=model)
     except RuntimeError as error:
+        least = re.search(r"required_chars\. (\d+) vs (\d+)", str(error))
+        if least is not None:
+            raise _too_small(int(least.group(1)), int(least.group(2))) from error
         most = re.search(r"value <= (\d+)", str(error))
         if most is None:
             raise DataError(f"sentencepiece could not make a vocabulary: {error}") from error
@@ -214,6 +217,13 @@ def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
         minloglevel=2,
     )
     return proto.getvalue()
+
+
+def _too_small(size: int, least: int) -> DataError:
+    return DataError(
+        f"vocabulary size {size} is less than the characters of this text need, which is {least}; "
+        f"use --vocab-size {least} or more"
+    )
 
 
 def _too_large(size: int, most: int) -> DataError:

@@ -1,0 +1,76 @@
+"""The command line in this process, and a tiny trained run."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+import pytest
+
+from gapless.cli.main import run_command
+
+
+TINY = [
+    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
+    *("--decoder-layers", "1", "--vocab-size", "300", "--warmup", "5", "--beam", "2"),
+    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--max-length", "20"),
+]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    code: int
+    out: str
+    err: str
+
+
+@pytest.fixture
+def gapless(capsys, monkeypatch, tmp_path):
+    """Run a command in an empty working folder; return its exit code and output."""
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        code = run_command([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return Outcome(code=code, out=out, err=err)
+
+    return call
+
+
+def make_pairs(count=80, *, seed=3):
+    """Return English-like and Chinese-like sentences of a few words each."""
+    draw = random.Random(seed)
+    words = [
+        ("red", "红"),
+        ("big", "大"),
+        ("cat", "猫"),
+        ("dog", "狗"),
+        ("sees", "看"),
+        ("the", "这"),
+    ]
+    chosen = [[draw.choice(words) for _ in range(draw.randint(2, 6))] for _ in range(count)]
+    return [
+        (" ".join(en for en, _ in row) + f" {n}.", "".join(zh for _, zh in row) + f"{n}。")
+        for n, row in enumerate(chosen)
+    ]
+
+
+@pytest.fixture(scope="session")
+def tiny_data(tmp_path_factory):
+    """A folder of parallel text with three splits."""
+    folder = tmp_path_factory.mktemp("data")
+    for split, count in (("train", 80), ("val", 10), ("test", 12)):
+        pairs = make_pairs(count, seed=count)
+        for side, name in enumerate(("en", "zh")):
+            text = "".join(f"{pair[side]}\n" for pair in pairs)
+            (folder / f"{split}.{name}").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_run(tiny_data, tmp_path_factory):
+    """The folder of a run of two epochs on `tiny_data`."""
+    run = tmp_path_factory.mktemp("runs") / "tiny"
+    arguments = ["train", "--data", str(tiny_data), "--run-dir", str(run), *TINY]
+    assert run_command([*arguments, "--epochs", "2", "--average", "2"]) == 0
+    return run

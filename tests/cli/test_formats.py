@@ -1,0 +1,257 @@
+"""`gapless train --data` on every accepted form, then translate and evaluate."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+
+TINY = [
+    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
+    *("--decoder-layers", "1", "--warmup", "5", "--beam", "2", "--max-steps", "2"),
+    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--max-length", "40"),
+]
+
+SUMMARY_KEYS = {
+    *("plan", "device", "steps", "target_tokens", "tokens_per_second", "loss", "host_waits"),
+    *("gap_share", "bleu", "chrf", "signature", "exact_match", "wall_seconds"),
+    "peak_memory_bytes",
+}
+
+
+def read_pairs(data, split):
+    sides = [(data / f"{split}.{side}").read_text("utf-8").splitlines() for side in ("en", "zh")]
+    return list(zip(*sides, strict=True))
+
+
+ROWS = {
+    "tsv": lambda pairs: "".join(f"{zh}\t{en}\tsomebody\n" for en, zh in pairs),
+    "json": json.dumps,
+    "jsonl": lambda pairs: "".join(json.dumps({"en": e, "zh": z}) + "\n" for e, z in pairs),
+}
+
+
+def write_as(form, data, target):
+    """Write the corpus in another accepted form; return the arguments that read it."""
+    target.mkdir()
+    pack = gzip.compress if form.endswith(".gz") else bytes
+    ending = form.removesuffix(".gz")
+    for split in ("train", "val", "test"):
+        pairs = read_pairs(data, split)
+        if ending == "folder":
+            for at, side in enumerate(("en", "zh")):
+                text = "".join(f"{pair[at]}\n" for pair in pairs)
+                name = f"{split}.{side}" + (".gz" if form.endswith(".gz") else "")
+                (target / name).write_bytes(pack(text.encode()))
+            continue
+        rows = ROWS[ending](pairs)
+        (target / f"{split}.{form}").write_bytes(pack(rows.encode()))
+    return ["--columns", "zh,en"] if ending == "tsv" else []
+
+
+@pytest.mark.parametrize(
+    "form", ["folder", "folder.gz", "tsv", "tsv.gz", "json", "json.gz", "jsonl", "jsonl.gz"]
+)
+def test_every_accepted_form_trains_the_same_model(gapless, tiny_data, tmp_path, form):
+    """The form of the data changes nothing: losses are equal to those of the plain folder."""
+    extra = write_as(form, tiny_data, tmp_path / "as")
+    common = ["--vocab-size", "300", *TINY]
+
+    plain = gapless("train", "--data", tiny_data, "--run-dir", "a", *common)
+    other = gapless("train", "--data", tmp_path / "as", "--run-dir", "b", *extra, *common)
+
+    assert (plain.code, other.code) == (0, 0), other.err
+    losses = [json.loads(Path(run, "summary.json").read_text())["loss"] for run in "ab"]
+    assert losses[0] == losses[1]
+
+
+def test_a_single_file_is_split(gapless, tiny_data, tmp_path):
+    """Validation and test pairs are held out of a file that has no splits."""
+    write_as("tsv", tiny_data, tmp_path / "as")
+
+    done = gapless(
+        "train",
+        "--data",
+        tmp_path / "as" / "train.tsv",
+        "--columns",
+        "zh,en",
+        "--run-dir",
+        "r",
+        "--vocab-size",
+        "300",
+        *TINY,
+    )
+
+    assert done.code == 0, done.err
+    assert json.loads(Path("r/summary.json").read_text())["test_sentences"] >= 1
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--tokenizer", "none"],
+        ["--tokenizer", "none", "--shared-vocab", "--share", "all"],
+        ["--vocab-size", "300", "--shared-vocab", "--share", "all"],
+        ["--vocab-model", "unigram", "--share", "none"],
+        ["--src", "zh", "--tgt", "en"],
+    ],
+)
+def test_vocabularies_of_every_kind(gapless, tiny_data, flags):
+    """Subwords or words as they are, shared or separate, both directions."""
+    done = gapless("train", "--data", tiny_data, "--run-dir", "r", *flags, *TINY)
+    translated = gapless("translate", "r", "the cat sees 7.", "")
+
+    assert done.code == 0, done.err
+    assert translated.code == 0, translated.err
+    assert translated.out.count("\n") == 2
+
+
+def test_a_run_folder_holds_everything(tiny_run):
+    """Settings, every loss, TensorBoard events, checkpoints and the summary are there."""
+    summary = json.loads((tiny_run / "summary.json").read_text())
+    lines = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
+
+    assert set(summary) >= SUMMARY_KEYS
+    assert 10 == summary["steps"] == summary["batches"]
+    assert list(range(10)) == [line["step"] for line in lines if line["kind"] == "train"]
+    assert summary["gap_share"] is None
+    assert list((tiny_run / "tensorboard").glob("events*"))
+    assert {"best.safetensors", "final.safetensors", "state.pt"} <= {
+        path.name for path in (tiny_run / "checkpoints").iterdir()
+    }
+    assert yaml.safe_load((tiny_run / "config.yaml").read_text())["epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("plan", "waits"),
+    [
+        ("blocking", {"batch": 100, "loss_read": 100}),
+        ("deferred-loss", {"batch": 100, "loss_read": 10}),
+        ("events-interval", {"interval": 10}),
+        ("four-stream", {"interval": 10}),
+        ("gapless", {"epoch_end": 1}),
+    ],
+)
+def test_the_summary_counts_the_waits_of_a_hundred_batches(gapless, tiny_data, plan, waits):
+    """The counts of a plan stand in summary.json, the same on a CPU as on a GPU."""
+    done = gapless(
+        "train",
+        "--data",
+        tiny_data,
+        "--run-dir",
+        "r",
+        "--plan",
+        plan,
+        "--vocab-size",
+        "300",
+        *TINY,
+        "--batch-size",
+        "1",
+        "--max-steps",
+        "100",
+        "--epochs",
+        "2",
+        "--max-length",
+        "99",
+    )
+
+    assert done.code == 0, done.err
+    summary = json.loads(Path("r/summary.json").read_text())
+    counted = {reason: wait["count"] for reason, wait in summary["host_waits"].items()}
+    if plan in ("blocking",):
+        assert waits == counted
+    else:
+        # 80 batches in the first epoch and 20 in the second: as many full intervals.
+        expected = dict(waits) if plan != "gapless" else {"epoch_end": 2}
+        assert expected == counted
+
+
+def test_flags_win_over_the_config_of_an_earlier_run(gapless, tiny_run):
+    """A config file gives every setting that no flag gives."""
+    done = gapless(
+        "train",
+        "--config",
+        tiny_run / "config.yaml",
+        "--run-dir",
+        "r",
+        "--lr",
+        "0.5",
+        "--epochs",
+        "1",
+    )
+
+    assert done.code == 0, done.err
+    earlier = yaml.safe_load((tiny_run / "config.yaml").read_text())
+    later = yaml.safe_load(Path("r/config.yaml").read_text())
+    changed = {key for key in later if later[key] != earlier[key]}
+    assert {"lr", "epochs", "run_dir"} == changed
+
+
+def test_run_folders_are_numbered(gapless, tiny_data):
+    """Without --run-dir runs go to runs/train, then runs/train2."""
+    for _ in range(2):
+        gapless("train", "--data", tiny_data, "--vocab-size", "300", *TINY)
+
+    assert sorted(path.name for path in Path("runs").iterdir()) == ["train", "train2"]
+
+
+def test_lines_keep_their_order_and_empty_ones_stay(gapless, tiny_run, tmp_path, monkeypatch):
+    """Arguments, a file and standard input give the same lines in the same order."""
+    lines = ["the big dog sees the cat 5.", "", "red cat 1.", "   ", "dog 2."]
+    text = "".join(f"{line}\n" for line in lines)
+    (tmp_path / "in.txt").write_text(text)
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.encode())))
+
+    outputs = [
+        gapless("translate", tiny_run, *lines).out,
+        gapless("translate", tiny_run, "--file", "in.txt").out,
+        gapless("translate", tiny_run).out,
+    ]
+
+    assert outputs[0] == outputs[1] == outputs[2]
+    assert outputs[0].count("\n") == 5
+    assert [outputs[0].split("\n")[at] for at in (1, 3)] == ["", ""]
+
+
+def test_n_best_prints_number_text_and_score(gapless, tiny_run):
+    """Each sentence gets its best translations, best first, in the field's own format."""
+    done = gapless("translate", tiny_run, "the cat 1.", "dog 2.", "--n-best", "2")
+
+    rows = [line.split(" ||| ") for line in done.out.splitlines()]
+    assert [row[0] for row in rows] == ["0", "0", "1", "1"]
+    assert float(rows[0][2]) >= float(rows[1][2])
+    assert gapless("translate", tiny_run, "x", "--n-best", "9").code == 2
+
+
+def test_evaluation_prints_scores_with_signatures(gapless, tiny_run):
+    """Chinese is scored with the zh tokenizer; hypotheses are written; --json is one object."""
+    printed = gapless("evaluate", tiny_run)
+    figures = json.loads(gapless("evaluate", tiny_run, "--json").out)
+
+    assert "tok:zh" in printed.out
+    assert "chrF" in printed.out
+    assert "tok:zh" in figures["bleu_signature"]
+    assert 12 == figures["count"] == len(Path(figures["hypotheses"]).read_text().splitlines())
+
+
+def test_evaluation_of_other_data_and_averaged_checkpoints(gapless, tiny_run, tiny_data):
+    """Any split of any data can be scored, with the mean of the newest checkpoints."""
+    done = gapless(
+        "evaluate", tiny_run, "--data", tiny_data, "--split", "val", "--average", "2", "--json"
+    )
+
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["count"] == 10
+    assert gapless("evaluate", tiny_run, "--average", "9").code == 2
+    assert gapless("evaluate", tiny_run, "--split", "dev").code == 2
+
+
+def test_plans_are_listed(gapless):
+    """`gapless plans` names every plan."""
+    assert "four-stream" in gapless("plans").out

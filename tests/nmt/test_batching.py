@@ -1,0 +1,93 @@
+"""Length buckets and token budgets."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from gapless.nmt.batching import BucketSampler, TokenPairs, make_loader
+from gapless.nmt.vocab import BOS, EOS, PAD
+
+
+lengths = st.lists(st.tuples(st.integers(0, 15), st.integers(0, 15)), min_size=1, max_size=60)
+
+
+def make_pairs(sizes):
+    return TokenPairs([[4] * a for a, _ in sizes], [[5] * b for _, b in sizes])
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 80), st.integers(1, 4), st.integers(0, 5))
+def test_an_epoch_is_every_pair_once_within_the_budget(sizes, budget, accumulate, epoch):
+    """No pair is lost or repeated, no batch exceeds the budget unless it is one pair."""
+    pairs = make_pairs(sizes)
+    sampler = BucketSampler(pairs, max_tokens=budget, accumulate=accumulate)
+    sampler.set_epoch(epoch)
+    batches = list(sampler)
+
+    drawn = sorted(int(n) for batch in batches for n in batch.pairs)
+    assert list(range(len(sizes))) == drawn
+    for batch in batches:
+        longest = max(pairs.src_lengths[batch.pairs].max(), pairs.tgt_lengths[batch.pairs].max())
+        assert len(batch.pairs) == 1 or len(batch.pairs) * longest <= budget
+    assert [
+        n % accumulate == accumulate - 1 or n == len(batches) - 1 for n in range(len(batches))
+    ] == [batch.ends_update for batch in batches]
+
+
+@settings(deadline=None)
+@given(lengths, st.integers(1, 4))
+def test_an_update_counts_the_tokens_of_all_its_batches(sizes, accumulate):
+    """What divides the loss is the number of target tokens of the whole update."""
+    pairs = make_pairs(sizes)
+    batches = list(BucketSampler(pairs, max_sentences=3, accumulate=accumulate))
+    for start in range(0, len(batches), accumulate):
+        update = batches[start : start + accumulate]
+        tokens = sum(int(pairs.tgt_lengths[batch.pairs].sum()) for batch in update)
+        assert [tokens] * len(update) == [batch.update_tokens for batch in update]
+
+
+def test_epochs_differ_and_repeat_exactly():
+    """An epoch's order is a function of its number; a part of it can be skipped."""
+    draw = np.random.default_rng(0)
+    sampler = BucketSampler(make_pairs(draw.integers(1, 12, (200, 2)).tolist()), max_sentences=4)
+
+    def order(epoch, skip=0):
+        sampler.set_epoch(epoch, skip=skip)
+        return [batch.pairs.tolist() for batch in sampler]
+
+    assert order(3) == order(3)
+    assert order(3) != order(4)
+    assert order(3)[7:] == order(3, skip=7)
+
+
+def test_batches_hold_pairs_of_similar_length():
+    """Buckets keep padding low: batches are shuffled, not sentences."""
+    draw = np.random.default_rng(1)
+    pairs = make_pairs([(n, n) for n in draw.integers(1, 60, 1000)])
+    batches = list(BucketSampler(pairs, max_sentences=20))
+
+    padded = sum(pairs.src_lengths[batch.pairs].max() * len(batch.pairs) for batch in batches)
+    assert padded < 1.1 * pairs.src_lengths.sum()
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_loaders_pad_at_the_end(workers):
+    """Rows begin with their text and end in padding, with any number of workers."""
+    pairs = TokenPairs([[7, 8], [9]], [[4], [5, 6, 7]])
+    (batch,) = make_loader(
+        pairs, BucketSampler(pairs, max_sentences=2, shuffle=False), workers=workers
+    )
+
+    assert batch.src.tolist() == [[9, EOS, PAD], [7, 8, EOS]]
+    assert batch.tgt.tolist() == [[BOS, 5, 6, 7, EOS], [BOS, 4, EOS, PAD, PAD]]
+    assert (int(batch.ntokens), int(batch.norm), batch.ends_update) == (6, 6, True)
+    assert torch.int64 == batch.src.dtype
+
+
+def test_a_sampler_needs_a_budget():
+    """Neither tokens nor sentences given is a mistake."""
+    with pytest.raises(ValueError, match="max_tokens or max_sentences"):
+        BucketSampler(make_pairs([(1, 1)]))

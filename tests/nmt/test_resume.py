@@ -1,0 +1,120 @@
+"""A run that stops goes on exactly."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+
+import pytest
+
+from gapless.errors import NonFiniteLossError, RunFolderError
+from gapless.nmt.config import make_config
+from gapless.nmt.trainer import Trainer
+
+
+class Silent:
+    """Watches a run, and sends a signal to this process after some batches."""
+
+    def __init__(self, *, interrupt_after=None, number=signal.SIGINT):
+        self.left = interrupt_after
+        self.number = number
+
+    def started(self, facts):
+        pass
+
+    def epoch_started(self, epoch, *, num_batches, num_epochs):
+        pass
+
+    def batch_queued(self, progress, *, num_updates):
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), self.number)
+
+    def epoch_ended(self, record):
+        pass
+
+    def testing(self, count):
+        pass
+
+
+@pytest.fixture
+def settings(tmp_path):
+    draw = random.Random(1)
+    rows = [
+        " ".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 7))) for _ in range(60)
+    ]
+    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    return {
+        "data": str(tmp_path / "d.tsv"),
+        "tokenizer": "none",
+        "device": "cpu",
+        "workers": 0,
+        "d_model": 16,
+        "heads": 2,
+        "ffn": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "batch_size": 4,
+        "batch_tokens": None,
+        "dropout": 0.3,
+        "epochs": 3,
+        "warmup": 5,
+        "max_length": 20,
+        "accumulate": 2,
+        "average": 2,
+    }
+
+
+def train(settings, run, **watch):
+    trainer = Trainer(make_config({**settings, "run_dir": str(run)}), observer=Silent(**watch))
+    return trainer.train()
+
+
+def resume(run, **watch):
+    config = make_config({}, file=run / "config.yaml")
+    return Trainer(config, observer=Silent(**watch), resume=run).train()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("batches", [3, 14, 20])
+def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batches, number):
+    """Weights, losses and the record of losses are those of a run that never stopped."""
+    whole = train(settings, tmp_path / "whole")
+    stopped = train(settings, tmp_path / "parts", interrupt_after=batches, number=number)
+    resumed = resume(tmp_path / "parts")
+
+    assert stopped["interrupted"]
+    assert not resumed["interrupted"]
+    assert whole["loss"] == resumed["loss"]
+    final = "checkpoints/final.safetensors"
+    assert (tmp_path / "whole" / final).read_bytes() == (tmp_path / "parts" / final).read_bytes()
+    assert whole["batches"] == resumed["batches"]
+    steps = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    ]
+    losses = [[(r["step"], r["loss"]) for r in rows if r["kind"] == "train"] for rows in steps]
+    assert losses[0] == losses[1]
+
+
+def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):
+    """The missing state is named."""
+    train(settings, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "state.pt").unlink()
+
+    with pytest.raises(RunFolderError, match="cannot be resumed"):
+        resume(tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(settings, tmp_path):
+    """A learning rate far too high ends in an error that names the batch; losses are kept."""
+    with pytest.raises(NonFiniteLossError, match=r"loss of batch \d+ is (nan|inf)") as caught:
+        train({**settings, "lr": 1e30, "clip_norm": 0.0, "warmup": 0}, tmp_path / "run")
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[caught.value.step]["loss"] is None
+    assert all(row["loss"] is not None for row in rows[: caught.value.step])

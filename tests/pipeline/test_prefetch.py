@@ -1,0 +1,152 @@
+"""Prefetching any batch in anybody's loop."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+from torch.nn.utils.rnn import pack_padded_sequence
+
+import gapless
+from gapless.pipeline.structure import map_tensors, tensors_of
+
+
+class Named(NamedTuple):
+    x: torch.Tensor
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    inner: dict
+    count: int = 3
+
+
+DTYPES = [torch.float32, torch.float64, torch.int64, torch.int8, torch.bool, torch.bfloat16]
+
+tensors = st.builds(
+    lambda shape, dtype, seed: torch.randint(
+        0, 2, shape, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.sampled_from(DTYPES),
+    st.integers(0, 9),
+)
+batches = st.recursive(
+    tensors | st.integers() | st.text(max_size=3) | st.none(),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.builds(Named, tensors, st.text(max_size=2))
+        | st.builds(Frozen, tensors, st.dictionaries(st.text(max_size=2), inner, max_size=2))
+    ),
+    max_leaves=8,
+)
+
+
+def same(a, b):
+    """Whether two batches have the same structure, types and values."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, dict):
+        return list(a) == list(b) and all(same(a[key], b[key]) for key in a)
+    if isinstance(a, tuple | list):
+        return len(a) == len(b) and all(map(same, a, b))
+    if dataclasses.is_dataclass(a):
+        return all(same(getattr(a, f.name), getattr(b, f.name)) for f in dataclasses.fields(a))
+    return a == b
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.lists(batches, max_size=7), st.integers(1, 4))
+def test_batches_of_any_structure_come_out_as_they_went_in(data, depth):
+    """Structure, types, values and order are kept, even when every batch is kept."""
+    found = list(gapless.prefetch(data, "cpu", depth=depth))
+
+    assert all(map(same, data, found))
+    assert len(data) == len(found)
+
+
+def test_strided_and_tracked_tensors_are_copied_densely():
+    """A transposed tensor and one that requires gradients arrive with their values."""
+    data = [(torch.arange(12.0).view(3, 4).t(), torch.ones(3, requires_grad=True))]
+
+    ((moved, tracked),) = gapless.prefetch(data, "cpu")
+
+    assert torch.equal(data[0][0], moved)
+    assert not tracked.requires_grad
+
+
+def test_mappings_keep_their_kind():
+    """An ordered or user-defined mapping comes back as the same kind."""
+    ordered = collections.OrderedDict(b=torch.ones(2), a=1)
+    user = collections.UserDict(x=torch.zeros(1))
+
+    moved = map_tensors([ordered, user], lambda tensor: tensor + 1)
+
+    assert [collections.OrderedDict, collections.UserDict] == [type(part) for part in moved]
+    assert list(moved[0]) == ["b", "a"]
+    assert [tensor.numel() for tensor in tensors_of(moved)] == [2, 1]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.ones(2),
+        object(),
+        {1, 2},
+        pack_padded_sequence(torch.ones(2, 1), torch.tensor([2]), batch_first=False),
+    ],
+)
+def test_an_unknown_value_is_refused_by_name(value):
+    """What cannot be moved is named, instead of staying behind silently."""
+    with pytest.raises(gapless.BatchError, match=type(value).__qualname__):
+        list(gapless.prefetch([{"x": value}], "cpu"))
+
+
+def test_a_sparse_tensor_is_refused():
+    """A layout that has no flat memory is named."""
+    with pytest.raises(gapless.BatchError, match="sparse"):
+        list(gapless.prefetch([torch.eye(2).to_sparse()], "cpu"))
+
+
+def test_a_failing_loader_loses_no_batch():
+    """The batches before a failure are yielded, then the failure is raised."""
+
+    def loader():
+        yield from (torch.tensor(n) for n in range(5))
+        raise OSError("disk gone")
+
+    found = []
+    with pytest.raises(OSError, match="disk gone"):
+        for batch in gapless.prefetch(loader(), "cpu", depth=3):
+            found.append(int(batch))
+
+    assert found == [0, 1, 2, 3, 4]
+
+
+def test_a_prefetcher_serves_many_epochs_also_after_a_break():
+    """Each pass starts the loader anew; leaving one early harms nothing."""
+    prefetcher = gapless.prefetch([torch.tensor(n) for n in range(6)], "cpu")
+    for batch in prefetcher:
+        if batch == 2:
+            break
+
+    assert [int(batch) for batch in prefetcher] == [0, 1, 2, 3, 4, 5]
+    assert len(prefetcher) == 6
+    assert prefetcher.data_wait_ms >= 0
+
+
+def test_a_depth_below_one_is_refused():
+    """Prefetching nothing is a mistake, and is said so."""
+    with pytest.raises(ValueError, match="depth must be at least 1, but is 0"):
+        gapless.prefetch([], "cpu", depth=0)

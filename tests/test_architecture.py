@@ -1,0 +1,120 @@
+"""The rules of the house that no linter checks."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gapless
+
+
+SRC = Path(gapless.__file__).parent
+FILES = sorted(SRC.rglob("*.py"))
+
+READING = {"item", "tolist", "cpu", "numpy", "nonzero"}
+WAITING = {"synchronize_event", "synchronize_stream", "synchronize"}
+
+# Where values may come to the host, and why.
+MAY_READ = {
+    "pipeline/readback.py",  # rows whose copy an event says is done
+    "nmt/decode.py",  # inside a wait declared as "decode"; and numbers that are the host's own
+}
+
+
+def calls(path):
+    """Return the names of all methods that a file calls, with their lines."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        (node.func.attr, node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+
+
+def functions(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+
+
+@pytest.mark.parametrize("module", ["", ".errors", ".plans", ".report.text", ".report.records"])
+def test_pure_modules_do_not_load_torch(module):
+    """Importing a pure module leaves torch out of the process."""
+    code = f"import sys, gapless{module}; sys.exit('torch' in sys.modules)"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=False, env={"PYTHONPATH": str(SRC.parent)}
+    )
+
+    assert done.returncode == 0
+
+
+def test_every_public_name_can_be_loaded():
+    """What `dir(gapless)` promises is there, and nothing else is."""
+    assert all(getattr(gapless, name) is not None for name in dir(gapless))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = gapless.nothing
+
+
+def test_values_come_to_the_host_in_few_places():
+    """Calls that copy from the device are where they are known, and nowhere else."""
+    rooms = [
+        path for path in FILES if path.relative_to(SRC).parts[0] in ("device", "pipeline", "nmt")
+    ]
+    found = {
+        f"{path.relative_to(SRC)}:{line} .{name}()"
+        for path in rooms
+        for name, line in calls(path)
+        if name in READING and str(path.relative_to(SRC)) not in MAY_READ
+    }
+
+    assert set() == found
+
+
+def test_only_the_door_waits():
+    """Nobody but `pipeline/sync.py` asks a device to wait."""
+    callers = {
+        str(path.relative_to(SRC)).split("/")[0] + "/" + path.name
+        for path in FILES
+        for name, _ in calls(path)
+        if name in WAITING and path.relative_to(SRC).parts[0] != "device"
+    }
+
+    assert {"pipeline/sync.py", "pipeline/streams.py"} == callers
+    streams = (SRC / "pipeline" / "streams.py").read_text()
+    assert "device.synchronize" not in streams
+
+
+def test_functions_and_files_are_short():
+    """No function is longer than 60 lines, no file longer than 400."""
+    long = [
+        f"{path.name}:{node.name}"
+        for path in FILES
+        for node in functions(path)
+        if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= 60
+    ]
+
+    assert long == []
+    assert [path.name for path in FILES if len(path.read_text().splitlines()) > 400] == []
+
+
+def test_engine_functions_say_whether_they_block():
+    """Public methods of the loop, the rings, the losses and the streams have a `Sync:` line."""
+    silent = [
+        f"{name}:{method.name}"
+        for name in ("loop.py", "prefetch.py", "readback.py", "staging.py")
+        for node in functions(SRC / "pipeline" / name)
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+        for method in node.body
+        if isinstance(method, ast.FunctionDef)
+        and not method.name.startswith("_")
+        and not method.decorator_list
+        and "..." not in ast.unparse(method.body[-1])
+        and len(method.body) > 1
+        and "Sync:" not in (ast.get_docstring(method) or "")
+    ]
+
+    assert silent == []
