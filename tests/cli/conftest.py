@@ -22,17 +22,24 @@ class Outcome:
     code: int
     out: str
     err: str
+    new_files: list[str]
 
 
 @pytest.fixture
 def gapless(capsys, monkeypatch, tmp_path):
-    """Run a command in an empty working folder; return its exit code and output."""
+    """Run a command in a working folder of its own; return its exit code and what it left."""
     monkeypatch.chdir(tmp_path)
 
+    def files():
+        # The cache of vocabularies is no part of a run.
+        return {path for path in tmp_path.rglob("*") if tmp_path / "cache" not in path.parents}
+
     def call(*arguments):
+        before = files()
         code = run_command([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
-        return Outcome(code=code, out=out, err=err)
+        new = sorted(str(path.relative_to(tmp_path)) for path in files() - before)
+        return Outcome(code=code, out=out, err=err, new_files=[n for n in new if n != "cache"])
 
     return call
 

@@ -30,10 +30,10 @@ def check_refused(outcome, *parts):
     assert outcome.code == 2
     assert outcome.err.startswith("gapless: error: ")
     assert outcome.err.count("\n") == 1
-    assert "Traceback" not in outcome.err
+    assert "Traceback" not in outcome.err + outcome.out
     for part in parts:
         assert str(part) in outcome.err
-    assert not Path("runs").exists()
+    assert outcome.new_files == []
 
 
 def write(folder, **files):
@@ -134,7 +134,16 @@ def test_an_unknown_ending(gapless, tmp_path):
         (["--share", "all", "--no-shared-vocab"], ["--shared-vocab"]),
         (["--d-model", "30", "--heads", "4"], ["d-model 30"]),
         (["--precision", "fp16", "--device", "cpu"], ["fp16 needs a GPU"]),
-        (["--config", "absent.yaml"], ["absent.yaml"]),
+        (["--config", "absent.yaml"], ["absent.yaml", "No such file"]),
+        (["--config", "."], ["config .", "directory"]),
+        (["--lr", "fast"], ["--lr", "number"]),
+        (["--lr", "nan"], ["lr must be a finite number, but is nan"]),
+        (["--seed", "-1"], ["seed must be at least 0, but is -1"]),
+        (["--seed", str(2**63)], [f"seed must be at most {2**63 - 1}"]),
+        (["--vocab-model", "wordpiece"], ["'wordpiece'", "bpe, unigram"]),
+        (["--tokenizer", "moses"], ["'moses'", "sentencepiece, none"]),
+        (["--columns", "en", "--data", "."], ["columns must be two names", "'en'"]),
+        (["--resume", "a", "--run-dir", "b"], ["--resume", "leave out", "--run-dir"]),
     ],
 )
 def test_flags_that_cannot_be(gapless, flags, parts):
@@ -148,9 +157,24 @@ def test_a_gpu_that_is_absent(gapless):
     check_refused(gapless("train", "--device", "cuda"), "finds no GPU", "--device cpu")
 
 
-@pytest.mark.parametrize(("content", "part"), [("speed: 3\n", "speed"), ("a: [\n", "not YAML")])
+@pytest.mark.parametrize(
+    ("content", "part"),
+    [
+        ("speed: 3\n", "unknown settings speed"),
+        ("a: [\n", "not YAML"),
+        (b"\xff\n", "not YAML"),
+        ("- 3\n", "holds no settings"),
+        ("", "holds no settings"),
+        ("epochs: many\n", "epochs in c.yaml must be a whole number, but is 'many'"),
+        ("epochs:\n", "epochs in c.yaml must be a whole number, but is None"),
+        ("streams: true\n", "streams in c.yaml must be a whole number, but is True"),
+        ("shared_vocab: 'no'\n", "shared_vocab in c.yaml must be true or false, but is 'no'"),
+        ("lr: fast\n", "lr in c.yaml must be a number, but is 'fast'"),
+        ("data: 3\n", "data in c.yaml must be text, but is 3"),
+    ],
+)
 def test_a_config_that_is_none(gapless, tmp_path, content, part):
-    """Unknown settings and broken YAML are named."""
+    """Unknown settings, broken YAML and values of another kind are named."""
     write(tmp_path, c__yaml=content)
 
     check_refused(gapless("train", "--config", "c.yaml"), "c.yaml", part)
@@ -165,9 +189,12 @@ def test_a_folder_that_is_no_run(gapless, tmp_path, command):
     check_refused(gapless(command, "absent"), "absent is not a run folder", "does not exist")
 
 
-def test_resuming_what_is_no_run(gapless):
+def test_resuming_what_is_no_run(gapless, tmp_path):
     """Resuming needs a run folder."""
+    write(tmp_path / "d", note="")
+
     check_refused(gapless("train", "--resume", "absent"), "absent is not a run folder")
+    check_refused(gapless("train", "--resume", "d"), "d is not a run folder", "config.yaml")
 
 
 def test_a_run_folder_that_is_taken(gapless, tiny_data, tmp_path):
@@ -185,6 +212,13 @@ def test_a_vocabulary_larger_than_the_text_gives(gapless, tiny_data):
     outcome = gapless("train", "--data", tiny_data, "--vocab-size", "9000", *TINY)
 
     check_refused(outcome, "9000", "use --vocab-size")
+
+
+def test_a_vocabulary_smaller_than_the_characters_need(gapless, tiny_data):
+    """A size that cannot hold every character is refused, with the least that can."""
+    outcome = gapless("train", "--data", tiny_data, "--vocab-size", "200", *TINY)
+
+    check_refused(outcome, "vocabulary size 200 is less than", "use --vocab-size")
 
 
 def test_words_fewer_than_the_vocabulary(gapless, tiny_data):
@@ -230,6 +264,41 @@ def test_a_long_sentence_is_cut_at_translation_with_a_warning(gapless, tiny_run)
     assert outcome.out.count("\n") == 2
 
 
+def test_text_that_is_not_unicode(gapless, tiny_run, tmp_path):
+    """Half a surrogate pair, from JSON or from the bytes of an argument, is named."""
+    data = write(tmp_path / "d", train__jsonl='["a", "b"]\n["\\ud83d", "c"]\n')
+
+    trained = gapless("train", "--data", data / "train.jsonl", *TINY)
+    translated = gapless("translate", tiny_run, "cat", "caf\udce9")
+
+    check_refused(trained, "train.jsonl line 2 is not Unicode text", "ud83d")
+    check_refused(translated, "sentence 2 is not Unicode text", "caf", "udce9")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["translate", "--file", "absent.txt"], "absent.txt does not exist"),
+        (["translate", "--file", "x", "text"], "give sentences or --file, not both"),
+        (["translate", "--n-best", "3", "x"], "n-best must be 1 to the beam, which is 2"),
+        (["translate", "--checkpoint", "absent", "x"], "absent does not exist"),
+        (["translate", "--average", "7", "x"], "keeps 2 epoch checkpoints"),
+        (["translate", "--average", "2", "--checkpoint", "x", "x"], "not both"),
+        (["translate", "--device", "tpu", "x"], "unknown device 'tpu'"),
+        (["evaluate", "--split", "dev"], "unknown split 'dev'; the splits are train, val"),
+        (["evaluate", "--data", "absent"], "absent does not exist"),
+        (["evaluate", "--beam", "0"], "--beam"),
+    ],
+)
+def test_decoding_that_cannot_be(gapless, tiny_run, arguments, part):
+    """What is wrong with the request is named before anything is translated."""
+    command, *rest = arguments
+    outcome = gapless(command, tiny_run, *rest)
+
+    check_refused(outcome, part)
+    assert outcome.out == ""
+
+
 def test_a_checkpoint_that_is_broken(gapless, tiny_run, tmp_path):
     """A truncated file is named, not loaded."""
     broken = tiny_run / "checkpoints" / "broken.safetensors"
@@ -260,20 +329,53 @@ def test_a_mistake_in_a_real_process(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk(tiny_data, tmp_path):
+@pytest.mark.parametrize(
+    ("limit_bytes", "flags", "named"),
+    [
+        (3_000, [], "gapless/vocab/"),
+        (20_000, [], "r/checkpoints/epoch0001.safetensors"),
+        # Long enough for the log to fill the disk before the first checkpoint.
+        (8_000, ["--batch-size", "1", "--accumulate", "1", "--data", "long.tsv"], "error: r: "),
+    ],
+    ids=["vocabulary", "checkpoint", "log"],
+)
+def test_a_full_disk(tiny_data, tmp_path, limit_bytes, flags, named):
     """A write that finds no room ends the run with one line and leaves no half file."""
-    arguments = ["train", "--data", str(tiny_data), "--vocab-size", "300", "--run-dir", "r", *TINY]
+    rows = "".join(f"the cat {n}\t猫{n}\n" for n in range(400))
+    (tmp_path / "long.tsv").write_text(rows, encoding="utf-8")
+    arguments = ["train", "--data", str(tiny_data), "--vocab-size", "300", "--run-dir", "r"]
 
-    done = _process(arguments, cwd=tmp_path, limit_bytes=20_000)
+    done = _process([*arguments, *TINY, *flags], cwd=tmp_path, limit_bytes=limit_bytes)
 
     assert done.returncode == 2, done.stderr
-    assert done.stderr.startswith(b"gapless: error: ")
-    assert b"Traceback" not in done.stderr
+    error = done.stderr.decode()
+    assert error.startswith("gapless: error: ")
+    assert error.count("\n") == 1
+    assert named in error
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert [name for name in left if name.endswith((".tmp", ".safetensors", ".pt"))] == []
 
 
-def _process(arguments, *, cwd, stdin=b"", limit_bytes=None):
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_output_that_finds_no_room(tmp_path):
+    """A full disk behind standard output is one line of error too."""
+    with Path("/dev/full").open("wb") as full:
+        done = _process(["plans"], cwd=tmp_path, stdout=full)
+
+    assert done.returncode == 2
+    assert done.stderr.startswith(b"gapless: error: No space left on device")
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_no_command_prints_the_help(gapless):
+    """`gapless` alone is no mistake: it lists its commands."""
+    outcome = gapless()
+
+    assert (outcome.code, outcome.err) == (0, "")
+    assert all(name in outcome.out for name in ("train", "translate", "evaluate", "plans"))
+
+
+def _process(arguments, *, cwd, stdin=b"", stdout=subprocess.PIPE, limit_bytes=None):
     def limit():
         if limit_bytes is not None:
             # Every file may hold so much: the same as a disk without room for more.
@@ -283,7 +385,8 @@ def _process(arguments, *, cwd, stdin=b"", limit_bytes=None):
     return subprocess.run(
         [sys.executable, "-m", "gapless", *arguments],
         input=stdin,
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         cwd=cwd,
         env={**os.environ, "PYTHONPATH": SRC, "XDG_CACHE_HOME": str(cwd.parent / "cache")},
         preexec_fn=limit,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -193,6 +194,20 @@ def test_flags_win_over_the_config_of_an_earlier_run(gapless, tiny_run):
     assert {"lr", "epochs", "run_dir"} == changed
 
 
+def test_numbers_of_a_config_may_be_written_as_in_python(gapless, tiny_data):
+    """`lr: 7e-4` is a number although YAML calls it text, and so is a whole one."""
+    Path("c.yaml").write_text("lr: 7e-4\nclip_norm: 2\n")
+
+    done = gapless(
+        *("train", "--config", "c.yaml", "--data", tiny_data, "--run-dir", "r"),
+        *("--vocab-size", "300", "--loss-extract-interval", "3", *TINY),
+    )
+
+    assert done.code == 0, done.err
+    config = yaml.safe_load(Path("r/config.yaml").read_text())
+    assert (config["lr"], config["clip_norm"], config["loss_interval"]) == (7e-4, 2.0, 3)
+
+
 def test_run_folders_are_numbered(gapless, tiny_data):
     """Without --run-dir runs go to runs/train, then runs/train2."""
     for _ in range(2):
@@ -250,6 +265,43 @@ def test_evaluation_of_other_data_and_averaged_checkpoints(gapless, tiny_run, ti
     assert json.loads(done.out)["count"] == 10
     assert gapless("evaluate", tiny_run, "--average", "9").code == 2
     assert gapless("evaluate", tiny_run, "--split", "dev").code == 2
+
+
+def test_the_hypotheses_file_holds_what_translate_prints(gapless, tiny_run, tiny_data):
+    """`evaluate` writes the translations that `translate` gives for the same sentences."""
+    done = gapless("evaluate", tiny_run, "--average", "2", "--beam", "3", "--json")
+    translated = gapless(
+        *("translate", tiny_run, "--file", tiny_data / "test.en"),
+        *("--average", "2", "--beam", "3"),
+    )
+
+    assert done.out.count("\n") == 1
+    figures = json.loads(done.out)
+    assert figures["beam"] == 3
+    assert figures["chrf_signature"].startswith("nrefs:1|case:mixed|eff:yes|nc:6|nw:0")
+    assert translated.out == Path(figures["hypotheses"]).read_text(encoding="utf-8")
+
+
+def test_n_best_counts_empty_lines(gapless, tiny_run):
+    """The number before ||| is that of the line, from 0, and an empty line has one row."""
+    done = gapless("translate", tiny_run, "", "dog 2.", "--n-best", "2", "--beam", "4")
+
+    rows = [line.split(" ||| ") for line in done.out.splitlines()]
+    assert rows[0] == ["0", "", "0.0000"]
+    assert [row[0] for row in rows] == ["0", "1", "1"]
+    assert all(re.fullmatch(r"-\d+\.\d{4}", row[2]) for row in rows[1:])
+
+
+def test_tokenised_text_is_scored_as_it_is(gapless, tiny_data):
+    """Pre-tokenised text is not tokenised again, and the scores say so."""
+    flags = ["--tokenizer", "none", "--run-dir", "r", *TINY]
+    assert gapless("train", "--data", tiny_data, *flags).code == 0
+
+    figures = json.loads(gapless("evaluate", "r", "--json").out)
+
+    assert "tok:none" in figures["bleu_signature"]
+    assert "not comparable" in figures["note"]
+    assert "bleu_nfkc_both_sides" not in figures
 
 
 def test_plans_are_listed(gapless):

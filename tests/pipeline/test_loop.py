@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import gapless
+from gapless.device.cpu import CpuDevice
 from gapless.pipeline.loop import StepLoss, TrainLoop
 
 
@@ -123,3 +124,153 @@ def test_an_empty_epoch_is_no_error():
     result = gapless.run_epoch([], lambda x: x, device="cpu")
 
     assert result.losses == []
+
+
+class SplitTraining:
+    """A step in two parts, with the same arithmetic as that of `make_training`."""
+
+    def __init__(self, model):
+        self._model = model
+        self._optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, fused=True)
+
+    def forward(self, batch):
+        inputs, targets = batch
+        return StepLoss(loss=torch.nn.functional.mse_loss(self._model(inputs), targets))
+
+    def backward(self, out):
+        self._optimizer.zero_grad()
+        out.loss.backward()
+        self._optimizer.step()
+
+
+@pytest.mark.parametrize("plan", ["blocking", "four-stream", "gapless"])
+def test_a_step_in_two_parts_equals_the_whole_one(plan):
+    """A `SplitStep` gives the losses and weights of the same step as one function."""
+    data, step, model = make_training()
+    torch.manual_seed(1)
+    whole = gapless.run_epoch(data, step, device="cpu", plan=plan)
+    data, _, split_model = make_training()
+    torch.manual_seed(1)
+    split = gapless.run_epoch(data, SplitTraining(split_model), device="cpu", plan=plan)
+
+    assert whole.losses == split.losses
+    assert all(map(torch.equal, model.parameters(), split_model.parameters()))
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError, StopAsyncIteration])
+@pytest.mark.parametrize("plan", gapless.PLANS)
+def test_every_loss_is_kept_when_the_loader_or_the_callback_fails(plan, failure):
+    """Each step that ran is in the history once; a loader's error follows its last batch."""
+
+    def loader():
+        yield from (torch.tensor(float(n)) for n in range(37))
+        raise failure
+
+    def stop(progress):
+        if progress.batch == 23:
+            raise failure
+
+    with TrainLoop(plan=plan, device="cpu") as loop:
+        with pytest.raises(failure):
+            loop.run_epoch([torch.tensor(1.0)] * 50, lambda x: x * 2, on_batch=stop)
+        num_before = len(loop.losses.history)
+        with pytest.raises(failure):
+            loop.run_epoch(loader(), lambda x: x * 1)
+        after = loop.losses.history[num_before:]
+
+    assert loop.losses.history[:num_before] == [2.0] * 23
+    # A signal does not wait for the batches that are on their way; an error does.
+    assert [float(n) for n in range(len(after))] == after
+    assert len(after) == 37 or failure is KeyboardInterrupt
+
+
+@pytest.mark.parametrize("plan", gapless.PLANS)
+def test_epochs_keep_their_results_apart(plan):
+    """Losses, means, weights and waits of an epoch are its own, also with a rare read."""
+    knobs = gapless.PLANS[plan].with_knobs(loss_interval=64)
+    with TrainLoop(plan=knobs, device="cpu") as loop:
+        epochs = [
+            loop.run_epoch([torch.tensor(float(n))] * count, lambda x: StepLoss(loss=x, weight=x))
+            for n, count in ((1, 15), (2, 3), (3, 64), (4, 65))
+        ]
+
+    assert [one.losses for one in epochs] == [[1.0] * 15, [2.0] * 3, [3.0] * 64, [4.0] * 65]
+    assert [one.mean_loss for one in epochs] == [1.0, 2.0, 3.0, 4.0]
+    assert [one.weight for one in epochs] == [15.0, 6.0, 192.0, 260.0]
+    assert [one.num_batches for one in epochs] == [15, 3, 64, 65]
+    assert epochs[0].waits is not epochs[1].waits
+    assert all(one.waits.sync_count >= 1 for one in epochs)
+    assert epochs[1].waits.sync_count < epochs[3].waits.sync_count or plan == "gapless"
+
+
+def test_an_epoch_knows_its_times():
+    """Data wait, launch, busy and wall time are there; a CPU has no gap."""
+    result = gapless.run_epoch([torch.ones(3)] * 20, lambda x: x.sum(), device="cpu")
+
+    assert result.data_wait_ms > 0
+    assert result.launch_ms > 0
+    assert result.wall_ms >= result.launch_ms + result.data_wait_ms
+    assert result.launch_ms >= result.busy_ms > 0
+    assert None is result.gap_ms
+    assert None is result.gap_share
+
+
+class UnhurriedDevice(CpuDevice):
+    """Events are done only once somebody waited for them or for a later one."""
+
+    def __init__(self):
+        super().__init__()
+        self._now = 0
+        self._waited_until = 0
+
+    def record_event(self, event, stream):
+        super().record_event(event, stream)
+        self._now += 1
+        event.number = self._now
+
+    def query_event(self, event):
+        return getattr(event, "number", 0) <= self._waited_until
+
+    def synchronize_event(self, event):
+        self._waited_until = max(self._waited_until, event.number)
+
+
+@pytest.mark.parametrize("run_ahead", [2, 8, 100])
+def test_the_host_is_never_further_ahead_than_asked(run_ahead):
+    """When the device finishes nothing by itself, every batch past the bound waits for one."""
+    plan = gapless.PLANS["gapless"].with_knobs(run_ahead=run_ahead, prefetch=0)
+    device = UnhurriedDevice()
+
+    result = gapless.run_epoch(
+        [torch.tensor(float(n)) for n in range(60)], lambda x: x * 1, plan=plan, device=device
+    )
+
+    counts = {reason: total.count for reason, total in result.waits.by_reason.items()}
+    assert [float(n) for n in range(60)] == result.losses
+    assert max(0, 60 - run_ahead + 1) == counts.get("run_ahead", 0)
+    assert counts["epoch_end"] == 1
+
+
+def test_progress_counts_batches_and_weights():
+    """Every callback sees one batch more, and the weight of the losses read so far."""
+    seen = []
+    gapless.run_epoch(
+        [torch.tensor(2.0)] * 6,
+        lambda x: StepLoss(loss=x, weight=3.0),
+        device="cpu",
+        plan=gapless.PLANS["gapless"].with_knobs(loss_interval=3),
+        on_batch=lambda progress: seen.append((progress.batch, progress.weight)),
+    )
+
+    assert seen == [(1, 0.0), (2, 0.0), (3, 9.0), (4, 9.0), (5, 9.0), (6, 18.0)]
+
+
+def test_the_loop_serves_an_evaluation_between_epochs():
+    """Batches prefetched outside an epoch pass through the same memory and disturb nothing."""
+    data = [torch.tensor(float(n)) for n in range(12)]
+    with TrainLoop(device="cpu") as loop:
+        first = loop.run_epoch(data, lambda x: x * 1)
+        between = [float(batch) for batch in loop.prefetch(data)]
+        second = loop.run_epoch(data, lambda x: x * 1)
+
+    assert first.losses == between == second.losses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import gc
 from typing import NamedTuple
 
 import numpy as np
@@ -150,3 +151,112 @@ def test_a_depth_below_one_is_refused():
     """Prefetching nothing is a mistake, and is said so."""
     with pytest.raises(ValueError, match="depth must be at least 1, but is 0"):
         gapless.prefetch([], "cpu", depth=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 7)])
+def test_any_dtype_and_shape_is_staged(dtype, shape):
+    """Scalars and tensors without elements come out as they are, beside others in one batch."""
+    tensor = torch.ones(shape).to(dtype)
+    data = [(torch.ones(3, dtype=torch.int8), tensor, torch.zeros(1))] * 3
+
+    found = list(gapless.prefetch(data, "cpu"))
+
+    assert all(map(same, data, found))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24).view(2, 3, 4).permute(2, 0, 1),
+        torch.arange(10)[::3],
+        torch.ones(1).expand(4, 5),
+        torch.randn(3, dtype=torch.complex64).conj(),
+    ],
+    ids=["permuted", "strided", "expanded", "conjugated"],
+)
+def test_views_arrive_with_their_values(tensor):
+    """How a tensor lies in the loader's memory does not matter."""
+    assert all(torch.equal(tensor, found) for found in gapless.prefetch([tensor] * 4, "cpu"))
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+@pytest.mark.parametrize("taken", [1, 4, 10])
+def test_leaving_a_loop_early_closes_the_loader(depth, taken):
+    """After a break the loader's iterator is closed, and the next pass starts at the front."""
+    closed = []
+
+    class Loader:
+        def __iter__(self):
+            try:
+                yield from (torch.tensor(n) for n in range(10))
+            finally:
+                closed.append(True)
+
+    prefetcher = gapless.prefetch(Loader(), "cpu", depth=depth)
+    for number, batch in enumerate(prefetcher, 1):
+        assert number - 1 == int(batch)
+        if number == taken:
+            break
+    gc.collect()
+
+    assert closed == [True]
+    assert list(range(10)) == [int(batch) for batch in prefetcher]
+    assert taken + 10 == prefetcher.num_batches
+
+
+@pytest.mark.parametrize("depth", range(1, 6))
+@pytest.mark.parametrize("good", [0, 1, 3, 9])
+def test_a_failure_comes_after_the_last_good_batch(depth, good):
+    """However deep the prefetch, what came before a failure is yielded once, in order."""
+
+    def loader():
+        yield from (torch.tensor(n) for n in range(good))
+        raise LookupError("gone")
+
+    found = []
+    with pytest.raises(LookupError, match="gone"):
+        for batch in gapless.prefetch(loader(), "cpu", depth=depth):
+            found.append(int(batch))
+
+    assert list(range(good)) == found
+
+
+def test_no_more_is_taken_from_the_loader_than_the_depth_asks_for():
+    """When batch n is handed out, n + depth + 1 have been taken, the one in use counted."""
+    taken = []
+
+    def loader():
+        for number in range(20):
+            taken.append(number)
+            yield torch.tensor(number)
+
+    ahead = [len(taken) - int(batch) for batch in gapless.prefetch(loader(), "cpu", depth=3)]
+
+    assert ahead == [4] * 17 + [3, 2, 1]
+
+
+def test_the_wait_for_the_loader_is_measured():
+    """Time in the loader grows over the epochs."""
+    prefetcher = gapless.prefetch([torch.ones(2)] * 5, "cpu")
+    times = [prefetcher.data_wait_ms]
+    for _epoch in range(2):
+        list(prefetcher)
+        times.append(prefetcher.data_wait_ms)
+
+    assert 0.0 == times[0] < times[1] < times[2]
+
+
+def test_a_loader_without_length_has_none():
+    """`len` is the loader's own, and so is its absence."""
+    with pytest.raises(TypeError):
+        len(gapless.prefetch(iter([]), "cpu"))
+
+
+def test_batches_without_tensors_pass_through():
+    """A batch of plain values needs no transfer and keeps its place in the order."""
+    data = ["first", 2, {"x": torch.ones(1)}, None, ()]
+
+    found = list(gapless.prefetch(data, "cpu", depth=1))
+
+    assert all(map(same, data, found))

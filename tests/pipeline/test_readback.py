@@ -102,3 +102,89 @@ def test_later_changes_of_a_loss_do_not_matter():
     loss.fill_(9.0)
 
     assert losses.mean() == 1.0
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    st.lists(st.tuples(st.floats(-1e100, 1e100), st.integers(1, 9)), min_size=1, max_size=30),
+    st.sets(st.integers(0, 30)),
+)
+def test_the_mean_does_not_depend_on_when_losses_are_read(rows, reads):
+    """The sum is `math.fsum` over float64, to the last bit, in whatever portions it came."""
+    losses = gapless.DeferredLoss("cpu")
+    for number, (loss, weight) in enumerate(rows):
+        losses.add(torch.tensor(loss, dtype=torch.float64), weight=torch.tensor(weight))
+        if number in reads:
+            losses.drain()
+
+    total = math.fsum(loss * weight for loss, weight in rows)
+    assert total / math.fsum(weight for _, weight in rows) == losses.mean()
+
+
+@pytest.mark.parametrize("count", [1023, 1024, 1025, 5000])
+def test_more_losses_than_the_ring_has_rows(count):
+    """Nothing is lost or repeated when the ring goes around."""
+    losses = gapless.DeferredLoss("cpu")
+    for number in range(count):
+        losses.add(torch.tensor(float(number)), weight=number)
+
+    assert count == losses.num_added
+    losses.drain()
+    assert [float(number) for number in range(count)] == losses.history == losses.weights
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+def test_losses_of_any_floating_dtype_keep_their_value(dtype):
+    """A loss in half precision is widened, not rounded again."""
+    value = torch.tensor(0.1, dtype=dtype)
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(value.reshape(1, 1))
+
+    assert float(value) == losses.mean()
+
+
+def test_a_loss_that_is_no_number_is_refused_and_not_counted():
+    """More than one element is a mistake of the caller, and leaves no row behind."""
+    losses = gapless.DeferredLoss("cpu")
+    with pytest.raises(RuntimeError):
+        losses.add(torch.ones(2))
+    losses.add(torch.tensor(3.0))
+
+    assert losses.mean() == 3.0
+    assert losses.history == [3.0]
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [([math.inf, -math.inf], math.nan), ([math.nan, 1.0], math.nan), ([math.inf, 1.0], math.inf)],
+)
+def test_the_mean_of_non_finite_losses_is_no_error(values, expected):
+    """Infinities of both signs have no mean; the history still holds them."""
+    losses = gapless.DeferredLoss("cpu")
+    for value in values:
+        losses.add(torch.tensor(value))
+
+    assert str(expected) == str(losses.mean())
+    assert (0, values[0]) == losses.first_nonfinite or math.isnan(values[0])
+
+
+def test_waits_for_losses_are_counted_once_and_only_when_needed():
+    """A drain of losses that have been read asks for no wait."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(torch.tensor(1.0))
+    losses.drain(reason="log")
+    losses.drain(reason="log")
+    losses.mean()
+
+    assert {name: wait.count for name, wait in losses.stats.by_reason.items()} == {"log": 1}
+
+
+def test_a_part_of_the_run_has_its_own_mean():
+    """The mean since a batch counts that batch and those after it."""
+    losses = gapless.DeferredLoss("cpu")
+    for number in range(6):
+        losses.add(torch.tensor(float(number)), weight=1 + (number == 5))
+    losses.drain()
+
+    assert losses.running_mean(since=4) == 14 / 3
+    assert math.isnan(losses.running_mean(since=6))

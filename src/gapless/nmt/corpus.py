@@ -85,8 +85,8 @@ def load_corpus(
 ) -> Corpus:
     """Read a corpus; hold out validation and test pairs from train where they are missing.
 
-    A split that is held out gets 5 % of the training pairs, at least 1 and at most 1000. It gets
-    fewer if sources repeat, because all pairs of a source go to the same split.
+    A split that is held out gets 5 % of the pairs left in train, at least 1 and at most 1000. It
+    gets fewer if sources repeat, because all pairs of a source go to the same split.
 
     Args:
         path: folder or file.
@@ -275,8 +275,8 @@ def _read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, str] | No
     ending = path.name.removesuffix(".gz").rpartition(".")[2]
     if f".{ending}" not in TABLE_ENDINGS:
         raise DataError(
-            f"{path} has an unknown ending, expected {', '.join(TABLE_ENDINGS)} "
-            "(each also with .gz) or a folder; rename or convert it"
+            f"{path} ends in {path.suffix or 'nothing known'}, expected "
+            f"{', '.join(TABLE_ENDINGS)} (each also with .gz) or a folder; rename or convert it"
         )
     rows = _tsv_rows(path) if ending == "tsv" else _json_rows(path, ending, columns)
     if not rows:
@@ -311,7 +311,7 @@ def _json_rows(path: Path, ending: str, columns: tuple[str, str]) -> list[tuple[
     items = _parse(text, path, 1)
     if not isinstance(items, list):
         raise DataError(
-            f"{path} holds JSON that is no list, expected a list of pairs; "
+            f"{path} holds a JSON {type(items).__name__}, expected a list of pairs; "
             "give it the ending .jsonl if it has one pair a line"
         )
     return [
@@ -352,7 +352,7 @@ def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> 
         raise DataError(
             f"{path} has no {' or '.join(splits)} split and only {len(counts)} different source "
             "sentences to hold out from, expected 3 or more; "
-            f"add {' and '.join(splits)} files, or more text"
+            f"{' and '.join(f'add a {split} file' for split in splits)}, or more text"
         )
     split_of: dict[str, str] = {}
     for split in splits:
@@ -368,8 +368,9 @@ def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> 
 
 def _choose(sources: list[str], counts: Counter[str]) -> list[str]:
     """Return the sources to hold out, the first that fit; the rarest one if none does."""
-    most = max(1, int(len(counts) * _HELD_OUT_SHARE))
-    room = max(1, min(_MAX_HELD_OUT, int(counts.total() * _HELD_OUT_SHARE)))
+    most = max(1, int(len(sources) * _HELD_OUT_SHARE))
+    pairs = sum(counts[source] for source in sources)
+    room = max(1, min(_MAX_HELD_OUT, int(pairs * _HELD_OUT_SHARE)))
     chosen: list[str] = []
     for source in sources:
         # The bound on sources leaves some for train where one source is most of the pairs.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import threading
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -14,7 +15,7 @@ from torch.utils.tensorboard import SummaryWriter
 from gapless.errors import RunFolderError
 from gapless.nmt.checkpoint import FINAL, FOLDER, load_weights
 from gapless.nmt.config import TrainConfig, make_config
-from gapless.nmt.files import replace_file
+from gapless.nmt.files import naming, replace_file
 from gapless.nmt.model import ModelSizes, Transformer
 from gapless.nmt.task import Vocabs
 from gapless.nmt.vocab import load_vocab
@@ -40,6 +41,8 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._thread_hook = threading.excepthook
+        threading.excepthook = self._on_thread_error
         self._board = SummaryWriter(str(path / "tensorboard"))
 
     def log(self, kind: str, *, step: int, **values: float | None) -> None:
@@ -48,14 +51,16 @@ class RunFolder:
             name: value if value is None or math.isfinite(value) else None
             for name, value in values.items()
         }
-        self._metrics.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
-        for name, value in finite.items():
-            if value is not None:
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+        with naming(self.path):
+            self._metrics.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+            for name, value in finite.items():
+                if value is not None:
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def flush(self) -> None:
         """Hand to the system what was logged, so that it survives this process."""
-        self._metrics.flush()
+        with naming(self.path):
+            self._metrics.flush()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
@@ -64,8 +69,18 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the files."""
-        self._metrics.close()
-        self._board.close()
+        try:
+            with naming(self.path):
+                self._metrics.close()
+                self._board.close()
+        finally:
+            threading.excepthook = self._thread_hook
+
+    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        # TensorBoard's thread raises a failed write here, and once more from our next call.
+        is_board = type(error.thread).__module__.startswith("tensorboard.")
+        if not (is_board and isinstance(error.exc_value, OSError)):
+            self._thread_hook(error)
 
     def __enter__(self) -> Self:
         return self

@@ -79,13 +79,10 @@ class Prefetcher(Generic[BatchT]):
             if not staged:
                 source.raise_failure()
                 return
-            compute_stream = self._device.current_stream()
-            current = staged.popleft()
             self.num_batches += 1
-            try:
-                yield self._ring.hand_out(current, compute_stream=compute_stream)
-            finally:
-                self._ring.release(current, compute_stream=compute_stream)
+            yield self._ring.hand_out(
+                staged.popleft(), compute_stream=self._device.current_stream()
+            )
 
     def _fill(self, staged: deque[StagedBatch], source: _Source) -> None:
         compute_stream = self._device.current_stream()

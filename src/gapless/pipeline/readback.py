@@ -177,7 +177,11 @@ class DeferredLoss:
         if not total:
             return math.nan
         pairs = zip(self.history[since:], self.weights[since:], strict=True)
-        return math.fsum(loss * weight for loss, weight in pairs) / total
+        weighted = [loss * weight for loss, weight in pairs]
+        try:
+            return math.fsum(weighted) / total
+        except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
+            return sum(weighted) / total
 
     def _make_room(self) -> None:
         self.flush()

@@ -138,14 +138,6 @@ class StagingRing:
             self._device.wait_event(compute_stream, staged.slot.ready)
         return staged.batch
 
-    def release(self, staged: StagedBatch, *, compute_stream: Stream) -> None:
-        """Say that all work which reads the batch is queued on `compute_stream`.
-
-        Sync: Does not block the host.
-        """
-        if staged.slot is not None:
-            self._device.record_event(staged.slot.read, compute_stream)
-
     def _must_move(self, tensor: torch.Tensor) -> bool:
         # On a CPU every batch takes the same way as on an accelerator.
         on_host = not self._device.is_accelerator
@@ -180,11 +172,11 @@ class StagingRing:
     def _acquire_device(self, num_bytes: int, compute_stream: Stream) -> _DeviceSlot:
         slot = self._device_slots.popleft()
         self._device_slots.append(slot)
+        # Whoever held the slot's last batch has queued all reads of it by now, also those made
+        # after the next batch was taken; so has the former owner of a fresh block.
+        self._device.record_event(slot.read, compute_stream)
         self._device.wait_event(slot.stream, slot.read)
         if slot.buffer is None or slot.buffer.numel() < num_bytes or slot.is_kept():
-            # A fresh block may be one that compute still reads under its former owner, and a
-            # batch that somebody kept goes back to this stream's memory when they let go.
-            self._device.wait_stream(slot.stream, compute_stream)
             with self._device.use_stream(slot.stream):
                 slot.buffer = self._device.device_buffer(_rounded(num_bytes))
         return slot
