@@ -39,6 +39,21 @@ def clean_process_state(monkeypatch, tmp_path):
     torch.set_float32_matmul_precision("highest")
 
 
+@pytest.fixture
+def expected_waits():
+    """Host waits of each plan over 100 batches, by reason: the promise of the plans."""
+    return {
+        "blocking": {"batch": 100, "loss_read": 100},
+        "deferred-loss": {"batch": 100, "loss_read": 10},
+        "events": {"batch": 100},
+        "interval": {"interval": 10, "loss_read": 10},
+        "events-interval": {"interval": 10},
+        "four-stream": {"interval": 10},
+        "full": {"interval": 10},
+        "gapless": {"epoch_end": 1},
+    }
+
+
 @dataclass(frozen=True)
 class TinyRun:
     result: EpochResult

@@ -118,3 +118,47 @@ def test_engine_functions_say_whether_they_block():
     ]
 
     assert silent == []
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SRC)))
+def test_what_is_public_is_documented(path):
+    """Modules, and their public classes and functions, have a docstring."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    holders = [tree, *(node for node in tree.body if isinstance(node, ast.ClassDef))]
+    public = [
+        node
+        for holder in holders
+        if isinstance(holder, ast.Module) or not holder.name.startswith("_")
+        for node in holder.body
+        if isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+    ]
+
+    assert ast.get_docstring(tree)
+    assert [node.name for node in public if not ast.get_docstring(node)] == []
+
+
+def test_the_devices_waits_are_marked_as_the_doors_own():
+    """Every backend says of its waits that they block, and of the rest that they do not."""
+    (protocol,) = (node for node in functions(SRC / "device" / "base.py") if node.name == "Device")
+    texts = {
+        method.name: ast.get_docstring(method) or ""
+        for method in protocol.body
+        if isinstance(method, ast.FunctionDef)
+    }
+    blocking = {name for name, text in texts.items() if "Sync: Blocks the host" in text}
+    free = {name for name, text in texts.items() if "Sync: Does not block" in text}
+
+    assert {"synchronize_event", "synchronize_stream"} == blocking
+    assert {
+        *("create_stream", "shared_stream", "record_event", "query_event"),
+        *("wait_event", "wait_stream", "elapsed_ms", "copy"),
+    } <= free
+    for name in blocking:
+        assert "Only `gapless.pipeline.sync` may call this" in texts[name]
+
+
+def test_dir_lists_the_public_names():
+    """`dir`, `__all__` and what can be loaded agree."""
+    assert sorted(gapless.__all__) == dir(gapless)
+    assert {"DeferredLoss", "prefetch", "run_epoch", "PLANS", "StreamManager"} <= set(dir(gapless))
+    assert sorted(set(gapless.__all__)) == sorted(gapless.__all__)

@@ -55,3 +55,33 @@ def test_an_unknown_way_of_waiting_is_refused():
     """The ways there are stand in the message."""
     with pytest.raises(PlanError, match="stream, event, nothing"):
         Plan(name="mine", wait_with="hope")
+
+
+LEAST = {"sync_interval": 1, "loss_interval": 1, "prefetch": 0, "workers": 0, "run_ahead": 1}
+
+
+@given(st.sampled_from([*LEAST]), st.integers(max_value=0), st.sampled_from([*PLANS]))
+def test_any_knob_below_its_range_is_refused(knob, value, plan):
+    """No plan accepts a knob that would make the loop wait forever or divide by nothing."""
+    if value >= LEAST[knob]:
+        value = LEAST[knob] - 1
+    with pytest.raises(PlanError, match=f"at least {LEAST[knob]}, but is {value}"):
+        PLANS[plan].with_knobs(**{knob: value})
+
+
+@given(st.integers().filter(lambda n: not 1 <= n <= 8))
+def test_streams_are_one_to_eight(count):
+    """Any other number is refused with its range."""
+    with pytest.raises(PlanError, match=f"1 to 8, but is {count}"):
+        PLANS["gapless"].with_knobs(streams=count)
+
+
+def test_plans_know_their_names_and_say_what_they_do():
+    """Each is found under its own name, has a summary of one line, and cannot be changed."""
+    for name, plan in PLANS.items():
+        assert name == plan.name
+        assert plan is get_plan(name)
+        assert plan.summary
+        assert "\n" not in plan.summary
+        with pytest.raises(AttributeError):
+            plan.streams = 3

@@ -56,6 +56,19 @@ def test_pinned_memory_is_not_refilled_before_its_copy():
     assert list(range(40)) == torch.stack(sums).tolist()
 
 
+def test_a_batch_let_go_late_is_not_overwritten_early():
+    """Work queued on an earlier batch, after the next one was taken, still reads that batch."""
+    sums = []
+    previous = None
+    for batch in gapless.prefetch(_batches(16), "cuda", depth=1):
+        if previous is not None:
+            torch.cuda._sleep(_LONG)
+            sums.append(previous.view(2, -1).double().mean())
+        previous = batch
+
+    assert list(range(15)) == torch.stack(sums).tolist()
+
+
 def test_batches_that_are_kept_stay_as_they_are():
     """Whoever keeps a batch keeps its values, whatever comes after it."""
     kept = list(gapless.prefetch(_batches(9, 1 << 16), "cuda", depth=2))

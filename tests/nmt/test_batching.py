@@ -91,3 +91,64 @@ def test_a_sampler_needs_a_budget():
     """Neither tokens nor sentences given is a mistake."""
     with pytest.raises(ValueError, match="max_tokens or max_sentences"):
         BucketSampler(make_pairs([(1, 1)]))
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+def test_a_skipped_part_and_the_rest_are_the_whole_epoch(accumulate):
+    """Batches keep their update, its tokens and its end wherever an epoch is taken up."""
+    sampler = BucketSampler(
+        make_pairs([(n % 9, n % 7) for n in range(50)]), max_tokens=30, accumulate=accumulate
+    )
+
+    def epoch(**part):
+        sampler.set_epoch(2, **part)
+        assert len(sampler) == len(list(sampler))
+        return [(m.pairs.tolist(), m.update_tokens, m.ends_update) for m in sampler]
+
+    whole = epoch()
+    for skip in range(0, len(whole) + 1, accumulate):
+        assert whole[skip:] == epoch(skip=skip)
+        assert whole[skip : skip + 2 * accumulate] == epoch(skip=skip, max_updates=2)
+
+
+def test_workers_do_not_change_batches_or_random_numbers():
+    """The same epoch comes out of the training process and of a worker, bit for bit."""
+    draw = np.random.default_rng(2)
+    ids = [draw.integers(4, 99, draw.integers(0, 12)).tolist() for _ in range(80)]
+    pairs = TokenPairs(ids, ids[::-1])
+
+    def epochs(workers):
+        sampler = BucketSampler(pairs, max_tokens=60, accumulate=2, seed=3)
+        loader = make_loader(pairs, sampler, workers=workers)
+        torch.manual_seed(0)
+        found = []
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            found += list(loader)
+        return found, torch.rand(3).tolist()
+
+    (direct, after), (through_worker, after_worker) = epochs(0), epochs(1)
+
+    assert after == after_worker
+    assert len(direct) == len(through_worker) > 10
+    for one, other in zip(direct, through_worker, strict=True):
+        for name in ("src", "tgt", "ntokens", "norm"):
+            assert torch.equal(getattr(one, name), getattr(other, name)), name
+        assert one.ends_update == other.ends_update
+
+
+@settings(deadline=None, max_examples=50)
+@given(lengths, st.integers(1, 60))
+def test_rows_are_their_text_and_then_padding(sizes, budget):
+    """Every row is its pair's ids, marks included, and nothing but padding after them."""
+    pairs = make_pairs(sizes)
+    sampler = BucketSampler(pairs, max_tokens=budget)
+    for micro, batch in zip(sampler, make_loader(pairs, sampler, workers=0), strict=True):
+        for row, number in enumerate(micro.pairs):
+            a, b = sizes[number]
+            width, height = batch.src.shape[1], batch.tgt.shape[1]
+            assert [4] * a + [EOS] + [PAD] * (width - a - 1) == batch.src[row].tolist()
+            expected = [BOS] + [5] * b + [EOS] + [PAD] * (height - b - 2)
+            assert expected == batch.tgt[row].tolist()
+        assert int((batch.tgt[:, 1:] != PAD).sum()) == int(batch.ntokens)
+        assert micro.update_tokens == int(batch.norm)

@@ -6,6 +6,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -118,3 +120,80 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(settings, tmp_pa
     rows = [json.loads(line) for line in lines]
     assert rows[caught.value.step]["loss"] is None
     assert all(row["loss"] is not None for row in rows[: caught.value.step])
+
+
+def read_losses(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
+
+
+def same_end(one, other):
+    final = "checkpoints/final.safetensors"
+    return (one / final).read_bytes() == (other / final).read_bytes()
+
+
+def test_a_run_may_stop_many_times(settings, tmp_path):
+    """Interrupted in every epoch, within an update and at the very last batch, it ends alike."""
+    settings = {**settings, "accumulate": 3, "plan": "gapless", "loss_interval": 7}
+    whole = train(settings, tmp_path / "whole")
+    train(settings, tmp_path / "parts", interrupt_after=2)
+    summary, stops = {"interrupted": True}, 0
+    while summary["interrupted"]:
+        left = whole["batches"] - len(read_losses(tmp_path / "parts"))
+        summary = resume(tmp_path / "parts", interrupt_after=min(11, left) or None)
+        stops += 1
+
+    assert stops > 3
+    assert whole["loss"] == summary["loss"]
+    assert same_end(tmp_path / "whole", tmp_path / "parts")
+    assert read_losses(tmp_path / "whole") == read_losses(tmp_path / "parts")
+    assert [step for step, _ in read_losses(tmp_path / "parts")] == list(range(whole["batches"]))
+
+
+KILLED = """
+import json, os, signal, sys
+from gapless.nmt.config import make_config
+from gapless.nmt.trainer import Trainer
+
+class Killer:
+    left = 20
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+    def batch_queued(self, progress, *, num_updates):
+        self.left -= 1
+        if not self.left:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+Trainer(make_config(json.loads(sys.argv[1])), observer=Killer()).train()
+"""
+
+
+def test_a_killed_run_goes_on_from_its_last_epoch(settings, tmp_path):
+    """Without a chance to save anything, the state of the last whole epoch is good."""
+    whole = train(settings, tmp_path / "whole")
+    run = tmp_path / "killed"
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, json.dumps({**settings, "run_dir": str(run)})],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    resumed = resume(run)
+
+    assert done.returncode == -signal.SIGKILL
+    assert whole["loss"] == resumed["loss"]
+    assert whole["batches"] == resumed["batches"]
+    assert read_losses(tmp_path / "whole") == read_losses(run)
+    assert same_end(tmp_path / "whole", run)
+
+
+def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
+    """Nothing is trained again, and the final weights are the same bytes."""
+    first = train(settings, tmp_path / "run")
+    before = (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
+
+    again = resume(tmp_path / "run")
+
+    assert first["batches"] == again["batches"] == len(read_losses(tmp_path / "run"))
+    assert before == (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()

@@ -48,7 +48,7 @@ def test_cosine_falls_to_nothing_at_the_end(warmup, more):
         for n in (warmup, warmup + more + 1, total, total + 50)
     ]
 
-    assert [1.0, 0.5, 0.0, 0.0] == pytest.approx(rate, abs=1e-12)
+    assert pytest.approx(rate, abs=1e-12) == [1.0, 0.5, 0.0, 0.0]
 
 
 def test_a_run_that_ends_within_its_warm_up_has_a_rate():
@@ -64,8 +64,8 @@ def test_a_run_that_ends_within_its_warm_up_has_a_rate():
 def test_constant_and_no_warm_up():
     """Without a warm-up the first update has the peak."""
     for schedule in ("constant", "inverse-sqrt", "cosine"):
-        assert 1.0 == learning_rate(1, peak=1.0, warmup=1, schedule=schedule, total=10)
-    assert 1.0 == learning_rate(999, peak=1.0, warmup=0, schedule="constant")
+        assert learning_rate(1, peak=1.0, warmup=1, schedule=schedule, total=10) == 1.0
+    assert learning_rate(999, peak=1.0, warmup=0, schedule="constant") == 1.0
 
 
 @settings(deadline=None)
@@ -130,7 +130,7 @@ def test_evaluation_changes_nothing():
         torch.randn(1, 2, 3), torch.tensor([[4, 5]]), torch.tensor(2.0)
     )
 
-    assert (False, ()) == (was_trained, loss.shape)
+    assert (was_trained, loss.shape) == (False, ())
     assert torch.equal(before, generator.weight)
     assert None is generator.weight.grad
 

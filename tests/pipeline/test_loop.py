@@ -274,3 +274,44 @@ def test_the_loop_serves_an_evaluation_between_epochs():
         second = loop.run_epoch(data, lambda x: x * 1)
 
     assert first.losses == between == second.losses
+
+
+class ScriptedDevice(CpuDevice):
+    """A device whose clock the test moves, and which is asked for its gaps."""
+
+    is_accelerator = True
+    now = 0.0
+
+    def record_event(self, event, stream):
+        event.recorded_at = self.now
+
+    def elapsed_ms(self, start, end):
+        return end.recorded_at - start.recorded_at
+
+
+def test_the_time_between_epochs_is_no_gap():
+    """Steps of 3 ms with 1 ms before each are a quarter idle, however long a pause was."""
+    device = ScriptedDevice()
+
+    def loader():
+        for _ in range(10):
+            device.now += 1.0
+            yield torch.tensor(1.0)
+
+    def step(batch):
+        device.now += 3.0
+        return batch * 1
+
+    plan = gapless.PLANS["gapless"].with_knobs(prefetch=0)
+    shares = []
+    with TrainLoop(plan=plan, device=device) as loop:
+        for _epoch in range(2):
+            device.now += 1000.0
+            result = loop.run_epoch(
+                loader(), step, on_batch=lambda progress: shares.append(progress.gap_share)
+            )
+
+            assert (result.busy_ms, result.gap_ms) == (30.0, 9.0)
+            assert result.gap_share == 9.0 / 39.0
+
+    assert [0.0, 1.0 / 7.0] == shares[:2] == shares[10:12]

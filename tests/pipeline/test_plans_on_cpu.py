@@ -8,33 +8,21 @@ import torch
 from gapless.plans import PLANS
 
 
-EXPECTED_WAITS = {
-    "blocking": {"batch": 100, "loss_read": 100},
-    "deferred-loss": {"batch": 100, "loss_read": 10},
-    "events": {"batch": 100},
-    "interval": {"interval": 10, "loss_read": 10},
-    "events-interval": {"interval": 10},
-    "four-stream": {"interval": 10},
-    "full": {"interval": 10},
-    "gapless": {"epoch_end": 1},
-}
-
-
 @pytest.mark.parametrize("plan", PLANS)
-def test_waits_of_a_hundred_batches_are_as_declared(train_tiny, plan):
+def test_waits_of_a_hundred_batches_are_as_declared(train_tiny, expected_waits, plan):
     """Over 100 batches the host asks for the waits of its plan, as on a GPU."""
     result = train_tiny(plan=plan).result
 
     counts = {reason: total.count for reason, total in result.waits.by_reason.items()}
-    assert EXPECTED_WAITS[plan] == counts
+    assert expected_waits[plan] == counts
 
 
 @pytest.mark.parametrize("plan", PLANS)
-def test_a_last_partial_interval_is_waited_for_once(train_tiny, plan):
+def test_a_last_partial_interval_is_waited_for_once(train_tiny, expected_waits, plan):
     """Over 95 batches the interval plans wait ceil(95 / 10) times, and lose no loss."""
     result = train_tiny(plan=plan, num_batches=95).result
 
-    expected = sum(EXPECTED_WAITS[plan].values())
+    expected = sum(expected_waits[plan].values())
     if plan in ("blocking", "gapless"):
         expected = {"blocking": 190, "gapless": 1}[plan]
     elif plan in ("deferred-loss", "events"):

@@ -260,3 +260,17 @@ def test_batches_without_tensors_pass_through():
     found = list(gapless.prefetch(data, "cpu", depth=1))
 
     assert all(map(same, data, found))
+
+
+def test_a_batch_that_cannot_be_moved_waits_its_turn():
+    """The batches before a bad one are yielded, then it is refused."""
+    found = []
+    with pytest.raises(gapless.BatchError):
+        for batch in _failing_at_three():
+            found.append(int(batch))
+
+    assert found == [0, 1, 2]
+
+
+def _failing_at_three():
+    return gapless.prefetch([*map(torch.tensor, range(3)), object()], "cpu", depth=3)

@@ -94,6 +94,31 @@ class RunFolder:
         self.close()
 
 
+def forget_later(path: Path, *, batches: int, epochs: int) -> None:
+    """Drop from `metrics.jsonl` what a run logged after the state it goes on from.
+
+    A run that was killed has logged more than it saved; it will log the same batches again.
+
+    Args:
+        path: the run folder.
+        batches: batches done in the state.
+        epochs: epochs done in the state.
+    """
+    metrics = path / "metrics.jsonl"
+    if not metrics.is_file():
+        return
+    # A killed process may have left half of its last line.
+    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
+    rows = [(json.loads(line), line) for line in lines if line.endswith("}")]
+    kept = [
+        line
+        for row, line in rows
+        if (row["kind"] == "train" and row["step"] < batches)
+        or (row["kind"] == "epoch" and row["step"] <= epochs)
+    ]
+    replace_file(metrics, "".join(f"{line}\n" for line in kept).encode())
+
+
 def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
     """Make the folder of a new run, with its settings and vocabularies.
 

@@ -282,6 +282,11 @@ class Trainer:
         checkpoint.set_weights(self.model, state["model"], path=path)
         self._step.load_state(state["step"])
         self._position = Position.of_state(state["position"])
+        runs.forget_later(
+            self.run_dir,
+            batches=self._position.batches_before,
+            epochs=self._position.epoch,
+        )
         set_random_state(self._device, state["random"])
 
     # --- sizes ---

@@ -13,6 +13,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gapless.device.select import resolve_device
+from gapless.errors import BatchError
 from gapless.pipeline.staging import StagedBatch, StagingRing
 from gapless.pipeline.sync import HostSync, SyncStats
 
@@ -90,8 +91,12 @@ class Prefetcher(Generic[BatchT]):
             start = perf_counter()
             found = source.take()
             self.data_wait_ms += (perf_counter() - start) * 1000.0
-            if found:
-                staged.append(self._ring.stage(found.pop(), compute_stream=compute_stream))
+            try:
+                staged += [
+                    self._ring.stage(batch, compute_stream=compute_stream) for batch in found
+                ]
+            except BatchError as failure:
+                source.fail(failure)
 
 
 class _Source:
@@ -109,9 +114,13 @@ class _Source:
         except StopIteration:
             self.is_exhausted = True
         except Exception as failure:
-            self.is_exhausted = True
-            self._failure = failure
+            self.fail(failure)
         return []
+
+    def fail(self, failure: Exception) -> None:
+        """End here, and raise the failure when the batches before it are used up."""
+        self.is_exhausted = True
+        self._failure = failure
 
     def raise_failure(self) -> None:
         """Raise what the loader raised, if it did."""
