@@ -388,7 +388,11 @@ def _process(arguments, *, cwd, stdin=b"", stdout=subprocess.PIPE, limit_bytes=N
         stdout=stdout,
         stderr=subprocess.PIPE,
         cwd=cwd,
-        env={**os.environ, "PYTHONPATH": SRC, "XDG_CACHE_HOME": str(cwd.parent / "cache")},
+        env={
+            **os.environ,
+            "PYTHONPATH": SRC,
+            "XDG_CACHE_HOME": str(cwd.parent / f"cache-of-{cwd.name}"),
+        },
         preexec_fn=limit,
         check=False,
     )

@@ -75,13 +75,17 @@ def root(
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 a mistake in what was asked."""
-    sys.exit(run_command(sys.argv[1:] if arguments is None else arguments))
+    code = run_command(sys.argv[1:] if arguments is None else arguments)
+    _give_up_unwritable_output()
+    sys.exit(code)
 
 
 def run_command(arguments: list[str]) -> int:
     """Run one command in this process and return its exit code."""
     try:
         code = app(arguments, standalone_mode=False)
+        # Now, while an error can still be told: Python's own flush at the end cannot.
+        sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except _PARSER_ERROR as error:
         return _fail(error.format_message(), code=2)  # type: ignore[attr-defined]
@@ -91,12 +95,19 @@ def run_command(arguments: list[str]) -> int:
         return _fail(str(error), code=1)
     except BrokenPipeError:
         # The reader of our output went away, as `head` does; nothing is left to say to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except OSError as error:
         return _fail(_disk_message(error), code=2)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", code=130)
+
+
+def _give_up_unwritable_output() -> None:
+    """Throw away output that nobody can take, so that Python does not fail on it at its end."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _disk_message(error: OSError) -> str:

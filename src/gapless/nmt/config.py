@@ -101,7 +101,9 @@ class TrainConfig:
             value = getattr(self, name)
             if value not in choices:
                 kind = DeviceError if name == "precision" else DataError
-                raise kind(f"unknown {name} {value!r}; choose from {', '.join(choices)}")
+                raise kind(
+                    f"unknown {name.replace('_', '-')} {value!r}; choose from {', '.join(choices)}"
+                )
         for name in ("dropout", "attention_dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
                 flag = name.replace("_", "-")
