@@ -271,7 +271,8 @@ class _EpochRun:
             losses.harvest()
         losses.drain(reason="epoch_end")
         self._loop._meter.pause()
-        self._loop._in_flight.clear()
+        while self._loop._in_flight:
+            self._loop._events.give_back(self._loop._in_flight.popleft())
         self._wall_ms = (perf_counter() - self._started_at) * 1000.0
 
     def result(self) -> EpochResult:
