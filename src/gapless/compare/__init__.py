@@ -1,0 +1,1 @@
+"""Run a workload under several plans and compare what comes out."""
