@@ -1,6 +1,7 @@
 """What the pipeline asks of a device: streams, events, buffers and copies.
 
-Backends are `gapless.device.cuda` and `gapless.device.cpu`. Stream and event handles belong to
+Backends are `gapless.device.cuda`, `gapless.device.cpu` and, for tests of anything that orders
+streams, `gapless.device.simulated`. Stream and event handles belong to
 the backend that made them; nobody else looks inside.
 """
 
@@ -104,6 +105,9 @@ class Device(Protocol):
 
     def device_buffer(self, num_bytes: int) -> torch.Tensor:
         """Return a uint8 tensor on the device, allocated under the current stream."""
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on this device already, so that nothing has to be moved."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the current stream.

@@ -118,6 +118,10 @@ class CudaDevice:
         """Return a uint8 tensor on the GPU, allocated under the current stream."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on this GPU already."""
+        return tensor.device == self.torch_device
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the current stream.
 

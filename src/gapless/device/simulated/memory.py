@@ -1,0 +1,173 @@
+"""Memory of the simulated device: blocks with an owner, a history and a stream to return to.
+
+Device memory follows torch's caching allocator: a block that nobody holds goes back at once to
+the stream it was allocated on, and the next allocation there takes it, though queued work may
+still use it. Queued work therefore reads and writes by address, as a kernel does, and never
+keeps memory alive.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import torch
+
+from gapless.device.simulated.races import History
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+MemoryKind = Literal["device", "pinned"]
+
+# As torch's allocators: blocks are multiples of 512 bytes, aligned for every vector load.
+_GRAIN = 512
+_ALIGNMENT = 64
+
+# All bits set: NaN in every floating dtype and -1 in every signed one, so that memory which is
+# read before it is written shows in the values.
+_POISON = 0xFF
+
+# More pieces than this of one strided view are recorded as the range that holds them all.
+_MAX_RUNS = 1024
+
+
+@dataclass(eq=False, kw_only=True)
+class Block:
+    """A stretch of memory.
+
+    Attributes:
+        name: what reports call it.
+        kind: `device` or `pinned`.
+        storage: owns the memory for as long as the simulation lives.
+        num_bytes: its size.
+        array: the same memory, to make tensors of; None if it was adopted.
+        history: accesses so far, kept when the block is freed and used again.
+        used_by: streams named by `record_stream`, whose work must end before reuse.
+    """
+
+    name: str
+    kind: MemoryKind
+    storage: torch.UntypedStorage
+    num_bytes: int
+    array: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    history: History = field(default_factory=History)
+    used_by: set[Any] = field(default_factory=set)
+
+
+class Memory:
+    """Hand out blocks, and know which block a tensor lies in.
+
+    Attributes:
+        num_blocks: device blocks made so far, as a measure of growth.
+        in_use_bytes: device memory that somebody holds.
+        peak_bytes: most of it since the last reset.
+    """
+
+    def __init__(self) -> None:
+        self._by_address: dict[int, Block] = {}
+        self._free: dict[tuple[object, int], deque[tuple[Block, Callable[[], bool]]]] = {}
+        self.num_blocks = 0
+        self.in_use_bytes = 0
+        self.peak_bytes = 0
+
+    def find(self, tensor: torch.Tensor) -> Block | None:
+        """Return the block that a tensor lies in, None for memory of the host's own."""
+        return self._by_address.get(tensor.untyped_storage().data_ptr())
+
+    def allocate(
+        self, num_bytes: int, *, pool: object, release: Callable[[Block], Callable[[], bool]]
+    ) -> torch.Tensor:
+        """Return fresh device memory as a uint8 tensor.
+
+        Args:
+            num_bytes: at least so many.
+            pool: where the block comes from and goes back to: a stream, or a graph.
+            release: called when nobody holds the block any more; returns a function that says
+                whether it may be used again.
+        """
+        size = max(-(-num_bytes // _GRAIN) * _GRAIN, _GRAIN)
+        free = self._free.setdefault((pool, size), deque())
+        if free and free[0][1]():
+            block = free.popleft()[0]
+        else:
+            self.num_blocks += 1
+            block = self._make("device", size, f"device block {self.num_blocks}")
+        self.in_use_bytes += size
+        self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
+
+        def give_back() -> None:
+            self.in_use_bytes -= size
+            free.append((block, release(block)))
+
+        return _hold(block, num_bytes, give_back)
+
+    def pin(self, num_bytes: int) -> torch.Tensor:
+        """Return page-locked host memory as a uint8 tensor; it is never handed out twice."""
+        name = f"pinned buffer of {num_bytes:,} bytes"
+        return _hold(self._make("pinned", num_bytes, name), num_bytes, lambda: None)
+
+    def adopt(self, tensor: torch.Tensor) -> Block:
+        """Make host memory that device work uses, such as a model's weights, device memory."""
+        storage = tensor.untyped_storage()
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        block = Block(
+            name=f"{shape} tensor", kind="device", storage=storage, num_bytes=storage.nbytes()
+        )
+        self._by_address[storage.data_ptr()] = block
+        return block
+
+    def _make(self, kind: MemoryKind, num_bytes: int, name: str) -> Block:
+        memory = np.full(num_bytes + _ALIGNMENT, _POISON, dtype=np.uint8)
+        start = -memory.ctypes.data % _ALIGNMENT
+        array = memory[start : start + num_bytes]
+        storage = torch.from_numpy(array).untyped_storage()
+        block = Block(name=name, kind=kind, storage=storage, num_bytes=num_bytes, array=array)
+        self._by_address[storage.data_ptr()] = block
+        return block
+
+
+def _hold(block: Block, num_bytes: int, give_back: Callable[[], None]) -> torch.Tensor:
+    """Return a tensor over a block; `give_back` is called when its storage is let go of."""
+    assert block.array is not None
+    array = block.array[:num_bytes]
+    weakref.finalize(array, give_back).atexit = False  # the process ends, nothing is reused
+    return torch.from_numpy(array)
+
+
+def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
+    """Return the same elements by address, without holding the tensor's own storage."""
+    return torch.empty(0, dtype=tensor.dtype).set_(  # type: ignore[call-overload]
+        block.storage, tensor.storage_offset(), tensor.size(), tensor.stride()
+    )
+
+
+def byte_ranges(tensor: torch.Tensor) -> list[tuple[int, int]]:
+    """Return the bytes of its block that a tensor covers, as (start, end) pairs.
+
+    A strided tensor is several ranges; one of more than 1,024 pieces counts as the whole range
+    from its first byte to its last.
+    """
+    if not tensor.numel():
+        return []
+    width = tensor.element_size()
+    run, dims = 1, []
+    for size, stride in sorted(zip(tensor.size(), tensor.stride(), strict=True), key=lambda d: d[1]):
+        if size == 1 or stride == 0:
+            continue
+        if stride == run and not dims:
+            run *= size
+        else:
+            dims.append((size, stride))
+    starts = [tensor.storage_offset()]
+    for number, (size, stride) in enumerate(dims):
+        if len(starts) * size > _MAX_RUNS:
+            last = starts[-1] + sum((n - 1) * s for n, s in dims[number:])
+            return [(starts[0] * width, (last + run) * width)]
+        starts = [start + stride * step for step in range(size) for start in starts]
+    return [(start * width, (start + run) * width) for start in starts]

@@ -1,0 +1,236 @@
+"""Find memory accesses that nothing orders, by vector clocks over streams and the host.
+
+Every agent (the host, and each stream) has a clock that says how far into every agent's work it
+is ordered behind. An access by agent `a` at tick `t` comes before what an agent does now if that
+agent's clock holds at least `t` for `a`. Two accesses to the same bytes, one of them a write,
+that neither clock puts in order, are a race: whether values suffer depends on timing alone.
+
+Accesses are byte ranges of blocks, so views that overlap collide, and a block that is freed and
+handed out again keeps its history.
+
+Source: Mattern, "Virtual Time and Global States of Distributed Systems", 1988 (vector clocks);
+Flanagan and Freund, "FastTrack", PLDI 2009 (last write and reads since, instead of a history).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+Clock = dict[str, int]
+Kind = Literal["read", "write"]
+
+HOST = "host"
+
+
+def join(clock: Clock, other: Clock) -> None:
+    """Order the owner of `clock` behind everything that `other` is behind."""
+    for agent, tick in other.items():
+        if clock.get(agent, 0) < tick:
+            clock[agent] = tick
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One read or write of a range of bytes.
+
+    Attributes:
+        agent: `host`, or the name of a stream.
+        tick: the agent's own time.
+        kind: `read` or `write`.
+        what: the operation, such as `aten.add` or `copy H2D`.
+        site: file:line of the call.
+    """
+
+    agent: str
+    tick: int
+    kind: Kind
+    what: str
+    site: str
+
+    def __str__(self) -> str:
+        return f"{self.agent} {self.kind}s it in {self.what} at {self.site}"
+
+
+@dataclass(slots=True)
+class Race:
+    """Two accesses to the same bytes in no order.
+
+    Attributes:
+        buffer: which memory.
+        first: the access that was asked for first.
+        second: the access that may overtake it.
+        count: pairs from the same two lines.
+    """
+
+    buffer: str
+    first: Access
+    second: Access
+    count: int = 1
+
+    @property
+    def missing_edge(self) -> str:
+        """What would order the two, in the words of the API."""
+        first, second = self.first, self.second
+        recorded = f"record_event on {first.agent} after {first.site}"
+        if second.agent == HOST:
+            return f"{recorded}, and let the host see it done before {second.site}"
+        return f"{recorded}, and wait_event on {second.agent} before {second.site}"
+
+    def __str__(self) -> str:
+        times = f" ({self.count} times)" if self.count > 1 else ""
+        return (
+            f"race on {self.buffer}{times}: {self.first}; {self.second}; nothing orders the two. "
+            f"Missing edge: {self.missing_edge}"
+        )
+
+
+@dataclass(slots=True)
+class RaceReport:
+    """What the checker saw.
+
+    Attributes:
+        num_accesses: accesses recorded.
+        races: unordered pairs, one for each pair of lines.
+        serialised: operations that ran at once and alone, because their results cannot be
+            foreseen; races around them may be hidden.
+    """
+
+    num_accesses: int = 0
+    races: list[Race] = field(default_factory=list)
+    serialised: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        lines = [str(race) for race in self.races]
+        found = f"{len(self.races)} unordered" if self.races else "no unordered"
+        noun = "pairs" if len(self.races) > 1 else "pair"
+        lines.append(f"{self.num_accesses:,} accesses recorded, {found} {noun} among them")
+        if self.serialised:
+            names = ", ".join(f"{name} x{count}" for name, count in self.serialised.items())
+            lines.append(f"ran alone, which may hide races: {names}")
+        return "\n".join(lines)
+
+
+@dataclass(slots=True)
+class _Cell:
+    """The state of the bytes from a start to `end`: the last write, and the reads since."""
+
+    end: int
+    write: Access | None = None
+    reads: dict[str, Access] = field(default_factory=dict)
+
+    def split_at(self, offset: int) -> _Cell:
+        """Keep the bytes before `offset`; return a cell for the rest."""
+        rest = _Cell(self.end, self.write, dict(self.reads))
+        self.end = offset
+        return rest
+
+
+class History:
+    """What happened last to each byte of one block."""
+
+    def __init__(self) -> None:
+        self._starts: list[int] = []
+        self._cells: list[_Cell] = []
+
+    def cells(self, start: int, end: int) -> list[_Cell]:
+        """Return cells that cover exactly the bytes from `start` to `end`."""
+        self._cut(start)
+        self._cut(end)
+        at = bisect_left(self._starts, start)
+        found = []
+        while start < end:
+            if at == len(self._starts) or self._starts[at] > start:
+                until = end if at == len(self._starts) else min(end, self._starts[at])
+                self._starts.insert(at, start)
+                self._cells.insert(at, _Cell(until))
+            found.append(self._cells[at])
+            start = self._cells[at].end
+            at += 1
+        return found
+
+    def merge(self, start: int, end: int) -> None:
+        """Keep the bytes from `start` to `end`, all just written, as one cell."""
+        first = bisect_left(self._starts, start)
+        last = bisect_left(self._starts, end)
+        if last - first > 1:
+            self._cells[first].end = end
+            del self._starts[first + 1 : last], self._cells[first + 1 : last]
+
+    def _cut(self, offset: int) -> None:
+        at = bisect_right(self._starts, offset) - 1
+        if at >= 0 and self._starts[at] < offset < self._cells[at].end:
+            self._starts.insert(at + 1, offset)
+            self._cells.insert(at + 1, self._cells[at].split_at(offset))
+
+
+class RaceChecker:
+    """Keep the clocks of the host and of all streams, and check every access against them."""
+
+    def __init__(self) -> None:
+        self.report = RaceReport()
+        self._clocks: dict[str, Clock] = {HOST: {HOST: 1}}
+        self._known: dict[tuple[str, str, Kind, str, Kind], Race] = {}
+
+    def add_stream(self, name: str) -> None:
+        """Let a stream take part, ordered behind what the host did so far."""
+        self._clocks[name] = {name: 0}
+
+    def launch(self, stream: str) -> None:
+        """Order the stream's next work behind everything the host did or waited for."""
+        clock, host = self._clocks[stream], self._clocks[HOST]
+        join(clock, host)
+        clock[stream] += 1
+        host[HOST] += 1
+
+    def snapshot(self, stream: str) -> Clock:
+        """Return what an event recorded on the stream now stands for."""
+        self.launch(stream)
+        return dict(self._clocks[stream])
+
+    def order(self, agent: str, behind: Clock) -> None:
+        """Order what an agent does from now on behind a snapshot."""
+        join(self._clocks[agent], behind)
+
+    def order_host_behind(self, stream: str) -> None:
+        """Order the host behind everything queued on a stream so far."""
+        join(self._clocks[HOST], self._clocks[stream])
+
+    def access(
+        self,
+        agent: str,
+        kind: Kind,
+        history: History,
+        span: tuple[int, int],
+        *,
+        buffer: str,
+        what: str,
+        site: str,
+    ) -> None:
+        """Record an access to the bytes of a block, and check it against earlier ones."""
+        self.report.num_accesses += 1
+        clock = self._clocks[agent]
+        now = Access(agent, clock[agent], kind, what, site)
+        for cell in history.cells(*span):
+            if cell.write is not None:
+                self._check(cell.write, now, clock, buffer)
+            if kind == "read":
+                cell.reads[agent] = now
+                continue
+            for earlier in cell.reads.values():
+                self._check(earlier, now, clock, buffer)
+            cell.write, cell.reads = now, {}
+        if kind == "write":
+            history.merge(*span)
+
+    def _check(self, earlier: Access, now: Access, clock: Clock, buffer: str) -> None:
+        if clock.get(earlier.agent, 0) >= earlier.tick:
+            return
+        key = (earlier.site, earlier.agent, earlier.kind, now.site, now.kind)
+        if key in self._known:
+            self._known[key].count += 1
+            return
+        self._known[key] = Race(buffer, earlier, now)
+        self.report.races.append(self._known[key])
