@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, strategies as st
 
 from gapless.pipeline.meter import GapMeter, GapReading
@@ -91,6 +92,24 @@ def test_a_step_that_failed_is_not_counted():
     meter.harvest()
 
     assert GapReading(busy_ms=3, gap_ms=0) == meter.reading()
+
+
+def test_a_reading_that_was_interrupted_counts_no_step_twice():
+    """The step whose times were being read is lost from them; those after it are right."""
+    device = ScriptedDevice()
+    device.done_until = 20
+    meter = GapMeter(device)
+    run_step(meter, device, start=0, end=3)
+    meter.harvest()
+    run_step(meter, device, start=5, end=9)
+    device.elapsed_ms = None
+    with pytest.raises(TypeError):
+        meter.harvest()
+    del device.elapsed_ms
+    run_step(meter, device, start=10, end=14)
+    meter.harvest()
+
+    assert GapReading(busy_ms=7, gap_ms=1) == meter.reading()
 
 
 def test_events_of_steps_read_are_used_again():

@@ -255,6 +255,32 @@ def test_a_loop_that_keeps_nothing_uses_the_same_memory_again():
     assert device.num_buffers == 4
 
 
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    eagerness=st.sampled_from([0.0, 0.2, 0.5, 0.8]),
+    depth=st.integers(0, 3),
+    taken=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+)
+def test_passes_that_were_left_early_disturb_no_later_one(seed, eagerness, depth, taken):
+    """Copies of batches that nobody took are still on their way when the next pass starts."""
+    device = LateDevice(seed, eagerness)
+    data = [torch.full((9,), float(number)) for number in range(8)]
+    prefetcher, _ = make_prefetcher(data, device, depth=depth, num_transfers=2)
+    found = []
+    for count in [*taken, len(data)]:
+        batches = iter(prefetcher)
+        for _ in range(count):
+            device.read_later(next(batches), found)
+        batches.close()
+    device.run_all()
+
+    expected = [batch for count in [*taken, len(data)] for batch in data[:count]]
+    assert all(map(torch.equal, expected, found))
+    assert len(expected) == len(found)
+    assert device.num_buffers == depth + 2
+
+
 def test_memory_grows_with_the_largest_batch_only():
     """Batches of changing size use buffers that grow a few times and then stay."""
     device = LateDevice()

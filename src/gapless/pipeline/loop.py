@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.device.select import resolve_device
+from gapless.pipeline.failures import noted_on
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.readback import DeferredLoss
@@ -18,7 +19,7 @@ from gapless.plans import Plan, get_plan
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Generator, Iterable
     from types import TracebackType
 
     import torch
@@ -108,27 +109,29 @@ class TrainLoop:
             on_batch: called after each batch was queued; may raise to stop the epoch.
 
         Returns:
-            The losses and times of the epoch. When the epoch is cut short by an exception,
-            every loss computed so far is in `losses.history` all the same.
+            The losses and times of the epoch.
 
         Raises:
             BatchError: a batch holds something that cannot be moved.
-            Exception: whatever the loader, the step or `on_batch` raises.
+            Exception: whatever the loader, the step or `on_batch` raises; an error in the
+                clean-up after it is a note on it. By then the loss of every step that ended is
+                in `losses.history`, the device is idle, the loader's workers are gone, and the
+                next epoch can start. A second interrupt, during that clean-up, gets through at
+                once; the next `losses.drain()` completes the history then.
 
         Sync: Blocks the host as the plan says and at the end, until the last loss is read.
         """
         run = _EpochRun(self)
         # Work queued before, such as building the model, comes first.
         self.device.wait_stream(self._forward_stream, self.device.current_stream())
-        with self.compute():
-            try:
-                for batch in run.prefetcher(batches):
-                    run.take(step, batch)
-                    if on_batch is not None:
-                        on_batch(run.progress)
-            finally:
-                run.finish()
-        self.device.wait_stream(self.device.current_stream(), self._forward_stream)
+        try:
+            with self.compute():
+                run.take_all(batches, step, on_batch)
+            run.finish()
+        except BaseException as failure:
+            # Also if the failure is an interrupt of `finish`, which is where the host waits.
+            run.finish_after(failure)
+            raise
         return run.result()
 
     def close(self) -> None:
@@ -166,11 +169,22 @@ class _EpochRun:
         self._launch_ms = 0.0
         self._wall_ms = 0.0
         self._running = _RunningMean(loop.losses)
+        self._outer_stream = self._device.current_stream()
         self._prefetcher: Prefetcher[Any] | None = None
+        self._batches: Generator[Any] | None = None
 
-    def prefetcher(self, batches: Iterable[Any]) -> Prefetcher[Any]:
+    def take_all(
+        self,
+        batches: Iterable[Any],
+        step: SplitStep | WholeStep,
+        on_batch: Callable[[Progress], None] | None,
+    ) -> None:
         self._prefetcher = self._loop.prefetch(batches)
-        return self._prefetcher
+        self._batches = iter(self._prefetcher)
+        for batch in self._batches:
+            self.take(step, batch)
+            if on_batch is not None:
+                on_batch(self.progress)
 
     def take(self, step: SplitStep | WholeStep, batch: Any) -> None:
         start = perf_counter()
@@ -263,17 +277,39 @@ class _EpochRun:
         return (self._loop._meter.reading() - self._meter_before).gap_share
 
     def finish(self) -> None:
-        """Read what is still on the device; also when the epoch was cut short."""
+        """Read what is still on the device, and leave streams and events as they were found.
+
+        Can be called again when it was interrupted.
+        """
+        loop = self._loop
+        # An interrupt in the instant in which a `with` is left may leave its stream current.
+        if self._device.current_stream() != self._outer_stream:
+            self._device.set_current_stream(self._outer_stream)
+        self._device.wait_stream(self._outer_stream, loop._forward_stream)
+        with loop.compute():
+            self._read_losses()
+        loop._meter.pause()
+        loop._in_flight.clear()
+        loop._events.reset()
+        self._wall_ms = (perf_counter() - self._started_at) * 1000.0
+
+    def _read_losses(self) -> None:
         losses = self._loop.losses
         if self._plan.wait_with == "nothing":
             losses.flush()
             self._wait_for_event(reason="epoch_end")
             losses.harvest()
         losses.drain(reason="epoch_end")
-        self._loop._meter.pause()
-        while self._loop._in_flight:
-            self._loop._events.give_back(self._loop._in_flight.popleft())
-        self._wall_ms = (perf_counter() - self._started_at) * 1000.0
+
+    def finish_after(self, failure: BaseException) -> None:
+        """Finish an epoch that was cut short, and wait for whatever it had queued."""
+        with noted_on(failure):
+            self.finish()
+        with noted_on(failure):
+            self._loop.streams.synchronize_all(reason="epoch_end")
+        if self._batches is not None:
+            with noted_on(failure):
+                self._batches.close()
 
     def result(self) -> EpochResult:
         losses = self._loop.losses

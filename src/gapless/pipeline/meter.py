@@ -73,9 +73,12 @@ class GapMeter:
         self._started = None
 
     def pause(self) -> None:
-        """Do not count the time until the next step as a gap."""
+        """Do not count the time until the next step as a gap, nor a step that did not end."""
+        self._started = None
         self._pending.append(None)
         self.harvest()
+        if not self._pending:
+            self._events.reset()
 
     def harvest(self) -> None:
         """Take in the steps that are done.
@@ -84,21 +87,23 @@ class GapMeter:
         """
         while self._pending:
             step = self._pending[0]
-            if step is None:
-                self._last_end = None
-            elif self._device.query_event(step[1]):
-                self._take_in(*step)
-            else:
+            if step is not None and not self._device.query_event(step[1]):
                 return
+            # First out, then counted: an interrupt may lose a step's time, but no step is
+            # counted and no event given back twice.
             self._pending.popleft()
+            self._take_in(step)
 
-    def _take_in(self, start: Event, end: Event) -> None:
-        if self._last_end is not None:
-            self._gap_ms += self._device.elapsed_ms(self._last_end, start)
-            self._events.give_back(self._last_end)
-        self._busy_ms += self._device.elapsed_ms(start, end)
-        self._events.give_back(start)
-        self._last_end = end
+    def _take_in(self, step: tuple[Event, Event] | None) -> None:
+        former, self._last_end = self._last_end, step[1] if step else None
+        if step is not None:
+            start, end = step
+            if former is not None:
+                self._gap_ms += self._device.elapsed_ms(former, start)
+            self._busy_ms += self._device.elapsed_ms(start, end)
+            self._events.give_back(start)
+        if former is not None:
+            self._events.give_back(former)
 
     def reading(self) -> GapReading:
         """Return the totals of the steps taken in so far.

@@ -9,17 +9,20 @@ The surface of the whole engine for somebody else's loop:
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Generator
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from gapless.device.select import resolve_device
 from gapless.errors import BatchError
+from gapless.pipeline.failures import noted_on
 from gapless.pipeline.staging import StagedBatch, StagingRing
 from gapless.pipeline.sync import HostSync, SyncStats
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+    from types import TracebackType
 
     import torch
 
@@ -59,8 +62,12 @@ class Prefetcher(Generic[BatchT]):
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # as sized as the loader is
 
-    def __iter__(self) -> Iterator[BatchT]:
+    def __iter__(self) -> Generator[BatchT]:
         """Yield batches on the device.
+
+        However a pass ends, a generator that it iterated over is closed, and the worker
+        processes of a torch DataLoader are gone unless they are persistent. An interrupt in the
+        instant in which the loader starts them leaves them to the garbage collector.
 
         A batch may be used on the stream that is current when it is handed out. Tensors of a
         batch stay valid as long as somebody holds them; views of them only until `depth` + 2
@@ -73,19 +80,22 @@ class Prefetcher(Generic[BatchT]):
         Sync: Does not block the host on the device, except for a full host ring ("staging") and
             without pinned memory ("pageable_copy"). Waits for the loader.
         """
-        source = _Source(self._loader)
         staged: deque[StagedBatch] = deque()
-        while True:
-            self._fill(staged, source)
-            if not staged:
+        with _Source() as source:
+            try:
+                source.open(self._loader)
+                while self._fill(staged, source):
+                    self.num_batches += 1
+                    yield self._ring.hand_out(
+                        staged.popleft(), compute_stream=self._device.current_stream()
+                    )
                 source.raise_failure()
-                return
-            self.num_batches += 1
-            yield self._ring.hand_out(
-                staged.popleft(), compute_stream=self._device.current_stream()
-            )
+            finally:
+                # A traceback keeps this frame, and must not keep the slots of the ring with it.
+                staged.clear()
 
-    def _fill(self, staged: deque[StagedBatch], source: _Source) -> None:
+    def _fill(self, staged: deque[StagedBatch], source: _Source) -> bool:
+        """Stage batches up to the depth; return whether there are any."""
         compute_stream = self._device.current_stream()
         while len(staged) <= self._depth and not source.is_exhausted:
             start = perf_counter()
@@ -97,15 +107,20 @@ class Prefetcher(Generic[BatchT]):
                 ]
             except BatchError as failure:
                 source.fail(failure)
+        return bool(staged)
 
 
 class _Source:
     """A loader's iterator that keeps a failure until the batches before it are used up."""
 
-    def __init__(self, loader: Iterable[Any]) -> None:
-        self._batches = iter(loader)
+    def __init__(self) -> None:
+        self._batches: Iterator[Any] = iter(())
         self._failure: Exception | None = None
         self.is_exhausted = False
+
+    def open(self, loader: Iterable[Any]) -> None:
+        """Start the loader; apart from `__enter__`, so that `__exit__` ends what this started."""
+        self._batches = iter(loader)
 
     def take(self) -> list[Any]:
         """Return the next batch in a list, or an empty list at the end."""
@@ -119,13 +134,39 @@ class _Source:
 
     def fail(self, failure: Exception) -> None:
         """End here, and raise the failure when the batches before it are used up."""
-        self.is_exhausted = True
         self._failure = failure
+        self.is_exhausted = True
 
     def raise_failure(self) -> None:
         """Raise what the loader raised, if it did."""
         if self._failure is not None:
             raise self._failure
+
+    def close(self) -> None:
+        """End the loader's generator or its worker processes."""
+        if isinstance(self._batches, Generator):
+            self._batches.close()
+        # Torch ends its workers when their iterator is freed, but the traceback of an error, also
+        # of one that was raised in a worker, holds the iterator as long as somebody holds the
+        # error. There is no public way to end them earlier.
+        shut_down = getattr(self._batches, "_shutdown_workers", None)
+        if shut_down is not None and not getattr(self._batches, "_persistent_workers", False):
+            shut_down()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, GeneratorExit):
+            self.close()
+        else:
+            with noted_on(error):
+                self.close()
 
 
 def prefetch(

@@ -6,6 +6,10 @@ rows on the readback stream; `harvest` reads the rows whose copy an event says i
 
 One rule guards both rings: a row is written again only after the host has harvested it, because
 a harvested row has been computed, copied and read.
+
+What was added, copied and read is told by one number and two lists: `_num_added`, the ends of
+`_pending`, and the length of `history`. Each grows by one assignment, after the work it stands
+for, so whatever interrupts the work, the next `flush` or `harvest` does it again.
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from gapless.device.select import resolve_device
+from gapless.pipeline.failures import noted_on
 from gapless.pipeline.streams import EventPool
 from gapless.pipeline.sync import HostSync, SyncStats
 
@@ -76,7 +81,6 @@ class DeferredLoss:
         self._host_rows = pinned.view(torch.float64).view(_ROWS, 2)
         self._pending: deque[_PendingCopy] = deque()
         self._num_added = 0
-        self._num_flushed = 0
         self.history: list[float] = []
         self.weights: list[float] = []
         self.first_nonfinite: tuple[int, float] | None = None
@@ -110,7 +114,7 @@ class DeferredLoss:
         else:
             row[1].fill_(float(weight))
         self._num_added += 1
-        if self._num_added - self._num_flushed >= _ROWS // 2:
+        if self._num_added - self._num_flushed() >= _ROWS // 2:
             self.flush()
 
     def flush(self) -> None:
@@ -118,18 +122,18 @@ class DeferredLoss:
 
         Sync: Does not block the host.
         """
-        if self._num_flushed == self._num_added:
+        num_flushed = self._num_flushed()
+        if num_flushed == self._num_added:
             return
         written = self._events.record(self._device.current_stream())
         self._device.wait_event(self._stream, written)
         # The readback stream has taken its wait; nobody else will wait for this record.
         self._events.give_back(written)
         with self._device.use_stream(self._stream):
-            for start, end in _ring_ranges(self._num_flushed, self._num_added):
+            for start, end in _ring_ranges(num_flushed, self._num_added):
                 self._device.copy(self._host_rows[start:end], self._rows[start:end])
-        self._num_flushed = self._num_added
         done = self._events.record(self._stream)
-        self._pending.append(_PendingCopy(done=done, end=self._num_flushed))
+        self._pending.append(_PendingCopy(done=done, end=self._num_added))
 
     def harvest(self) -> int:
         """Take in the losses whose copy is done; return how many were new.
@@ -138,13 +142,14 @@ class DeferredLoss:
         """
         before = len(self.history)
         while self._pending and self._device.query_event(self._pending[0].done):
-            copy = self._pending.popleft()
+            copy = self._pending[0]
             self._read_rows(len(self.history), copy.end)
+            self._pending.popleft()
             self._events.give_back(copy.done)
         return len(self.history) - before
 
     def drain(self, *, reason: str = "loss_read") -> None:
-        """Take in every loss added so far.
+        """Take in every loss added so far; also what an interrupted read left behind.
 
         Sync: Blocks the host until the last of them is computed and copied; one counted wait,
             none if all have been read already.
@@ -153,6 +158,8 @@ class DeferredLoss:
         if self._pending:
             self._sync.wait_event(self._pending[-1].done, reason=reason)
             self.harvest()
+        if not self._pending:
+            self._events.reset()
 
     def mean(self) -> float:
         """Return the weighted mean of all losses added so far; NaN if there are none.
@@ -190,13 +197,23 @@ class DeferredLoss:
             self._sync.wait_event(self._pending[0].done, reason="loss_ring")
             self.harvest()
 
+    def _num_flushed(self) -> int:
+        return self._pending[-1].end if self._pending else len(self.history)
+
     def _read_rows(self, start: int, end: int) -> None:
-        for first, last in _ring_ranges(start, end):
-            for loss, weight in self._host_rows[first:last].tolist():
-                if self.first_nonfinite is None and not math.isfinite(loss):
-                    self.first_nonfinite = (len(self.history), loss)
-                self.history.append(loss)
-                self.weights.append(weight)
+        rows = [
+            row
+            for first, last in _ring_ranges(start, end)
+            for row in self._host_rows[first:last].tolist()
+        ]
+        losses, weights = [loss for loss, _ in rows], [weight for _, weight in rows]
+        bad = (number for number, loss in enumerate(losses) if not math.isfinite(loss))
+        first_bad = next(bad, None)
+        if self.first_nonfinite is None and first_bad is not None:
+            self.first_nonfinite = (start + first_bad, losses[first_bad])
+        # The history last: its length says what has been read.
+        self.weights[start:] = weights
+        self.history[start:] = losses
 
     def __enter__(self) -> Self:
         return self
@@ -207,11 +224,17 @@ class DeferredLoss:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.drain()
+        if error is None:
+            self.drain()
+        else:
+            with noted_on(error):
+                self.drain()
 
 
 def _ring_ranges(start: int, end: int) -> list[tuple[int, int]]:
-    """Return the slices of the ring that hold rows `start` to `end` (more than none)."""
+    """Return the slices of the ring that hold rows `start` to `end`."""
+    if start == end:
+        return []
     first, last = start % _ROWS, end % _ROWS
     if first < last:
         return [(first, last)]

@@ -114,7 +114,7 @@ class StagingRing:
 
         Sync: Does not block the host while host slots are free; see `StagingRing`.
         """
-        tensors = [tensor for tensor in tensors_of(batch) if self._must_move(tensor)]
+        tensors = [tensor for tensor in tensors_of(batch) if not self._device.holds(tensor)]
         if not tensors:
             return StagedBatch(batch=batch, slot=None)
         layout = _Layout.of(tensors)
@@ -138,25 +138,19 @@ class StagingRing:
             self._device.wait_event(compute_stream, staged.slot.ready)
         return staged.batch
 
-    def _must_move(self, tensor: torch.Tensor) -> bool:
-        # On a CPU every batch takes the same way as on an accelerator.
-        on_host = not self._device.is_accelerator
-        return on_host or tensor.device != self._device.torch_device
-
     def _acquire_host(self, num_bytes: int) -> _HostSlot:
         slots = self._host_slots
-        if slots and self._device.query_event(slots[0].copied):
-            slot = slots.popleft()
-        elif self._may_grow(num_bytes):
-            slot = _HostSlot(
-                buffer=self._host_buffer(num_bytes), copied=self._device.create_event()
-            )
-        else:
-            slot = slots.popleft()
-            self._sync.wait_event(slot.copied, reason="staging")
+        # A slot stays in the ring while it is made ready, so that no interrupt can lose it.
+        if not slots or not self._device.query_event(slots[0].copied):
+            if self._may_grow(num_bytes):
+                buffer = self._host_buffer(num_bytes)
+                slots.appendleft(_HostSlot(buffer=buffer, copied=self._device.create_event()))
+            else:
+                self._sync.wait_event(slots[0].copied, reason="staging")
+        slot = slots[0]
         if slot.buffer.numel() < num_bytes:
             slot.buffer = self._host_buffer(num_bytes)
-        slots.append(slot)
+        slots.rotate(-1)
         return slot
 
     def _may_grow(self, num_bytes: int) -> bool:
@@ -170,8 +164,8 @@ class StagingRing:
         return self._device.host_buffer(_rounded(num_bytes), pinned=self._pin_memory)
 
     def _acquire_device(self, num_bytes: int, compute_stream: Stream) -> _DeviceSlot:
-        slot = self._device_slots.popleft()
-        self._device_slots.append(slot)
+        slot = self._device_slots[0]
+        self._device_slots.rotate(-1)
         # Whoever held the slot's last batch has queued all reads of it by now, also those made
         # after the next batch was taken; so has the former owner of a fresh block.
         self._device.record_event(slot.read, compute_stream)

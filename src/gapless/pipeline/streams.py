@@ -225,6 +225,8 @@ class EventPool:
     let streams wait for it: a stream's wait binds to the record it saw, so nobody is still
     waiting for the former record when it is overwritten.
 
+    An event whose user was interrupted is lost until the next `reset`.
+
     Args:
         device: whose events these are.
         timed: whether they can be given to `elapsed_ms`.
@@ -233,8 +235,13 @@ class EventPool:
     def __init__(self, device: Device, *, timed: bool = False) -> None:
         self._device = device
         self._timed = timed
+        self._created: list[Event] = []
         self._free: list[Event] = []
-        self.num_created = 0
+
+    @property
+    def num_created(self) -> int:
+        """Number of events made so far; all of them are kept."""
+        return len(self._created)
 
     def record(self, stream: Stream) -> Event:
         """Take an event and record it on `stream`.
@@ -245,10 +252,14 @@ class EventPool:
             event = self._free.pop()
         else:
             event = self._device.create_event(timed=self._timed)
-            self.num_created += 1
+            self._created.append(event)
         self._device.record_event(event, stream)
         return event
 
     def give_back(self, event: Event) -> None:
         """Return an event that the host will not ask about again."""
         self._free.append(event)
+
+    def reset(self) -> None:
+        """Take every event back; only when the host will ask about none of them again."""
+        self._free = list(self._created)
