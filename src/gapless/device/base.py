@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     import torch
@@ -18,6 +19,19 @@ if TYPE_CHECKING:
 
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
+
+# Takes the call that waits, such as "Tensor.item", and the file:line that made it.
+WaitObserver: TypeAlias = "Callable[[str, str], None]"
+
+
+class Graph(Protocol):
+    """Work that was captured."""
+
+    def replay(self) -> None:
+        """Launch the work on the current stream, on the memory it was captured with.
+
+        Sync: Does not block the host.
+        """
 
 
 class Device(Protocol):
@@ -109,12 +123,35 @@ class Device(Protocol):
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is on this device already, so that nothing has to be moved."""
 
+    def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
+        """Keep a tensor's memory from being used again before `stream` is done with it.
+
+        Sync: Does not block the host.
+        """
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the current stream.
 
         Sync: Does not block the host if the host side is page-locked and dense; a copy from
             pageable memory blocks until the host side has been read.
         """
+
+    def capture(self, work: Callable[[], None]) -> Graph:
+        """Return the work that a function queues, without doing it, to be launched again.
+
+        The function works on memory that stays where it is: static inputs and outputs.
+
+        Sync: Blocks the host on a GPU, which starts a capture with an idle device.
+        """
+
+    def delay(self, stream: Stream, ms: float) -> None:
+        """Keep `stream` busy for about so many milliseconds; for tests.
+
+        Sync: Does not block the host, but for a calibration before the first.
+        """
+
+    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
+        """Call `observer(what, site)` for every host wait of the body, declared or not."""
 
     def peak_memory_bytes(self) -> int:
         """Return the most memory that was in use since `reset_peak_memory`, in bytes."""

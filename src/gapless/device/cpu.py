@@ -17,8 +17,10 @@ import torch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    from gapless.device.base import WaitObserver
 
 
 class CpuStream:
@@ -30,6 +32,13 @@ class CpuEvent:
 
     def __init__(self) -> None:
         self.recorded_at: float | None = None
+
+
+class CpuGraph:
+    """A function that is called again."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self.replay = work
 
 
 class CpuDevice:
@@ -119,9 +128,24 @@ class CpuDevice:
         del tensor
         return False
 
+    def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
+        """Do nothing: no work is late."""
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy at once."""
         target.copy_(source)
+
+    def capture(self, work: Callable[[], None]) -> CpuGraph:
+        """Return the function itself: its static memory is read anew at every call."""
+        return CpuGraph(work)
+
+    def delay(self, stream: CpuStream, ms: float) -> None:
+        """Do nothing: work that runs in order cannot be overtaken."""
+
+    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
+        """Return an empty context: on a CPU there is nothing to wait for."""
+        del observer
+        return nullcontext()
 
     def peak_memory_bytes(self) -> int:
         """Return the largest resident size of this process so far, in bytes."""

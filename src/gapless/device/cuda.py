@@ -8,10 +8,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.device.cuda_waits import watch_waits
+
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
+
+    from gapless.device.base import WaitObserver
 
 
 class CudaDevice:
@@ -22,6 +26,7 @@ class CudaDevice:
     def __init__(self, index: int) -> None:
         self.torch_device = torch.device("cuda", index)
         self._shared: dict[str, torch.cuda.Stream] = {}
+        self._cycles_per_ms: float | None = None
 
     def describe(self) -> str:
         """Return the GPU's name."""
@@ -122,6 +127,13 @@ class CudaDevice:
         """Whether a tensor is on this GPU already."""
         return tensor.device == self.torch_device
 
+    def record_stream(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
+        """Keep a tensor's memory from being used again before `stream` is done with it.
+
+        Sync: Does not block the host.
+        """
+        tensor.record_stream(stream)
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the current stream.
 
@@ -129,6 +141,35 @@ class CudaDevice:
             pageable memory blocks until the host side has been read.
         """
         target.copy_(source, non_blocking=True)
+
+    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        """Return the work that a function queues as a CUDA graph, with `replay`.
+
+        Run the function once or twice before, so that kernels are loaded and memory is made.
+
+        Sync: Blocks the host until the device is idle.
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            work()
+        return graph
+
+    def delay(self, stream: torch.cuda.Stream, ms: float) -> None:
+        """Keep `stream` busy for about so many milliseconds.
+
+        Sync: Does not block the host, but for a calibration before the first.
+        """
+        if self._cycles_per_ms is None:
+            self._cycles_per_ms = _measure_cycles_per_ms()
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(int(ms * self._cycles_per_ms))
+
+    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
+        """Call `observer(what, site)` for every host wait of the body, declared or not.
+
+        Not seen: waits of CUDA libraries and extensions of their own, and spinning on `query`.
+        """
+        return watch_waits(observer)
 
     def peak_memory_bytes(self) -> int:
         """Return the most memory that tensors held since `reset_peak_memory`, in bytes."""
@@ -151,6 +192,17 @@ class CudaDevice:
         block.
         """
         return _sync_mode("error")
+
+
+def _measure_cycles_per_ms() -> float:
+    cycles = 20_000_000
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    torch.cuda._sleep(cycles)  # the first call loads the kernel
+    start.record()
+    torch.cuda._sleep(cycles)
+    end.record()
+    end.synchronize()
+    return cycles / float(start.elapsed_time(end))
 
 
 @contextmanager

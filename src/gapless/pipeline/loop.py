@@ -282,12 +282,12 @@ class _EpochRun:
         Can be called again when it was interrupted.
         """
         loop = self._loop
+        with loop.compute():
+            self._read_losses()
         # An interrupt in the instant in which a `with` is left may leave its stream current.
         if self._device.current_stream() != self._outer_stream:
             self._device.set_current_stream(self._outer_stream)
         self._device.wait_stream(self._outer_stream, loop._forward_stream)
-        with loop.compute():
-            self._read_losses()
         loop._meter.pause()
         loop._in_flight.clear()
         loop._events.reset()

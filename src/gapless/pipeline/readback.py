@@ -191,7 +191,7 @@ class DeferredLoss:
             return sum(weighted) / total
 
     def _make_room(self) -> None:
-        self.flush()
+        # A full ring has been flushed: `add` does so whenever half of it is new.
         self.harvest()
         if self._num_added - len(self.history) >= _ROWS:
             self._sync.wait_event(self._pending[0].done, reason="loss_ring")

@@ -1,1 +1,47 @@
-"""The public test kit: a simulated device, race checks and wait budgets for any loop."""
+"""The public test kit: for gapless's own engine, and for anybody's prefetcher or training loop.
+
+    simulate          run a check on a simulated device under many schedules, race checker on
+    SimulatedDevice   streams that run late, on any machine
+    check_prefetcher  are the batches right, with one side held up?
+    check_readback    are the losses right, with a slow device?
+    count_waits       how often does the host wait, and where?
+    forbid_waits      fail if it does
+    poisoned          a device whose fresh memory shows when it is read too early
+
+Nothing of the product imports this package.
+"""
+
+from __future__ import annotations
+
+from gapless.device.simulated.device import SimulatedDevice as SimulatedDevice
+from gapless.testing.checks import (
+    LossReader as LossReader,
+    check_prefetcher as check_prefetcher,
+    check_readback as check_readback,
+)
+from gapless.testing.poison import poisoned as poisoned
+from gapless.testing.simulate import (
+    SimulationFailure as SimulationFailure,
+    SimulationResult as SimulationResult,
+    simulate as simulate,
+)
+from gapless.testing.waits import (
+    WaitCount as WaitCount,
+    count_waits as count_waits,
+    forbid_waits as forbid_waits,
+)
+
+
+__all__ = [
+    "LossReader",
+    "SimulatedDevice",
+    "SimulationFailure",
+    "SimulationResult",
+    "WaitCount",
+    "check_prefetcher",
+    "check_readback",
+    "count_waits",
+    "forbid_waits",
+    "poisoned",
+    "simulate",
+]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -14,11 +12,11 @@ from gapless.device.simulated.memory import Memory, byte_ranges
 from gapless.device.simulated.queues import Mark, Queues, SimulatedEvent, SimulatedStream, Task
 from gapless.device.simulated.races import HOST, RaceChecker
 from gapless.device.simulated.timeline import Timeline
+from gapless.device.sites import call_site
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
-    from types import CodeType, FrameType
 
     from gapless.device.simulated.memory import Block
     from gapless.device.simulated.queues import Scheduler
@@ -127,13 +125,16 @@ class Simulation:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """Let operations in the body run on the host at once, as the simulation's own."""
-        before, self.is_quiet = self.is_quiet, True
+        if self.is_quiet:
+            yield
+            return
+        self.is_quiet = True
         try:
             # Work that runs late must not see the modes of whoever happens to be running.
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 yield
         finally:
-            self.is_quiet = before
+            self.is_quiet = False
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return device memory of the current stream, or of the graph in capture."""
@@ -169,6 +170,12 @@ class Simulation:
             work.lane, self._duration_name(work), after_ms=stream.time_ms, stream=stream.name
         )
         self.queues.put(stream, Task(work.run, stream.time_ms, site=site))
+        self.advance()
+
+    def delay(self, stream: SimulatedStream, ms: float) -> None:
+        """Keep a stream busy for so many virtual milliseconds."""
+        stream.time_ms = max(stream.time_ms, self.timeline.now_ms) + ms
+        self.queues.put(stream, Task(None, stream.time_ms, site=call_site()))
         self.advance()
 
     def advance(self) -> None:
@@ -273,24 +280,3 @@ class Simulation:
         finally:
             self._graph = None
         return graph
-
-
-_OURS = str(Path(__file__).parent)
-_TORCH = str(Path(torch.__file__).parent)
-_is_inner: dict[CodeType, bool] = {}
-
-
-def call_site() -> str:
-    """Return file:line of the nearest caller outside the simulation and torch."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        code = frame.f_code
-        inner = _is_inner.get(code)
-        if inner is None:
-            name = code.co_filename
-            inner = name.startswith((_OURS, _TORCH, "<")) or name.endswith("contextlib.py")
-            _is_inner[code] = inner
-        if not inner:
-            return f"{Path(code.co_filename).name}:{frame.f_lineno}"
-        frame = frame.f_back
-    return "unknown"

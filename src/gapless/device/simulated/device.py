@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from gapless.device.simulated.core import Simulation
-from gapless.device.simulated.operations import QueueOperations, WatchHost
+from gapless.device.simulated.host_reads import WatchHost
+from gapless.device.simulated.operations import QueueOperations
 from gapless.device.simulated.queues import SimulatedEvent
 
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from gapless.device.base import WaitObserver
     from gapless.device.simulated.core import SimulatedGraph
     from gapless.device.simulated.queues import Scheduler, SimulatedStream
     from gapless.device.simulated.races import RaceReport
@@ -201,12 +203,17 @@ class SimulatedDevice:
         self._simulation.wait(self._simulation.mark(stream), "synchronize_stream")
 
     def elapsed_ms(self, start: SimulatedEvent, end: SimulatedEvent) -> float:
-        """Return the virtual milliseconds between two recorded events.
+        """Return the virtual milliseconds between two recorded events that are done.
+
+        Raises:
+            ValueError: one of them was not recorded, or is not done.
 
         Sync: Does not block the host.
         """
         if start.mark is None or end.mark is None:
             raise ValueError("elapsed_ms needs two recorded events")
+        if not (start.mark.is_done and end.mark.is_done):
+            raise ValueError("elapsed_ms needs two events that are done; query them first")
         return end.mark.time_ms - start.mark.time_ms
 
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
@@ -226,6 +233,15 @@ class SimulatedDevice:
         block = self._simulation.memory.find(tensor)
         return block is not None and block.kind == "device"
 
+    def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
+        """Keep a tensor's memory from being used again before `stream` is done with it.
+
+        Sync: Does not block the host.
+        """
+        block = self._simulation.memory.find(tensor)
+        if block is not None:
+            block.used_by.add(stream)
+
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the current stream.
 
@@ -241,6 +257,19 @@ class SimulatedDevice:
             RuntimeError: a capture is running, or the function makes the host wait.
         """
         return self._simulation.capture(work)
+
+    def delay(self, stream: SimulatedStream, ms: float) -> None:
+        """Keep `stream` busy for so many virtual milliseconds."""
+        self._simulation.delay(stream, ms)
+
+    @contextmanager
+    def watch_waits(self, observer: WaitObserver) -> Iterator[None]:
+        """Call `observer(what, site)` for every host wait of the body, declared or not."""
+        self._simulation.on_wait.append(observer)
+        try:
+            yield
+        finally:
+            self._simulation.on_wait.remove(observer)
 
     def peak_memory_bytes(self) -> int:
         """Return the most device memory that was held since `reset_peak_memory`, in bytes."""

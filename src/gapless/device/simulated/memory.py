@@ -142,7 +142,7 @@ def _hold(block: Block, num_bytes: int, give_back: Callable[[], None]) -> torch.
 
 def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     """Return the same elements by address, without holding the tensor's own storage."""
-    return torch.empty(0, dtype=tensor.dtype).set_(  # type: ignore[call-overload]
+    return torch.empty(0, dtype=tensor.dtype).set_(
         block.storage, tensor.storage_offset(), tensor.size(), tensor.stride()
     )
 
@@ -156,15 +156,18 @@ def byte_ranges(tensor: torch.Tensor) -> list[tuple[int, int]]:
     if not tensor.numel():
         return []
     width = tensor.element_size()
-    run, dims = 1, []
-    for size, stride in sorted(zip(tensor.size(), tensor.stride(), strict=True), key=lambda d: d[1]):
+    run = 1
+    dims: list[tuple[int, int]] = []
+    for size, stride in sorted(
+        zip(tensor.size(), tensor.stride(), strict=True), key=lambda d: d[1]
+    ):
         if size == 1 or stride == 0:
             continue
         if stride == run and not dims:
             run *= size
         else:
             dims.append((size, stride))
-    starts = [tensor.storage_offset()]
+    starts = [int(tensor.storage_offset())]
     for number, (size, stride) in enumerate(dims):
         if len(starts) * size > _MAX_RUNS:
             last = starts[-1] + sum((n - 1) * s for n, s in dims[number:])

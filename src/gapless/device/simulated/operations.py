@@ -1,6 +1,6 @@
 """Turn torch operations into queued work.
 
-While a simulated device is entered, two torch modes see every operation of the thread. One that
+While a simulated device is entered, a dispatch mode sees every operation of the thread. One that
 touches device memory is queued on the current stream and returns at once, with results of the
 right shape and no values yet; autograd and optimizers need not know.
 """
@@ -8,11 +8,10 @@ right shape and no values yet; autograd and optimizers need not know.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.device.simulated.core import Touch, Work
@@ -23,6 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from gapless.device.simulated.core import Simulation
+    from gapless.device.simulated.races import Kind
+    from gapless.device.simulated.timeline import Lane
 
 
 _aten = torch.ops.aten
@@ -63,11 +64,11 @@ def _signature(func: torch._ops.OpOverload) -> _Signature:
     )
 
 
-def _tensors(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
+def _tensors(value: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for part in value:
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif isinstance(part, (list, tuple)):
             yield from _tensors(part)
 
 
@@ -91,15 +92,19 @@ class _Call:
     def name(self) -> str:
         return str(self.func)
 
+    @cached_property
     def tensors(self) -> list[torch.Tensor]:
-        return [*_tensors(self.args), *_tensors(list(self.kwargs.values()))]
+        return [*_tensors(self.args), *_tensors(tuple(self.kwargs.values()))]
 
+    @cached_property
     def written(self) -> list[torch.Tensor]:
-        found = [
+        return list(_tensors(self.written_arguments()))
+
+    def written_arguments(self) -> list[Any]:
+        return [
             self.args[at] if at < len(self.args) else self.kwargs.get(name)
             for at, name in _signature(self.func).written
         ]
-        return list(_tensors(found))
 
     def with_tensors(self, change: Callable[[torch.Tensor], Any]) -> _Call:
         kwargs = {key: _replace(value, change) for key, value in self.kwargs.items()}
@@ -140,20 +145,23 @@ class QueueOperations(TorchDispatchMode):
         self._memory = simulation.memory
         self._shapes: dict[_Shape, Any] = {}
 
-    def __torch_dispatch__(  # noqa: D105
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = _Call(func, args, kwargs or {})
-        if self._simulation.is_quiet:
+        simulation = self._simulation
+        if simulation.is_quiet:
             return call.run()
-        with self._simulation.quiet():
+        # Below autograd and autocast already: nothing else has to be switched off.
+        simulation.is_quiet = True
+        try:
             return self._take(call)
+        finally:
+            simulation.is_quiet = False
 
     def _take(self, call: _Call) -> Any:
-        kinds = {block.kind for block in map(self._memory.find, call.tensors()) if block}
         signature = _signature(call.func)
         if signature.is_view:
             return call.run()
+        kinds = {block.kind for block in map(self._memory.find, call.tensors) if block}
         if "device" not in kinds:
             return self._on_host(call) if kinds else call.run()
         if call.func is _aten.copy_.default:
@@ -169,11 +177,11 @@ class QueueOperations(TorchDispatchMode):
 
     def _on_host(self, call: _Call) -> Any:
         """Run on the host at once, and record what it does to page-locked memory."""
-        written = {id(tensor) for tensor in call.written()}
-        for tensor in call.tensors():
+        written = {id(tensor) for tensor in call.written}
+        for tensor in call.tensors:
             block = self._memory.find(tensor)
             if block is not None:
-                kind = "write" if id(tensor) in written else "read"
+                kind: Kind = "write" if id(tensor) in written else "read"
                 self._simulation.host_access(kind, tensor, block, call.name)
         return call.run()
 
@@ -186,15 +194,15 @@ class QueueOperations(TorchDispatchMode):
         if signature.is_allocation:
             return outputs
         late, touches = self._by_address(call)
-        fresh = [tensor for tensor in _tensors(outputs) if not _is_any(tensor, call.written())]
+        fresh = [tensor for tensor in _tensors([outputs]) if not _is_any(tensor, call.written)]
         targets = [self._alias(tensor) for tensor in fresh]
         touches += [self._touch("write", tensor) for tensor in fresh]
-        replaced = {id(tensor) for tensor in late.written()}
+        replaced = {id(tensor) for tensor in late.written}
         draw, state = _random_draw(late) if signature.is_random else (None, None)
 
         def run() -> None:
             result = _with_generator(state, late.run) if state is not None else late.run()
-            values = [value for value in _tensors(result) if id(value) not in replaced]
+            values = [value for value in _tensors([result]) if id(value) not in replaced]
             for target, value in zip(targets, values, strict=True):
                 target.copy_(value)
 
@@ -203,7 +211,7 @@ class QueueOperations(TorchDispatchMode):
 
     def _outputs(self, call: _Call) -> Any:
         """Return what the call will return, without values; None if that cannot be foreseen."""
-        written = call.written()
+        written = call.written
         returns = call.func._schema.returns
         if written and all(result.alias_info is not None for result in returns):
             return _written_results(call)
@@ -227,13 +235,11 @@ class QueueOperations(TorchDispatchMode):
         count = 1 + sum((size - 1) * stride for size, stride in pairs)
         num_bytes = max(1, count) * shape.element_size()
         storage = self._simulation.allocate(num_bytes).untyped_storage()
-        return torch.empty(0, dtype=shape.dtype).set_(  # type: ignore[call-overload]
-            storage, 0, shape.size(), shape.stride()
-        )
+        return torch.empty(0, dtype=shape.dtype).set_(storage, 0, shape.size(), shape.stride())
 
     def _by_address(self, call: _Call) -> tuple[_Call, list[Touch]]:
         """Return the call as a kernel makes it, holding no memory, and what it touches."""
-        written = call.written()
+        written = call.written
         touches = []
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
@@ -273,7 +279,8 @@ class QueueOperations(TorchDispatchMode):
         return tensor
 
     def _copy(self, call: _Call) -> torch.Tensor:
-        target, source = call.args[0], call.args[1]
+        target: torch.Tensor = call.args[0]
+        source: torch.Tensor = call.args[1]
         non_blocking = bool(call.args[2]) if len(call.args) > 2 else False
         non_blocking = bool(call.kwargs.get("non_blocking", non_blocking))
         ends = [self._memory.find(target), self._memory.find(source)]
@@ -289,7 +296,7 @@ class QueueOperations(TorchDispatchMode):
             touches.append(Touch.of("write", target, ends[0]))
             write = alias(target, ends[0])
         name = "copy H2D" if to_device else "copy D2H"
-        lane = "h2d" if to_device else "d2h"
+        lane: Lane = "h2d" if to_device else "d2h"
         simulation = self._simulation
         simulation.launch(Work(name, lambda: _copy_values(write, read), touches, lane=lane))
         # Memory that is not page-locked is written by the host itself, when the copy is done.
@@ -308,10 +315,7 @@ def _is_any(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
 
 def _written_results(call: _Call) -> Any:
     """Return what a call that only writes to its arguments returns: those arguments."""
-    found = [
-        call.args[at] if at < len(call.args) else call.kwargs[name]
-        for at, name in _signature(call.func).written
-    ]
+    found = call.written_arguments()
     returns = call.func._schema.returns
     if not returns:
         return ()
@@ -319,9 +323,7 @@ def _written_results(call: _Call) -> Any:
 
 
 def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(
-        tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta"
-    )
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
 
 def _random_draw(call: _Call) -> tuple[Callable[[], None], list[torch.Tensor]]:
@@ -345,71 +347,3 @@ def _with_generator(state: list[torch.Tensor], run: Callable[[], Any]) -> Any:
         return run()
     finally:
         torch.set_rng_state(now)
-
-
-class WatchHost(TorchFunctionMode):
-    """See the host read tensors in ways that no operator shows, such as `tolist`.
-
-    Args:
-        simulation: where reads are recorded.
-    """
-
-    def __init__(self, simulation: Simulation) -> None:
-        super().__init__()
-        self._simulation = simulation
-
-    def __torch_function__(  # noqa: D105
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
-        handler = None if self._simulation.is_quiet else _HOST_METHODS.get(func)
-        if handler is not None:
-            return handler(self._simulation, func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
-
-
-def _read(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any) -> Any:
-    """Read a tensor on the host; one on the device is waited for."""
-    block = simulation.memory.find(tensor)
-    if block is None:
-        return func(tensor, *args, **kw)
-    name = f"Tensor.{func.__name__}"
-    with simulation.quiet():
-        if block.kind == "pinned":
-            simulation.host_access("read", tensor, block, name)
-            return func(tensor, *args, **kw)
-        simulation.launch(Work(name, lambda: None, [Touch.of("read", tensor, block)], lane="d2h"))
-        simulation.wait(simulation.mark(simulation.current), name)
-        # A copy: the memory may be used again when the tensor is let go of.
-        return func(alias(tensor, block).clone(), *args, **kw)
-
-
-def _pin(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> torch.Tensor:
-    with simulation.quiet():
-        num_bytes = max(1, tensor.numel() * tensor.element_size())
-        pinned = simulation.memory.pin(num_bytes)[: tensor.numel() * tensor.element_size()]
-        target = pinned.view(tensor.dtype).view(tensor.shape)
-    return target.copy_(tensor)
-
-
-def _is_pinned(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> bool:
-    block = simulation.memory.find(tensor)
-    return block is not None and block.kind == "pinned"
-
-
-def _record_stream(simulation: Simulation, _: Any, tensor: torch.Tensor, stream: Any) -> None:
-    block = simulation.memory.find(tensor)
-    if block is not None:
-        block.used_by.add(stream)
-
-
-_HOST_METHODS: dict[Any, Callable[..., Any]] = {
-    torch.Tensor.tolist: _read,
-    torch.Tensor.numpy: _read,
-    torch.Tensor.__array__: _read,
-    torch.Tensor.__repr__: _read,
-    torch.Tensor.__format__: _read,
-    torch.Tensor.cpu: _read,
-    torch.Tensor.pin_memory: _pin,
-    torch.Tensor.is_pinned: _is_pinned,
-    torch.Tensor.record_stream: _record_stream,
-}

@@ -1,9 +1,9 @@
 """Streams as queues of tasks, events as marks in them, and when tasks run.
 
-    asap     a task runs as soon as the virtual clock allows: without durations at once, as on a
-             GPU that is always ahead of the host
-    lazy     a task runs only when the host waits for it, as on a GPU that is far behind
-    random   streams advance by a few tasks at random moments; the seed is the reproduction
+asap     a task runs as soon as the virtual clock allows: without durations at once, as on a
+         GPU that is always ahead of the host
+lazy     a task runs only when the host waits for it, as on a GPU that is far behind
+random   streams advance by a few tasks at random moments; the seed is the reproduction
 """
 
 from __future__ import annotations
@@ -126,10 +126,15 @@ class Queues:
         if self._scheduler == "asap":
             self._run_until_time(now_ms)
         elif self._scheduler == "random":
-            for stream in self._random.sample(self._streams, len(self._streams)):
-                for _ in range(self._random.choice((0, 0, 1, 3))):
-                    if stream.next_is_ready:
-                        self._run_next(stream)
+            self._run_at_random()
+
+    def _run_at_random(self) -> None:
+        """Advance each stream by none, one or three tasks, starting with any of them."""
+        first = self._random.randrange(len(self._streams))
+        for stream in self._streams[first:] + self._streams[:first]:
+            for _ in range((0, 0, 1, 3)[self._random.getrandbits(2)]):
+                if stream.next_is_ready:
+                    self._run_next(stream)
 
     def poll(self, event: SimulatedEvent, now_ms: float) -> bool:
         """Return whether an event is done, as `query` would find it."""

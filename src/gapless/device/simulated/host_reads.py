@@ -1,0 +1,76 @@
+"""See the host read device and page-locked memory in ways that no operator shows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gapless.device.simulated.core import Touch, Work
+from gapless.device.simulated.memory import alias
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.device.simulated.core import Simulation
+
+
+class WatchHost(TorchFunctionMode):
+    """See the host read tensors in ways that no operator shows, such as `tolist`.
+
+    Args:
+        simulation: where reads are recorded.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        handler = None if self._simulation.is_quiet else _HOST_METHODS.get(func)
+        if handler is not None:
+            return handler(self._simulation, func, *args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _read(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any) -> Any:
+    """Read a tensor on the host; one on the device is waited for."""
+    block = simulation.memory.find(tensor)
+    if block is None:
+        return func(tensor, *args, **kw)
+    name = f"Tensor.{func.__name__}"
+    with simulation.quiet():
+        if block.kind == "pinned":
+            simulation.host_access("read", tensor, block, name)
+            return func(tensor, *args, **kw)
+        simulation.launch(Work(name, lambda: None, [Touch.of("read", tensor, block)], lane="d2h"))
+        simulation.wait(simulation.mark(simulation.current), name)
+        # A copy: the memory may be used again when the tensor is let go of.
+        return func(alias(tensor, block).clone(), *args, **kw)
+
+
+def _pin(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> torch.Tensor:
+    with simulation.quiet():
+        num_bytes = max(1, tensor.numel() * tensor.element_size())
+        pinned = simulation.memory.pin(num_bytes)[: tensor.numel() * tensor.element_size()]
+        target = pinned.view(tensor.dtype).view(tensor.shape)
+    return target.copy_(tensor)
+
+
+def _is_pinned(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> bool:
+    block = simulation.memory.find(tensor)
+    return block is not None and block.kind == "pinned"
+
+
+_HOST_METHODS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.tolist: _read,
+    torch.Tensor.numpy: _read,
+    torch.Tensor.__array__: _read,
+    torch.Tensor.__repr__: _read,
+    torch.Tensor.__format__: _read,
+    torch.Tensor.cpu: _read,
+    torch.Tensor.pin_memory: _pin,
+    torch.Tensor.is_pinned: _is_pinned,
+}

@@ -1,0 +1,176 @@
+"""Checks for prefetchers and loss readers, with one side held up on purpose.
+
+They look at values, never at times: an order that is missing makes code faster. They run on a
+GPU, where streams are delayed, and on the simulated device, where the race checker looks on.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from itertools import count
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gapless.device.select import resolve_device
+from gapless.pipeline.sync import HostSync
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from gapless.device.base import Device, Stream
+
+
+# Every check uses numbers of its own, so that what memory held before is never right by chance.
+_next_number = count(1)
+
+_COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+
+
+class LossReader(Protocol):
+    """Something that brings losses to the host late."""
+
+    def add(self, loss: torch.Tensor) -> None:
+        """Take the loss of one step, a number on the device."""
+
+    def read(self) -> list[float]:
+        """Return all losses, in order."""
+
+
+class _SlowCopies(TorchDispatchMode):
+    """Hold up every copy that is queued on another stream than the consumer's."""
+
+    def __init__(self, device: Device, consumer: Stream, delay_ms: float) -> None:
+        super().__init__()
+        self._device = device
+        self._consumer = consumer
+        self._delay_ms = delay_ms
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        current = self._device.current_stream()
+        if func in _COPIES and current != self._consumer:
+            self._device.delay(current, self._delay_ms)
+        return func(*args, **(kwargs or {}))
+
+
+def check_prefetcher(
+    make: Callable[[Iterable[torch.Tensor], Device], Iterable[torch.Tensor]],
+    *,
+    device: str | torch.device | Device = "auto",
+    num_batches: int = 8,
+    num_elements: int = 1 << 16,
+    delay_ms: float = 3.0,
+) -> list[str]:
+    """Return what is wrong with the values that a prefetcher hands out, in plain words.
+
+    Each batch is full of one number. It is read by work queued on the current stream and then
+    let go of, once with slow consumers, which shows batches overwritten or freed too early, and
+    once with slow copies, which shows batches read too early and host memory refilled too early.
+
+    Args:
+        make: takes a loader of CPU tensors and the device; returns an iterable of the same
+            tensors on the device, to be used on the stream that is current.
+        device: a device or its name.
+        num_batches: batches a pass.
+        num_elements: float32 elements of a batch.
+        delay_ms: by which one side is held up, for each batch.
+
+    Raises:
+        DeviceError: the device is unknown or absent.
+        Exception: whatever the prefetcher raises.
+
+    Sync: Blocks the host at the end of each pass.
+    """
+    found = resolve_device(device)
+    consumer = found.current_stream()
+    findings = []
+    for slow in ("consumer", "copies"):
+        first = next(_next_number) * num_batches
+        expected = [float(first + number) for number in range(num_batches)]
+        loader = (torch.full((num_elements,), value) for value in expected)
+        context = _SlowCopies(found, consumer, delay_ms) if slow == "copies" else nullcontext()
+        with context:
+            seen = _consume(
+                make(loader, found),
+                found,
+                count=num_batches,
+                delay_ms=delay_ms if slow == "consumer" else 0.0,
+            )
+        findings += [f"with slow {slow}, {text}" for text in _differences("batch", expected, seen)]
+    return findings
+
+
+def _consume(
+    batches: Iterable[torch.Tensor], device: Device, *, count: int, delay_ms: float
+) -> list[tuple[float, ...]]:
+    """Return the least and the largest value of each batch, as queued work found them."""
+    values = device.device_buffer(8 * count).view(torch.float32).view(count, 2)
+    num_seen = 0
+    for number, batch in enumerate(batches):
+        if delay_ms:
+            device.delay(device.current_stream(), delay_ms)
+        if number < count:
+            values[number, 0].copy_(batch.amin())
+            values[number, 1].copy_(batch.amax())
+        num_seen = number + 1
+        del batch  # as a loop does that keeps nothing
+    return [tuple(pair) for pair in _read(device, values)][:num_seen]
+
+
+def _differences(noun: str, expected: list[float], seen: list[tuple[float, ...]]) -> Iterator[str]:
+    if len(seen) != len(expected):
+        yield f"{len(seen)} of {len(expected)} {noun}es arrived"
+    for number, (value, found) in enumerate(zip(expected, seen, strict=False)):
+        if any(part != value for part in found):
+            text = " to ".join(f"{part:g}" for part in found)
+            yield f"{noun} {number} was read as {text} instead of {value:g}"
+
+
+def check_readback(
+    make: Callable[[Device], LossReader],
+    *,
+    device: str | torch.device | Device = "auto",
+    num_losses: int = 8,
+    delay_ms: float = 3.0,
+) -> list[str]:
+    """Return what is wrong with the losses that a reader brings to the host, in plain words.
+
+    Losses are computed by a slow device and let go of at once, so one that is read before it is
+    there, or whose memory is used again too early, shows.
+
+    Args:
+        make: takes the device; returns an object with `add(loss)` and `read()`.
+        device: a device or its name.
+        num_losses: losses to add.
+        delay_ms: by which each loss is late.
+
+    Raises:
+        DeviceError: the device is unknown or absent.
+        Exception: whatever the reader raises.
+
+    Sync: Blocks the host as the reader does.
+    """
+    found = resolve_device(device)
+    first = next(_next_number) * num_losses
+    expected = [float(first + number) for number in range(num_losses)]
+    base = found.device_buffer(4).view(torch.float32)[0]
+    base.fill_(first)
+    reader = make(found)
+    HostSync(found).wait_stream(found.current_stream(), reason="check")
+    for number in range(num_losses):
+        found.delay(found.current_stream(), delay_ms)
+        reader.add(base + number)
+    seen: list[tuple[float, ...]] = [(value,) for value in reader.read()]
+    # Late work must not outlive the reader's memory.
+    HostSync(found).wait_stream(found.current_stream(), reason="check")
+    return list(_differences("loss", expected, seen))
+
+
+def _read(device: Device, tensor: torch.Tensor) -> Any:
+    num_bytes = tensor.numel() * tensor.element_size()
+    host = device.host_buffer(num_bytes, pinned=True).view(tensor.dtype).view(tensor.shape)
+    device.copy(host, tensor)
+    HostSync(device).wait_stream(device.current_stream(), reason="check")
+    return host.tolist()

@@ -1,0 +1,48 @@
+"""Memory that shows when it is read before it is written."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gapless.device.select import resolve_device
+
+
+if TYPE_CHECKING:
+    import torch
+
+    from gapless.device.base import Device
+
+
+_ALL_BITS = 0xFF
+
+
+class _PoisonedDevice:
+    """A device whose fresh buffers are full of NaN and -1; in all else the device it is made of."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def device_buffer(self, num_bytes: int) -> torch.Tensor:
+        return self._device.device_buffer(num_bytes).fill_(_ALL_BITS)
+
+    def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        return self._device.host_buffer(num_bytes, pinned=pinned).fill_(_ALL_BITS)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
+def poisoned(device: str | torch.device | Device = "auto") -> Device:
+    """Return a device whose fresh memory is full of NaN (-1 in integers).
+
+    Whatever reads staging or loss memory before it is written then shows in the values.
+
+    Args:
+        device: a device or its name.
+
+    Raises:
+        DeviceError: the device is unknown or absent.
+
+    Sync: Does not block the host.
+    """
+    return _PoisonedDevice(resolve_device(device))
