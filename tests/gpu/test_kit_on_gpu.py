@@ -1,0 +1,318 @@
+"""The race kit on a GPU: it catches loops with a known bug, and finds nothing in gapless."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gapless
+from gapless import testing
+from gapless.device.select import resolve_device
+from gapless.pipeline.loop import TrainLoop
+from gapless.plans import PLANS
+from simulation import controls
+
+
+pytestmark = pytest.mark.gpu
+
+NUM_RUNS = 100
+AT_LEAST = 99
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def held_blocks():
+    """Leave no cached blocks of other tests, whose reuse would hide a lifetime bug."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+
+
+def num_caught(check):
+    return sum(bool(check()) for _ in range(NUM_RUNS))
+
+
+@pytest.mark.parametrize("bug", controls.BROKEN_PREFETCHERS)
+def test_a_broken_prefetcher_is_caught(held_blocks, record_property, bug):
+    """Each known bug shows in the values of at least 99 of 100 runs."""
+    make = controls.BROKEN_PREFETCHERS[bug]
+
+    caught = num_caught(lambda: testing.check_prefetcher(make, device="cuda"))
+
+    record_property("caught", caught)
+    assert caught >= AT_LEAST
+
+
+@pytest.mark.parametrize("cure", controls.CURED_PREFETCHERS)
+def test_a_cured_prefetcher_passes(held_blocks, cure):
+    """The same loops with their edge put back are right in 100 of 100 runs."""
+    make = controls.CURED_PREFETCHERS[cure]
+
+    assert num_caught(lambda: testing.check_prefetcher(make, device="cuda")) == 0
+
+
+def test_a_loss_read_before_its_event_is_caught(record_property):
+    """A reader that does not wait for its copy is caught, one that does is not."""
+    caught = num_caught(lambda: testing.check_readback(controls.EarlyRead, device="cuda"))
+
+    record_property("caught", caught)
+    assert caught >= AT_LEAST
+    assert num_caught(lambda: testing.check_readback(controls.Read, device="cuda")) == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2, 4])
+def test_nothing_is_found_in_the_prefetcher(held_blocks, depth):
+    """A hundred runs of gapless.prefetch on poisoned memory hand out what was put in."""
+
+    def make(loader, device):
+        return gapless.prefetch(loader, testing.poisoned(device), depth=depth)
+
+    assert num_caught(lambda: testing.check_prefetcher(make, device="cuda")) == 0
+
+
+def test_nothing_is_found_in_the_deferred_loss():
+    """A hundred runs of DeferredLoss on poisoned memory read what was computed."""
+    device = testing.poisoned("cuda")
+
+    assert (
+        num_caught(lambda: testing.check_readback(controls.DeferredLossReader, device=device)) == 0
+    )
+
+
+class TinyStep:
+    """A linear model on the GPU that trains itself."""
+
+    def __init__(self):
+        self.weight = torch.nn.Parameter(torch.ones(64, 1, device="cuda"))
+
+    def __call__(self, batch):
+        loss = (batch @ self.weight).pow(2).mean()
+        loss.backward()
+        with torch.no_grad():
+            self.weight -= 1e-4 * self.weight.grad
+        self.weight.grad = None
+        return loss
+
+
+def batches(count=20):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(16, 64, generator=draw) for _ in range(count)]
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_counted_waits_are_the_declared_ones(plan):
+    """The independent count of synchronisations agrees with the account of the plan."""
+    with TrainLoop(plan=plan, device="cuda") as loop:
+        step = TinyStep()
+        loop.run_epoch(batches(), step)
+        with testing.count_waits("cuda") as waits:
+            result = loop.run_epoch(batches(), step)
+
+    # A wait on an event that is done already is asked for, but does not reach the driver.
+    assert waits.count <= result.waits.sync_count
+    assert {site.partition(":")[0] for _, site in waits.by_site} <= {"sync.py"}
+
+
+def test_a_step_of_gapless_waits_for_nothing():
+    """The steady state has no host wait at all, declared or not."""
+    with TrainLoop(plan="gapless", device="cuda") as loop:
+        step = TinyStep()
+        loop.run_epoch(batches(), step)
+        seen = []
+
+        def watched(batch):
+            with testing.forbid_waits("cuda"):
+                seen.append(step(batch))
+            return seen[-1]
+
+        loop.run_epoch(batches(), watched)
+
+    assert len(seen) == 20
+
+
+WAITS = {
+    "item": (lambda x, pinned, pageable: x[0].item(), 1),
+    "tolist": (lambda x, pinned, pageable: x.tolist(), 1),
+    "cpu": (lambda x, pinned, pageable: x.cpu(), 1),
+    "truth": (lambda x, pinned, pageable: bool(x[0] > 0), 1),
+    "blocking copy": (lambda x, pinned, pageable: x.copy_(pageable), 1),
+    "device": (lambda x, pinned, pageable: torch.cuda.synchronize(), 1),
+    "stream": (lambda x, pinned, pageable: torch.cuda.current_stream().synchronize(), 1),
+    "event": (lambda x, pinned, pageable: torch.cuda.current_stream().record_event(), 0),
+    "pageable, asked not to": (
+        lambda x, pinned, pageable: x.copy_(pageable, non_blocking=True),
+        1,
+    ),
+    "pageable to": (lambda x, pinned, pageable: pageable.to("cuda", non_blocking=True), 1),
+    "pinned to": (lambda x, pinned, pageable: pinned.to("cuda", non_blocking=True), 0),
+    "strided": (
+        lambda x, pinned, pageable: x.view(32, 32).copy_(
+            pinned.view(32, 32).t(), non_blocking=True
+        ),
+        1,
+    ),
+    "kernels": (lambda x, pinned, pageable: (x * 2).sum(), 0),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+def test_waits_of_any_code_are_counted(name):
+    """Each way of waiting is seen once, with the line that made it; what does not wait is not."""
+    call, expected = WAITS[name]
+    x = torch.zeros(1024, device="cuda")
+    pinned, pageable = torch.zeros(1024, pin_memory=True), torch.zeros(1024)
+    call(x, pinned, pageable)
+
+    with testing.count_waits("cuda") as waits:
+        call(x, pinned, pageable)
+
+    assert waits.count == expected, str(waits)
+    assert all(site.startswith("test_kit_on_gpu.py:") for _, site in waits.by_site)
+
+
+def test_a_forbidden_wait_is_named():
+    """The error says what waited and where."""
+    x = torch.ones(4, device="cuda")
+
+    named = pytest.raises(AssertionError, match=r"test_kit_on_gpu\.py:\d+: stream synchronize")
+    with named, testing.forbid_waits("cuda"):
+        x.sum().item()
+
+
+def resources():
+    torch.cuda.synchronize()
+    host = torch.cuda.host_memory_stats()
+    return {
+        "allocated": torch.cuda.memory_allocated(),
+        "peak allocated": torch.cuda.max_memory_allocated(),
+        "reserved": torch.cuda.memory_reserved(),
+        "peak reserved": torch.cuda.max_memory_reserved(),
+        "pinned": host["allocated_bytes.current"],
+        "peak pinned": host["allocated_bytes.peak"],
+        "files": len(list(Path("/proc/self/fd").iterdir())),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+    }
+
+
+@pytest.mark.parametrize("plan", ["gapless", "full"])
+def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
+    """Memory, streams, events, threads and files at epoch 1,000 are those at epoch 10."""
+    device = resolve_device("cuda")
+    created = {"streams": 0, "events": 0}
+
+    def counted(name, create):
+        def make(*args, **kwargs):
+            created[name] += 1
+            return create(*args, **kwargs)
+
+        return make
+
+    monkeypatch.setattr(device, "create_stream", counted("streams", device.create_stream))
+    monkeypatch.setattr(device, "create_event", counted("events", device.create_event))
+    step, data = TinyStep(), batches(12)
+    with TrainLoop(plan=plan, device=device) as loop:
+        for epoch in range(1, 1001):
+            losses = loop.run_epoch(data, step).losses
+            assert len(losses) == 12
+            # The history of a run is meant to grow; nothing else is.
+            if epoch == 10:
+                early = resources() | created
+    late = resources() | created
+
+    record_property("epoch 10", str(early))
+    record_property("epoch 1,000", str(late))
+    assert early == late
+
+
+def test_captured_work_is_done_again_at_every_replay():
+    """A replay reads static memory anew and writes where the capture wrote."""
+    device = resolve_device("cuda")
+    source, target = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
+
+    def work():
+        target.copy_(source * 2 + 1)
+
+    work()
+    graph = device.capture(work)
+    for value in (1.0, 5.0):
+        source.fill_(value)
+        graph.replay()
+        assert target.tolist() == [value * 2 + 1] * 8
+
+
+def test_an_epoch_that_failed_leaves_the_gpu_ready():
+    """After a step raised, the history is whole, streams are idle and the next epoch is right."""
+    with TrainLoop(plan="gapless", device="cuda") as loop:
+        expected = loop.run_epoch(batches(), TinyStep()).losses
+        step, failure = TinyStep(), ValueError("no")
+
+        def fail_at_nine(batch):
+            if len(taken) == 9:
+                raise failure
+            taken.append(step(batch))
+            return taken[-1]
+
+        taken = []
+        with pytest.raises(ValueError, match="no") as caught:
+            loop.run_epoch(batches(), fail_at_nine)
+        history = loop.losses.history[20:]
+        again = loop.run_epoch(batches(), TinyStep()).losses
+
+    assert caught.value is failure
+    assert history == expected[:9]
+    assert again == expected
+
+
+SANITIZED = """
+import sys, torch
+sys.path.insert(0, "tests")
+import gapless
+from gapless import testing
+from simulation import controls
+from gapless.pipeline.loop import TrainLoop
+
+def step(batch):
+    return (batch @ weight).pow(2).mean()
+
+if sys.argv[1] == "broken":
+    testing.check_prefetcher(controls.NoReverseGuard, device="cuda", delay_ms=0.1)
+else:
+    with TrainLoop(plan=sys.argv[1], device="cuda") as loop:
+        with loop.compute():
+            weight = torch.ones(64, 1, device="cuda")
+        losses = loop.run_epoch([torch.ones(16, 64)] * 25, step).losses
+    assert losses == [4096.0] * 25
+"""
+
+
+def sanitized(what):
+    env = {**os.environ, "TORCH_CUDA_SANITIZER": "1", "PYTHONPATH": "src"}
+    return subprocess.run(
+        [sys.executable, "-c", SANITIZED, what],
+        check=False,
+        cwd=ROOT,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("plan", PLANS)
+def test_torchs_own_sanitizer_finds_nothing(plan):
+    """An epoch of every plan runs under torch's CUDA sanitizer, which raises at a data race."""
+    done = sanitized(plan)
+
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_torchs_own_sanitizer_finds_a_missing_guard():
+    """The same sanitizer does find the prefetcher without a reverse guard."""
+    done = sanitized("broken")
+
+    assert done.returncode != 0
+    assert "data race" in done.stderr

@@ -1,0 +1,127 @@
+"""Verification on one GPU: it sees everything, and waits for nothing while it looks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gapless.compare.verify import VerifySettings, verify
+from gapless.compare.workload import Workload
+from gapless.device.select import resolve_device
+from gapless.plans import PLANS
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    # Torch says that it does not see every synchronisation.
+    pytest.mark.filterwarnings("ignore:Synchronization debug mode"),
+]
+
+
+@pytest.fixture(autouse=True)
+def sync_mode():
+    """Whatever a test does, synchronisations are allowed again after it."""
+    yield
+    torch.cuda.set_sync_debug_mode("default")
+
+
+class Batches:
+    """Batches that count how many were taken."""
+
+    def __init__(self):
+        self.num_taken = 0
+
+    def __iter__(self):
+        for n in range(16):
+            self.num_taken += 1
+            yield torch.full((8, 32), float(n % 5 + 1)), torch.arange(8) % 4
+
+
+def make(device, *, after=None):
+    """A classifier with dropout and Adam, whose `step` counter lives on the host.
+
+    From its fifth step on, every synchronisation that is not declared raises.
+    """
+    torch.cuda.set_sync_debug_mode("default")
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 4)
+    ).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    batches = Batches()
+    done = ahead = 0
+
+    def step(batch):
+        nonlocal done, ahead
+        done += 1
+        if done == 1:
+            ahead = batches.num_taken - 1
+        if done == 5:
+            torch.cuda.set_sync_debug_mode("error")
+        x, y = batch
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if after is not None:
+            after(model, optimizer, done=done, is_gapless=ahead == 2)
+        return loss
+
+    return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
+
+
+def check(make, **settings):
+    return list(verify(make, VerifySettings(device=resolve_device("cuda"), **settings)))
+
+
+@pytest.mark.parametrize("plan", [name for name in PLANS if name != "blocking"])
+def test_every_plan_is_identical_and_the_check_does_not_wait(plan):
+    """Thirty steps in two rounds, with every undeclared synchronisation made an error."""
+    itself, plans = check(make, plan=plan, steps=30)
+
+    assert itself.is_identical
+    assert plans.is_identical
+    # The batch is two tensors; four parameters, with a gradient and three tensors of Adam each.
+    assert plans.num_tensors == 2 + 4 * 5
+
+
+def test_the_check_adds_no_wait_to_a_plan():
+    """Host waits are those of the plan, one for each round."""
+    _, plans = check(make, steps=30)
+
+    counts = {reason: total.count for reason, total in plans.ours.waits.by_reason.items()}
+    assert counts == {"epoch_end": 2}
+
+
+def test_a_single_bit_is_found_with_its_step_and_place():
+    """The last bit of one weight, turned after step 7 under one plan."""
+
+    def turn(model, optimizer, *, done, is_gapless):
+        if done == 7 and is_gapless:
+            bits = model[0].weight.data.view(torch.int32)
+            bits[3, 5] ^= 1
+
+    _, plans = check(lambda device: make(device, after=turn), steps=12)
+
+    found = plans.difference
+    assert (found.step, found.tensor.name, found.tensor.num_tensors) == (
+        7,
+        "parameter 0.weight",
+        1,
+    )
+    assert (found.elements.num_differing, found.elements.num_elements) == (1, 32 * 64)
+    assert 0 < found.elements.max_abs < 1e-6
+    assert found.is_repeated
+
+
+def test_state_on_the_host_is_compared_at_the_end():
+    """Adam's step counter lives on the host; one that is off after the last step is found."""
+
+    def count(model, optimizer, *, done, is_gapless):
+        if done == 12 and is_gapless:
+            optimizer.state[model[3].bias]["step"] += 1
+
+    _, plans = check(lambda device: make(device, after=count), steps=12)
+
+    found = plans.difference
+    assert (found.step, found.tensor.name, found.loss) == (12, "step of 3.bias", None)
+    assert found.elements.max_abs == 1.0
