@@ -11,7 +11,7 @@ import torch
 from gapless.device.simulated.memory import Memory, byte_ranges
 from gapless.device.simulated.queues import Mark, Queues, SimulatedEvent, SimulatedStream, Task
 from gapless.device.simulated.races import HOST, RaceChecker
-from gapless.device.simulated.timeline import Timeline
+from gapless.device.simulated.timeline import WAIT, Timeline
 from gapless.device.sites import call_site
 
 
@@ -254,7 +254,7 @@ class Simulation:
             observer(what, site)
         if mark is None:
             return
-        self.timeline.pass_until(mark.time_ms, "wait")
+        self.timeline.pass_until(mark.time_ms, WAIT)
         with self.quiet():
             self.queues.run_until(mark)
         self.checker.order(HOST, mark.clock)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
 Lane = Literal["host", "h2d", "compute", "d2h"]
 
+# What a host does that waits for the device.
+WAIT = "wait"
+
 LANES: tuple[Lane, ...] = ("host", "h2d", "compute", "d2h")
 
 
@@ -36,6 +39,10 @@ class Span:
     start_ms: float
     end_ms: float
     stream: str | None = None
+
+    def within(self, since: float, until: float) -> float:
+        """Return how much of it lies within a stretch of time, in milliseconds."""
+        return max(0.0, min(self.end_ms, until) - max(self.start_ms, since))
 
 
 @dataclass
@@ -81,12 +88,16 @@ class Timeline:
             self.now_ms = time_ms
 
     def busy_ms(self, lane: Lane, *, since: float = 0.0, until: float = float("inf")) -> float:
-        """Return how long a lane was busy within a stretch of time."""
+        """Return how long a lane was busy within a stretch of time; a host that waits is not."""
         return sum(
-            max(0.0, min(span.end_ms, until) - max(span.start_ms, since))
+            span.within(since, until)
             for span in self.spans
-            if span.lane == lane
+            if span.lane == lane and span.name != WAIT
         )
+
+    def waited_ms(self, *, since: float = 0.0, until: float = float("inf")) -> float:
+        """Return how long the host waited for the device within a stretch of time."""
+        return sum(span.within(since, until) for span in self.spans if span.name == WAIT)
 
     def overlap_ms(self, first: Lane, second: Lane) -> float:
         """Return how long two lanes were busy at the same time."""

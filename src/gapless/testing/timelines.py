@@ -1,0 +1,119 @@
+"""Ask the virtual clock what a plan makes of given durations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.device.simulated.device import SimulatedDevice
+from gapless.pipeline.loop import TrainLoop
+from gapless.pipeline.records import StepLoss
+from gapless.plans import get_plan
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from gapless.device.simulated.timeline import Timeline
+    from gapless.plans import Plan
+
+
+# Batches at the start of an epoch that are not counted: the pipeline fills.
+_NUM_FILLING = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanTimeline:
+    """What one epoch of a plan looks like.
+
+    Attributes:
+        plan: its name.
+        timeline: every stretch of virtual time.
+        step_ms: from one step's start to the next one's, once the pipeline is full.
+        gap_share: share of that time in which no kernel runs, 0 to 1.
+        overlap_share: share of the copies' time that passes beside kernels, 0 to 1.
+        wait_ms: time for which the host waits before it goes on to the next batch.
+    """
+
+    plan: str
+    timeline: Timeline
+    step_ms: float
+    gap_share: float
+    overlap_share: float
+    wait_ms: float
+
+
+class _Batches:
+    """A loader that takes the time of `host` for each batch, in the training process."""
+
+    def __init__(self, device: SimulatedDevice, count: int) -> None:
+        self._device = device
+        self._count = count
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for _ in range(self._count):
+            self._device.spend("host")
+            yield torch.ones(1)
+
+
+class _Step:
+    """One kernel forward and one backward."""
+
+    def __init__(self, device: SimulatedDevice) -> None:
+        self._device = device
+
+    def forward(self, batch: torch.Tensor) -> StepLoss:
+        with self._device.region("forward"):
+            return StepLoss(loss=(batch * 2).sum())
+
+    def backward(self, out: StepLoss) -> None:
+        with self._device.region("backward"):
+            out.loss.add(1)
+
+
+def plan_timeline(
+    plan: str | Plan, *, durations: Mapping[str, float], num_batches: int = 50
+) -> PlanTimeline:
+    """Run one epoch of a plan on the virtual clock.
+
+    Args:
+        plan: a plan or its name.
+        durations: milliseconds of `h2d`, `forward`, `backward` and `host` (the loader's time, in
+            the training process) for each batch; also `d2h` and `launch`, which are 0 if not
+            given.
+        num_batches: of the epoch, more than 20.
+
+    Raises:
+        PlanError: the plan is unknown.
+        ValueError: `num_batches` is too small for a steady state.
+
+    Sync: Blocks the host while the simulation runs; no accelerator is used.
+    """
+    if num_batches <= 2 * _NUM_FILLING:
+        raise ValueError(f"num_batches must be above {2 * _NUM_FILLING}, but is {num_batches}")
+    chosen = get_plan(plan)
+    device = SimulatedDevice(scheduler="asap", durations=durations)
+    with device, TrainLoop(plan=chosen, device=device) as loop:
+        loop.run_epoch(_Batches(device, num_batches), _Step(device))
+    return _steady_state(chosen.name, device.timeline)
+
+
+def _steady_state(name: str, timeline: Timeline) -> PlanTimeline:
+    steps = [span.start_ms for span in timeline.spans if span.name == "forward"]
+    loads = [span.start_ms for span in timeline.spans if span.name == "host"]
+    # Whole intervals of ten batches, so that every plan's waits count in proportion.
+    first = _NUM_FILLING
+    count = (len(steps) - 1 - first) // _NUM_FILLING * _NUM_FILLING
+    since, until = steps[first], steps[first + count]
+    busy = timeline.busy_ms("compute", since=since, until=until)
+    copies = timeline.busy_ms("h2d")
+    return PlanTimeline(
+        plan=name,
+        timeline=timeline,
+        step_ms=(until - since) / count,
+        gap_share=1.0 - busy / (until - since),
+        overlap_share=timeline.overlap_ms("h2d", "compute") / copies if copies else 1.0,
+        wait_ms=timeline.waited_ms(since=loads[first], until=loads[first + count]) / count,
+    )

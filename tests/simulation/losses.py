@@ -1,0 +1,108 @@
+"""Losses on their way to the host."""
+
+from __future__ import annotations
+
+import torch
+
+from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.sync import HostSync
+from simulation.registry import scenario
+
+
+@scenario(num_seeds=8)
+def losses_of_a_full_ring(device):
+    losses = DeferredLoss(device)
+    loss = device.device_buffer(4).view(torch.float32)[0]
+    loss.zero_()
+    for _ in range(1100):
+        losses.add(loss)
+        loss += 1
+    assert losses.mean() == sum(range(1100)) / 1100
+    assert [float(number) for number in range(1100)] == losses.history
+    assert set(losses.stats.by_reason) <= {"loss_ring", "loss_mean"}
+    assert losses._events.num_created <= 4
+
+
+@scenario(only="lazy")
+def a_full_ring_waits_for_its_older_half(device):
+    """When the ring is full the host waits for half of it, so that the device keeps its work."""
+    losses = DeferredLoss(device)
+    loss = device.device_buffer(4).view(torch.float32)[0]
+    loss.zero_()
+    for _ in range(1025):
+        losses.add(loss)
+    assert len(losses.history) == 512
+    assert {name: wait.count for name, wait in losses.stats.by_reason.items()} == {"loss_ring": 1}
+
+
+@scenario(only="asap")
+def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
+    losses = DeferredLoss(device)
+    loss = device.device_buffer(4).view(torch.float32)[0]
+    loss.zero_()
+    for _ in range(1025):
+        losses.add(loss)
+    assert len(losses.history) == 1024
+    assert losses.stats.sync_count == 0
+
+
+@scenario()
+def losses_read_every_time(device):
+    losses = DeferredLoss(device)
+    loss = device.device_buffer(4).view(torch.float32)[0]
+    loss.fill_(4.0)
+    for number in range(9):
+        losses.add(loss)
+        losses.flush()
+        HostSync(device).wait_stream(losses._stream, reason="test")
+        assert losses.harvest() == 1
+        assert losses.history == [4.0] * (number + 1)
+    assert losses._events.num_created == 1
+
+
+@scenario()
+def losses_of_a_body_that_raised(device):
+    losses = DeferredLoss(device)
+    loss = device.device_buffer(4).view(torch.float32)[0]
+    loss.fill_(4.0)
+    try:
+        with losses:
+            losses.add(loss)
+            raise ZeroDivisionError
+    except ZeroDivisionError:
+        pass
+    assert losses.history == [4.0]
+
+
+@scenario()
+def losses_read_in_portions(device):
+    losses = DeferredLoss(device)
+    scale = device.device_buffer(4).view(torch.float32)[0]
+    scale.fill_(1.0)
+    for number in range(24):
+        losses.add(scale * number, weight=scale * 3 if number % 2 else 3.0)
+        if number % 5 == 4:
+            losses.flush()
+        if number % 7 == 6:
+            losses.harvest()
+        if number == 15:
+            losses.drain()
+            assert len(losses.history) == 16
+    with losses:
+        pass
+    assert [float(number) for number in range(24)] == losses.history
+    assert losses.weights == [3.0] * 24
+    assert losses.first_nonfinite is None
+
+
+@scenario()
+def a_done_copy_is_picked_up_without_waiting(device):
+    losses = DeferredLoss(device)
+    loss = device.device_buffer(4).view(torch.float32)[0]
+    loss.fill_(float("inf"))
+    losses.add(loss)
+    losses.flush()
+    HostSync(device).wait_stream(losses._stream, reason="test")
+    assert losses.harvest() == 1
+    assert losses.first_nonfinite == (0, float("inf"))
+    assert losses.stats.sync_count == 0

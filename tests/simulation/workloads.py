@@ -1,0 +1,123 @@
+"""What scenarios are made of: a model, batches, and ways to look at values without waiting."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+
+import gapless
+from gapless.pipeline.loop import TrainLoop
+from gapless.pipeline.prefetch import Prefetcher
+from gapless.pipeline.staging import StagingRing
+from gapless.pipeline.sync import HostSync
+
+
+NUM_BATCHES = 11
+
+
+class Regression:
+    """A linear model with dropout that trains itself with plain gradient descent."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(3, 1))
+
+    def forward(self, batch):
+        x, y = batch
+        loss = (torch.nn.functional.dropout(x @ self.weight, 0.3) - y).pow(2).mean()
+        return gapless.StepLoss(loss=loss, weight=2.0)
+
+    def backward(self, out):
+        out.loss.backward()
+        with torch.no_grad():
+            self.weight -= 0.1 * self.weight.grad
+        self.weight.grad = None
+
+
+@cache
+def regression_data():
+    draw = torch.Generator().manual_seed(1)
+    return [
+        (torch.randn(4, 3, generator=draw), torch.randn(4, 1, generator=draw))
+        for _ in range(NUM_BATCHES)
+    ]
+
+
+@cache
+def expected_training(num_epochs=1, num_batches=NUM_BATCHES):
+    """Return losses and weights of a plain sequential loop."""
+    model = Regression()
+    losses = []
+    for batch in regression_data()[:num_batches] * num_epochs:
+        out = model.forward(batch)
+        model.backward(out)
+        losses.append(out.loss.item())
+    return losses, model.weight.detach().clone()
+
+
+def check_training(device, plan, *, num_epochs=1, num_batches=NUM_BATCHES):
+    model = Regression()
+    means = []
+    with TrainLoop(plan=plan, device=device) as loop:
+        results = [
+            loop.run_epoch(
+                regression_data()[:num_batches],
+                model,
+                on_batch=lambda now: means.append(now.mean_loss),
+            )
+            for _ in range(num_epochs)
+        ]
+        # Read on the outer stream, without being told that the epoch used another.
+        copied = read_back(device, model.weight)
+    losses, weight = expected_training(num_epochs, num_batches)
+    assert losses == [loss for result in results for loss in result.losses]
+    assert losses == loop.losses.history
+    assert [2.0] * len(losses) == loop.losses.weights
+    assert torch.equal(weight, copied)
+    return loop, results, means
+
+
+def read_back(device, tensor):
+    """Return a tensor's values as queued on the current stream now, through pinned memory."""
+    pinned = device.host_buffer(tensor.numel() * tensor.element_size(), pinned=True)
+    target = pinned.view(tensor.dtype).view(tensor.shape)
+    device.copy(target, tensor.detach())
+    HostSync(device).wait_stream(device.current_stream(), reason="test")
+    return target.clone()
+
+
+def is_idle(device, stream):
+    """Whether everything queued on a stream has run."""
+    event = device.create_event()
+    device.record_event(event, stream)
+    return event.mark.is_done
+
+
+def counts(result):
+    return {reason: total.count for reason, total in result.waits.by_reason.items()}
+
+
+def make_prefetcher(loader, device, *, depth=2, num_transfers=1, **knobs):
+    sync = HostSync(device)
+    streams = [device.create_stream() for _ in range(num_transfers)]
+    ring = StagingRing(device, sync=sync, depth=depth, transfer_streams=streams, **knobs)
+    return Prefetcher(loader, ring=ring, device=device, depth=depth), sync.stats, ring
+
+
+def numbered(sizes):
+    return [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
+
+
+class Sums:
+    """Kernels that read batches, one sum each, to be looked at when all is done."""
+
+    def __init__(self, device, count):
+        self._device = device
+        self.values = device.device_buffer(8 * count).view(torch.float64)
+
+    def add(self, number, tensor):
+        self.values[number].copy_(tensor.mean(dtype=torch.float64))
+
+    def all(self):
+        return read_back(self._device, self.values).tolist()
