@@ -33,3 +33,23 @@ def test_three_lines_of_the_loop_differ():
 
     assert [line for line in new if "import" in line] == ["import gapless"]
     assert len([line for line in new if "import" not in line and "print" not in line]) == 3
+
+
+def test_the_workload_example_is_identical_under_two_plans():
+    """The command in its own text says that the default plan changes no bit of it."""
+    script = ROOT / "examples" / "workload_classifier.py"
+    (line,) = [line for line in script.read_text().splitlines() if "gapless verify --" in line]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+
+    done = subprocess.run(
+        [sys.executable, "-m", *line.split(), "--steps", "20"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert "gapless against blocking: bit-identical (20 losses, " in done.stdout
+    assert "batches: 16, gone through 2 times for 20 steps" in done.stdout

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from gapless.compare.workload import Workload as Workload
     from gapless.errors import (
         BatchError as BatchError,
         GaplessError as GaplessError,
@@ -44,6 +45,7 @@ _HOME = {
     "SyncStats": "gapless.pipeline.sync",
     "TrainLoop": "gapless.pipeline.loop",
     "UserError": "gapless.errors",
+    "Workload": "gapless.compare.workload",
     "prefetch": "gapless.pipeline.prefetch",
     "run_epoch": "gapless.pipeline.loop",
 }

@@ -13,6 +13,7 @@ from gapless import __version__
 from gapless.cli.evaluate import evaluate
 from gapless.cli.train import train
 from gapless.cli.translate import translate
+from gapless.cli.verify import verify
 from gapless.errors import GaplessError, UserError
 from gapless.plans import PLANS
 from gapless.report.text import columns
@@ -32,6 +33,7 @@ app = typer.Typer(
 app.command()(train)
 app.command()(translate)
 app.command()(evaluate)
+app.command()(verify)
 
 
 @app.command()

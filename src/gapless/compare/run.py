@@ -1,0 +1,174 @@
+"""Run a workload under one plan, from its seed, and keep what is compared afterwards."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+
+from gapless.compare.watch import StateWatch
+from gapless.device.select import seed_everything, set_numerics
+from gapless.errors import BatchError, UserError
+from gapless.pipeline.loop import TrainLoop
+from gapless.pipeline.sync import SyncStats
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    import torch
+
+    from gapless.compare.state import Entry
+    from gapless.compare.workload import Workload
+    from gapless.device.base import Device
+    from gapless.pipeline.records import Progress
+    from gapless.plans import Plan
+
+
+OnStep: TypeAlias = Callable[[int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSettings:
+    """What all runs of a comparison share.
+
+    Attributes:
+        device: where they run.
+        precision: of float32 matrix products; see `gapless.device.select.set_numerics`.
+        deterministic: whether only deterministic algorithms may be used.
+        seed: of torch, numpy and random, set before the workload is built.
+    """
+
+    device: Device
+    precision: str
+    deterministic: bool
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What one run did.
+
+    Attributes:
+        plan: name of its plan.
+        losses: of every step.
+        entries: what the checksums are of; item 0 is the state before the first step.
+        checksums: of the tensors on the device, after every step; item 0 before the first.
+        kept: copies on the host of the tensors that are not on the device, after the last step;
+            of all tensors, and of one after an earlier step, if they were asked for.
+        waits: host waits of the steps, by reason.
+        rounds: batches taken each time that they were gone through.
+    """
+
+    plan: str
+    losses: list[float]
+    entries: list[tuple[Entry, ...]]
+    checksums: list[list[int]]
+    kept: dict[str, torch.Tensor]
+    waits: SyncStats
+    rounds: list[int]
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps that were taken."""
+        return len(self.losses)
+
+
+def run_plan(
+    make: Callable[[torch.device], Workload],
+    *,
+    plan: str | Plan,
+    settings: RunSettings,
+    steps: int,
+    keep_all: bool,
+    copy_of: tuple[int, str] | None = None,
+    on_step: OnStep | None = None,
+) -> RunRecord:
+    """Build a workload anew and take so many steps of it.
+
+    Batches are gone through again when they end before the steps do, each time as an epoch of
+    its own.
+
+    Args:
+        make: builds the workload; called in the loop's compute context, after seeding.
+        plan: a plan or its name.
+        settings: shared by all runs.
+        steps: how many, at least 1.
+        keep_all: whether to keep the values of the last state.
+        copy_of: number of a step, 0 for the start, and name of a tensor to keep as it was then.
+        on_step: called with the number of steps queued so far.
+
+    Raises:
+        UserError: there are no batches, or a batch, loss or tensor cannot be dealt with.
+        Exception: whatever the workload raises.
+
+    Sync: Blocks the host as the plan says, and once at the end ("verify").
+    """
+    device = settings.device
+    set_numerics(device, settings.precision, deterministic=settings.deterministic)
+    _seed(settings.seed)
+    with TrainLoop(plan=plan, device=device) as loop:
+        with loop.compute():
+            workload = make(device.torch_device)
+            watch = StateWatch(workload, device=device, copy_of=copy_of)
+        waits, rounds = _take_steps(loop, workload, watch, steps=steps, on_step=on_step)
+        with loop.compute(), loop.streams.sync.blocking("verify"):
+            checksums, kept = watch.read_checksums(), watch.read_tensors(keep_all=keep_all)
+        return RunRecord(
+            plan=loop.plan.name,
+            losses=loop.losses.history,
+            entries=watch.entries,
+            checksums=checksums,
+            kept=kept,
+            waits=waits,
+            rounds=rounds,
+        )
+
+
+def _seed(seed: int) -> None:
+    seed_everything(seed)
+    random.seed(seed)
+    # Users' code draws from numpy's global generator; it takes 32 bits.
+    np.random.seed(seed % 2**32)  # noqa: NPY002
+
+
+def _take_steps(
+    loop: TrainLoop,
+    workload: Workload,
+    watch: StateWatch,
+    *,
+    steps: int,
+    on_step: OnStep | None,
+) -> tuple[SyncStats, list[int]]:
+    """Take the steps; return their host waits, and the batches of each round."""
+    waits, rounds = SyncStats(), list[int]()
+    while (done := loop.losses.num_added) < steps:
+        batches = _at_most(steps - done, workload.batches)
+        on_batch = None if on_step is None else partial(_tell, on_step, done)
+        try:
+            result = loop.run_epoch(batches, watch.step, on_batch=on_batch)
+        except BatchError as error:
+            raise UserError(f"a batch of the workload: {error}") from error
+        if not result.num_batches:
+            when = f"when gone through again after {done} steps" if done else "at all"
+            raise UserError(
+                f"the workload's batches gave no batch {when}, expected at least one each time; "
+                "give a list or a loader"
+            )
+        rounds.append(result.num_batches)
+        waits.merge(result.waits)
+    return waits, rounds
+
+
+def _at_most(count: int, batches: Iterable[Any]) -> Iterator[Any]:
+    # A generator, which the loop closes when an epoch is cut short, and a loader's workers with it.
+    yield from islice(batches, count)
+
+
+def _tell(on_step: OnStep, done_before: int, progress: Progress) -> None:
+    on_step(done_before + progress.batch)

@@ -1,0 +1,162 @@
+"""Watch the training state of a workload, step by step, without a host wait.
+
+A checksum of every tensor on the device is queued behind each step, on the step's own stream,
+and stays on the device until the epoch is over: the plan that is watched waits no more often
+than without, only its steps are longer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.compare.checksum import Checksums
+from gapless.compare.state import Entry, batch_tensors, state_tensors
+from gapless.errors import UserError
+from gapless.pipeline.records import SplitStep, StepLoss
+
+
+if TYPE_CHECKING:
+    from gapless.compare.workload import Workload
+    from gapless.device.base import Device
+    from gapless.pipeline.records import WholeStep
+
+
+class StateWatch:
+    """Collect checksums of a workload's batches and training state.
+
+    Args:
+        workload: built already; its state is recorded at once, as that of step 0.
+        device: where its steps run.
+        copy_of: number of a step and name of a tensor to copy, on the device, as it is then.
+
+    Attributes:
+        entries: what each step's checksums are of; those of step 0 first.
+        step: the workload's own, followed by the record of what it left.
+
+    Raises:
+        UserError: a tensor of the state cannot be compared.
+    """
+
+    def __init__(
+        self, workload: Workload, *, device: Device, copy_of: tuple[int, str] | None = None
+    ) -> None:
+        self._workload = workload
+        self._copy_of = copy_of
+        self._copy: dict[str, torch.Tensor] = {}
+        self._device = device.torch_device
+        sizes = [tensor.numel() for tensor in state_tensors(workload).values()]
+        self._checksums = Checksums(self._device, num_elements=max(sizes, default=0))
+        self._rows: list[torch.Tensor] = []
+        self._batch: dict[str, torch.Tensor] = {}
+        self._batch_sums: list[torch.Tensor] = []
+        self.entries: list[tuple[Entry, ...]] = []
+        self.step = _watched(workload.step, self)
+        self.step_done()
+
+    def batch_arrived(self, batch: Any) -> None:
+        """Take the checksums of a batch, before its step.
+
+        Sync: Does not block the host.
+        """
+        self._batch = self._on_device(batch_tensors(batch))
+        self._batch_sums = [self._checksums.take(tensor) for tensor in self._batch.values()]
+
+    def step_done(self) -> None:
+        """Take the checksums of what a step left.
+
+        Sync: Does not block the host.
+        """
+        tensors = self._on_device(state_tensors(self._workload))
+        sums = self._batch_sums + [self._checksums.take(tensor) for tensor in tensors.values()]
+        tensors = self._batch | tensors
+        if self._copy_of is not None and self._copy_of[0] == len(self._rows):
+            name = self._copy_of[1]
+            self._copy = {name: tensors[name].detach().clone()} if name in tensors else {}
+        entries = tuple(Entry.of(*item) for item in tensors.items())
+        same = self.entries and self.entries[-1] == entries
+        self.entries.append(self.entries[-1] if same else entries)
+        empty = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._rows.append(torch.stack(sums) if sums else empty)
+
+    def read_checksums(self) -> list[list[int]]:
+        """Return the checksums of every step, those of step 0 first.
+
+        Sync: Blocks the host until the last step is done; call it inside a declared wait.
+        """
+        flat, start, rows = torch.cat(self._rows).tolist(), 0, []
+        for row in self._rows:
+            rows.append(flat[start : start + len(row)])
+            start += len(row)
+        return rows
+
+    def read_tensors(self, *, keep_all: bool) -> dict[str, torch.Tensor]:
+        """Return copies on the host of the last state, and the copy that was made before.
+
+        Args:
+            keep_all: copy also those that are on the device.
+
+        Sync: Blocks the host until they are copied; call it inside a declared wait.
+        """
+        tensors = self._batch | state_tensors(self._workload)
+        last = {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in tensors.items()
+            if keep_all or tensor.device != self._device
+        }
+        return last | {name: tensor.cpu() for name, tensor in self._copy.items()}
+
+    def _on_device(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: item for name, item in tensors.items() if item.device == self._device}
+
+
+class _WatchedSplitStep:
+    """A step in two parts, with the record behind the second."""
+
+    def __init__(self, step: SplitStep, watch: StateWatch) -> None:
+        self._step = step
+        self._watch = watch
+
+    def forward(self, batch: Any) -> StepLoss:
+        self._watch.batch_arrived(batch)
+        out = self._step.forward(batch)
+        if not isinstance(out, StepLoss):
+            raise UserError(
+                f"forward of the workload's step returned an object of type {type(out).__name__}, "
+                "expected a gapless.StepLoss; return gapless.StepLoss(loss=...)"
+            )
+        _check_loss(out)
+        return out
+
+    def backward(self, out: StepLoss) -> None:
+        self._step.backward(out)
+        self._watch.step_done()
+
+
+def _watched(step: SplitStep | WholeStep, watch: StateWatch) -> SplitStep | WholeStep:
+    if isinstance(step, SplitStep):
+        return _WatchedSplitStep(step, watch)
+
+    def watched(batch: Any) -> StepLoss | torch.Tensor:
+        watch.batch_arrived(batch)
+        out = step(batch)
+        _check_loss(out)
+        watch.step_done()
+        return out
+
+    return watched
+
+
+def _check_loss(out: object) -> None:
+    loss = out.loss if isinstance(out, StepLoss) else out
+    if not isinstance(loss, torch.Tensor):
+        raise UserError(
+            f"the workload's step returned an object of type {type(loss).__name__}, expected its "
+            "loss as a tensor that is still on the device, or a gapless.StepLoss"
+        )
+    if loss.numel() != 1:
+        raise UserError(
+            f"the workload's step returned a loss of shape {list(loss.shape)}, expected one "
+            "number; take its mean or sum"
+        )

@@ -1,0 +1,93 @@
+"""What is run under a plan: a model, its optimizer, batches and a step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from gapless.errors import UserError
+from gapless.pipeline.records import SplitStep, StepLoss
+
+
+WorkloadStep: TypeAlias = SplitStep | Callable[[Any], StepLoss | torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """A training task that can be run under any plan.
+
+    Attributes:
+        model: on the device.
+        optimizer: of the model's parameters.
+        batches: on the CPU; a list, a loader or anything else that can be gone through again.
+        step: takes a batch on the device, trains on it and returns its loss (one number, still
+            on the device) or a `gapless.StepLoss`; or an object with `forward` and `backward`.
+            It must not wait for the device.
+
+    Raises:
+        UserError: a field is of another kind, or the batches can be gone through only once.
+
+    Example:
+        def make_workload(device):
+            model = torch.nn.Linear(8, 1).to(device)
+            optimizer = torch.optim.Adam(model.parameters())
+
+            def step(batch):
+                loss = model(batch).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                return loss
+
+            batches = [torch.randn(4, 8) for _ in range(10)]
+            return gapless.Workload(
+                model=model, optimizer=optimizer, batches=batches, step=step
+            )
+    """
+
+    model: torch.nn.Module
+    optimizer: torch.optim.Optimizer
+    batches: Iterable[Any]
+    step: WorkloadStep
+
+    def __post_init__(self) -> None:
+        """Check the kind of every field."""
+        _require(
+            isinstance(self.model, torch.nn.Module),
+            field="model",
+            value=self.model,
+            expected="a torch.nn.Module; put several into a torch.nn.ModuleDict",
+        )
+        _require(
+            isinstance(self.optimizer, torch.optim.Optimizer),
+            field="optimizer",
+            value=self.optimizer,
+            expected="a torch.optim.Optimizer",
+        )
+        _require(
+            isinstance(self.batches, Iterable) or hasattr(self.batches, "__getitem__"),
+            field="batches",
+            value=self.batches,
+            expected="a list of batches or a loader",
+        )
+        _require(
+            not isinstance(self.batches, Iterator),
+            field="batches",
+            value=self.batches,
+            expected="something that can be gone through again; give a list or a loader",
+        )
+        _require(
+            isinstance(self.step, SplitStep) or callable(self.step),
+            field="step",
+            value=self.step,
+            expected="a function of a batch, or an object with forward and backward",
+        )
+
+
+def _require(holds: bool, *, field: str, value: object, expected: str) -> None:
+    if not holds:
+        kind = type(value).__name__
+        raise UserError(f"{field} of the workload is of type {kind}, expected {expected}")

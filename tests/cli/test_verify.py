@@ -1,0 +1,410 @@
+"""`gapless verify`, as a user runs it on a file of theirs and on the demo."""
+
+from __future__ import annotations
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gapless.compare.workload import Workload
+from gapless.errors import UserError
+from gapless.plans import PLANS
+
+
+SRC = str(Path(__file__).parents[2] / "src")
+
+# A regression on twelve batches; `breaks` says what goes wrong after which step.
+FILE = """
+import random
+import torch
+import gapless
+
+RUNS = []
+
+
+class Batches:
+    taken = 0
+
+    def __iter__(self):
+        for n in range(12):
+            self.taken += 1
+            yield {"x": torch.full((4, 8), float(n % 5 + 1)), "n": n}
+
+
+def make(device=None, breaks=None, batches=None):
+    RUNS.append(None)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.2), torch.nn.Linear(8, 1)).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    batches = Batches() if batches is None else batches
+    done = ahead = 0
+
+    def step(batch):
+        nonlocal done, ahead
+        done += 1
+        if done == 1:
+            ahead = batches.taken - 1
+        loss = model(batch["x"]).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if breaks is not None:
+            out = breaks(model, done, ahead)
+            loss = loss if out is None else loss.detach() * out
+        return loss
+
+    return gapless.Workload(model=model, optimizer=optimizer, batches=batches, step=step)
+
+
+def by_plan(device):
+    def breaks(model, done, ahead):
+        if done == 3 and ahead == 2:
+            model[1].weight.data[0, 2:4] += torch.tensor([0.5, 0.25])
+    return make(device, breaks)
+
+
+def by_chance(device):
+    def breaks(model, done, ahead):
+        if done == 4:
+            model[1].bias.data += random.SystemRandom().random()
+    return make(device, breaks)
+
+
+def by_run(device):
+    def breaks(model, done, ahead):
+        if done == 2 and len(RUNS) == 3:
+            model[1].bias.data += 1.0
+    return make(device, breaks)
+
+
+def slightly(device):
+    return make(device, lambda model, done, ahead: 1.001 if done > 5 and ahead == 2 else None)
+
+
+def fails(device):
+    def breaks(model, done, ahead):
+        open("/absent/file")
+    return make(device, breaks)
+
+
+def scatters(device):
+    def breaks(model, done, ahead):
+        torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
+    return make(device, breaks)
+
+
+def generator():
+    return gapless.Workload(
+        model=torch.nn.Linear(1, 1), optimizer=make().optimizer, batches=iter([1]), step=len
+    )
+
+
+def one_batch_left():
+    class Once:
+        taken = 0
+        batches = iter(Batches())
+
+        def __iter__(self):
+            return iter(list(self.batches))
+
+    return make(batches=Once())
+
+
+def with_set():
+    return make(batches=[{1, 2}])
+
+
+def no_batches():
+    return make(batches=[])
+
+
+def no_loss():
+    workload = make()
+    def step(batch):
+        workload.step(batch)
+    return gapless.Workload(
+        model=workload.model, optimizer=workload.optimizer, batches=Batches(), step=step
+    )
+
+
+def with_arguments(rate, device, size=3, *, decay):
+    return make()
+
+
+def nothing():
+    pass
+
+
+number = 3
+"""
+
+
+@pytest.fixture
+def verify(gapless, monkeypatch, tmp_path):
+    """Run the command on the CPU in a folder that holds the file above as w.py."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    Path("w.py").write_text(FILE)
+
+    def call(*arguments):
+        return gapless("verify", "--device", "cpu", *arguments)
+
+    yield call
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and tmp_path in (tmp_path / file).parents:
+            del sys.modules[name]
+
+
+def check_refused(outcome, *parts):
+    assert outcome.code == 2
+    assert outcome.err.startswith("gapless: error: ")
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err + outcome.out
+    for part in parts:
+        assert part in outcome.err
+    assert outcome.new_files == []
+
+
+def command(*arguments, cwd, **options):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": SRC,
+        "XDG_CACHE_HOME": str(cwd.parent / f"cache-of-{cwd.name}"),
+        "TERM": "xterm",
+        "COLUMNS": "100",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "gapless", "verify", "--device", "cpu", *arguments],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def test_the_demo_is_identical_under_the_plan(tmp_path):
+    """A real process trains the demo's model three times and says what it saw, bar or no bar."""
+    master, slave = pty.openpty()
+    done = command("--steps", "4", cwd=tmp_path, stdout=subprocess.PIPE, stderr=slave)
+    os.close(slave)
+    bar = os.read(master, 1 << 20).decode()
+    os.close(master)
+
+    assert done.returncode == 0, bar
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("workload  model of gapless train on the embedded corpus, dropout")
+    assert lines[1].startswith("plans     gapless against blocking, deterministic")
+    assert lines[3] == "steps     4, seed 1"
+    assert lines[4].startswith("blocking against itself: bit-identical (4 losses, ")
+    assert lines[5].startswith("gapless against blocking: bit-identical (4 losses, ")
+    assert lines[6] == "host waits: blocking 8 (batch 4, loss_read 4); gapless 1 (epoch_end 1)"
+    assert len(lines) == 7
+    # On the terminal behind standard error, and there alone.
+    assert "blocking, first run" in bar
+    assert "/4 steps" in bar
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_files_workload_is_identical(verify):
+    """A workload in a file is verified; its twelve batches make twenty steps in two rounds."""
+    outcome = verify("interval", "--steps", "20", "--workload", "w.py:make")
+
+    assert (outcome.code, outcome.err, outcome.new_files) == (0, "", [])
+    assert "workload  w.py:make" in outcome.out
+    assert "blocking against itself: bit-identical (20 losses, 11 tensors x 20 steps)" in (
+        outcome.out
+    )
+    assert "interval against blocking: bit-identical" in outcome.out
+    assert "batches: 12, gone through 2 times for 20 steps" in outcome.out
+    assert "host waits: blocking 40 (batch 20, loss_read 20); interval 4 (" in outcome.out
+
+
+def test_a_broken_plan_is_told_with_step_tensor_and_size(verify):
+    """The first difference is two of eight weights after step 3, and the exit code is 1."""
+    outcome = verify("--steps", "10", "--workload", "w.py:by_plan")
+
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "blocking against itself: bit-identical" in outcome.out
+    assert "gapless against blocking: different, from step 3 on\n" in outcome.out
+    assert "  parameter 1.weight: 2 of 8 elements differ, by at most 0.5\n" in outcome.out
+    assert "  1 of 11 tensors differ after step 3\n" in outcome.out
+    assert "  first loss that differs, step 4: " in outcome.out
+    assert "did not occur again" not in outcome.out
+
+
+def test_a_workload_that_is_not_reproducible_is_told_so(verify):
+    """The plan is not blamed, and not even run; what can be done is said."""
+    outcome = verify("--steps", "10", "--workload", "w.py:by_chance")
+
+    assert outcome.code == 1
+    assert "blocking against itself: not reproducible by itself, from step 4 on" in outcome.out
+    assert "  parameter 1.bias: 1 of 1 elements differ, by at most " in outcome.out
+    assert "no seed reaches" in outcome.out
+    assert "--tolerance" in outcome.out
+    assert "gapless against blocking:" not in outcome.out
+
+
+def test_a_difference_that_does_not_come_back_points_at_a_race(verify):
+    """Only the first run of the plan was off, so its size stays unknown."""
+    outcome = verify("--steps", "10", "--workload", "w.py:by_run")
+
+    assert outcome.code == 1
+    assert "different, from step 2 on\n  parameter 1.bias: differs, but not when" in outcome.out
+    assert "did not occur again when both ran once more. That points at a race" in outcome.out
+
+
+@pytest.mark.parametrize(("tolerance", "code"), [("1e-2", 0), ("1e-4", 1)])
+def test_a_tolerance_lets_small_differences_through(verify, tolerance, code):
+    """Losses that are 0.1 % off are within 1 % and beyond 0.01 %, from the sixth step on."""
+    outcome = verify("--steps", "10", "--workload", "w.py:slightly", "--tolerance", tolerance)
+
+    assert outcome.code == code
+    assert f"plans     gapless against blocking, tolerance {float(tolerance):g}" in outcome.out
+    if code:
+        assert "gapless against blocking: beyond 0.0001, from step 6 on" in outcome.out
+        assert "  0 of 11 tensors are beyond at the end" in outcome.out
+    else:
+        assert "gapless against blocking: within 0.01; losses by at most 0.000999" in outcome.out
+
+
+def test_a_workload_beyond_the_tolerance_by_itself_is_told_so(verify):
+    """With a tolerance, too, a plan is not blamed for what happens without it."""
+    outcome = verify("--workload", "w.py:by_chance", "--tolerance", "1e-9")
+
+    assert outcome.code == 1
+    assert "itself: not reproducible by itself within 1e-09, from step 5 on" in outcome.out
+    assert "no seed reaches" in outcome.out
+    assert "gapless against blocking:" not in outcome.out
+
+
+def test_what_the_step_raises_reaches_the_user(tmp_path):
+    """A real process prints the traceback, also of an error that is a full disk elsewhere."""
+    (tmp_path / "w.py").write_text(FILE)
+
+    done = command("--workload", "w.py:fails", cwd=tmp_path, capture_output=True)
+
+    assert done.returncode == 1
+    assert 'w.py", line ' in done.stderr
+    assert done.stderr.rstrip().endswith("No such file or directory: '/absent/file'")
+
+
+def test_a_refused_algorithm_says_who_refused_it(verify):
+    """Torch's error comes out as it is, with a note on what switched determinism on."""
+    with pytest.raises(RuntimeError, match="put_ does not have a deterministic") as caught:
+        verify("--workload", "w.py:scatters")
+
+    assert ["with a --tolerance" in note for note in caught.value.__notes__] == [True]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["fast"], ["unknown plan 'fast'", *PLANS]),
+        (["--against", "slow"], ["unknown plan 'slow'", *PLANS]),
+        (["--steps", "0"], ["steps must be at least 1, but is 0"]),
+        (["--steps", "some"], ["--steps", "integer"]),
+        (["--seed", "-1"], ["seed must be 0 to", "but is -1"]),
+        (["--tolerance", "-1"], ["tolerance must be a finite number of 0 or more, but is -1.0"]),
+        (["--tolerance", "nan"], ["tolerance must be", "but is nan"]),
+        (["--device", "tpu"], ["unknown device 'tpu'"]),
+        (["--precision", "fp8"], ["unknown precision 'fp8'", "bf16"]),
+        (["--precision", "fp16"], ["fp16 needs a GPU"]),
+    ],
+)
+def test_flags_that_cannot_be(verify, arguments, parts):
+    """The flag, its value and what it may be are named, before anything runs."""
+    outcome = verify(*arguments)
+
+    check_refused(outcome, *parts)
+    assert outcome.out == ""
+
+
+@pytest.mark.parametrize(
+    ("workload", "parts"),
+    [
+        ("w.py", ["workload must be FILE:FUNCTION, but is 'w.py'", "train.py:make_workload"]),
+        ("w.py:", ["workload must be FILE:FUNCTION", "'w.py:'"]),
+        (":make", ["workload must be FILE:FUNCTION", "':make'"]),
+        ("w.py:make me", ["workload must be FILE:FUNCTION"]),
+        ("absent.py:make", ["workload file absent.py does not exist"]),
+        (".:make", ["workload file . is a folder; expected a Python file"]),
+        ("w.py:mak", ["w.py has no function 'mak'", "make, by_plan, by_chance"]),
+        ("empty.py:make", ["empty.py has no function 'make'; it defines no function"]),
+        ("w.py:number", ["number in w.py is of type int, expected a function"]),
+        ("w.py:with_arguments", ["with_arguments in w.py needs the arguments rate, decay"]),
+        ("w.py:nothing", ["nothing in w.py returned", "type NoneType", "gapless.Workload(model="]),
+        ("w.py:generator", ["batches of the workload", "gone through again", "list or a loader"]),
+        ("w.py:one_batch_left", ["gave no batch when gone through again after 12 steps"]),
+        ("w.py:no_batches", ["batches gave no batch at all"]),
+        ("w.py:with_set", ["a batch of the workload: cannot move a builtins.set"]),
+        ("w.py:no_loss", ["step returned", "type NoneType", "expected its loss as a tensor"]),
+        ("raises.py:make", ["raises.py cannot be imported: raises.py:3: ZeroDivisionError"]),
+        ("exits.py:make", ["exits.py cannot be imported: exits.py:2: SystemExit: 3"]),
+        ("broken.py:make", ["broken.py cannot be imported: broken.py:2: SyntaxError"]),
+        ("binary.py:make", ["binary.py cannot be imported: ", "null bytes"]),
+        ("lonely.py:make", ["lonely.py:1: ModuleNotFoundError: No module named 'absent_friend'"]),
+    ],
+)
+def test_workloads_that_cannot_be(verify, workload, parts):
+    """What is wrong with file, function or workload is told in one line, with the way out."""
+    Path("empty.py").write_text("")
+    Path("raises.py").write_text("def half(x):\n    return x / 2\nhalf(1 / 0)\n")
+    Path("exits.py").write_text("import sys\nsys.exit(3)\n")
+    Path("broken.py").write_text("x = 1\ndef make(:\n")
+    Path("binary.py").write_bytes(b"\0\0")
+    Path("lonely.py").write_text("import absent_friend\n")
+
+    check_refused(verify("--steps", "20", "--workload", workload), *parts)
+
+
+def test_half_precision_is_up_to_the_workloads_step(verify):
+    """The flag could not reach it."""
+    outcome = verify("--precision", "bf16", "--workload", "w.py:make")
+
+    check_refused(outcome, "precision bf16", "torch.autocast", "fp32 or tf32")
+
+
+def test_a_file_finds_its_neighbours_and_knows_its_device(verify, tmp_path):
+    """The file's own folder is on the path, and a function may leave the device out."""
+    folder = tmp_path / "deep"
+    folder.mkdir()
+    (folder / "neighbour_of_two.py").write_text(FILE)
+    (folder / "two.py").write_text(
+        "import torch, neighbour_of_two\n"
+        "def placed(device):\n"
+        "    assert device == torch.device('cpu'), device\n"
+        "    return neighbour_of_two.make(device)\n"
+        "def unplaced():\n"
+        "    return neighbour_of_two.make()\n"
+    )
+
+    for name in ("placed", "unplaced"):
+        assert verify("--steps", "2", "--workload", f"deep/two.py:{name}").code == 0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("model", torch.relu, "model of the workload is of type builtin_function_or_method"),
+        ("optimizer", None, "optimizer of the workload is of type NoneType, expected a torch"),
+        ("batches", 3, "batches of the workload is of type int, expected a list of batches"),
+        ("batches", (n for n in [1]), "type generator, expected something that can be gone"),
+        ("batches", zip([1], [2], strict=True), "type zip, expected something that can be gone"),
+        ("step", 1, "step of the workload is of type int, expected a function of a batch"),
+    ],
+)
+def test_a_workload_of_the_wrong_parts_is_refused_where_it_is_made(field, value, message):
+    """Field, kind and what it should be are named."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    parts = {"model": model, "optimizer": optimizer, "batches": [1], "step": len}
+
+    assert Workload(**parts).batches == [1]
+    with pytest.raises(UserError, match=message):
+        Workload(**{**parts, field: value})

@@ -1,0 +1,530 @@
+"""What verification says of sound and of broken workloads."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gapless.compare.difference import (
+    element_difference,
+    first_tensor_difference,
+    relative_tensor_difference,
+)
+from gapless.compare.run import RunRecord
+from gapless.compare.verify import VerifySettings, verify
+from gapless.compare.workload import Workload
+from gapless.device.select import resolve_device
+from gapless.errors import UserError
+from gapless.pipeline.records import StepLoss
+from gapless.pipeline.sync import SyncStats
+from gapless.plans import PLANS
+
+
+class Batches:
+    """Batches that count how many were taken."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.num_taken = 0
+
+    def __iter__(self):
+        for tensor in self.tensors:
+            self.num_taken += 1
+            yield tensor
+
+
+class Small:
+    """A linear model with momentum; `after` meddles after each step, `report` with its loss."""
+
+    def __init__(self, *, after=None, report=None, batches=None, num_batches=12):
+        fixed = [torch.full((4, 8), float(n % 5 + 1)) for n in range(num_batches)]
+        self.model = torch.nn.Linear(8, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3, momentum=0.9)
+        self.batches = Batches(fixed if batches is None else batches)
+        self.after = after
+        self.report = report
+        self.done = 0
+        self.is_gapless = False
+
+    def step(self, batch):
+        self.done += 1
+        if self.done == 1:
+            # Blocking fetches one batch ahead, gapless two.
+            self.is_gapless = self.batches.num_taken == 3
+        loss = self.model(batch).square().mean()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if self.after is not None:
+            self.after(self)
+        return loss if self.report is None else self.report(self, loss)
+
+    def workload(self, **changed):
+        parts = {"model": self.model, "optimizer": self.optimizer}
+        return Workload(**{**parts, "batches": self.batches, "step": self.step, **changed})
+
+
+def small(**parts):
+    """Return a function that builds the small workload anew."""
+    return lambda device: Small(**parts).workload()
+
+
+def check(make, **settings):
+    """Verify on the CPU; return the comparisons."""
+    return list(verify(make, VerifySettings(device=resolve_device("cpu"), steps=10, **settings)))
+
+
+def counts(run):
+    return {reason: total.count for reason, total in run.waits.by_reason.items()}
+
+
+# --- sound workloads ---
+
+
+@pytest.mark.parametrize("plan", [name for name in PLANS if name != "blocking"])
+def test_a_sound_workload_is_identical_under_every_plan(plan):
+    """Both comparisons hold; ten losses and seven tensors were looked at."""
+    itself, plans = check(small(), plan=plan)
+
+    assert itself.is_identical
+    assert plans.is_identical
+    assert (itself.ours.plan, itself.theirs.plan) == ("blocking", "blocking")
+    assert (plan, "blocking") == (plans.ours.plan, plans.theirs.plan)
+    assert plans.ours.losses == plans.theirs.losses
+    assert len(plans.ours.losses) == 10
+    # The batch; gradient, momentum and value of weight and bias.
+    assert plans.num_tensors == 7
+    assert len(plans.ours.checksums) == 11
+
+
+def test_the_check_adds_no_wait_to_a_plan():
+    """The host waits as often as the plan says, although every step is looked at."""
+    _, plans = check(small())
+
+    assert counts(plans.theirs) == {"batch": 10, "loss_read": 10}
+    assert counts(plans.ours) == {"epoch_end": 1}
+
+
+def test_a_plan_against_itself_is_run_twice_only():
+    """With one plan on both sides the second comparison would be the first."""
+    assert [found.holds for found in check(small(), plan="blocking")] == [True]
+
+
+def test_batches_that_end_early_are_gone_through_again():
+    """Four batches make ten steps in three rounds, each an epoch, and the losses go on falling."""
+    _, plans = check(small(num_batches=4))
+
+    assert [4, 4, 2] == plans.ours.rounds == plans.theirs.rounds
+    assert counts(plans.ours) == {"epoch_end": 3}
+    assert len(set(plans.ours.losses)) == 10
+
+
+def test_every_generator_that_is_seeded_starts_alike():
+    """Torch, numpy and random give the same numbers in every run, others with another seed."""
+
+    def make(device):
+        start = [random.random(), np.random.random(), torch.rand(()).item()]  # noqa: NPY002
+        return Small(batches=[torch.full((4, 8), sum(start))] * 10).workload()
+
+    one, other = check(make, seed=2**40 + 1), check(make, seed=2)
+
+    assert all(found.is_identical for found in (*one, *other))
+    assert one[0].ours.losses != other[0].ours.losses
+
+
+def test_a_step_in_two_parts_is_watched_after_its_second():
+    """A split step under four streams is identical, and a bug in its second half is found."""
+
+    class Split:
+        def __init__(self, small, *, breaks):
+            self.small = small
+            self.breaks = breaks
+
+        def forward(self, batch):
+            self.small.done += 1
+            self.is_full = self.small.batches.num_taken - self.small.done == 2
+            return StepLoss(loss=self.small.model(batch).square().mean(), weight=4.0)
+
+        def backward(self, out):
+            self.small.optimizer.zero_grad()
+            out.loss.backward()
+            self.small.optimizer.step()
+            if self.breaks and self.is_full and self.small.done == 4:
+                self.small.model.bias.data += 1.0
+
+    def make(breaks):
+        built = Small()
+        return built.workload(step=Split(built, breaks=breaks))
+
+    assert [found.holds for found in check(lambda _: make(False), plan="full")] == [True, True]
+    _, plans = check(lambda _: make(True), plan="full")
+    assert (plans.difference.step, plans.difference.tensor.name) == (4, "parameter bias")
+
+
+def test_buffers_sparse_gradients_and_lazy_modules_are_compared():
+    """Tensors that no optimizer knows, that are no plain blocks, or come later, count too."""
+
+    def make(device):
+        model = torch.nn.Sequential(
+            torch.nn.Embedding(20, 4, sparse=True),
+            torch.nn.Flatten(),
+            torch.nn.LazyLinear(1),
+            torch.nn.BatchNorm1d(1),
+        )
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def step(batch):
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        batches = [torch.arange(6).reshape(2, 3) + n for n in range(10)]
+        return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
+
+    _, plans = check(make)
+
+    assert plans.is_identical
+    first, last = ({entry.name for entry in plans.ours.entries[step]} for step in (0, -1))
+    later = {"gradient of 0.weight (values)", "parameter 2.weight"}
+    assert {"parameter 0.weight", "buffer 3.running_mean"} <= first
+    assert later <= last
+    assert not later & first
+
+
+# --- broken workloads ---
+
+
+def test_the_first_step_tensor_and_size_of_a_difference_are_found():
+    """Two of eight weights that one plan moves by 0.5 and 0.25 after step 3."""
+
+    def move(built):
+        if built.done == 3 and built.is_gapless:
+            built.model.weight.data[0, 2:4] += torch.tensor([0.5, 0.25])
+
+    itself, plans = check(small(after=move))
+
+    assert itself.is_identical
+    assert not plans.holds
+    found = plans.difference
+    assert (found.step, found.tensor.name) == (3, "parameter weight")
+    assert (found.tensor.num_tensors, found.tensor.num_compared) == (1, 7)
+    assert (found.elements.num_differing, found.elements.num_elements) == (2, 8)
+    assert found.elements.max_abs == pytest.approx(0.5, abs=1e-6)
+    assert found.loss.step == 4
+    assert found.is_repeated
+
+
+def test_a_loss_that_alone_differs_is_found_with_its_size():
+    """The weights agree, and only what step 7 reports is off by a quarter."""
+
+    def shift(built, loss):
+        return loss.detach() + 0.25 if built.done == 7 and built.is_gapless else loss
+
+    _, plans = check(small(report=shift))
+
+    found = plans.difference
+    assert (found.step, found.loss.step, found.tensor) == (7, 7, None)
+    assert found.loss.size == pytest.approx(0.25, abs=1e-6)
+    assert found.is_repeated
+
+
+def test_a_batch_that_differs_is_named_before_its_effects():
+    """The cause comes before the gradients, weights and losses that follow from it."""
+    unseeded = random.SystemRandom()
+
+    def make(device):
+        values = [1.0] * 5 + [unseeded.random()] * 5
+        return Small(batches=[torch.full((4, 8), value) for value in values]).workload()
+
+    (itself,) = check(make)
+
+    found = itself.difference
+    assert (found.step, found.tensor.name) == (6, "batch tensor 0")
+    assert (found.elements.num_differing, found.elements.num_elements) == (32, 32)
+    assert found.loss.step == 6
+
+
+def test_a_workload_that_is_not_built_alike_differs_before_the_first_step():
+    """A model that lives on from run to run is not the same at the start of the second."""
+    model = torch.nn.Linear(8, 1)
+
+    def make(device):
+        model.zero_grad()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        built = Small()
+        built.model, built.optimizer = model, optimizer
+        return built.workload()
+
+    (itself,) = check(make)
+
+    assert (itself.difference.step, itself.difference.tensor.name) == (0, "parameter weight")
+    assert itself.difference.elements.num_differing == 8
+    assert not itself.holds
+
+
+def test_a_difference_that_does_not_come_back_is_said_to():
+    """The third run alone is off; when both plans run once more they agree."""
+    runs = []
+
+    def make(device):
+        runs.append(None)
+        number = len(runs)
+
+        def move(built):
+            if built.done == 5 and number == 3:
+                built.model.bias.data += 1.0
+
+        return Small(after=move).workload()
+
+    itself, plans = check(make)
+
+    assert itself.is_identical
+    found = plans.difference
+    assert (found.step, found.tensor.name) == (5, "parameter bias")
+    assert (found.elements, found.is_repeated) == (None, False)
+    assert len(runs) == 5
+
+
+def test_a_tensor_that_only_one_plan_has_is_named():
+    """A gradient that one plan leaves behind and the other drops is a difference."""
+
+    def drop(built):
+        if built.done == 2 and built.is_gapless:
+            built.model.bias.grad = None
+
+    _, plans = check(small(after=drop))
+
+    found = plans.difference
+    assert (found.step, found.tensor.name) == (2, "gradient of bias")
+    assert found.tensor.detail == "is absent in one and float32 [1] in the other"
+    assert found.is_repeated
+
+
+@pytest.mark.parametrize("values", [(math.nan, math.nan), (1.0, math.nan), (0.0, -0.0)])
+def test_losses_are_compared_by_their_bits(values):
+    """A NaN agrees with itself; zero and minus zero do not agree."""
+
+    def replace(built, loss):
+        return torch.full_like(loss.detach(), values[0] if built.is_gapless else values[1])
+
+    _, plans = check(small(report=replace))
+
+    assert plans.is_identical is (repr(values[0]) == repr(values[1]))
+
+
+def test_a_generator_that_batches_share_with_dropout_makes_plans_differ():
+    """Random batches are drawn earlier under a plan that fetches more of them ahead."""
+
+    class Noise:
+        def __init__(self, generator):
+            self.generator = generator
+
+        def __iter__(self):
+            for _ in range(12):
+                yield torch.randn(4, 8, generator=self.generator)
+
+    def make(generator):
+        built = Small()
+        built.model = torch.nn.Sequential(torch.nn.Dropout(0.5), built.model)
+        return built.workload(model=built.model, batches=Noise(generator))
+
+    shared = check(lambda _: make(None))
+    apart = check(lambda _: make(torch.Generator().manual_seed(3)))
+
+    assert [found.holds for found in shared] == [True, False]
+    assert shared[1].difference.step == 1
+    assert [found.holds for found in apart] == [True, True]
+
+
+# --- with a tolerance ---
+
+
+@pytest.mark.parametrize(("tolerance", "holds"), [(1e-2, True), (1e-4, False)])
+def test_a_tolerance_is_relative_to_the_size_of_the_numbers(tolerance, holds):
+    """Losses that are 0.1 % off from step 6 on pass within 1 % and not within 0.01 %."""
+
+    def scale(built, loss):
+        return loss.detach() * 1.001 if built.done >= 6 and built.is_gapless else loss
+
+    itself, plans = check(small(report=scale), tolerance=tolerance)
+
+    assert itself.is_identical
+    assert holds is plans.holds
+    assert not plans.is_identical
+    assert plans.closeness.largest_loss == pytest.approx(0.001 / 1.001, rel=1e-3)
+    assert (6 if not holds else None) == (
+        plans.closeness.first_loss and plans.closeness.first_loss.step
+    )
+    assert plans.closeness.num_tensors_beyond == 0
+
+
+def test_tensors_at_the_end_are_held_to_the_tolerance():
+    """A weight moved after the last step is beyond it, although every loss agrees."""
+
+    def move(built):
+        if built.done == 10 and built.is_gapless:
+            built.model.weight.data[0, 0] += 3.0
+
+    _, plans = check(small(after=move), tolerance=0.5)
+
+    close = plans.closeness
+    assert (
+        close.first_loss,
+        close.largest_loss,
+        close.num_tensors_beyond,
+        close.num_tensors,
+    ) == (None, 0.0, 1, 7)
+    assert close.largest_tensor[1] == "parameter weight"
+    assert 0.9 < close.largest_tensor[0] < 1.2
+    assert not plans.holds
+
+
+def test_a_tolerance_also_decides_whether_a_workload_is_reproducible():
+    """A workload that is a little off from run to run can still be compared."""
+    unseeded = random.SystemRandom()
+
+    def jitter(built, loss):
+        return loss.detach() * (1.0 + 1e-6 * unseeded.random())
+
+    assert [found.holds for found in check(small(report=jitter))] == [False]
+    assert [found.holds for found in check(small(report=jitter), tolerance=1e-4)] == [True, True]
+
+
+def test_only_a_tolerance_allows_algorithms_that_are_not_deterministic():
+    """Torch refuses them while bits are compared."""
+
+    def scatter(built):
+        torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
+
+    with pytest.raises(RuntimeError, match="deterministic"):
+        check(small(after=scatter))
+    assert [found.holds for found in check(small(after=scatter), tolerance=0.0)] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "expected"),
+    [
+        ([1.0, -4.0], [1.0, -3.0], 0.25),
+        ([0.0, 0.0], [0.0, -0.0], 0.0),
+        ([math.nan, 2.0], [math.nan, 1.0], 0.5),
+        ([math.nan, 2.0], [1.0, 2.0], math.inf),
+        ([math.inf, 2.0], [math.inf, 1.0], 0.5),
+        ([math.inf, 2.0], [-math.inf, 2.0], math.inf),
+        ([1.0], [1.0, 2.0], math.inf),
+        ([], [], 0.0),
+    ],
+)
+def test_the_relative_difference_of_tensors(ours, theirs, expected):
+    """The largest distance over the largest finite size; infinite for NaN against a number."""
+    assert expected == relative_tensor_difference(torch.tensor(ours), torch.tensor(theirs))
+
+
+def test_tensors_off_the_device_are_compared_after_the_last_step():
+    """What has no checksum, such as a counter on the host, is compared by its bits at the end."""
+
+    def record(counter):
+        return RunRecord(
+            plan="blocking",
+            losses=[1.0, 2.0],
+            entries=[()] * 3,
+            checksums=[[]] * 3,
+            kept={"parameter weight": torch.ones(2), "step of weight": torch.tensor(counter)},
+            waits=SyncStats(),
+            rounds=[2],
+        )
+
+    found = first_tensor_difference(record(2.0), record(3.0))
+
+    assert (found.step, found.name, found.detail) == (2, "step of weight", None)
+    assert (found.num_tensors, found.num_compared) == (1, 2)
+    assert first_tensor_difference(record(2.0), record(2.0)) is None
+
+
+def test_elements_differ_by_bits_and_are_measured_by_value():
+    """A sign of zero counts as a difference of size 0, a NaN as one without a size."""
+    signs = element_difference(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 2.5]))
+    nans = element_difference(torch.tensor([math.nan, 1.0]), torch.tensor([1.0, 1.0]))
+    same = element_difference(torch.tensor([math.nan]), torch.tensor([math.nan]))
+
+    assert (signs.num_differing, signs.num_elements, signs.max_abs) == (2, 3, 0.5)
+    assert nans.num_differing == 1
+    assert math.isnan(nans.max_abs)
+    assert (same.num_differing, same.max_abs) == (0, 0.0)
+
+
+# --- what cannot be verified ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"steps": 0}, "steps must be at least 1, but is 0"),
+        ({"seed": -1}, "seed must be 0 to"),
+        ({"tolerance": -0.1}, "tolerance must be a finite number of 0 or more, but is -0.1"),
+        ({"tolerance": math.nan}, "tolerance must be .*, but is nan"),
+        ({"tolerance": math.inf}, "tolerance must be .*, but is inf"),
+        ({"plan": "fast"}, "unknown plan 'fast'"),
+        ({"against": "slow"}, "unknown plan 'slow'"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings, message):
+    """Each is named with what it is and what it may be."""
+    with pytest.raises(UserError, match=message):
+        VerifySettings(device=resolve_device("cpu"), **settings)
+
+
+@pytest.mark.parametrize(
+    ("out", "message"),
+    [
+        (None, "returned an object of type NoneType, expected its loss as a tensor"),
+        (0.5, "returned an object of type float"),
+        (torch.ones(3), r"a loss of shape \[3\], expected one number"),
+        (StepLoss(loss=torch.ones(2)), r"a loss of shape \[2\]"),
+    ],
+)
+def test_a_step_that_returns_no_loss_is_refused(out, message):
+    """What came back and what should have are both named."""
+    with pytest.raises(UserError, match=message):
+        check(small(report=lambda built, loss: out))
+
+
+def test_batches_that_run_dry_are_refused():
+    """A second pass that gives nothing would go on for ever."""
+
+    class Once:
+        def __init__(self):
+            self.left = iter([torch.ones(4, 8)] * 3)
+
+        def __iter__(self):
+            yield from self.left
+
+    with pytest.raises(UserError, match="gave no batch when gone through again after 3 steps"):
+        check(lambda _: Small(batches=[]).workload(batches=Once()))
+    with pytest.raises(UserError, match="gave no batch at all"):
+        check(lambda _: Small().workload(batches=[]))
+
+
+def test_a_batch_that_cannot_be_moved_is_a_mistake_in_the_workload():
+    """It is told as one, with the way out."""
+    with pytest.raises(UserError, match=r"a batch of the workload: cannot move .* collate_fn"):
+        check(lambda _: Small().workload(batches=[{1, 2}]))
+
+
+def test_what_the_step_raises_comes_out_as_it_is():
+    """The same exception, at the step that raised it."""
+    failure = KeyError("mine")
+
+    def fail(built):
+        if built.done == 3:
+            raise failure
+
+    with pytest.raises(KeyError) as caught:
+        check(small(after=fail))
+
+    assert caught.value is failure
