@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import gapless
+from gapless.nmt.interrupt import StopRequest, until_stopped
 from gapless.pipeline.loop import TrainLoop
 
 
@@ -80,6 +81,11 @@ MISHAPS = {
     "the dataset raises": (lambda: make_loader(Numbers(fail)), mean_of, PlannedError),
     "the collate function raises": (
         lambda: make_loader(Numbers(), collate_fn=fail_at_middle),
+        mean_of,
+        PlannedError,
+    ),
+    "the dataset raises through the trainer's generator": (
+        lambda: until_stopped(make_loader(Numbers(fail)), StopRequest()),
         mean_of,
         PlannedError,
     ),

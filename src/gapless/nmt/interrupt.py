@@ -6,6 +6,8 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Self
 
+from gapless.pipeline.failures import end_loader
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -53,7 +55,11 @@ class StopRequest:
 
 def until_stopped(batches: Iterable[TokenBatch], stop: StopRequest) -> Iterator[TokenBatch]:
     """Yield batches until a stop is requested and an update is complete."""
-    for batch in batches:
-        yield batch
-        if stop.is_set and batch.ends_update:
-            return
+    source = iter(batches)
+    try:
+        for batch in source:
+            yield batch
+            if stop.is_set and batch.ends_update:
+                return
+    finally:
+        end_loader(source)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
@@ -20,3 +21,19 @@ def noted_on(failure: BaseException) -> Iterator[None]:
         yield
     except Exception as second:
         failure.add_note(f"the clean-up after this failed: {type(second).__name__}: {second}")
+
+
+def end_loader(batches: Iterator[Any]) -> None:
+    """End the generator, or the worker processes, behind a loader's iterator.
+
+    Torch ends its workers when their iterator is freed, but the traceback of an error, also of
+    one that was raised in a worker, holds the iterator as long as somebody holds the error. There
+    is no public way to end them earlier.
+
+    Sync: Does not block the host on the device; waits for worker processes to end.
+    """
+    if isinstance(batches, Generator):
+        batches.close()
+    shut_down = getattr(batches, "_shutdown_workers", None)
+    if shut_down is not None and not getattr(batches, "_persistent_workers", False):
+        shut_down()

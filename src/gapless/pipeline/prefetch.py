@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from gapless.device.select import resolve_device
 from gapless.errors import BatchError
-from gapless.pipeline.failures import noted_on
+from gapless.pipeline.failures import end_loader, noted_on
 from gapless.pipeline.staging import StagedBatch, StagingRing
 from gapless.pipeline.sync import HostSync, SyncStats
 
@@ -144,14 +144,7 @@ class _Source:
 
     def close(self) -> None:
         """End the loader's generator or its worker processes."""
-        if isinstance(self._batches, Generator):
-            self._batches.close()
-        # Torch ends its workers when their iterator is freed, but the traceback of an error, also
-        # of one that was raised in a worker, holds the iterator as long as somebody holds the
-        # error. There is no public way to end them earlier.
-        shut_down = getattr(self._batches, "_shutdown_workers", None)
-        if shut_down is not None and not getattr(self._batches, "_persistent_workers", False):
-            shut_down()
+        end_loader(self._batches)
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,176 @@
+"""The public test kit, as its users call it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import gapless
+from gapless import testing
+from gapless.testing.timelines import plan_timeline
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_clean_check_passes_under_every_scheduler():
+    """The result counts the schedules and accesses, and has no failure."""
+    seen = []
+
+    result = testing.simulate(lambda device: seen.append(device.describe()), seeds=[4, 9])
+
+    assert not result.failures
+    assert seen == [
+        "simulated device, asap scheduler, seed 0",
+        "simulated device, lazy scheduler, seed 0",
+        "simulated device, random scheduler, seed 4",
+        "simulated device, random scheduler, seed 9",
+    ]
+    assert str(result).startswith("0 of 4 schedules failed")
+
+
+def test_a_failure_names_its_schedule_and_repeats():
+    """What is printed is the device that fails again in the same way."""
+
+    def check(device):
+        target = device.device_buffer(4).view(torch.float32)
+        host = device.host_buffer(4, pinned=True).view(torch.float32)
+        target.fill_(3.0)
+        device.copy(host, target)
+        assert host.tolist() == [3.0]
+
+    result = testing.simulate(check, seeds=6)
+    failure = next(found for found in result.failures if found.error is not None)
+
+    assert f"SimulatedDevice(scheduler={failure.scheduler!r}, seed={failure.seed})" in str(failure)
+    device = testing.SimulatedDevice(scheduler=failure.scheduler, seed=failure.seed)
+    with pytest.raises(AssertionError), device:
+        check(device)
+    assert "let the host see it done" in str(device.report)
+
+
+def test_undeclared_waits_can_be_forbidden():
+    """With `forbid_waits` a hidden `item` fails the check, a declared wait does not."""
+
+    def hidden(device):
+        value = device.device_buffer(4).view(torch.float32).fill_(2.0)
+        assert value[0].item() == 2.0
+
+    def declared(device):
+        losses = gapless.DeferredLoss(device)
+        losses.add(device.device_buffer(4).view(torch.float32).fill_(2.0)[0])
+        assert losses.mean() == 2.0
+
+    assert not testing.simulate(hidden, seeds=2).failures
+    assert len(testing.simulate(hidden, seeds=2, forbid_waits=True).failures) == 4
+    assert not testing.simulate(declared, seeds=2, forbid_waits=True).failures
+
+
+def test_waits_are_counted_by_line():
+    """Hidden and declared waits of the body are counted with the line that made them."""
+    with testing.SimulatedDevice(scheduler="lazy") as device:
+        value = device.device_buffer(4).view(torch.float32).fill_(2.0)
+        with testing.count_waits(device) as waits:
+            for _ in range(3):
+                value[0].item()
+            gapless.StreamManager(device).synchronize(0)
+        value[0].item()
+
+    assert waits.count == 4
+    assert [count for count in waits.by_site.values()] == [3, 1]
+    assert re.search(r"test_kit\.py:\d+: aten\._local_scalar_dense\.default, 3 times", str(waits))
+
+
+def test_a_forbidden_wait_fails_with_its_line():
+    """The error names file and line; a body without waits passes."""
+    with testing.SimulatedDevice() as device:
+        value = device.device_buffer(4).view(torch.float32).fill_(2.0)
+        with testing.forbid_waits(device):
+            value += 1
+        with pytest.raises(AssertionError, match=r"1 host waits\ntest_kit\.py:\d+"):
+            with testing.forbid_waits(device):
+                value.tolist()
+
+
+def test_an_exception_of_the_body_is_not_hidden_by_its_waits():
+    """What the body raised reaches the caller, not the count of waits."""
+    with testing.SimulatedDevice() as device:
+        value = device.device_buffer(4).view(torch.float32).fill_(2.0)
+        with pytest.raises(ZeroDivisionError), testing.forbid_waits(device):
+            value.tolist()
+            raise ZeroDivisionError
+
+
+def test_poisoned_memory_shows():
+    """Fresh buffers hold NaN, on any device; the device is the same in all else."""
+    device = testing.poisoned("cpu")
+    buffer = device.device_buffer(8).view(torch.float32)
+    host = device.host_buffer(8, pinned=False).view(torch.int64)
+
+    assert buffer.isnan().all()
+    assert host.tolist() == [-1]
+    assert device.describe() == gapless.device.select.resolve_device("cpu").describe()
+    assert list(gapless.prefetch([torch.ones(2)], device))[0].tolist() == [1.0, 1.0]
+
+
+def test_missing_batches_are_found():
+    """A prefetcher that loses the last batch is told how many arrived."""
+
+    def loses_one(loader, device):
+        return list(gapless.prefetch(loader, device))[:-1]
+
+    findings = testing.check_prefetcher(loses_one, device="cpu", num_batches=5)
+
+    assert "with slow consumer, 4 of 5 batches arrived" in findings
+
+
+def test_swapped_losses_are_found():
+    """A reader that gives losses in another order is told which."""
+
+    class Backwards:
+        def __init__(self, device):
+            self.losses = []
+
+        def add(self, loss):
+            self.losses.append(loss.item())
+
+        def read(self):
+            return self.losses[::-1]
+
+    findings = testing.check_readback(Backwards, device="cpu", num_losses=3)
+
+    assert len(findings) == 2
+    assert findings[0].startswith("loss 0 was read as ")
+
+
+def test_the_example_of_the_documentation_runs():
+    """`examples/test_my_prefetcher.py` passes as it stands, with a bug shown and a cure."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_my_prefetcher.py"],
+        check=False,
+        cwd=ROOT / "examples",
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.returncode == 0, done.stdout
+    assert "passed" in done.stdout
+
+
+def test_the_documentation_shows_the_example():
+    """The page's code is the example's code."""
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    example = (ROOT / "examples" / "test_my_prefetcher.py").read_text(encoding="utf-8")
+
+    assert example.partition('"""\n\n')[2].strip() in page
+
+
+def test_a_timeline_needs_a_steady_state():
+    """Too few batches are refused with the number that is needed."""
+    with pytest.raises(ValueError, match="must be above 20, but is 20"):
+        plan_timeline("gapless", durations={}, num_batches=20)
