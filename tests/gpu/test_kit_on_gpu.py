@@ -268,6 +268,38 @@ def test_an_epoch_that_failed_leaves_the_gpu_ready():
     assert again == expected
 
 
+FAULT = """
+import torch, gapless
+
+table = torch.ones(4, device="cuda")
+
+def step(batch):
+    return table[batch].sum()
+
+batches = [torch.tensor([0, 1]) for _ in range(12)]
+batches[5] = torch.tensor([0, 99])
+try:
+    gapless.run_epoch(batches, step, device="cuda")
+except RuntimeError as error:
+    print(type(error).__name__, "device-side assert" in str(error), error.__context__ is None)
+"""
+
+
+def test_a_fault_of_the_gpu_itself_reaches_the_user():
+    """An index out of range fails late, on the device: the error comes out, and nothing hangs."""
+    done = subprocess.run(
+        [sys.executable, "-c", FAULT],
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": "src"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.stdout.split()[1:] == ["True", "True"], done.stdout + done.stderr[-2000:]
+
+
 SANITIZED = """
 import sys, torch
 sys.path.insert(0, "tests")

@@ -17,7 +17,7 @@ NUM_BATCHES = 11
 
 
 class Regression:
-    """A linear model with dropout that trains itself with plain gradient descent."""
+    """A linear model with dropout that trains itself, in few operations."""
 
     def __init__(self):
         torch.manual_seed(0)
@@ -25,7 +25,7 @@ class Regression:
 
     def forward(self, batch):
         x, y = batch
-        loss = (torch.nn.functional.dropout(x @ self.weight, 0.3) - y).pow(2).mean()
+        loss = (torch.nn.functional.dropout(x @ self.weight, 0.3) * y).sum()
         return gapless.StepLoss(loss=loss, weight=2.0)
 
     def backward(self, out):
