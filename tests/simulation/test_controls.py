@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from simulation import controls
 
 import gapless
 from gapless import testing
+from simulation import controls
 
 
 NUM_RUNS = 100

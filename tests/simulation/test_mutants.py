@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from simulation.mutants import ANSWERED, NOT_ENTERED, PIPELINE, REMOVED, Mutator, find_mutants
 
 

@@ -82,7 +82,7 @@ def test_waits_are_counted_by_line():
         value[0].item()
 
     assert waits.count == 4
-    assert [count for count in waits.by_site.values()] == [3, 1]
+    assert list(waits.by_site.values()) == [3, 1]
     assert re.search(r"test_kit\.py:\d+: aten\._local_scalar_dense\.default, 3 times", str(waits))
 
 
@@ -92,9 +92,9 @@ def test_a_forbidden_wait_fails_with_its_line():
         value = device.device_buffer(4).view(torch.float32).fill_(2.0)
         with testing.forbid_waits(device):
             value += 1
-        with pytest.raises(AssertionError, match=r"1 host waits\ntest_kit\.py:\d+"):
-            with testing.forbid_waits(device):
-                value.tolist()
+        named = pytest.raises(AssertionError, match=r"1 host waits\ntest_kit\.py:\d+")
+        with named, testing.forbid_waits(device):
+            value.tolist()
 
 
 def test_an_exception_of_the_body_is_not_hidden_by_its_waits():
@@ -115,7 +115,7 @@ def test_poisoned_memory_shows():
     assert buffer.isnan().all()
     assert host.tolist() == [-1]
     assert device.describe() == gapless.device.select.resolve_device("cpu").describe()
-    assert list(gapless.prefetch([torch.ones(2)], device))[0].tolist() == [1.0, 1.0]
+    assert next(iter(gapless.prefetch([torch.ones(2)], device))).tolist() == [1.0, 1.0]
 
 
 def test_missing_batches_are_found():

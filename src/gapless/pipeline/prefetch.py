@@ -9,7 +9,6 @@ The surface of the whole engine for somebody else's loop:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Generator
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -21,7 +20,7 @@ from gapless.pipeline.sync import HostSync, SyncStats
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Generator, Iterable, Iterator
     from types import TracebackType
 
     import torch
