@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gapless.device.select import resolve_device, set_numerics
 from gapless.plans import PLANS
 
 
@@ -17,6 +18,7 @@ def test_waits_are_as_declared_with_all_others_made_errors(train_tiny, expected_
     run = train_tiny(plan=plan, device="cuda", context=lambda device: device.forbid_syncs())
 
     counts = {reason: total.count for reason, total in run.result.waits.by_reason.items()}
+    assert (counts.pop("capture", 0) > 0) == PLANS[plan].capture
     assert expected_waits[plan] == counts
 
 
@@ -76,6 +78,21 @@ def test_pageable_staging_is_counted_as_waiting(train_tiny):
     )
 
     assert run.result.waits.by_reason["pageable_copy"].count == 20
+
+
+@pytest.mark.parametrize("length", [64, 192])
+def test_masked_attention_has_finite_gradients(length):
+    """Also where every score of a row is very negative, and the length is 64 modulo 128."""
+    set_numerics(resolve_device("cuda"), "bf16", deterministic=False)
+    ones = torch.ones(1, 1, length, 64, device="cuda", dtype=torch.bfloat16)
+    queries, keys = (ones * value for value in (1.0, -15.0))  # scores of -15 * 64 / 8 = -120
+    queries.requires_grad_()
+    mask = torch.ones(length, length, dtype=torch.bool, device="cuda").tril()
+
+    out = torch.nn.functional.scaled_dot_product_attention(queries, keys, ones, attn_mask=mask)
+    out.sum().backward()
+
+    assert queries.grad.isfinite().all()
 
 
 def test_the_gap_is_measured(train_tiny):

@@ -136,10 +136,18 @@ class Device(Protocol):
             pageable memory blocks until the host side has been read.
         """
 
-    def capture(self, work: Callable[[], None]) -> Graph:
+    def capture(self, work: Callable[[], None], *, like: Any = None) -> Graph:
         """Return the work that a function queues, without doing it, to be launched again.
 
         The function works on memory that stays where it is: static inputs and outputs.
+
+        Args:
+            work: queues it on the current stream.
+            like: a graph whose memory this one may use as well. The two must not run at the
+                same time, nor read what the other left in memory of its own.
+
+        Raises:
+            RuntimeError: the work does something that cannot be captured, such as a host wait.
 
         Sync: Blocks the host on a GPU, which starts a capture with an idle device.
         """
@@ -152,6 +160,9 @@ class Device(Protocol):
 
     def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
         """Call `observer(what, site)` for every host wait of the body, declared or not."""
+
+    def reserved_memory_bytes(self) -> int:
+        """Return the device memory that this process holds, in use or not, in bytes."""
 
     def peak_memory_bytes(self) -> int:
         """Return the most memory that was in use since `reset_peak_memory`, in bytes."""

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-    from gapless.device.base import WaitObserver
+    from gapless.device.base import Graph, WaitObserver
 
 
 class CpuStream:
@@ -135,8 +135,9 @@ class CpuDevice:
         """Copy at once."""
         target.copy_(source)
 
-    def capture(self, work: Callable[[], None]) -> CpuGraph:
+    def capture(self, work: Callable[[], None], *, like: Graph | None = None) -> CpuGraph:
         """Return the function itself: its static memory is read anew at every call."""
+        del like
         return CpuGraph(work)
 
     def delay(self, stream: CpuStream, ms: float) -> None:
@@ -146,6 +147,10 @@ class CpuDevice:
         """Return an empty context: on a CPU there is nothing to wait for."""
         del observer
         return nullcontext()
+
+    def reserved_memory_bytes(self) -> int:
+        """Return 0: a CPU has no memory apart from the host's."""
+        return 0
 
     def peak_memory_bytes(self) -> int:
         """Return the largest resident size of this process so far, in bytes."""

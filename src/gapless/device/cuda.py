@@ -142,15 +142,34 @@ class CudaDevice:
         """
         target.copy_(source, non_blocking=True)
 
-    def capture(self, work: Callable[[], None]) -> torch.cuda.CUDAGraph:
+    def capture(
+        self, work: Callable[[], None], *, like: torch.cuda.CUDAGraph | None = None
+    ) -> torch.cuda.CUDAGraph:
         """Return the work that a function queues as a CUDA graph, with `replay`.
 
         Run the function once or twice before, so that kernels are loaded and memory is made.
 
+        Args:
+            work: queues it on the current stream.
+            like: a graph whose memory this one may use as well.
+
+        Raises:
+            RuntimeError: the work does something that cannot be captured, such as a host wait.
+
         Sync: Blocks the host until the device is idle.
         """
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        stream = self.current_stream()
+        is_default = stream == torch.cuda.default_stream(self.torch_device)
+        # The current stream, because autograd binds gradients to the stream they first saw; but
+        # nothing can be captured on the default one. "thread_local", so that a user's thread
+        # that pins memory does not end the capture.
+        with torch.cuda.graph(
+            graph,
+            pool=None if like is None else like.pool(),
+            stream=None if is_default else stream,
+            capture_error_mode="thread_local",
+        ):
             work()
         return graph
 
@@ -170,6 +189,10 @@ class CudaDevice:
         Not seen: waits of CUDA libraries and extensions of their own, and spinning on `query`.
         """
         return watch_waits(observer)
+
+    def reserved_memory_bytes(self) -> int:
+        """Return the memory that torch holds on this GPU, in use or not, in bytes."""
+        return torch.cuda.memory_reserved(self.torch_device)
 
     def peak_memory_bytes(self) -> int:
         """Return the most memory that tensors held since `reset_peak_memory`, in bytes."""

@@ -76,6 +76,8 @@ def _cuda(index: int) -> CudaDevice:
 def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None:
     """Set float32 matrix products and deterministic algorithms for the whole process.
 
+    Also keeps torch from an attention kernel whose gradients are wrong.
+
     Args:
         device: where the work will run.
         precision: `fp32`, `tf32`, `bf16` or `fp16`.
@@ -92,6 +94,10 @@ def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None
         raise DeviceError(
             f"precision {precision} needs a GPU, but the device is cpu; use fp32 or bf16"
         )
+    # The backward pass of cuDNN's fused attention gives NaN where a mask is used and the length
+    # is 64 modulo 128 (pytorch#196678; torch 2.11 on an H200, seen with 64 tokens in bf16).
+    # Torch picks it first on Hopper; its other kernels are right.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     exact = precision == "fp32" or not device.is_accelerator
     torch.set_float32_matmul_precision("highest" if exact else "high")
     if deterministic:

@@ -34,8 +34,11 @@ class SimulatedDevice:
     weights) that such work uses.
 
     Not simulated: autograd runs a backward operation on the stream that is current when
-    `backward` is called, where a GPU takes the stream of its forward. Not recorded: accesses
-    through raw pointers, or through numpy arrays that share a tensor's memory.
+    `backward` is called, where a GPU takes the stream of its forward; factories make host memory
+    until device work uses it, a 0-dim host tensor is read when work is launched, and
+    `tensor.to("cpu")` does nothing (`cpu()` waits), and what torch does for the CPU alone, such
+    as the checks in `one_hot`, is done here, for all memory is the CPU's to torch. Not recorded: accesses through raw pointers and by `torch.save`, through numpy arrays that share
+    a tensor's memory, and of other threads. Sparse tensors are refused.
 
     Args:
         scheduler: `asap` (queued work runs as soon as the virtual clock allows), `lazy` (only
@@ -102,8 +105,7 @@ class SimulatedDevice:
     ) -> None:
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, trace)
-        with self._simulation.quiet():
-            self._simulation.queues.run_all()
+        self._simulation.finish()
         if error is None:
             self._simulation.raise_failure()
 
@@ -230,7 +232,7 @@ class SimulatedDevice:
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor lies in device memory."""
-        block = self._simulation.memory.find(tensor)
+        block = self._simulation.find(tensor)
         return block is not None and block.kind == "device"
 
     def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
@@ -238,8 +240,8 @@ class SimulatedDevice:
 
         Sync: Does not block the host.
         """
-        block = self._simulation.memory.find(tensor)
-        if block is not None:
+        block = self._simulation.find(tensor)
+        if block is not None and block.pool is not stream:
             block.used_by.add(stream)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
@@ -250,13 +252,19 @@ class SimulatedDevice:
         """
         target.copy_(source, non_blocking=True)
 
-    def capture(self, work: Callable[[], None]) -> SimulatedGraph:
+    def capture(
+        self, work: Callable[[], None], *, like: SimulatedGraph | None = None
+    ) -> SimulatedGraph:
         """Return the work that a function queues, to be launched again by `replay`.
+
+        Args:
+            work: queues it on the current stream.
+            like: a graph whose memory this one may use as well.
 
         Raises:
             RuntimeError: a capture is running, or the function makes the host wait.
         """
-        return self._simulation.capture(work)
+        return self._simulation.capture(work, like=like)
 
     def delay(self, stream: SimulatedStream, ms: float) -> None:
         """Keep `stream` busy for so many virtual milliseconds."""
@@ -270,6 +278,10 @@ class SimulatedDevice:
             yield
         finally:
             self._simulation.on_wait.remove(observer)
+
+    def reserved_memory_bytes(self) -> int:
+        """Return the device memory that somebody holds, in bytes."""
+        return self._simulation.memory.in_use_bytes
 
     def peak_memory_bytes(self) -> int:
         """Return the most device memory that was held since `reset_peak_memory`, in bytes."""

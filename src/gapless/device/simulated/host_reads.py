@@ -45,10 +45,57 @@ def _read(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, *
         if block.kind == "pinned":
             simulation.host_access("read", tensor, block, name)
             return func(tensor, *args, **kw)
-        simulation.launch(Work(name, lambda: None, [Touch.of("read", tensor, block)], lane="d2h"))
+        touches = [Touch.of("read", tensor, block)]
+        simulation.launch(Work(name, lambda _: None, touches, lane="d2h"))
         simulation.wait(simulation.mark(simulation.current), name)
         # A copy: the memory may be used again when the tensor is let go of.
         return func(alias(tensor, block).clone(), *args, **kw)
+
+
+def _to_array(
+    simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any
+) -> Any:
+    if tensor.requires_grad and not kw.get("force"):
+        return func(tensor, *args, **kw)  # torch refuses
+    return _read(simulation, func, tensor, *args, **kw)
+
+
+class _ToHost(torch.autograd.Function):
+    """A copy to the host that gradients pass through."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: torch.Tensor, read: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return read()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return grads[0], None
+
+
+def _to_host(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any) -> Any:
+    if simulation.memory.find(tensor) is None:
+        return func(tensor, *args)
+    return _ToHost.apply(tensor, lambda: _read(simulation, func, tensor, *args))
+
+
+def _deepcopy(
+    simulation: Simulation, func: Any, tensor: torch.Tensor, memo: dict[int, Any]
+) -> Any:
+    """Copy on the device, as torch does there, and not through the host's memory."""
+    block = simulation.memory.find(tensor)
+    if block is None or id(tensor) in memo or not tensor.is_leaf:
+        return func(tensor, memo)
+    twin = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    twin.grad = None if tensor.grad is None else tensor.grad.clone()
+    memo[id(tensor)] = twin
+    return twin
+
+
+def _finish(simulation: Simulation, func: Any, tensor: torch.Tensor) -> Any:
+    """Let whoever reads memory directly, such as `torch.save`, find values there."""
+    if simulation.memory.find(tensor) is not None:
+        simulation.finish()
+    return func(tensor)
 
 
 def _pin(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> torch.Tensor:
@@ -66,11 +113,13 @@ def _is_pinned(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any
 
 _HOST_METHODS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.tolist: _read,
-    torch.Tensor.numpy: _read,
-    torch.Tensor.__array__: _read,
+    torch.Tensor.numpy: _to_array,
+    torch.Tensor.__array__: _to_array,
     torch.Tensor.__repr__: _read,
     torch.Tensor.__format__: _read,
-    torch.Tensor.cpu: _read,
+    torch.Tensor.cpu: _to_host,
+    torch.Tensor.__deepcopy__: _deepcopy,
+    torch.Tensor.untyped_storage: _finish,
     torch.Tensor.pin_memory: _pin,
     torch.Tensor.is_pinned: _is_pinned,
 }

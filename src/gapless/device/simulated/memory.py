@@ -36,6 +36,9 @@ _POISON = 0xFF
 # More pieces than this of one strided view are recorded as the range that holds them all.
 _MAX_RUNS = 1024
 
+# Adopted blocks below which nobody looks for abandoned ones.
+_FEW = 64
+
 
 @dataclass(eq=False, kw_only=True)
 class Block:
@@ -49,6 +52,7 @@ class Block:
         array: the same memory, to make tensors of; None if it was adopted.
         history: accesses so far, kept when the block is freed and used again.
         used_by: streams named by `record_stream`, whose work must end before reuse.
+        pool: where it was allocated and goes back to: a stream, or a graph.
     """
 
     name: str
@@ -58,6 +62,7 @@ class Block:
     array: np.ndarray[Any, np.dtype[np.uint8]] | None = None
     history: History = field(default_factory=History)
     used_by: set[Any] = field(default_factory=set)
+    pool: object = None
 
 
 class Memory:
@@ -71,6 +76,8 @@ class Memory:
 
     def __init__(self) -> None:
         self._by_address: dict[int, Block] = {}
+        self._adopted: dict[int, Block] = {}
+        self._most_adopted = _FEW
         self._free: dict[tuple[object, int], deque[tuple[Block, Callable[[], bool]]]] = {}
         self.num_blocks = 0
         self.in_use_bytes = 0
@@ -78,6 +85,8 @@ class Memory:
 
     def find(self, tensor: torch.Tensor) -> Block | None:
         """Return the block that a tensor lies in, None for memory of the host's own."""
+        if tensor.layout is not torch.strided or tensor._is_zerotensor():
+            return None
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
     def allocate(
@@ -98,6 +107,7 @@ class Memory:
         else:
             self.num_blocks += 1
             block = self._make("device", size, f"device block {self.num_blocks}")
+            block.pool = pool
         self.in_use_bytes += size
         self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
 
@@ -108,9 +118,11 @@ class Memory:
         return _hold(block, num_bytes, give_back)
 
     def pin(self, num_bytes: int) -> torch.Tensor:
-        """Return page-locked host memory as a uint8 tensor; it is never handed out twice."""
-        name = f"pinned buffer of {num_bytes:,} bytes"
-        return _hold(self._make("pinned", num_bytes, name), num_bytes, lambda: None)
+        """Return page-locked host memory as a uint8 tensor."""
+        block = self._make("pinned", num_bytes, f"pinned buffer of {num_bytes:,} bytes")
+        address = block.storage.data_ptr()
+        # Copies that are queued hold the memory itself, as torch's allocator does for them.
+        return _hold(block, num_bytes, lambda: self._forget(address))
 
     def adopt(self, tensor: torch.Tensor) -> Block:
         """Make host memory that device work uses, such as a model's weights, device memory."""
@@ -119,8 +131,22 @@ class Memory:
         block = Block(
             name=f"{shape} tensor", kind="device", storage=storage, num_bytes=storage.nbytes()
         )
-        self._by_address[storage.data_ptr()] = block
+        if not storage.data_ptr():
+            return block  # nothing has no address
+        if len(self._adopted) >= self._most_adopted:
+            self._forget_adopted()
+        self._by_address[storage.data_ptr()] = self._adopted[storage.data_ptr()] = block
         return block
+
+    def _forget(self, address: int) -> None:
+        del self._by_address[address]
+
+    def _forget_adopted(self) -> None:
+        """Let go of adopted memory that only this object still holds."""
+        for address, block in list(self._adopted.items()):
+            if torch._C._storage_Use_Count(block.storage._cdata) == 1:
+                del self._adopted[address], self._by_address[address]
+        self._most_adopted = max(_FEW, 2 * len(self._adopted))
 
     def _make(self, kind: MemoryKind, num_bytes: int, name: str) -> Block:
         memory = np.full(num_bytes + _ALIGNMENT, _POISON, dtype=np.uint8)
@@ -142,9 +168,17 @@ def _hold(block: Block, num_bytes: int, give_back: Callable[[], None]) -> torch.
 
 def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
     """Return the same elements by address, without holding the tensor's own storage."""
-    return torch.empty(0, dtype=tensor.dtype).set_(
+    same = torch.empty(0, dtype=tensor.dtype).set_(
         block.storage, tensor.storage_offset(), tensor.size(), tensor.stride()
     )
+    return with_bits_of(tensor, same)
+
+
+def with_bits_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Return a view of values that is to be conjugated or negated as a tensor is."""
+    if tensor.is_conj():
+        values = values.conj()
+    return torch._neg_view(values) if tensor.is_neg() else values
 
 
 def byte_ranges(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -163,7 +197,7 @@ def byte_ranges(tensor: torch.Tensor) -> list[tuple[int, int]]:
     ):
         if size == 1 or stride == 0:
             continue
-        if stride == run and not dims:
+        if stride == run:
             run *= size
         else:
             dims.append((size, stride))

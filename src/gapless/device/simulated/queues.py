@@ -35,12 +35,14 @@ class Mark:
         number: tasks before it.
         clock: what work behind this point is ordered behind.
         time_ms: virtual time at which those tasks are done.
+        capture: the graph in whose capture the point was made; None for real work.
     """
 
     stream: SimulatedStream
     number: int
     clock: Clock
     time_ms: float
+    capture: object = None
 
     @property
     def is_done(self) -> bool:
@@ -96,6 +98,10 @@ class Queues:
         scheduler: `asap`, `lazy` or `random`.
         seed: of the random scheduler.
 
+    Attributes:
+        streams: all of them.
+        failure: what queued work raised, until somebody is told.
+
     Raises:
         ValueError: the scheduler is unknown.
     """
@@ -108,13 +114,13 @@ class Queues:
             )
         self._scheduler = scheduler
         self._random = random.Random(seed)
-        self._streams: list[SimulatedStream] = []
+        self.streams: list[SimulatedStream] = []
         self.failure: Exception | None = None
 
     def create(self, name: str) -> SimulatedStream:
         """Return a new stream."""
-        self._streams.append(SimulatedStream(name))
-        return self._streams[-1]
+        self.streams.append(SimulatedStream(name))
+        return self.streams[-1]
 
     def put(self, stream: SimulatedStream, task: Task) -> None:
         """Append a task to a stream."""
@@ -130,8 +136,8 @@ class Queues:
 
     def _run_at_random(self) -> None:
         """Advance each stream by none, one or three tasks, starting with any of them."""
-        first = self._random.randrange(len(self._streams))
-        for stream in self._streams[first:] + self._streams[:first]:
+        first = self._random.randrange(len(self.streams))
+        for stream in self.streams[first:] + self.streams[:first]:
             for _ in range((0, 0, 1, 3)[self._random.getrandbits(2)]):
                 if stream.next_is_ready:
                     self._run_next(stream)
@@ -158,12 +164,12 @@ class Queues:
 
     def run_all(self) -> None:
         """Run everything that is queued."""
-        for stream in self._streams:
+        for stream in self.streams:
             self.run_until(Mark(stream, stream.num_queued, {}, 0.0))
 
     def _run_until_time(self, now_ms: float) -> None:
         while True:
-            ready = [stream for stream in self._streams if stream.next_is_ready]
+            ready = [stream for stream in self.streams if stream.next_is_ready]
             stream = min(ready, key=lambda found: found.queue[0].end_ms, default=None)
             if stream is None or stream.queue[0].end_ms > now_ms:
                 return

@@ -175,8 +175,12 @@ class RaceChecker:
         self._known: dict[tuple[str, str, Kind, str, Kind], Race] = {}
 
     def add_stream(self, name: str) -> None:
-        """Let a stream take part, ordered behind what the host did so far."""
+        """Let a stream take part; each of its launches comes behind what the host did."""
         self._clocks[name] = {name: 0}
+
+    def knows(self, agent: str) -> bool:
+        """Whether an agent of that name takes part."""
+        return agent in self._clocks
 
     def launch(self, stream: str) -> None:
         """Order the stream's next work behind everything the host did or waited for."""
@@ -193,10 +197,6 @@ class RaceChecker:
     def order(self, agent: str, behind: Clock) -> None:
         """Order what an agent does from now on behind a snapshot."""
         join(self._clocks[agent], behind)
-
-    def order_host_behind(self, stream: str) -> None:
-        """Order the host behind everything queued on a stream so far."""
-        join(self._clocks[HOST], self._clocks[stream])
 
     def access(
         self,
