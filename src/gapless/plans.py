@@ -37,6 +37,8 @@ class Plan:
         workers: processes that make batches, at least 0 (0: the training process itself).
         pin_memory: stage batches in page-locked memory, so that transfers do not block.
         run_ahead: most batches the host may be ahead of the device, at least 1.
+        capture: launch the whole step as one graph for each shape of batch. Without effect on a
+            CPU, which has nothing to launch.
     """
 
     name: str
@@ -49,6 +51,7 @@ class Plan:
     workers: int = 2
     pin_memory: bool = True
     run_ahead: int = 128
+    capture: bool = False
 
     def __post_init__(self) -> None:
         """Check every knob.
@@ -135,6 +138,15 @@ _ALL = (
         wait_with="nothing",
         loss_interval=10,
         prefetch=2,
+    ),
+    Plan(
+        name="captured",
+        summary="gapless, with the whole step launched as one CUDA graph for each shape of batch",
+        streams=3,
+        wait_with="nothing",
+        loss_interval=10,
+        prefetch=2,
+        capture=True,
     ),
 )
 

@@ -142,6 +142,7 @@ class MutatedModule(MetaPathFinder, Loader):
         return importlib.util.spec_from_loader(name, self) if name == self._name else None
 
     def exec_module(self, module):
+        module.__file__ = self._code.co_filename
         exec(self._code, module.__dict__)
 
 

@@ -6,7 +6,7 @@ ordering operation (`simulation.mutants`).
 
 from __future__ import annotations
 
-from simulation import failures, losses, prefetching, streams, training  # noqa: F401
+from simulation import capturing, failures, losses, prefetching, streams, training  # noqa: F401
 from simulation.registry import SCENARIOS, RaceError, run, schedules
 
 

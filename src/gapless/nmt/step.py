@@ -44,14 +44,17 @@ class TranslationStep:
         self._total_updates = total_updates
         self._compute = LossCompute(model.generator, LabelSmoothing(config.label_smoothing))
         self._nll = LossCompute(model.generator, LabelSmoothing())
+        # On the device, where captured work finds the rate of each update.
+        self._rate = device.device_buffer(4).view(torch.float32)[0].fill_(config.lr)
         # Fused, because the unfused step reads a flag on the host when a scaler is in use.
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=config.lr,
+            lr=self._rate,
             betas=(0.9, 0.98),
             eps=1e-8,
             weight_decay=config.weight_decay,
             fused=True,
+            capturable=device.is_accelerator,
         )
         self.scaler = torch.amp.GradScaler(
             device.torch_device.type, enabled=config.precision == "fp16"
@@ -68,6 +71,17 @@ class TranslationStep:
             schedule=self._config.schedule,
             total=self._total_updates,
         )
+
+    def on_host(self, tokens: TokenBatch) -> None:
+        """Count the update that a batch ends, and set its learning rate.
+
+        Called before each batch, also when what follows is a replay of captured work.
+
+        Sync: Does not block the host.
+        """
+        if tokens.ends_update:
+            self._rate.fill_(self.learning_rate())
+            self.num_updates += 1
 
     def forward(self, tokens: TokenBatch) -> StepLoss:
         """Return the loss of a batch, smoothed, per token.
@@ -104,8 +118,6 @@ class TranslationStep:
             return self._nll.normalized(out, batch.trg_y, batch.ntokens)
 
     def _update(self) -> None:
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate()
         if self._config.clip_norm:
             self.scaler.unscale_(self.optimizer)
             torch.nn.utils.clip_grad_norm_(
@@ -113,8 +125,8 @@ class TranslationStep:
             )
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        self.num_updates += 1
+        # Captured work that adds to gradients of earlier batches has to find them in their place.
+        self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
 
     def state(self) -> dict[str, object]:
         """Return what must be kept to go on exactly, besides the weights."""
@@ -127,5 +139,7 @@ class TranslationStep:
     def load_state(self, state: dict[str, object]) -> None:
         """Go on from what `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._rate
         self.scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]

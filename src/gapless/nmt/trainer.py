@@ -244,6 +244,7 @@ class Trainer:
             "host_waits": total_waits(records),
             "host_waits_outside_training": self._outside.as_dict(),
             "gap_share": total_gap_share(records),
+            "capture": None if self._loop.capture is None else asdict(self._loop.capture),
             "data_wait_ms": sum(record.data_wait_ms for record in records),
             "launch_ms": sum(record.launch_ms for record in records),
             "busy_ms": sum(record.busy_ms for record in records),

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.device.select import resolve_device
+from gapless.pipeline.capture import CapturedStep, CaptureReport, call_host_part, do_work
 from gapless.pipeline.failures import noted_on
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
@@ -73,6 +74,7 @@ class TrainLoop:
         self._meter = GapMeter(self.device)
         self._events = EventPool(self.device)
         self._in_flight: deque[Event] = deque()
+        self._captured: CapturedStep | None = None
         self._forward_stream = self.streams.get_compute_stream()
         self._backward_stream = self.streams.get_stream(self._lanes.backward)
 
@@ -126,13 +128,26 @@ class TrainLoop:
         self.device.wait_stream(self._forward_stream, self.device.current_stream())
         try:
             with self.compute():
-                run.take_all(batches, step, on_batch)
+                run.take_all(batches, self._prepared(step), on_batch)
             run.finish()
         except BaseException as failure:
             # Also if the failure is an interrupt of `finish`, which is where the host waits.
             run.finish_after(failure)
             raise
         return run.result()
+
+    @property
+    def capture(self) -> CaptureReport | None:
+        """What is captured of the step that ran last; None if the plan captures nothing here."""
+        return None if self._captured is None else self._captured.report
+
+    def _prepared(self, step: SplitStep | WholeStep) -> SplitStep | WholeStep:
+        """Return the step as the plan launches it."""
+        if not (self.plan.capture and self.device.is_accelerator):
+            return step
+        if self._captured is None or self._captured.step is not step:
+            self._captured = CapturedStep(step, device=self.device, sync=self.streams.sync)
+        return self._captured
 
     def close(self) -> None:
         """Give the streams back.
@@ -191,6 +206,7 @@ class _EpochRun:
         loop = self._loop
         stream = loop._forward_stream
         loop._meter.start_step(stream)
+        call_host_part(step, batch)
         out = self._run_step(step, batch)
         loop.losses.add(out.loss if out.report is None else out.report, weight=out.weight)
         loop._meter.end_step(stream)
@@ -200,14 +216,10 @@ class _EpochRun:
         self._update_progress()
 
     def _run_step(self, step: SplitStep | WholeStep, batch: Any) -> StepLoss:
-        if not isinstance(step, SplitStep):
-            out = step(batch)
-            return out if isinstance(out, StepLoss) else StepLoss(loss=out)
-        out = step.forward(batch)
         forward, backward = self._loop._forward_stream, self._loop._backward_stream
-        if forward is backward:
-            step.backward(out)
-            return out
+        if forward is backward or not isinstance(step, SplitStep):
+            return do_work(step, batch)
+        out = step.forward(batch)
         self._chain(forward, backward)
         with self._device.use_stream(backward):
             step.backward(out)

@@ -40,6 +40,17 @@ class SplitStep(Protocol):
         """Compute gradients and update the weights."""
 
 
+@runtime_checkable
+class HostPart(Protocol):
+    """What a step does on the host for each batch, such as counting or setting a rate.
+
+    Captured work is launched again without the step's own code; this is called all the same.
+    """
+
+    def on_host(self, batch: Any) -> None:
+        """Do it; called before the batch's work is queued, on the compute stream."""
+
+
 WholeStep: TypeAlias = "Callable[[Any], StepLoss | torch.Tensor]"
 
 

@@ -1,0 +1,62 @@
+"""Steps that are launched as one piece."""
+
+from __future__ import annotations
+
+import torch
+
+from gapless.device.simulated.device import SimulatedDevice
+from gapless.pipeline.loop import TrainLoop
+from simulation.registry import scenario
+from simulation.workloads import Regression, counts, read_back, regression_data
+
+
+def mixed_shapes():
+    """Return batches of four, three and two rows, in turns."""
+    data = regression_data() * 2
+    return [tuple(part[: 4 - number % 3] for part in batch) for number, batch in enumerate(data)]
+
+
+def train_plainly(batches):
+    model = Regression()
+    losses = []
+    for batch in batches:
+        out = model.forward(batch)
+        model.backward(out)
+        losses.append(out.loss.item())
+    return losses, model.weight.detach().clone()
+
+
+@scenario()
+def a_graph_for_each_shape(device: SimulatedDevice):
+    """Graphs that share memory and are launched in turns give the sequential result."""
+    losses, weight = train_plainly(mixed_shapes())
+    model = Regression()
+    with TrainLoop(plan="captured", device=device) as loop:
+        result = loop.run_epoch(mixed_shapes(), model)
+        copied = read_back(device, model.weight)
+    report = loop.capture
+    assert losses == result.losses
+    assert torch.equal(weight, copied)
+    assert counts(result) == {"capture": 3, "epoch_end": 1}
+    assert (report.num_graphs, report.num_eager, report.num_replays) == (3, 6, 16)
+
+
+@scenario()
+def a_step_that_cannot_be_captured(device: SimulatedDevice):
+    """It runs on as it did, and the line that forbids a capture is named."""
+
+    class Curious(Regression):
+        def backward(self, out):
+            out.loss.item()
+            super().backward(out)
+
+    losses, weight = train_plainly(regression_data()[:6])
+    model = Curious()
+    with device.allow_syncs(), TrainLoop(plan="captured", device=device) as loop:
+        result = loop.run_epoch(regression_data()[:6], model)
+        copied = read_back(device, model.weight)
+    assert losses == result.losses
+    assert torch.equal(weight, copied)
+    assert loop.capture.num_eager == 6
+    assert loop.capture.refusal.startswith("capturing.py:")
+    assert "inside a capture" in loop.capture.refusal
