@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from gapless.device.simulated.device import SimulatedDevice
 from gapless.pipeline.loop import TrainLoop
 from simulation.registry import scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
@@ -27,7 +26,7 @@ def train_plainly(batches):
 
 
 @scenario()
-def a_graph_for_each_shape(device: SimulatedDevice):
+def a_graph_for_each_shape(device):
     """Graphs that share memory and are launched in turns give the sequential result."""
     losses, weight = train_plainly(mixed_shapes())
     model = Regression()
@@ -42,7 +41,7 @@ def a_graph_for_each_shape(device: SimulatedDevice):
 
 
 @scenario()
-def a_step_that_cannot_be_captured(device: SimulatedDevice):
+def a_step_that_cannot_be_captured(device):
     """It runs on as it did, and the line that forbids a capture is named."""
 
     class Curious(Regression):
