@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     )
     from gapless.nmt.batching import Batch as Batch
     from gapless.nmt.loss import LossCompute as LossCompute
-    from gapless.pipeline.loop import TrainLoop as TrainLoop, run_epoch as run_epoch
+    from gapless.pipeline.epoch import run_epoch as run_epoch
+    from gapless.pipeline.loop import TrainLoop as TrainLoop
     from gapless.pipeline.prefetch import prefetch as prefetch
     from gapless.pipeline.readback import DeferredLoss as DeferredLoss
     from gapless.pipeline.records import EpochResult as EpochResult, StepLoss as StepLoss
@@ -47,7 +48,7 @@ _HOME = {
     "UserError": "gapless.errors",
     "Workload": "gapless.compare.workload",
     "prefetch": "gapless.pipeline.prefetch",
-    "run_epoch": "gapless.pipeline.loop",
+    "run_epoch": "gapless.pipeline.epoch",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -26,6 +26,9 @@ class Silent:
     def started(self, facts):
         pass
 
+    def shape_captured(self, done, *, of):
+        pass
+
     def epoch_started(self, epoch, *, num_batches, num_epochs):
         pass
 

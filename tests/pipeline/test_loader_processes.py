@@ -107,6 +107,14 @@ def first_loader():
     list(make_loader(Numbers()))
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """A shell starts its background processes with SIGINT ignored, and Python keeps it so."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.fixture
 def workers(first_loader):
     """Collect the pids of worker processes, and check in the end that no thread or file is left."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from gapless.pipeline.loop import TrainLoop
-from simulation.registry import scenario
+from gapless.pipeline.snapshot import Snapshot
+from simulation.registry import FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
 
 
@@ -40,7 +41,7 @@ def a_graph_for_each_shape(device):
     assert (report.num_graphs, report.num_eager, report.num_replays) == (3, 6, 16)
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def a_step_that_cannot_be_captured(device):
     """It runs on as it did, and the line that forbids a capture is named."""
 
@@ -59,3 +60,26 @@ def a_step_that_cannot_be_captured(device):
     assert loop.capture.num_eager == 6
     assert loop.capture.refusal.startswith("capturing.py:")
     assert "inside a capture" in loop.capture.refusal
+
+
+@scenario()
+def shapes_captured_ahead_of_the_run(device):
+    """Warm-up trains nothing: losses, weights and random numbers are those of a run without it."""
+    losses, weight = train_plainly(mixed_shapes())
+    model = Regression()
+    start = device.device_buffer(12).view(torch.float32).view(3, 1)
+    start.copy_(model.weight.detach(), non_blocking=True)
+    module = torch.nn.Module()
+    module.weight = model.weight = torch.nn.Parameter(start)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    done = []
+    with TrainLoop(plan="captured", device=device) as loop:
+        snapshot = Snapshot(module, optimizer)
+        loop.warm_up(mixed_shapes()[:3], model, snapshot=snapshot, on_batch=done.append)
+        result = loop.run_epoch(mixed_shapes(), model)
+        copied = read_back(device, model.weight)
+    assert losses == result.losses
+    assert torch.equal(weight, copied)
+    assert done == [1, 2, 3]
+    assert counts(result) == {"epoch_end": 1}
+    assert (loop.capture.num_graphs, loop.capture.num_eager) == (3, 0)

@@ -10,7 +10,7 @@ import gapless
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.readback import DeferredLoss
 from gapless.plans import PLANS
-from simulation.registry import scenario
+from simulation.registry import FEW, scenario
 from simulation.workloads import (
     NUM_BATCHES,
     Regression,
@@ -25,7 +25,7 @@ from simulation.workloads import (
 )
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def an_epoch_that_was_cut_short_and_then_a_whole_one(device):
     def stop(now):
         if now.batch == 6:
@@ -47,7 +47,7 @@ def an_epoch_that_was_cut_short_and_then_a_whole_one(device):
     assert loop._events.num_created <= NUM_BATCHES + 3
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def epochs_that_fail_in_their_step(device):
     """Events that a failing step had in its hands are not lost for good."""
 
@@ -62,7 +62,7 @@ def epochs_that_fail_in_their_step(device):
         assert expected_training()[0] == loop.run_epoch(regression_data(), Regression()).losses
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def an_interrupt_just_when_the_compute_stream_is_left(device):
     """The outer stream is current again, whatever the interrupted `with` left behind."""
     outer, use = device.current_stream(), device.use_stream
@@ -84,7 +84,7 @@ def an_interrupt_just_when_the_compute_stream_is_left(device):
         assert expected_training()[0] == loop.losses.history
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def interrupted_reads_lose_no_event(device):
     losses = DeferredLoss(device)
     loss = device.device_buffer(4).view(torch.float32)[0]
@@ -106,7 +106,7 @@ def interrupted_reads_lose_no_event(device):
     assert losses._events.num_created <= 2
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def every_event_comes_back_once(device):
     """No event is in two hands, where one would overwrite what the other asks about."""
 
@@ -122,7 +122,7 @@ def every_event_comes_back_once(device):
         assert len(set(map(id, pool._free))) == len(pool._free) == pool.num_created
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def a_closed_loop_gives_everything_back(device):
     outer = device.current_stream()
     with TrainLoop(plan="gapless", device=device) as loop:
@@ -139,7 +139,7 @@ def endless(closed):
         closed.append(True)
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def loaders_are_closed_at_once(device):
     """Also one that the caller, or a traceback, still holds."""
     closed = []
@@ -174,7 +174,7 @@ def fail_to_hand_out(staged, *, compute_stream):
     raise ZeroDivisionError
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def a_kept_traceback_keeps_no_memory_of_the_ring(device):
     prefetcher, _, ring = make_prefetcher(numbered([3] * 9), device)
     hand_out, ring.hand_out = ring.hand_out, fail_to_hand_out

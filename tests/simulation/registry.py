@@ -35,6 +35,9 @@ class Scenario:
 
 SCENARIOS = {}
 
+# Seeds for what is about failing, counting and closing more than about order.
+FEW = 50
+
 
 def scenario(name=None, **settings):
     def keep(check):

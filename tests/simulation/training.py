@@ -7,7 +7,7 @@ import torch
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.sync import HostSync
 from gapless.plans import PLANS
-from simulation.registry import scenario
+from simulation.registry import FEW, scenario
 from simulation.workloads import (
     NUM_BATCHES,
     Regression,
@@ -48,7 +48,7 @@ for _name in PLANS:
     _plan_scenario(_name)
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def two_epochs_in_one_loop(device):
     loop, results, _ = check_training(device, "gapless", num_epochs=2, num_batches=6)
     assert [counts(result) for result in results] == [{"epoch_end": 1}] * 2
@@ -73,7 +73,7 @@ def bounded_run_ahead(device):
     assert loop._events.num_created <= 2 + 3
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def pageable_staging(device):
     plan = PLANS["gapless"].with_knobs(pin_memory=False)
     _, (result,), _ = check_training(device, plan, num_batches=6)
@@ -102,7 +102,7 @@ def what_was_queued_before_and_after_an_epoch(device):
     assert expected_training()[0] == result.losses
 
 
-@scenario()
+@scenario(num_seeds=FEW)
 def backward_runs_where_the_plan_says(device):
     class Watched(Regression):
         def forward(self, batch):
@@ -121,7 +121,7 @@ def backward_runs_where_the_plan_says(device):
     assert {("forward", forward), ("backward", backward)} == found
 
 
-@scenario(durations={"kernel": 1.0})
+@scenario(durations={"kernel": 1.0}, num_seeds=FEW)
 def losses_and_gaps_show_while_an_epoch_runs(device):
     """Once the device has done ten batches, the next one's progress has their losses."""
     seen = []
@@ -158,7 +158,7 @@ def a_device_that_is_behind_holds_the_host_back(device):
     assert loop._events.num_created <= 3 + 3
 
 
-@scenario(durations={"load": 30.0, "step": 10.0})
+@scenario(durations={"load": 30.0, "step": 10.0}, num_seeds=FEW)
 def gaps_of_a_slow_loader(device):
     """The loader takes 30 a batch and the device 10, so the device has gaps of 20."""
 

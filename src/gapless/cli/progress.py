@@ -74,6 +74,11 @@ class PlainObserver:
         """Print what is in force."""
         typer.echo(_facts(facts))
 
+    def shape_captured(self, done: int, *, of: int) -> None:
+        """Say when all shapes are captured."""
+        if done == of:
+            typer.echo(f"captured the step for {of} shapes")
+
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Start the epoch's clock."""
         self._epoch = f"epoch {epoch}/{num_epochs}"
@@ -111,6 +116,12 @@ class TerminalObserver:
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
         self._print(_facts(facts))
+
+    def shape_captured(self, done: int, *, of: int) -> None:
+        """Show how many shapes are captured, on one line that is written over."""
+        self._console.print(f"captured the step for {done} of {of} shapes", end="\r")
+        if done == of:
+            self._console.print()
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Draw an empty bar."""

@@ -121,7 +121,7 @@ def seed_everything(seed: int) -> None:
 def random_state(device: Device) -> dict[str, torch.Tensor]:
     """Return the state of the generators that training draws from."""
     state = {"cpu": torch.get_rng_state()}
-    if device.is_accelerator:
+    if device.torch_device.type == "cuda":
         state["device"] = torch.cuda.get_rng_state(device.torch_device)
     return state
 
@@ -129,5 +129,5 @@ def random_state(device: Device) -> dict[str, torch.Tensor]:
 def set_random_state(device: Device, state: dict[str, torch.Tensor]) -> None:
     """Restore what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
-    if device.is_accelerator and "device" in state:
+    if device.torch_device.type == "cuda" and "device" in state:
         torch.cuda.set_rng_state(state["device"], device.torch_device)

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import signal
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from gapless.nmt.shapes import Shape, Shapes, cut
 from gapless.nmt.vocab import BOS, EOS, PAD
 
 
@@ -136,11 +137,13 @@ class Microbatch:
         pairs: their numbers.
         update_tokens: target tokens of the whole update.
         ends_update: whether this is the update's last batch.
+        shape: to pad to; None for the smallest that takes these pairs.
     """
 
     pairs: NDArray[np.int64]
     update_tokens: int
     ends_update: bool
+    shape: Shape | None = None
 
 
 class PaddedPairs(Dataset[TokenBatch]):
@@ -150,15 +153,27 @@ class PaddedPairs(Dataset[TokenBatch]):
         self._pairs = pairs
 
     def __getitem__(self, micro: Microbatch) -> TokenBatch:
-        tgt = _pad([self._pairs.tgt(number) for number in micro.pairs])
+        src = [self._pairs.src(number) for number in micro.pairs]
+        tgt = [self._pairs.tgt(number) for number in micro.pairs]
+        src_len, tgt_len = max(map(len, src)), max(map(len, tgt))
+        if micro.shape is not None:
+            # Rows that fill up the batch: a source to attend to, and nothing to predict.
+            num_empty = micro.shape.rows - len(src)
+            src += [np.array([EOS], dtype=np.int32)] * num_empty
+            tgt += [np.array([BOS], dtype=np.int32)] * num_empty
+            src_len, tgt_len = micro.shape.src_len, micro.shape.tgt_len + 1
         ntokens = int(self._pairs.tgt_lengths[micro.pairs].sum())
         return TokenBatch(
-            src=_pad([self._pairs.src(number) for number in micro.pairs]),
-            tgt=tgt,
+            src=_pad(src, src_len),
+            tgt=_pad(tgt, tgt_len),
             ntokens=torch.tensor(ntokens),
             norm=torch.tensor(micro.update_tokens),
             ends_update=micro.ends_update,
         )
+
+
+# The pairs of a batch, and the shape that they are padded to.
+_Cut: TypeAlias = "tuple[NDArray[np.int64], Shape | None]"
 
 
 class BucketSampler(Sampler[Microbatch]):
@@ -174,6 +189,7 @@ class BucketSampler(Sampler[Microbatch]):
         accumulate: batches in an update.
         shuffle: a new random order every epoch; otherwise by length, always the same.
         seed: of the order.
+        shapes: of the batches, made with the same budget; None pads each batch to its longest.
 
     Raises:
         ValueError: neither budget is given.
@@ -188,6 +204,7 @@ class BucketSampler(Sampler[Microbatch]):
         accumulate: int = 1,
         shuffle: bool = True,
         seed: int = 0,
+        shapes: Shapes | None = None,
     ) -> None:
         if max_tokens is None and max_sentences is None:
             raise ValueError("max_tokens or max_sentences must be given, but both are None")
@@ -198,6 +215,7 @@ class BucketSampler(Sampler[Microbatch]):
         self._accumulate = accumulate
         self._shuffle = shuffle
         self._seed = seed
+        self._shapes = shapes
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, *, skip: int = 0, max_updates: int | None = None) -> None:
@@ -209,7 +227,7 @@ class BucketSampler(Sampler[Microbatch]):
             max_updates: updates after which the epoch ends early.
         """
         random = np.random.default_rng((self._seed, epoch))
-        batches = self._cut(self._sorted(random))
+        batches = self._to_shapes(random) if self._shapes else self._cut(self._sorted(random))
         if self._shuffle:
             batches = [batches[number] for number in random.permutation(len(batches))]
         end = None if max_updates is None else skip + max_updates * self._accumulate
@@ -221,29 +239,60 @@ class BucketSampler(Sampler[Microbatch]):
     def __iter__(self) -> Iterator[Microbatch]:
         return iter(self._epoch)
 
+    def one_of_each(self) -> list[Microbatch]:
+        """Return a batch of this epoch for each shape; none if batches have no set shapes.
+
+        A batch that ends an update and one that does not count as two: other work follows them.
+        """
+        found: dict[tuple[Shape, bool], Microbatch] = {}
+        for micro in self._epoch:
+            if micro.shape is not None:
+                found.setdefault((micro.shape, micro.ends_update), micro)
+        return list(found.values())
+
+    def describe_shapes(self) -> str:
+        """Return how batches are padded, for people."""
+        if self._shapes is None:
+            return "each padded to its longest sentence"
+        count, padding = len(self._shapes.shapes), self._shapes.padding_share
+        return f"padded to {count} shapes, {padding:.1%} padding"
+
     def _sorted(self, random: np.random.Generator) -> NDArray[np.int64]:
         count = len(self._src_lengths)
         ties = random.permutation(count) if self._shuffle else np.arange(count)
         return np.lexsort((ties, self._tgt_lengths, self._src_lengths))
 
-    def _cut(self, order: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    def _to_shapes(self, random: np.random.Generator) -> list[_Cut]:
+        assert self._shapes is not None
+        shapes, of_pair = self._shapes.shapes, self._shapes.of_pair
+        order = random.permutation(len(of_pair)) if self._shuffle else np.arange(len(of_pair))
+        pairs_of = [order[of_pair[order] == number] for number in range(len(shapes))]
+        return [(pairs, shapes[number]) for number, pairs in cut(shapes, pairs_of)]
+
+    def _cut(self, order: NDArray[np.int64]) -> list[_Cut]:
         longer = np.maximum(self._src_lengths, self._tgt_lengths)[order]
-        batches, start, longest = [], 0, 0
+        batches: list[_Cut] = []
+        start = longest = 0
         for end, length in enumerate(longer):
             rows, longest = end - start + 1, max(longest, int(length))
             if rows > 1 and (rows > self._max_sentences or rows * longest > self._max_tokens):
-                batches.append(order[start:end])
+                batches.append((order[start:end], None))
                 start, longest = end, int(length)
-        return [*batches, order[start:]] if start < len(order) else batches
+        return [*batches, (order[start:], None)] if start < len(order) else batches
 
-    def _group(self, batches: list[NDArray[np.int64]]) -> list[Microbatch]:
+    def _group(self, batches: list[_Cut]) -> list[Microbatch]:
         grouped: list[Microbatch] = []
         for start in range(0, len(batches), self._accumulate):
             update = batches[start : start + self._accumulate]
-            tokens = sum(int(self._tgt_lengths[batch].sum()) for batch in update)
+            tokens = sum(int(self._tgt_lengths[pairs].sum()) for pairs, _ in update)
             grouped.extend(
-                Microbatch(pairs=batch, update_tokens=tokens, ends_update=batch is update[-1])
-                for batch in update
+                Microbatch(
+                    pairs=pairs,
+                    update_tokens=tokens,
+                    ends_update=pairs is update[-1][0],
+                    shape=shape,
+                )
+                for pairs, shape in update
             )
         return grouped
 
@@ -282,8 +331,8 @@ def _flatten(sentences: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.
     return flat, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
 
 
-def _pad(rows: list[NDArray[np.int32]]) -> torch.Tensor:
-    padded = np.full((len(rows), max(map(len, rows))), PAD, dtype=np.int64)
+def _pad(rows: list[NDArray[np.int32]], length: int) -> torch.Tensor:
+    padded = np.full((len(rows), length), PAD, dtype=np.int64)
     for number, row in enumerate(rows):
         padded[number, : len(row)] = row
     return torch.from_numpy(padded)

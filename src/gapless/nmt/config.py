@@ -63,6 +63,9 @@ class TrainConfig:
     max_steps: int | None = _option(None, "stop after so many updates")
     batch_size: int | None = _option(None, "most sentences in a batch")
     batch_tokens: int | None = _option(None, "most tokens in a batch, padding included")
+    fixed_shapes: bool | None = _option(
+        None, "pad batches to few shapes; none: if the plan captures the step"
+    )
     accumulate: int = _option(1, "batches in one update of the weights")
     precision: str = _option("fp32", "fp32, tf32, bf16 or fp16")
     device: str = _option("auto", "auto, cpu, cuda or cuda:N")
@@ -132,6 +135,10 @@ class TrainConfig:
             pin_memory=self.pin_memory,
             run_ahead=self.run_ahead,
         )
+
+    def pads_to_shapes(self) -> bool:
+        """Whether batches are padded to few shapes."""
+        return self.resolved_plan().capture if self.fixed_shapes is None else self.fixed_shapes
 
     def column_names(self) -> tuple[str, str] | None:
         """Return the two names in `columns`.

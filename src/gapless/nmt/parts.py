@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.nmt.batching import BucketSampler, make_loader
 from gapless.nmt.run import build_model
+from gapless.nmt.shapes import choose_shapes
 from gapless.nmt.step import TranslationStep
 
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from gapless.device.base import Device
-    from gapless.nmt.batching import TokenBatch
+    from gapless.nmt.batching import TokenBatch, TokenPairs
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.model import Transformer
     from gapless.nmt.task import Task
@@ -44,13 +45,34 @@ def make_parts(
     """
     model = build_model(config, task.vocabs).to(device.torch_device)
     step = TranslationStep(model, config, device=device, total_updates=total_updates)
-    sampler = BucketSampler(
-        task.train,
+    loader = make_loader(task.train, make_sampler(config, task.train), workers=0)
+    return TrainingParts(model=model, step=step, loader=loader)
+
+
+def make_sampler(
+    config: TrainConfig, pairs: TokenPairs, *, for_training: bool = True
+) -> BucketSampler:
+    """Return a sampler of these pairs with the budgets of a run.
+
+    Args:
+        config: of the run.
+        pairs: to draw from, at least one.
+        for_training: shuffle, group batches into updates, and pad to few shapes if the run does.
+    """
+    shapes = None
+    if for_training and config.pads_to_shapes():
+        shapes = choose_shapes(
+            pairs.src_lengths,
+            pairs.tgt_lengths,
+            max_tokens=config.batch_tokens,
+            max_sentences=config.batch_size,
+        )
+    return BucketSampler(
+        pairs,
         max_tokens=config.batch_tokens,
         max_sentences=config.batch_size,
-        accumulate=config.accumulate,
+        accumulate=config.accumulate if for_training else 1,
+        shuffle=for_training,
         seed=config.seed,
-    )
-    return TrainingParts(
-        model=model, step=step, loader=make_loader(task.train, sampler, workers=0)
+        shapes=shapes,
     )

@@ -18,15 +18,17 @@ from gapless.device.select import (
 )
 from gapless.errors import NonFiniteLossError
 from gapless.nmt import checkpoint, run as runs
-from gapless.nmt.batching import BucketSampler, TokenPairs, make_loader
+from gapless.nmt.batching import PaddedPairs, make_loader
 from gapless.nmt.decode import Decoder, DecodeSettings
 from gapless.nmt.evaluate import evaluate
 from gapless.nmt.interrupt import StopRequest, until_stopped
+from gapless.nmt.parts import make_sampler
 from gapless.nmt.position import Position
 from gapless.nmt.step import TranslationStep
 from gapless.nmt.task import prepare
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.snapshot import Snapshot
 from gapless.pipeline.sync import HostSync, SyncStats
 from gapless.report.records import steady_tokens_per_second, total_gap_share, total_waits
 
@@ -53,6 +55,9 @@ class Observer(Protocol):
 
     def started(self, facts: dict[str, str]) -> None:
         """The run is ready; the facts say what is in force."""
+
+    def shape_captured(self, done: int, *, of: int) -> None:
+        """One more shape of batch was captured, ahead of the run."""
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """An epoch of so many batches begins; epochs count from 1."""
@@ -97,7 +102,7 @@ class Trainer:
         self._outside_sync = HostSync(self._device, stats=self._outside)
         seed_everything(config.seed)
         self._loop = TrainLoop(plan=config.resolved_plan(), device=self._device)
-        self._sampler = self._make_sampler(self._task.train, shuffle=True)
+        self._sampler = make_sampler(config, self._task.train)
         self._updates_per_epoch = -(-len(self._sampler) // config.accumulate)
         # Built on the compute stream: autograd binds each gradient to the stream it first saw.
         with self._loop.compute():
@@ -120,6 +125,7 @@ class Trainer:
         """
         self._observer.started(self._facts())
         with self._loop, runs.RunFolder(self.run_dir) as folder, StopRequest() as stop:
+            self._warm_up()
             loader = make_loader(self._task.train, self._sampler, workers=self._num_workers())
             while not self._is_finished() and not stop.is_set:
                 self._run_epoch(loader, folder, stop)
@@ -127,6 +133,27 @@ class Trainer:
             summary = self._summary(scores, interrupted=stop.is_set)
             folder.write_summary(summary)
             return summary
+
+    def _warm_up(self) -> None:
+        """Capture every shape ahead of the run, if the plan captures and the device can."""
+        if not self._loop.captures:
+            return
+        self.model.train()
+        pairs = PaddedPairs(self._task.train)
+        examples = [pairs[micro] for micro in self._sampler.one_of_each()]
+        scaler = self._step.scaler
+        with self._loop.compute():
+            snapshot = Snapshot(
+                self.model,
+                self._step.optimizer,
+                scaler=scaler if scaler.is_enabled() else None,
+            )
+        self._loop.warm_up(
+            examples,
+            self._step,
+            snapshot=snapshot,
+            on_batch=lambda done: self._observer.shape_captured(done, of=len(examples)),
+        )
 
     # --- one epoch ---
 
@@ -181,7 +208,7 @@ class Trainer:
         self._observer.epoch_ended(record)
 
     def _validate(self) -> dict[str, float]:
-        sampler = self._make_sampler(self._task.val, shuffle=False)
+        sampler = make_sampler(self.config, self._task.val, for_training=False)
         loader = make_loader(self._task.val, sampler, workers=0)
         self.model.eval()
         losses = DeferredLoss(self._device, stats=self._outside)
@@ -292,16 +319,6 @@ class Trainer:
 
     # --- sizes ---
 
-    def _make_sampler(self, pairs: TokenPairs, *, shuffle: bool) -> BucketSampler:
-        return BucketSampler(
-            pairs,
-            max_tokens=self.config.batch_tokens,
-            max_sentences=self.config.batch_size,
-            accumulate=self.config.accumulate if shuffle else 1,
-            shuffle=shuffle,
-            seed=self.config.seed,
-        )
-
     def _num_workers(self) -> int:
         # Asked for: as asked. Otherwise what the loop itself leaves free: beside a GPU it needs
         # one core, on a CPU all those that torch computes with.
@@ -338,6 +355,7 @@ class Trainer:
             f"{len(task.corpus.test)} test",
             "model": f"{parameters:,} parameters, vocabulary {len(task.vocabs.src)} to "
             f"{len(task.vocabs.tgt)}",
+            "batches": f"{len(self._sampler)} an epoch, {self._sampler.describe_shapes()}",
         }
 
 

@@ -21,15 +21,17 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.select import random_state, set_random_state
 from gapless.pipeline.records import HostPart, SplitStep, StepLoss
 from gapless.pipeline.structure import map_tensors, tensors_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Callable, Hashable, Iterable
 
     from gapless.device.base import Device, Graph
     from gapless.pipeline.records import WholeStep
+    from gapless.pipeline.snapshot import Snapshot
     from gapless.pipeline.sync import HostSync
 
 
@@ -139,6 +141,39 @@ class CapturedStep:
         captured.graph.replay()
         self.report.num_replays += 1
         return StepLoss(loss=captured.result[0], weight=captured.result[1])
+
+    def warm_up(
+        self,
+        batches: Iterable[Any],
+        *,
+        snapshot: Snapshot,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> None:
+        """Capture the shapes of these batches, which are on the device, and train on none.
+
+        Args:
+            batches: one of each shape.
+            snapshot: of what the step changes, which is put back afterwards.
+            on_batch: called with the number of shapes done so far.
+
+        Sync: Blocks the host ("capture").
+        """
+        random = random_state(self._device)
+        for number, batch in enumerate(batches, start=1):
+            self._warm_up(batch)
+            if on_batch is not None:
+                on_batch(number)
+        snapshot.restore()
+        set_random_state(self._device, random)
+
+    def _warm_up(self, batch: Any) -> None:
+        key = _shape_of(batch)
+        if key in self._graphs or self.report.refusal:
+            return
+        for _ in range(_NUM_WARM_UPS):
+            do_work(self.step, batch)
+        self._num_seen[key] = _NUM_WARM_UPS
+        self._capture(key, batch)
 
     def _capture(self, key: Hashable, batch: Any) -> _Captured | None:
         self.report.refusal = self._limit()

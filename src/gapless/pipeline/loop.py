@@ -11,7 +11,7 @@ from gapless.pipeline.capture import CapturedStep, CaptureReport, call_host_part
 from gapless.pipeline.failures import noted_on
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
-from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.readback import DeferredLoss, RunningMean
 from gapless.pipeline.records import EpochResult, Progress, SplitStep, StepLoss, WholeStep
 from gapless.pipeline.staging import StagingRing
 from gapless.pipeline.streams import EventPool, StreamManager
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Event
+    from gapless.pipeline.snapshot import Snapshot
 
 
 BatchT = TypeVar("BatchT")
@@ -79,10 +80,9 @@ class TrainLoop:
         self._backward_stream = self.streams.get_stream(self._lanes.backward)
 
     def compute(self) -> Any:
-        """Return a context whose work goes to the compute stream.
+        """Return a context whose work goes to the compute stream; build the model in it.
 
-        Build and initialise the model in it: autograd binds each parameter's gradient to the
-        stream on which it was first used.
+        Autograd binds each parameter's gradient to the stream on which it was first used.
 
         Sync: Does not block the host.
         """
@@ -116,10 +116,10 @@ class TrainLoop:
         Raises:
             BatchError: a batch holds something that cannot be moved.
             Exception: whatever the loader, the step or `on_batch` raises; an error in the
-                clean-up after it is a note on it. By then the loss of every step that ended is
-                in `losses.history`, the device is idle, the loader's workers are gone, and the
-                next epoch can start. A second interrupt, during that clean-up, gets through at
-                once; the next `losses.drain()` completes the history then.
+                clean-up is a note on it. By then the loss of every step that ended is in
+                `losses.history`, the device is idle, the loader's workers are gone, and the next
+                epoch can start. A second interrupt, during that clean-up, gets through at once;
+                the next `losses.drain()` completes the history then.
 
         Sync: Blocks the host as the plan says and at the end, until the last loss is read.
         """
@@ -137,13 +137,46 @@ class TrainLoop:
         return run.result()
 
     @property
+    def captures(self) -> bool:
+        """Whether steps are captured: the plan says so, and the device gains by it."""
+        return self.plan.capture and self.device.is_accelerator
+
+    @property
     def capture(self) -> CaptureReport | None:
         """What is captured of the step that ran last; None if the plan captures nothing here."""
         return None if self._captured is None else self._captured.report
 
+    def warm_up(
+        self,
+        batches: Iterable[Any],
+        step: SplitStep | WholeStep,
+        *,
+        snapshot: Snapshot,
+        on_batch: Callable[[int], None] | None = None,
+    ) -> CaptureReport | None:
+        """Capture the step for the shapes of these batches, ahead of a run; train on none.
+
+        Args:
+            batches: on the CPU, one of each shape.
+            step: that `run_epoch` will be given.
+            snapshot: of what the step changes, which is put back.
+            on_batch: called with the number of shapes done so far.
+
+        Returns:
+            What is captured; None if the plan captures nothing here.
+
+        Sync: Blocks the host.
+        """
+        captured = self._prepared(step)
+        if not isinstance(captured, CapturedStep):
+            return None
+        self.device.wait_stream(self._forward_stream, self.device.current_stream())
+        with self.compute():
+            captured.warm_up(self.prefetch(batches), snapshot=snapshot, on_batch=on_batch)
+        return captured.report
+
     def _prepared(self, step: SplitStep | WholeStep) -> SplitStep | WholeStep:
-        """Return the step as the plan launches it."""
-        if not (self.plan.capture and self.device.is_accelerator):
+        if not self.captures:
             return step
         if self._captured is None or self._captured.step is not step:
             self._captured = CapturedStep(step, device=self.device, sync=self.streams.sync)
@@ -183,7 +216,7 @@ class _EpochRun:
         self._started_at = perf_counter()
         self._launch_ms = 0.0
         self._wall_ms = 0.0
-        self._running = _RunningMean(loop.losses)
+        self._running = RunningMean(loop.losses)
         self._outer_stream = self._device.current_stream()
         self._prefetcher: Prefetcher[Any] | None = None
         self._batches: Generator[Any] | None = None
@@ -340,53 +373,3 @@ class _EpochRun:
             busy_ms=reading.busy_ms,
             gap_ms=reading.gap_ms if self._device.is_accelerator else None,
         )
-
-
-class _RunningMean:
-    """Weighted mean of an epoch's losses, updated with what was read since the last time."""
-
-    def __init__(self, losses: DeferredLoss) -> None:
-        self._losses = losses
-        self._num_seen = losses.num_added
-        self._total = 0.0
-        self.weight = 0.0
-
-    def update(self) -> float | None:
-        for number in range(self._num_seen, len(self._losses.history)):
-            weight = self._losses.weights[number]
-            self._total += self._losses.history[number] * weight
-            self.weight += weight
-        self._num_seen = len(self._losses.history)
-        return self._total / self.weight if self.weight else None
-
-
-def run_epoch(
-    batches: Iterable[Any],
-    step: SplitStep | WholeStep,
-    *,
-    device: str | torch.device | Device = "auto",
-    plan: str | Plan = "gapless",
-    on_batch: Callable[[Progress], None] | None = None,
-) -> EpochResult:
-    """Take every batch through the step once, as the plan says.
-
-    For several epochs make one `TrainLoop` and call its `run_epoch`, so that streams and memory
-    are made once.
-
-    Args:
-        batches: batches on the CPU.
-        step: a `SplitStep`, or a function that takes a batch on the device, trains on it and
-            returns its loss. It must not wait for the device.
-        device: a device or its name.
-        plan: a plan or its name.
-        on_batch: called after each batch was queued.
-
-    Raises:
-        PlanError: the plan is unknown.
-        DeviceError: the device is unknown or absent.
-        BatchError: a batch holds something that cannot be moved.
-
-    Sync: Blocks the host as the plan says and at the end, until the last loss is read.
-    """
-    with TrainLoop(plan=plan, device=device) as loop:
-        return loop.run_epoch(batches, step, on_batch=on_batch)

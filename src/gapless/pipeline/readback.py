@@ -231,6 +231,28 @@ class DeferredLoss:
                 self.drain()
 
 
+class RunningMean:
+    """Weighted mean of an epoch's losses, updated with what was read since the last time."""
+
+    def __init__(self, losses: DeferredLoss) -> None:
+        self._losses = losses
+        self._num_seen = losses.num_added
+        self._total = 0.0
+        self.weight = 0.0
+
+    def update(self) -> float | None:
+        """Take in what was read since; return the mean, None before the first loss.
+
+        Sync: Does not block the host.
+        """
+        for number in range(self._num_seen, len(self._losses.history)):
+            weight = self._losses.weights[number]
+            self._total += self._losses.history[number] * weight
+            self.weight += weight
+        self._num_seen = len(self._losses.history)
+        return self._total / self.weight if self.weight else None
+
+
 def _ring_ranges(start: int, end: int) -> list[tuple[int, int]]:
     """Return the slices of the ring that hold rows `start` to `end`."""
     if start == end:

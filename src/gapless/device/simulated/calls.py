@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -105,25 +105,35 @@ class Call:
     func: torch._ops.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    # Computed when first asked for, without the lock of `cached_property`: calls are many.
+    _tensors: list[torch.Tensor] | None = None
+    _written: list[torch.Tensor] | None = None
 
     @property
     def name(self) -> str:
         """The operator and its overload, as reports call it."""
         return str(self.func)
 
-    @cached_property
+    @property
     def signature(self) -> Signature:
         """What the operator's schema says."""
         return signature_of(self.func)
 
-    @cached_property
+    @property
     def tensors(self) -> list[torch.Tensor]:
         """All tensors among the arguments."""
-        return [*tensors_in(self.args), *tensors_in(tuple(self.kwargs.values()))]
+        if self._tensors is None:
+            self._tensors = [*tensors_in(self.args), *tensors_in(tuple(self.kwargs.values()))]
+        return self._tensors
 
-    @cached_property
+    @property
     def written(self) -> list[torch.Tensor]:
         """The tensors among the arguments that are written."""
+        if self._written is None:
+            self._written = self._find_written()
+        return self._written
+
+    def _find_written(self) -> list[torch.Tensor]:
         found = list(tensors_in(self.written_arguments()))
         if self.func._schema.name in _ALSO_WRITTEN:
             flag, places = _ALSO_WRITTEN[self.func._schema.name]

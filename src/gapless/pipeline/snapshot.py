@@ -1,0 +1,66 @@
+"""Put weights, optimizer state and gradients back to where they were, in their place."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Snapshot:
+    """Copies of everything that a training step changes on the device.
+
+    Args:
+        model: whose parameters and buffers are kept.
+        optimizer: whose state is kept.
+        scaler: of gradients, if there is one.
+
+    Sync: Blocks the host if a scaler is in use.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        *,
+        scaler: torch.amp.GradScaler | None = None,
+    ) -> None:
+        self._model = model
+        self._optimizer = optimizer
+        self._scaler = scaler
+        self._scaler_state = scaler.state_dict() if scaler is not None else {}
+        self._copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
+        self._had_gradients = any(weight.grad is not None for weight in model.parameters())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Put everything back, into the same memory.
+
+        State that the optimizer made meanwhile is set to zero, as torch's optimizers begin;
+        gradients that were not there are let go of, those that were are set to zero.
+
+        Sync: Does not block the host.
+        """
+        for tensor in self._tensors():
+            copy = self._copies.get(id(tensor))
+            if copy is None:
+                tensor.zero_()
+            else:
+                tensor.copy_(copy)
+        self._optimizer.zero_grad(set_to_none=not self._had_gradients)
+        if self._scaler is not None:
+            self._scaler.load_state_dict(self._scaler_state)
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        yield from self._model.parameters()
+        yield from self._model.buffers()
+        for state in self._optimizer.state.values():
+            yield from (value for value in _values(state) if isinstance(value, torch.Tensor))
+
+
+def _values(state: Any) -> list[Any]:
+    return list(state.values()) if isinstance(state, dict) else []
