@@ -83,3 +83,46 @@ def shapes_captured_ahead_of_the_run(device):
     assert done == [1, 2, 3]
     assert counts(result) == {"epoch_end": 1}
     assert (loop.capture.num_graphs, loop.capture.num_eager) == (3, 0)
+
+
+class Accumulating(Regression):
+    """Updates after every second batch, which says so."""
+
+    def forward(self, batch):
+        self.ends_update = batch[2]
+        return super().forward(batch[:2])
+
+    def backward(self, out):
+        out.loss.backward()
+        if self.ends_update:
+            with torch.no_grad():
+                self.weight -= 0.1 * self.weight.grad
+            self.weight.grad.zero_()
+
+
+@scenario()
+def gradients_that_graphs_add_to(device):
+    """Gradients kept between batches are found by every graph, also after a warm-up."""
+    data = [(*batch, number % 2 == 1) for number, batch in enumerate(regression_data()[:10])]
+    plain = Accumulating()
+    losses = []
+    for batch in data:
+        out = plain.forward(batch)
+        plain.backward(out)
+        losses.append(out.loss.item())
+    model = Accumulating()
+    start = device.device_buffer(12).view(torch.float32).view(3, 1)
+    start.copy_(model.weight.detach(), non_blocking=True)
+    module = torch.nn.Module()
+    module.weight = model.weight = torch.nn.Parameter(start)
+    optimizer = torch.optim.SGD([model.weight], lr=0.1)
+    with TrainLoop(plan="captured", device=device) as loop:
+        loop.warm_up(data[:2], model, snapshot=Snapshot(module, optimizer))
+        kept = []
+        result = loop.run_epoch(
+            data, model, on_batch=lambda _: kept.append(torch.full_like(start, float("nan")))
+        )
+        copied = read_back(device, model.weight)
+    assert losses == result.losses
+    assert torch.equal(plain.weight.detach(), copied)
+    assert loop.capture.num_graphs == 2

@@ -34,14 +34,13 @@ class Snapshot:
         self._scaler = scaler
         self._scaler_state = scaler.state_dict() if scaler is not None else {}
         self._copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
-        self._had_gradients = any(weight.grad is not None for weight in model.parameters())
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back, into the same memory.
 
-        State that the optimizer made meanwhile is set to zero, as torch's optimizers begin;
-        gradients that were not there are let go of, those that were are set to zero.
+        State that the optimizer made meanwhile is set to zero, as torch's optimizers begin, and
+        so are gradients: captured work that adds to them has to find them in their place.
 
         Sync: Does not block the host.
         """
@@ -51,7 +50,7 @@ class Snapshot:
                 tensor.zero_()
             else:
                 tensor.copy_(copy)
-        self._optimizer.zero_grad(set_to_none=not self._had_gradients)
+        self._optimizer.zero_grad(set_to_none=False)
         if self._scaler is not None:
             self._scaler.load_state_dict(self._scaler_state)
 
