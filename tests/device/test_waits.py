@@ -276,3 +276,15 @@ def test_after_leaving_everything_has_run_and_torch_is_plain():
     with device:
         assert (x + y).tolist() == [7] * 4
     assert [what for what, _ in device.waits] == ["Tensor.tolist"]
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_a_list_of_device_numbers_is_waited_for(make):
+    """Gathering numbers into a tensor waits for each of them, and gets their values."""
+    with SimulatedDevice(scheduler="lazy") as device:
+        numbers = device.device_buffer(8).view(torch.float32).fill_(3.0)
+        found = make([numbers[0], numbers[1]])
+        count = len(device.waits)
+
+    assert found.tolist() == [3.0, 3.0]
+    assert count == 2

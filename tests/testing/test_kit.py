@@ -22,7 +22,11 @@ def test_a_clean_check_passes_under_every_scheduler():
     """The result counts the schedules and accesses, and has no failure."""
     seen = []
 
-    result = testing.simulate(lambda device: seen.append(device.describe()), seeds=[4, 9])
+    def check(device):
+        device.device_buffer(4).fill_(1)
+        seen.append(device.describe())
+
+    result = testing.simulate(check, seeds=[4, 9])
 
     assert not result.failures
     assert seen == [
@@ -116,6 +120,83 @@ def test_poisoned_memory_shows():
     assert host.tolist() == [-1]
     assert device.describe() == gapless.device.select.resolve_device("cpu").describe()
     assert next(iter(gapless.prefetch([torch.ones(2)], device))).tolist() == [1.0, 1.0]
+
+
+def test_a_check_that_touches_nothing_is_no_success():
+    """A check that never used device memory has shown nothing, and is told so."""
+    result = testing.simulate(lambda device: torch.ones(3).sum().item(), seeds=0)
+
+    assert [failure.error for failure in result.failures] == [
+        "nothing touched device memory: take it from device.device_buffer, from gapless.prefetch "
+        "or from what is computed of them"
+    ] * 2
+
+
+def test_pytests_own_failures_are_failures_of_their_schedule():
+    """`pytest.fail` in a check does not end the sweep."""
+
+    def check(device):
+        device.device_buffer(4).fill_(1)
+        pytest.fail("as planned")
+
+    result = testing.simulate(check, seeds=3)
+
+    assert len(result.failures) == 5
+    assert "as planned" in result.failures[0].error
+
+
+def test_a_device_that_is_not_entered_is_refused():
+    """Outside `with device:` nothing is seen, so nothing may pass for clean."""
+    device = testing.SimulatedDevice()
+
+    with pytest.raises(RuntimeError, match="use it in `with device:`"):
+        testing.check_prefetcher(gapless.prefetch, device=device, num_elements=4)
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda batches: [*batches, batches[0]], "6 of 5 batches arrived"),
+        (lambda batches: [batch[:1] for batch in batches], "batch 0 has shape [1]"),
+        (lambda batches: [batch.double() for batch in batches], "torch.float64, expected"),
+    ],
+)
+def test_other_batches_than_were_put_in_are_found(make, text):
+    """One too many, a part, another dtype: each is a finding."""
+    findings = testing.check_prefetcher(
+        lambda loader, device: make(list(gapless.prefetch(loader, device))),
+        device="cpu",
+        num_batches=5,
+    )
+
+    assert any(text in finding for finding in findings)
+
+
+def test_batches_that_never_move_are_found():
+    """A prefetcher that hands out the loader's own tensors is told."""
+    with testing.SimulatedDevice() as device:
+        findings = testing.check_prefetcher(
+            lambda loader, device: loader, device=device, num_elements=4
+        )
+
+    assert "with slow consumer, batch 0 is not on the device" in findings
+
+
+def test_nothing_to_check_is_refused():
+    """Zero batches or losses would always pass."""
+    with pytest.raises(ValueError, match="must be at least 1, but are 0 and 65536"):
+        testing.check_prefetcher(gapless.prefetch, device="cpu", num_batches=0)
+    with pytest.raises(ValueError, match="num_losses must be at least 1, but is 0"):
+        testing.check_readback(lambda device: None, device="cpu", num_losses=0)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"fwd": 1.0}, {"forward": -1.0}])
+def test_a_timeline_needs_known_durations(wrong):
+    """Missing, misspelt and negative durations are named."""
+    durations = {"h2d": 1.0, "backward": 1.0, "host": 1.0, **wrong}
+
+    with pytest.raises(ValueError, match=r"unknown: .*, missing: .*, negative: "):
+        plan_timeline("gapless", durations=durations)
 
 
 def test_missing_batches_are_found():

@@ -149,7 +149,7 @@ def _take_steps(
     waits, rounds = SyncStats(), list[int]()
     while (done := loop.losses.num_added) < steps:
         batches = _at_most(steps - done, workload.batches)
-        on_batch = None if on_step is None else partial(_tell, on_step, done)
+        on_batch = partial(_after_step, watch, on_step, done)
         try:
             result = loop.run_epoch(batches, watch.step, on_batch=on_batch)
         except BatchError as error:
@@ -170,5 +170,9 @@ def _at_most(count: int, batches: Iterable[Any]) -> Iterator[Any]:
     yield from islice(batches, count)
 
 
-def _tell(on_step: OnStep, done_before: int, progress: Progress) -> None:
-    on_step(done_before + progress.batch)
+def _after_step(
+    watch: StateWatch, on_step: OnStep | None, done_before: int, progress: Progress
+) -> None:
+    watch.step_done()
+    if on_step is not None:
+        on_step(done_before + progress.batch)

@@ -14,6 +14,7 @@ import torch
 from gapless.compare.checksum import Checksums
 from gapless.compare.state import Entry, batch_tensors, state_tensors
 from gapless.errors import UserError
+from gapless.pipeline.capture import call_host_part
 from gapless.pipeline.records import SplitStep, StepLoss
 
 
@@ -33,7 +34,8 @@ class StateWatch:
 
     Attributes:
         entries: what each step's checksums are of; those of step 0 first.
-        step: the workload's own, followed by the record of what it left.
+        step: the workload's own, with each batch recorded before it. `step_done` has to be
+            called after it, apart, because captured work is launched again without it.
 
     Raises:
         UserError: a tensor of the state cannot be compared.
@@ -111,15 +113,22 @@ class StateWatch:
         return {name: item for name, item in tensors.items() if item.device == self._device}
 
 
-class _WatchedSplitStep:
-    """A step in two parts, with the record behind the second."""
+class _HostPart:
+    """What a watched step does for each batch, also when captured work follows."""
 
-    def __init__(self, step: SplitStep, watch: StateWatch) -> None:
-        self._step = step
+    def __init__(self, step: SplitStep | WholeStep, watch: StateWatch) -> None:
+        self._step: Any = step
         self._watch = watch
 
-    def forward(self, batch: Any) -> StepLoss:
+    def on_host(self, batch: Any) -> None:
         self._watch.batch_arrived(batch)
+        call_host_part(self._step, batch)
+
+
+class _WatchedSplitStep(_HostPart):
+    """A step in two parts whose batches are recorded."""
+
+    def forward(self, batch: Any) -> StepLoss:
         out = self._step.forward(batch)
         if not isinstance(out, StepLoss):
             raise UserError(
@@ -131,21 +140,20 @@ class _WatchedSplitStep:
 
     def backward(self, out: StepLoss) -> None:
         self._step.backward(out)
-        self._watch.step_done()
+
+
+class _WatchedStep(_HostPart):
+    """A whole step whose batches are recorded."""
+
+    def __call__(self, batch: Any) -> StepLoss | torch.Tensor:
+        out: StepLoss | torch.Tensor = self._step(batch)
+        _check_loss(out)
+        return out
 
 
 def _watched(step: SplitStep | WholeStep, watch: StateWatch) -> SplitStep | WholeStep:
-    if isinstance(step, SplitStep):
-        return _WatchedSplitStep(step, watch)
-
-    def watched(batch: Any) -> StepLoss | torch.Tensor:
-        watch.batch_arrived(batch)
-        out = step(batch)
-        _check_loss(out)
-        watch.step_done()
-        return out
-
-    return watched
+    kind = _WatchedSplitStep if isinstance(step, SplitStep) else _WatchedStep
+    return kind(step, watch)
 
 
 def _check_loss(out: object) -> None:

@@ -240,15 +240,23 @@ class BucketSampler(Sampler[Microbatch]):
         return iter(self._epoch)
 
     def one_of_each(self) -> list[Microbatch]:
-        """Return a batch of this epoch for each shape; none if batches have no set shapes.
+        """Return a batch for each shape; none if batches have no set shapes.
 
-        A batch that ends an update and one that does not count as two: other work follows them.
+        With several batches an update there are two: one that ends an update, and one that does
+        not, since other work follows them.
         """
-        found: dict[tuple[Shape, bool], Microbatch] = {}
-        for micro in self._epoch:
-            if micro.shape is not None:
-                found.setdefault((micro.shape, micro.ends_update), micro)
-        return list(found.values())
+        if self._shapes is None:
+            return []
+        return [
+            Microbatch(
+                pairs=np.flatnonzero(self._shapes.of_pair == number)[: shape.rows],
+                update_tokens=1,
+                ends_update=ends_update,
+                shape=shape,
+            )
+            for number, shape in enumerate(self._shapes.shapes)
+            for ends_update in ((True,) if self._accumulate == 1 else (True, False))
+        ]
 
     def describe_shapes(self) -> str:
         """Return how batches are padded, for people."""

@@ -77,12 +77,20 @@ def check_prefetcher(
         num_elements: float32 elements of a batch.
         delay_ms: by which one side is held up, for each batch.
 
+    On a CPU nothing can be held up, and only what arrives is checked.
+
     Raises:
+        ValueError: there is no batch to check.
         DeviceError: the device is unknown or absent.
         Exception: whatever the prefetcher raises.
 
     Sync: Blocks the host at the end of each pass.
     """
+    if num_batches < 1 or num_elements < 1:
+        raise ValueError(
+            f"num_batches and num_elements must be at least 1, but are {num_batches} and "
+            f"{num_elements}"
+        )
     found = resolve_device(device)
     consumer = found.current_stream()
     findings = []
@@ -92,36 +100,49 @@ def check_prefetcher(
         loader = (torch.full((num_elements,), value) for value in expected)
         context = _SlowCopies(found, consumer, delay_ms) if slow == "copies" else nullcontext()
         with context:
-            seen = _consume(
+            seen, wrong = _consume(
                 make(loader, found),
                 found,
-                count=num_batches,
+                shape=(num_batches, num_elements),
                 delay_ms=delay_ms if slow == "consumer" else 0.0,
             )
-        findings += [f"with slow {slow}, {text}" for text in _differences("batch", expected, seen)]
+        texts = [*wrong, *_differences("batch", expected, seen)]
+        findings += [f"with slow {slow}, {text}" for text in texts]
     return findings
 
 
 def _consume(
-    batches: Iterable[torch.Tensor], device: Device, *, count: int, delay_ms: float
-) -> list[tuple[float, ...]]:
-    """Return the least and the largest value of each batch, as queued work found them."""
+    batches: Iterable[torch.Tensor], device: Device, *, shape: tuple[int, int], delay_ms: float
+) -> tuple[list[tuple[float, ...]], list[str]]:
+    """Return the least and the largest value of each batch, as queued work found them.
+
+    Also what is wrong with batches besides their values.
+    """
+    count, num_elements = shape
+    wrong = []
     values = device.device_buffer(8 * count).view(torch.float32).view(count, 2)
     num_seen = 0
     for number, batch in enumerate(batches):
         if delay_ms:
             device.delay(device.current_stream(), delay_ms)
+        if batch.shape != (num_elements,) or batch.dtype != torch.float32:
+            wrong.append(
+                f"batch {number} has shape {list(batch.shape)} and {batch.dtype}, "
+                f"expected [{num_elements}] and torch.float32"
+            )
+        elif device.is_accelerator and not device.holds(batch):
+            wrong.append(f"batch {number} is not on the device")
         if number < count:
             values[number, 0].copy_(batch.amin())
             values[number, 1].copy_(batch.amax())
         num_seen = number + 1
         del batch  # as a loop does that keeps nothing
-    return [tuple(pair) for pair in _read(device, values)][:num_seen]
+    if num_seen != count:
+        wrong.append(f"{num_seen} of {count} batches arrived")
+    return [tuple(pair) for pair in _read(device, values)][:num_seen], wrong
 
 
 def _differences(noun: str, expected: list[float], seen: list[tuple[float, ...]]) -> Iterator[str]:
-    if len(seen) != len(expected):
-        yield f"{len(seen)} of {len(expected)} {noun}es arrived"
     for number, (value, found) in enumerate(zip(expected, seen, strict=False)):
         if any(part != value for part in found):
             text = " to ".join(f"{part:g}" for part in found)
@@ -146,12 +167,17 @@ def check_readback(
         num_losses: losses to add.
         delay_ms: by which each loss is late.
 
+    On a CPU nothing can be held up, and only what arrives is checked.
+
     Raises:
+        ValueError: there is no loss to check.
         DeviceError: the device is unknown or absent.
         Exception: whatever the reader raises.
 
     Sync: Blocks the host as the reader does.
     """
+    if num_losses < 1:
+        raise ValueError(f"num_losses must be at least 1, but is {num_losses}")
     found = resolve_device(device)
     first = next(_next_number) * num_losses
     expected = [float(first + number) for number in range(num_losses)]
@@ -163,9 +189,12 @@ def check_readback(
         found.delay(found.current_stream(), delay_ms)
         reader.add(base + number)
     seen: list[tuple[float, ...]] = [(value,) for value in reader.read()]
+    wrong = []
+    if len(seen) != num_losses:
+        wrong.append(f"{len(seen)} of {num_losses} losses arrived")
     # Late work must not outlive the reader's memory.
     HostSync(found).wait_stream(found.current_stream(), reason="check")
-    return list(_differences("loss", expected, seen))
+    return [*wrong, *_differences("loss", expected, seen)]
 
 
 def _read(device: Device, tensor: torch.Tensor) -> Any:

@@ -74,7 +74,8 @@ def simulate(
         forbid_waits: raise in the check where the host waits without having declared it.
 
     Returns:
-        The schedules that failed, by a race or an exception. No failure means that no unordered
+        The schedules that failed: by a race, by an exception, or because the check never touched
+        device memory. No failure means that no unordered
         pair was among the accesses recorded; it is no proof that there are no races.
 
     Example:
@@ -91,6 +92,11 @@ def simulate(
         error = _run(check, device, forbid_waits=forbid_waits)
         result.num_runs += 1
         result.num_accesses += device.report.num_accesses
+        if error is None and not device.report.num_accesses:
+            error = (
+                "nothing touched device memory: take it from device.device_buffer, from "
+                "gapless.prefetch or from what is computed of them"
+            )
         races = str(device.report) if device.report.races else None
         if races or error:
             result.failures.append(SimulationFailure(scheduler, seed, races, error))
@@ -103,6 +109,8 @@ def _run(
     try:
         with device, device.forbid_syncs() if forbid_waits else device.allow_syncs():
             check(device)
-    except Exception:
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException:  # also pytest.fail, which is no Exception
         return traceback.format_exc()
     return None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 # Batches at the start of an epoch that are not counted: the pipeline fills.
 _NUM_FILLING = 10
 
+_NEEDED = ("h2d", "forward", "backward", "host")
+
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTimeline:
@@ -87,18 +89,31 @@ def plan_timeline(
 
     Raises:
         PlanError: the plan is unknown.
-        ValueError: `num_batches` is too small for a steady state.
+        ValueError: `num_batches` is too small for a steady state, or a duration is missing,
+            negative or of something else.
 
     Sync: Blocks the host while the simulation runs; no accelerator is used.
     """
     if num_batches <= 2 * _NUM_FILLING:
         raise ValueError(f"num_batches must be above {2 * _NUM_FILLING}, but is {num_batches}")
+    _check(durations)
     # A captured step takes the same time on this clock, which has one kernel for each half.
     chosen = get_plan(plan).with_knobs(capture=False)
     device = SimulatedDevice(scheduler="asap", durations=durations)
     with device, TrainLoop(plan=chosen, device=device) as loop:
         loop.run_epoch(_Batches(device, num_batches), _Step(device))
     return _steady_state(chosen.name, device.timeline)
+
+
+def _check(durations: Mapping[str, float]) -> None:
+    unknown = sorted(set(durations) - {*_NEEDED, "d2h", "launch"})
+    missing = [name for name in _NEEDED if name not in durations]
+    negative = [name for name, value in durations.items() if not value >= 0.0]
+    if unknown or missing or negative:
+        raise ValueError(
+            f"durations must be 0 or more and name {', '.join(_NEEDED)}, and perhaps d2h and "
+            f"launch; unknown: {unknown}, missing: {missing}, negative: {negative}"
+        )
 
 
 def _steady_state(name: str, timeline: Timeline) -> PlanTimeline:

@@ -35,10 +35,14 @@ class SimulatedDevice:
 
     Not simulated: autograd runs a backward operation on the stream that is current when
     `backward` is called, where a GPU takes the stream of its forward; factories make host memory
-    until device work uses it, a 0-dim host tensor is read when work is launched, and
-    `tensor.to("cpu")` does nothing (`cpu()` waits), and what torch does for the CPU alone, such
-    as the checks in `one_hot`, is done here, for all memory is the CPU's to torch. Not recorded: accesses through raw pointers and by `torch.save`, through numpy arrays that share
-    a tensor's memory, and of other threads. Sparse tensors are refused.
+    until device work uses it; a 0-dim host tensor is read when work is launched; what torch does
+    for the CPU alone, such as the checks in `one_hot`, is done here, for all memory is the CPU's
+    to torch. `tensor.to("cpu")` does nothing: write `cpu()`, which waits, or a copy into
+    `host_buffer` memory.
+
+    Not recorded: accesses through raw pointers and by `torch.save`, and through numpy arrays that
+    share a tensor's memory. Other threads are not simulated: their work runs at once, unseen.
+    Sparse tensors are refused.
 
     Args:
         scheduler: `asap` (queued work runs as soon as the virtual clock allows), `lazy` (only
@@ -71,6 +75,7 @@ class SimulatedDevice:
         self._simulation = Simulation(scheduler=scheduler, seed=seed, durations=durations)
         self._modes = (WatchHost(self._simulation), QueueOperations(self._simulation))
         self._shared: dict[str, SimulatedStream] = {}
+        self._is_entered = False
 
     @property
     def report(self) -> RaceReport:
@@ -93,6 +98,7 @@ class SimulatedDevice:
         return self._simulation.memory.num_blocks
 
     def __enter__(self) -> Self:
+        self._is_entered = True
         for mode in self._modes:
             mode.__enter__()
         return self
@@ -103,6 +109,7 @@ class SimulatedDevice:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._is_entered = False
         for mode in reversed(self._modes):
             mode.__exit__(kind, error, trace)
         self._simulation.finish()
@@ -247,9 +254,14 @@ class SimulatedDevice:
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the current stream.
 
+        Raises:
+            RuntimeError: the device is not entered, and would see nothing of this.
+
         Sync: Does not block the host if the host side is page-locked; pageable memory is read
             before this returns, and written after a wait.
         """
+        if not self._is_entered:
+            raise RuntimeError("the simulated device sees nothing here: use it in `with device:`")
         target.copy_(source, non_blocking=True)
 
     def capture(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from gapless.device.simulated.calls import replace
 from gapless.device.simulated.core import Touch, Work
 from gapless.device.simulated.memory import alias
 
@@ -98,6 +99,15 @@ def _finish(simulation: Simulation, func: Any, tensor: torch.Tensor) -> Any:
     return func(tensor)
 
 
+def _gather(simulation: Simulation, func: Any, data: Any, *args: Any, **kw: Any) -> Any:
+    """Make a tensor of a list; numbers on the device are waited for one by one, as on a GPU."""
+    if isinstance(data, list | tuple):
+        data = replace(
+            data, lambda tensor: _read(simulation, torch.Tensor.tolist, tensor.detach())
+        )
+    return func(data, *args, **kw)
+
+
 def _pin(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> torch.Tensor:
     with simulation.quiet():
         num_bytes = max(1, tensor.numel() * tensor.element_size())
@@ -112,6 +122,8 @@ def _is_pinned(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any
 
 
 _HOST_METHODS: dict[Any, Callable[..., Any]] = {
+    torch.tensor: _gather,
+    torch.as_tensor: _gather,
     torch.Tensor.tolist: _read,
     torch.Tensor.numpy: _to_array,
     torch.Tensor.__array__: _to_array,
