@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -185,6 +186,7 @@ def test_a_forbidden_wait_is_named():
 
 
 def resources():
+    gc.collect()  # of what other tests left behind
     torch.cuda.synchronize()
     host = torch.cuda.host_memory_stats()
     return {
