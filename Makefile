@@ -5,7 +5,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu mutants lint clean
+.PHONY: demo test test-gpu mutants sweep lint clean
 
 demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
 	@rm -rf runs/demo
@@ -29,6 +29,9 @@ lint: $(VENV)/.installed-test
 
 mutants: $(VENV)/.installed-test  ## Remove every ordering operation in turn; all must be noticed.
 	cd tests && PYTHONPATH=.:../src ../$(BIN)/python -m simulation.mutants
+
+sweep: $(VENV)/.installed-test  ## Every scenario under every scheduler and 200 seeds.
+	cd tests && PYTHONPATH=.:../src ../$(BIN)/python -m simulation.sweep --seeds 200 --jobs 2
 
 test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 	GAPLESS_REQUIRE_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu

@@ -43,7 +43,7 @@ def test_a_broken_prefetcher_is_caught(held_blocks, record_property, bug):
     """Each known bug shows in the values of at least 99 of 100 runs."""
     make = controls.BROKEN_PREFETCHERS[bug]
 
-    caught = num_caught(lambda: testing.check_prefetcher(make, device="cuda"))
+    caught = num_caught(lambda: testing.check_prefetcher(make, device="cuda", delay_ms=5.0))
 
     record_property("caught", caught)
     assert caught >= AT_LEAST

@@ -46,7 +46,7 @@ SEEDS = [[1], [2, 3, 4, 5]]
 _order = []
 
 # Far more than any scenario takes; a mutant that hangs has been noticed.
-_TIMEOUT_S = 20
+_TIMEOUT_S = 10
 
 
 @dataclass(frozen=True)

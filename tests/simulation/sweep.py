@@ -1,6 +1,6 @@
 """Run every scenario under every scheduler and many seeds.
 
-    python -m simulation.sweep --seeds 200 --part 1/2
+    python -m simulation.sweep --seeds 200 --jobs 2
 
 prints one line for each schedule that failed, with the call that repeats it, and a last line with
 what was run; exit code 1 if any failed.
@@ -9,6 +9,7 @@ what was run; exit code 1 if any failed.
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import traceback
 
@@ -39,16 +40,36 @@ def sweep(runs):
     return num_accesses, num_failures
 
 
+def sweep_in_parts(num_seeds, jobs):
+    """Run parts of the sweep in processes of their own, and print what they print."""
+    command = [sys.executable, "-m", "simulation.sweep", "--seeds", str(num_seeds)]
+    parts = [
+        subprocess.Popen([*command, "--part", f"{part}/{jobs}"], stdout=subprocess.PIPE, text=True)
+        for part in range(1, jobs + 1)
+    ]
+    counts = []
+    for part in parts:
+        *lines, last = part.communicate()[0].splitlines()
+        print("\n".join(lines), end="\n" if lines else "")
+        counts.append([int(word) for word in last.split() if word.isdecimal()])
+    return [sum(column) for column in zip(*counts, strict=True)]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seeds", type=int, default=200)
+    parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--part", default="1/1")
     options = parser.parse_args()
-    part, num_parts = map(int, options.part.split("/"))
-    torch.set_num_threads(1)
-    runs = plan_runs(options.seeds)[part - 1 :: num_parts]
-    num_accesses, num_failures = sweep(runs)
-    print(f"{len(runs)} runs, {num_accesses} accesses, {num_failures} failures")
+    if options.jobs > 1:
+        num_runs, num_accesses, num_failures = sweep_in_parts(options.seeds, options.jobs)
+    else:
+        part, num_parts = map(int, options.part.split("/"))
+        torch.set_num_threads(1)
+        runs = plan_runs(options.seeds)[part - 1 :: num_parts]
+        num_runs = len(runs)
+        num_accesses, num_failures = sweep(runs)
+    print(f"{num_runs} runs, {num_accesses} accesses, {num_failures} failures")
     return 1 if num_failures else 0
 
 
