@@ -7,13 +7,13 @@ import torch
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.sync import HostSync
 from simulation.registry import scenario
+from simulation.workloads import number
 
 
 @scenario(num_seeds=8)
 def losses_of_a_full_ring(device):
     losses = DeferredLoss(device)
-    loss = device.device_buffer(4).view(torch.float32)[0]
-    loss.zero_()
+    loss = number(device, 0.0)
     for _ in range(1100):
         losses.add(loss)
         loss += 1
@@ -27,8 +27,7 @@ def losses_of_a_full_ring(device):
 def a_full_ring_waits_for_its_older_half(device):
     """When the ring is full the host waits for half of it, so that the device keeps its work."""
     losses = DeferredLoss(device)
-    loss = device.device_buffer(4).view(torch.float32)[0]
-    loss.zero_()
+    loss = number(device, 0.0)
     for _ in range(1025):
         losses.add(loss)
     assert len(losses.history) == 512
@@ -38,8 +37,7 @@ def a_full_ring_waits_for_its_older_half(device):
 @scenario(only="asap")
 def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
     losses = DeferredLoss(device)
-    loss = device.device_buffer(4).view(torch.float32)[0]
-    loss.zero_()
+    loss = number(device, 0.0)
     for _ in range(1025):
         losses.add(loss)
     assert len(losses.history) == 1024
@@ -49,22 +47,20 @@ def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
 @scenario()
 def losses_read_every_time(device):
     losses = DeferredLoss(device)
-    loss = device.device_buffer(4).view(torch.float32)[0]
-    loss.fill_(4.0)
-    for number in range(9):
+    loss = number(device, 4.0)
+    for count in range(9):
         losses.add(loss)
         losses.flush()
         HostSync(device).wait_stream(losses._stream, reason="test")
         assert losses.harvest() == 1
-        assert losses.history == [4.0] * (number + 1)
+        assert losses.history == [4.0] * (count + 1)
     assert losses._events.num_created == 1
 
 
 @scenario()
 def losses_of_a_body_that_raised(device):
     losses = DeferredLoss(device)
-    loss = device.device_buffer(4).view(torch.float32)[0]
-    loss.fill_(4.0)
+    loss = number(device, 4.0)
     try:
         with losses:
             losses.add(loss)
@@ -77,15 +73,14 @@ def losses_of_a_body_that_raised(device):
 @scenario()
 def losses_read_in_portions(device):
     losses = DeferredLoss(device)
-    scale = device.device_buffer(4).view(torch.float32)[0]
-    scale.fill_(1.0)
-    for number in range(24):
-        losses.add(scale * number, weight=scale * 3 if number % 2 else 3.0)
-        if number % 5 == 4:
+    scale = number(device, 1.0)
+    for count in range(24):
+        losses.add(scale * count, weight=scale * 3 if count % 2 else 3.0)
+        if count % 5 == 4:
             losses.flush()
-        if number % 7 == 6:
+        if count % 7 == 6:
             losses.harvest()
-        if number == 15:
+        if count == 15:
             losses.drain()
             assert len(losses.history) == 16
     with losses:
@@ -98,8 +93,7 @@ def losses_read_in_portions(device):
 @scenario()
 def a_done_copy_is_picked_up_without_waiting(device):
     losses = DeferredLoss(device)
-    loss = device.device_buffer(4).view(torch.float32)[0]
-    loss.fill_(float("inf"))
+    loss = number(device, float("inf"))
     losses.add(loss)
     losses.flush()
     HostSync(device).wait_stream(losses._stream, reason="test")

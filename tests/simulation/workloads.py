@@ -87,6 +87,11 @@ def read_back(device, tensor):
     return target.clone()
 
 
+def number(device, value):
+    """Return one number on the device."""
+    return device.device_buffer(4).view(torch.float32)[0].fill_(value)
+
+
 def is_idle(device, stream):
     """Whether everything queued on a stream has run."""
     event = device.create_event()

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import traceback
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.select import random_state, set_random_state
+from gapless.pipeline.readback import write_row
 from gapless.pipeline.records import HostPart, SplitStep, StepLoss
 from gapless.pipeline.structure import map_tensors, tensors_of
 
@@ -69,21 +70,6 @@ class _Captured:
     graph: Graph
     inputs: list[torch.Tensor]
     result: torch.Tensor
-
-
-@dataclass
-class _Result:
-    """Where captured work leaves its loss and weight."""
-
-    values: torch.Tensor = field(repr=False)
-
-    def keep(self, out: StepLoss) -> None:
-        loss = out.loss if out.report is None else out.report
-        self.values[0].copy_(loss.detach().reshape(()))
-        if isinstance(out.weight, torch.Tensor):
-            self.values[1].copy_(out.weight.detach().reshape(()))
-        else:
-            self.values[1].fill_(out.weight)
 
 
 class CapturedStep:
@@ -159,12 +145,14 @@ class CapturedStep:
         Sync: Blocks the host ("capture").
         """
         random = random_state(self._device)
-        for number, batch in enumerate(batches, start=1):
-            self._warm_up(batch)
-            if on_batch is not None:
-                on_batch(number)
-        snapshot.restore()
-        set_random_state(self._device, random)
+        try:
+            for number, batch in enumerate(batches, start=1):
+                self._warm_up(batch)
+                if on_batch is not None:
+                    on_batch(number)
+        finally:
+            snapshot.restore()
+            set_random_state(self._device, random)
 
     def _warm_up(self, batch: Any) -> None:
         key = _shape_of(batch)
@@ -180,10 +168,11 @@ class CapturedStep:
         if self.report.refusal is not None:
             return None
         static = map_tensors(batch, torch.clone)
-        result = _Result(self._device.device_buffer(16).view(torch.float64))
+        result = self._device.device_buffer(16).view(torch.float64)
 
         def work() -> None:
-            result.keep(do_work(self.step, static))
+            out = do_work(self.step, static)
+            write_row(result, out.loss if out.report is None else out.report, out.weight)
 
         start = perf_counter()
         try:
@@ -196,7 +185,7 @@ class CapturedStep:
             self.report.seconds += perf_counter() - start
         self._newest = graph
         self.report.num_graphs += 1
-        captured = _Captured(graph=graph, inputs=tensors_of(static), result=result.values)
+        captured = _Captured(graph=graph, inputs=tensors_of(static), result=result)
         self._graphs[key] = captured
         return captured
 

@@ -107,12 +107,7 @@ class DeferredLoss:
         """
         if self._num_added - len(self.history) >= _ROWS:
             self._make_room()
-        row = self._rows[self._num_added % _ROWS]
-        row[0].copy_(loss.detach().reshape(()))
-        if isinstance(weight, torch.Tensor) and weight.device == row.device:
-            row[1].copy_(weight.detach().reshape(()))
-        else:
-            row[1].fill_(float(weight))
+        write_row(self._rows[self._num_added % _ROWS], loss, weight)
         self._num_added += 1
         if self._num_added - self._num_flushed() >= _ROWS // 2:
             self.flush()
@@ -251,6 +246,18 @@ class RunningMean:
             self.weight += weight
         self._num_seen = len(self._losses.history)
         return self._total / self.weight if self.weight else None
+
+
+def write_row(row: torch.Tensor, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
+    """Write a loss and its weight into two float64 numbers on the device, without their graph.
+
+    Sync: Does not block the host.
+    """
+    row[0].copy_(loss.detach().reshape(()))
+    if isinstance(weight, torch.Tensor) and weight.device == row.device:
+        row[1].copy_(weight.detach().reshape(()))
+    else:
+        row[1].fill_(float(weight))
 
 
 def _ring_ranges(start: int, end: int) -> list[tuple[int, int]]:
