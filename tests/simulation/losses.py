@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.sync import HostSync
 from simulation.registry import scenario
