@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gapless.pipeline.prefetch import prefetch as prefetch
     from gapless.pipeline.readback import DeferredLoss as DeferredLoss
     from gapless.pipeline.records import EpochResult as EpochResult, StepLoss as StepLoss
+    from gapless.pipeline.standalone import capture as capture
     from gapless.pipeline.streams import StreamManager as StreamManager
     from gapless.pipeline.sync import SyncStats as SyncStats
     from gapless.plans import PLANS as PLANS, Plan as Plan
@@ -47,6 +48,7 @@ _HOME = {
     "TrainLoop": "gapless.pipeline.loop",
     "UserError": "gapless.errors",
     "Workload": "gapless.compare.workload",
+    "capture": "gapless.pipeline.standalone",
     "prefetch": "gapless.pipeline.prefetch",
     "run_epoch": "gapless.pipeline.epoch",
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+import gapless
+from gapless.pipeline import capture as captures
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.snapshot import Snapshot
 from simulation.registry import FEW, scenario
@@ -126,3 +129,297 @@ def gradients_that_graphs_add_to(device):
     assert losses == result.losses
     assert torch.equal(plain.weight.detach(), copied)
     assert loop.capture.num_graphs == 2
+
+
+# --- in a loop that is not ours ---
+
+
+def on_device(device, model):
+    """Put a model's weights on the device; return a module and an optimizer of them."""
+    start = device.device_buffer(12).view(torch.float32).view(3, 1)
+    start.copy_(model.weight.detach(), non_blocking=True)
+    module = torch.nn.Module()
+    module.weight = model.weight = torch.nn.Parameter(start)
+    return module, torch.optim.SGD([model.weight], lr=0.1)
+
+
+def a_loop_of_three_lines(device, step):
+    """Return what anybody's own loop brings home of eleven batches of three shapes."""
+    losses = gapless.DeferredLoss(device)
+    for batch in gapless.prefetch(mixed_shapes(), device):
+        losses.add(step(batch).loss)
+    losses.drain()
+    return losses.history
+
+
+@scenario()
+def a_captured_step_in_a_loop_of_ones_own(device):
+    """Each shape is captured when it comes for the third time; the values are the plain loop's."""
+    losses, weight = train_plainly(mixed_shapes())
+    model = Regression()
+    on_device(device, model)
+    step = gapless.capture(model, device=device)
+    found = a_loop_of_three_lines(device, step)
+    assert losses == found
+    assert torch.equal(weight, read_back(device, model.weight))
+    assert (step.report.num_graphs, step.report.num_eager, step.report.num_replays) == (3, 6, 16)
+    assert step.report.refusal is None
+
+
+@scenario()
+def buckets_captured_ahead_of_a_loop_of_ones_own(device):
+    """Only their shapes are captured, training starts where it would have, the rest runs."""
+    losses, weight = train_plainly(mixed_shapes())
+    model = Regression()
+    module, optimizer = on_device(device, model)
+    step = gapless.capture(
+        model, buckets=mixed_shapes()[:2], model=module, optimizer=optimizer, device=device
+    )
+    assert (step.report.num_graphs, step.report.num_eager) == (2, 0)
+    found = a_loop_of_three_lines(device, step)
+    assert losses == found
+    assert torch.equal(weight, read_back(device, model.weight))
+    assert (step.report.num_graphs, step.report.num_eager, step.report.num_replays) == (2, 7, 15)
+    assert step.report.refusal == "a batch has the shape of no bucket"
+
+
+@scenario()
+def what_a_captured_step_returns_is_the_callers(device):
+    """Losses that are kept in a list are still those of their own batches at the end."""
+    losses, _ = train_plainly(regression_data())
+    model = Regression()
+    on_device(device, model)
+    step = gapless.capture(model, device=device)
+    kept = [step(batch).loss for batch in gapless.prefetch(regression_data(), device)]
+    assert losses == [read_back(device, loss).item() for loss in kept]
+    assert step.report.num_replays == 9
+
+
+# --- limits ---
+
+
+def hold_more_with_every_graph(device):
+    """Let the device say that it holds 30,000 bytes, and with every capture as many again."""
+    held, capture = [30_000], device.capture
+
+    def count(work, *, like=None):
+        held[0] += 30_000
+        return capture(work, like=like)
+
+    device.capture = count
+    device.reserved_memory_bytes = lambda: held[0]
+
+
+@scenario(num_seeds=FEW)
+def a_memory_budget_leaves_out_the_shapes_that_come_last(device):
+    """A shape for which there is no room runs as written, and those before it stay captured."""
+    losses, weight = train_plainly(mixed_shapes())
+    model = Regression()
+    on_device(device, model)
+    # Batches and loss rows are there before the first capture.
+    with TrainLoop(plan="captured", device=device, memory_budget_bytes=1) as loop:
+        assert losses == loop.run_epoch(mixed_shapes(), model).losses
+        assert torch.equal(weight, read_back(device, model.weight))
+    report = loop.capture
+    assert (report.num_graphs, report.num_replays, report.num_eager) == (0, 0, 22)
+    assert "which is over its budget of 1" in report.refusal
+
+
+@scenario(num_seeds=FEW)
+def a_capture_that_breaks_the_budget_is_the_last(device):
+    """It is kept and replayed; the next shape is not captured."""
+    losses, _ = train_plainly(mixed_shapes())
+    model = Regression()
+    on_device(device, model)
+    with TrainLoop(plan="captured", device=device, memory_budget_bytes=40_000) as loop:
+        hold_more_with_every_graph(device)
+        assert losses == loop.run_epoch(mixed_shapes(), model).losses
+    report = loop.capture
+    assert (report.num_graphs, report.num_replays, report.num_eager) == (1, 6, 16)
+    assert "holds 60,000 bytes and a capture took up to 30,000" in report.refusal
+
+
+@scenario(num_seeds=FEW)
+def what_a_capture_added_is_expected_of_the_next(device):
+    """A shape is not captured if the largest addition so far would go over the budget."""
+    losses, _ = train_plainly(mixed_shapes())
+    model = Regression()
+    on_device(device, model)
+    with TrainLoop(plan="captured", device=device, memory_budget_bytes=80_000) as loop:
+        hold_more_with_every_graph(device)
+        assert losses == loop.run_epoch(mixed_shapes(), model).losses
+    assert loop.capture.num_graphs == 1
+    assert "over its budget of 80,000" in loop.capture.refusal
+
+
+@scenario(num_seeds=FEW)
+def more_shapes_than_graphs_are_allowed(device):
+    """Shapes beyond the limit run as written."""
+    losses, _ = train_plainly(mixed_shapes())
+    model = Regression()
+    on_device(device, model)
+    limit, captures._MAX_GRAPHS = captures._MAX_GRAPHS, 2
+    try:
+        with TrainLoop(plan="captured", device=device) as loop:
+            assert losses == loop.run_epoch(mixed_shapes(), model).losses
+    finally:
+        captures._MAX_GRAPHS = limit
+    report = loop.capture
+    assert (report.num_graphs, report.num_replays, report.num_eager) == (2, 11, 11)
+    assert report.refusal.startswith("2 shapes are captured already")
+
+
+@scenario(num_seeds=FEW)
+def a_warm_up_whose_capture_raises_puts_everything_back(device):
+    """Weights and random numbers are those of before, and training goes on from there."""
+
+    class Curious(Regression):
+        def backward(self, out):
+            super().backward(out)
+            out.loss.item()
+
+    losses, weight = train_plainly(regression_data()[:6])
+    model, done = Curious(), []
+    module, optimizer = on_device(device, model)
+    with device.allow_syncs(), TrainLoop(plan="captured", device=device) as loop:
+        loop.warm_up(
+            regression_data()[:1],
+            model,
+            snapshot=Snapshot(module, optimizer),
+            on_batch=done.append,
+        )
+        assert (done, loop.capture.num_graphs) == ([1], 0)
+        assert loop.capture.refusal.startswith("capturing.py:")
+        result = loop.run_epoch(regression_data()[:6], model)
+        copied = read_back(device, model.weight)
+    assert losses == result.losses
+    assert torch.equal(weight, copied)
+
+
+@scenario(num_seeds=FEW)
+def a_warm_up_that_is_interrupted_puts_everything_back(device):
+    """An exception between two captures comes out, and nothing was trained."""
+
+    def interrupt(done):
+        raise failure
+
+    failure = KeyboardInterrupt()
+    losses, weight = train_plainly(regression_data()[:6])
+    model = Regression()
+    module, optimizer = on_device(device, model)
+    with TrainLoop(plan="captured", device=device) as loop:
+        snapshot = Snapshot(module, optimizer)
+        with pytest.raises(KeyboardInterrupt) as caught:
+            loop.warm_up(regression_data()[:1], model, snapshot=snapshot, on_batch=interrupt)
+        assert caught.value is failure
+        assert losses == loop.run_epoch(regression_data()[:6], model).losses
+        assert torch.equal(weight, read_back(device, model.weight))
+
+
+# --- numbers of the optimizer ---
+
+
+class WithSgd(Regression):
+    """Trained by one of torch's optimizers."""
+
+    def train_by(self, optimizer):
+        self.optimizer = optimizer
+        return self
+
+    def backward(self, out):
+        self.optimizer.zero_grad()
+        out.loss.backward()
+        self.optimizer.step()
+
+
+def rates_of_epochs(run_epoch, optimizer):
+    """Train with a rate that is halved after every epoch; return all losses."""
+    losses = []
+    for _epoch in range(3):
+        losses += run_epoch()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.5
+    return losses
+
+
+@scenario(num_seeds=FEW)
+def a_rate_that_changes_is_captured_anew(device):
+    """A learning rate that is a Python number takes effect also where work is captured."""
+
+    def plainly():
+        losses = []
+        for batch in regression_data()[:6]:
+            out = plain.forward(batch)
+            plain.backward(out)
+            losses.append(out.loss.item())
+        return losses
+
+    plain = WithSgd()
+    plain.train_by(torch.optim.SGD([plain.weight], lr=0.1))
+    expected = rates_of_epochs(plainly, plain.optimizer)
+    model = WithSgd()
+    model.train_by(on_device(device, model)[1])
+    with TrainLoop(plan="captured", device=device) as loop:
+        found = rates_of_epochs(
+            lambda: loop.run_epoch(regression_data()[:6], model).losses, model.optimizer
+        )
+        assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
+    assert expected == found
+    assert (loop.capture.num_graphs, loop.capture.num_eager) == (3, 2)
+    assert loop.capture.refusal is None
+
+
+@scenario(num_seeds=FEW)
+def a_rate_that_always_changes_ends_capturing(device):
+    """A schedule on the host for every step is followed, and the way out is named."""
+
+    class Scheduled(WithSgd):
+        def on_host(self, batch):
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 0.9
+
+    plain = Scheduled()
+    plain.train_by(torch.optim.SGD([plain.weight], lr=0.1))
+    expected = []
+    for batch in regression_data():
+        plain.on_host(batch)
+        out = plain.forward(batch)
+        plain.backward(out)
+        expected.append(out.loss.item())
+    model = Scheduled()
+    model.train_by(on_device(device, model)[1])
+    with TrainLoop(plan="captured", device=device) as loop:
+        assert expected == loop.run_epoch(regression_data(), model).losses
+        assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
+    assert loop.capture.num_replays == 4
+    assert "changed 4 times" in loop.capture.refusal
+    assert "make the learning rate a tensor on the device" in loop.capture.refusal
+
+
+@scenario(num_seeds=FEW)
+def updates_that_a_counter_decides_are_not_captured(device):
+    """Gradients of two batches in one update, counted on the host: the step runs as written."""
+
+    class Counting(WithSgd):
+        count = 0
+
+        def backward(self, out):
+            out.loss.backward()
+            self.count += 1
+            if self.count % 2 == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=False)
+
+    plain = Counting()
+    plain.train_by(torch.optim.SGD([plain.weight], lr=0.1))
+    expected = []
+    for batch in regression_data():
+        out = plain.forward(batch)
+        plain.backward(out)
+        expected.append(out.loss.item())
+    model = Counting()
+    model.train_by(on_device(device, model)[1])
+    with TrainLoop(plan="captured", device=device) as loop:
+        assert expected == loop.run_epoch(regression_data(), model).losses
+    assert loop.capture.num_graphs == 0
+    assert loop.capture.refusal.startswith("the step calls optimizers in some runs")

@@ -161,6 +161,19 @@ class Device(Protocol):
     def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
         """Call `observer(what, site)` for every host wait of the body, declared or not."""
 
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call `observer(site)` for the host waits of the body that torch itself can tell of.
+
+        Those are reads of values, such as `item`, `nonzero` or a copy that blocks; explicit
+        synchronisation is not among them. Unlike `watch_waits` this costs nothing afterwards.
+        """
+
+    def now_ms(self) -> float:
+        """Return the host's time in milliseconds; on a simulated device, its virtual time."""
+
+    def total_memory_bytes(self) -> int | None:
+        """Return the device's memory in bytes; None if it has none of its own."""
+
     def reserved_memory_bytes(self) -> int:
         """Return the device memory that this process holds, in use or not, in bytes."""
 

@@ -148,6 +148,18 @@ class CpuDevice:
         del observer
         return nullcontext()
 
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Return an empty context: on a CPU there is nothing to wait for."""
+        del observer
+        return nullcontext()
+
+    def now_ms(self) -> float:
+        """Return the host's time in milliseconds."""
+        return perf_counter() * 1000.0
+
+    def total_memory_bytes(self) -> None:
+        """Return None: a CPU has no memory apart from the host's."""
+
     def reserved_memory_bytes(self) -> int:
         """Return 0: a CPU has no memory apart from the host's."""
         return 0

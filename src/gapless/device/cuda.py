@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import warnings
 from contextlib import contextmanager, nullcontext
-from typing import TYPE_CHECKING
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.cuda_waits import watch_waits
+from gapless.device.sites import call_site
 
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import WaitObserver
+
+
+_SYNC_WARNING = "called a synchronizing CUDA operation"
 
 
 class CudaDevice:
@@ -27,6 +32,7 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self._shared: dict[str, torch.cuda.Stream] = {}
         self._cycles_per_ms: float | None = None
+        self._spoiled: list[torch.cuda.CUDAGraph] = []
 
     def describe(self) -> str:
         """Return the GPU's name."""
@@ -159,19 +165,46 @@ class CudaDevice:
         Sync: Blocks the host until the device is idle.
         """
         graph = torch.cuda.CUDAGraph()
-        stream = self.current_stream()
-        is_default = stream == torch.cuda.default_stream(self.torch_device)
+        current = self.current_stream()
+        is_default = current == torch.cuda.default_stream(self.torch_device)
+        failure: RuntimeError | None = None
         # The current stream, because autograd binds gradients to the stream they first saw; but
         # nothing can be captured on the default one. "thread_local", so that a user's thread
         # that pins memory does not end the capture.
-        with torch.cuda.graph(
-            graph,
-            pool=None if like is None else like.pool(),
-            stream=None if is_default else stream,
-            capture_error_mode="thread_local",
-        ):
-            work()
+        try:
+            with torch.cuda.graph(
+                graph,
+                pool=None if like is None else like.pool(),
+                stream=None if is_default else current,
+                capture_error_mode="thread_local",
+            ):
+                try:
+                    # Torch refuses a read of a value before CUDA sees it, which would spoil the
+                    # capture.
+                    with self.forbid_syncs():
+                        work()
+                except RuntimeError as error:
+                    failure = error
+                    raise
+        except RuntimeError as error:
+            if error is not failure:
+                self._recover(graph, current)
+            # What the work did wrong, rather than that its capture cannot be ended.
+            raise failure or error from None
         return graph
+
+    def _recover(self, spoiled: torch.cuda.CUDAGraph, current: torch.cuda.Stream) -> None:
+        """Bring torch back after a capture that CUDA has called off.
+
+        Torch then stays on the stream of the capture, and its random generator believes that it
+        is being captured, until a capture ends well (torch 2.13, `CUDAGraph::capture_end`).
+        """
+        # Its memory pool still asks the graph whether it is being captured: it must not be freed.
+        self._spoiled.append(spoiled)
+        torch.cuda.set_stream(current)
+        number = torch.zeros((), device=self.torch_device)
+        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
+            number.add_(1)
 
     def delay(self, stream: torch.cuda.Stream, ms: float) -> None:
         """Keep `stream` busy for about so many milliseconds.
@@ -189,6 +222,24 @@ class CudaDevice:
         Not seen: waits of CUDA libraries and extensions of their own, and spinning on `query`.
         """
         return watch_waits(observer)
+
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call `observer(site)` for the host waits of the body that torch itself can tell of.
+
+        Those are reads of values, such as `item`, `nonzero` or a copy that blocks; explicit
+        synchronisation is not among them. Nothing is told while `forbid_syncs` is in force.
+        """
+        if torch.cuda.get_sync_debug_mode() != 0:
+            return nullcontext()
+        return _reads_told_to(observer)
+
+    def now_ms(self) -> float:
+        """Return the host's time in milliseconds."""
+        return perf_counter() * 1000.0
+
+    def total_memory_bytes(self) -> int:
+        """Return the GPU's memory in bytes."""
+        return torch.cuda.get_device_properties(self.torch_device).total_memory
 
     def reserved_memory_bytes(self) -> int:
         """Return the memory that torch holds on this GPU, in use or not, in bytes."""
@@ -236,6 +287,24 @@ def _sync_mode(mode: str) -> Iterator[None]:
         yield
     finally:
         _set_sync_mode(previous)
+
+
+@contextmanager
+def _reads_told_to(observer: Callable[[str], None]) -> Iterator[None]:
+    """Turn torch's warnings about synchronisations into calls of an observer."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_SYNC_WARNING)
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *place: Any, **more: Any) -> None:
+            if str(message).startswith(_SYNC_WARNING):
+                observer(call_site())
+            else:
+                show(message, *place, **more)
+
+        warnings.showwarning = note
+        with _sync_mode("warn"):
+            yield
 
 
 def _set_sync_mode(mode: str | int) -> None:

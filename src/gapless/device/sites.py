@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 _INNER = (str(Path(__file__).parent), str(Path(torch.__file__).parent), "<")
-_INNER_ENDS = ("contextlib.py", "threading.py")
+_INNER_ENDS = ("contextlib.py", "threading.py", "/warnings.py")
 _INNER_NAMES = ("__torch_dispatch__", "__torch_function__")
 
 _is_inner: dict[CodeType, bool] = {}

@@ -6,8 +6,8 @@ and from there on it is launched by one call. So nothing has to be restored: wha
 optimizer state and random numbers.
 
 A captured step reads its batch from memory that stays where it is. Each batch is copied there on
-the device, in order with the step before. What the step returns is copied out of the graph's
-memory before the next replay can overwrite it.
+the device, in order with the step before. What the step returns lies in the graph's memory, and
+has to be copied out of it before the next replay overwrites it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,14 @@ import traceback
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.select import random_state, set_random_state
-from gapless.pipeline.readback import write_row
 from gapless.pipeline.records import HostPart, SplitStep, StepLoss
 from gapless.pipeline.structure import map_tensors, tensors_of
+from gapless.pipeline.updates import Updates
 
 
 if TYPE_CHECKING:
@@ -37,10 +36,21 @@ if TYPE_CHECKING:
 
 
 # Runs of a shape before it is captured: kernels are loaded and chosen, workspaces are made.
-_NUM_WARM_UPS = 2
+NUM_WARM_UPS = 2
 
 # More graphs than this are a sign of shapes that hardly come again; each takes memory.
 _MAX_GRAPHS = 100
+
+# So many are counted; a plain value that is new in every batch makes each of them a shape.
+_MAX_SHAPES = 10_000
+
+# Without a budget of the caller's own: what is left is for libraries and fragments.
+_BUDGET_SHARE = 0.8
+
+# Changes of an optimizer's numbers that cost new captures each: a schedule may make this many, or
+# one in so many steps.
+_MAX_CHANGES = 3
+_MIN_STEPS_A_CHANGE = 20
 
 _TORCH = str(Path(torch.__file__).parent)
 _ENGINE = str(Path(__file__).parents[1])
@@ -51,11 +61,12 @@ class CaptureReport:
     """What is captured, and what is not.
 
     Attributes:
-        num_graphs: shapes of batches that were captured.
+        num_graphs: captures made, one for each shape of batch.
         num_replays: steps that ran as a graph.
         num_eager: steps that did not.
         seconds: time spent capturing; the device stood still for it.
-        refusal: why captures stopped, None if nothing did.
+        refusal: why no further shape is captured, None if nothing stands against it. What is
+            captured already is still launched as a graph.
     """
 
     num_graphs: int = 0
@@ -64,12 +75,20 @@ class CaptureReport:
     seconds: float = 0.0
     refusal: str | None = None
 
+    def __str__(self) -> str:
+        """Return one line: what ran as a graph, what did not, and why."""
+        done = (
+            f"captured {self.num_graphs} shapes in {self.seconds:.1f} s, "
+            f"{self.num_replays} steps replayed, {self.num_eager} run as written"
+        )
+        return done if self.refusal is None else f"{done}; no further shape: {self.refusal}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class _Captured:
     graph: Graph
     inputs: list[torch.Tensor]
-    result: torch.Tensor
+    out: Any
 
 
 class CapturedStep:
@@ -77,23 +96,30 @@ class CapturedStep:
 
     Everything the step does on the device is captured; what it does on the host is not done
     again, but for a method `on_host(batch)` of the step, which is called before every batch.
-    Plain values in a batch count as part of its shape.
+    Plain values in a batch count as part of its shape, and plain values that the step returns
+    stay as they were when it was captured. Plain numbers of torch's optimizers are watched: when
+    one changes, such as a learning rate that is no tensor, shapes are captured anew.
+
+    Shapes are captured in the order in which they come for the third time, so what the budget
+    leaves out are the shapes that come last, usually the rare ones.
 
     Args:
         step: takes a batch on the device, trains on it and returns its loss.
         device: where it runs.
         sync: the door for the waits that captures are.
-        memory_budget_bytes: device memory of the process above which no further shape is
-            captured; None: no limit.
+        memory_budget_bytes: device memory of the process that captures may lead to; None: four
+            fifths of the device's. A capture that is expected to need more, going by the largest
+            so far, is not made; one that turns out to need more is the last.
 
     Attributes:
         step: the step itself.
         report: what is captured.
+        only_ahead: whether shapes that `warm_up` did not capture run as written.
     """
 
     def __init__(
         self,
-        step: SplitStep | WholeStep,
+        step: SplitStep | WholeStep | Callable[[Any], Any],
         *,
         device: Device,
         sync: HostSync,
@@ -101,32 +127,69 @@ class CapturedStep:
     ) -> None:
         self.step = step
         self.report = CaptureReport()
+        self.only_ahead = False
         self._device = device
         self._sync = sync
         self._budget = memory_budget_bytes
+        total = device.total_memory_bytes()
+        if self._budget is None and total is not None:
+            self._budget = int(total * _BUDGET_SHARE)
+        self._largest_bytes = 0
         self._graphs: dict[Hashable, _Captured] = {}
         self._num_seen: Counter[Hashable] = Counter()
         self._newest: Graph | None = None
+        self._updates = Updates()
+        self._settings = self._updates.settings()
+        self._num_changes = 0
+        self._is_full = False
+        self._calls: dict[Hashable, list[int]] = {}
 
-    def __call__(self, batch: Any) -> StepLoss:
-        """Train on a batch and return its loss, valid until the next call.
+    def __call__(self, batch: Any) -> Any:
+        """Train on a batch and return what the step returns, valid until the next call.
 
         Sync: Does not block the host, but where a shape is captured ("capture").
         """
         call_host_part(self.step, batch)
-        key = _shape_of(batch)
-        self._num_seen[key] += 1
+        key = shape_of(batch)
+        self._forget_if_settings_changed()
         captured = self._graphs.get(key)
-        if captured is None and self._num_seen[key] > _NUM_WARM_UPS and not self.report.refusal:
+        if captured is None and self._num_seen[key] >= NUM_WARM_UPS:
             captured = self._capture(key, batch)
         if captured is None:
-            self.report.num_eager += 1
-            return do_work(self.step, batch)
+            return self._run_eagerly(key, batch)
         for target, source in zip(captured.inputs, tensors_of(batch), strict=True):
             target.copy_(source)
         captured.graph.replay()
         self.report.num_replays += 1
-        return StepLoss(loss=captured.result[0], weight=captured.result[1])
+        return captured.out
+
+    def run_eagerly(self, batch: Any) -> Any:
+        """Train on a batch by the step itself; counts as one of the runs before a capture.
+
+        Sync: Does not block the host, unless the step does.
+        """
+        call_host_part(self.step, batch)
+        return self._run_eagerly(shape_of(batch), batch)
+
+    def _run_eagerly(self, key: Hashable, batch: Any) -> Any:
+        self.report.num_eager += 1
+        if self.report.refusal is not None:
+            return do_work(self.step, batch)
+        return self._run_watched(key, batch)
+
+    def _run_watched(self, key: Hashable, batch: Any) -> Any:
+        with self._updates.watched() as calls:
+            out = do_work(self.step, batch)
+        if self._calls.get(key, calls) != calls:
+            self.report.refusal = (
+                "the step calls optimizers in some runs and not in others, as its own code on the "
+                "host decides; let the batch say so by a plain value"
+            )
+        elif len(self._num_seen) > _MAX_SHAPES:
+            self.report.refusal = f"more than {_MAX_SHAPES:,} shapes or plain values in batches"
+        self._num_seen[key] += 1
+        self._calls[key] = calls
+        return out
 
     def warm_up(
         self,
@@ -138,7 +201,8 @@ class CapturedStep:
         """Capture the shapes of these batches, which are on the device, and train on none.
 
         Args:
-            batches: one of each shape.
+            batches: one of each shape; the first ones are captured first, the last ones are what
+                a budget leaves out.
             snapshot: of what the step changes, which is put back afterwards.
             on_batch: called with the number of shapes done so far.
 
@@ -155,66 +219,105 @@ class CapturedStep:
             set_random_state(self._device, random)
 
     def _warm_up(self, batch: Any) -> None:
-        key = _shape_of(batch)
-        if key in self._graphs or self.report.refusal:
+        key = shape_of(batch)
+        if key in self._graphs or self.report.refusal is not None:
             return
-        for _ in range(_NUM_WARM_UPS):
-            do_work(self.step, batch)
-        self._num_seen[key] = _NUM_WARM_UPS
+        for _ in range(NUM_WARM_UPS):
+            self._run_watched(key, batch)
+        self._settings = self._updates.settings()
         self._capture(key, batch)
 
+    def _forget_if_settings_changed(self) -> None:
+        """Drop all graphs when a number that they hold has changed."""
+        if self.report.refusal is not None and not self._graphs:
+            return
+        settings = self._updates.settings()
+        if settings == self._settings:
+            return
+        if self._graphs:
+            self._num_changes += 1
+        self._settings = settings
+        # The first time, the optimizers have only become known.
+        self._graphs.clear()
+        self._newest = None
+        if self._is_full:
+            self._is_full, self.report.refusal = False, None
+        if self._num_changes > max(_MAX_CHANGES, self._num_steps() / _MIN_STEPS_A_CHANGE):
+            self.report.refusal = (
+                f"numbers of the optimizer have changed {self._num_changes} times, and captured "
+                "work keeps those it has; make the learning rate a tensor on the device"
+            )
+
+    def _num_steps(self) -> int:
+        return self.report.num_replays + self.report.num_eager
+
     def _capture(self, key: Hashable, batch: Any) -> _Captured | None:
-        self.report.refusal = self._limit()
+        if self.report.refusal is None:
+            self.report.refusal = self._limit()
+            self._is_full = self.report.refusal is not None
         if self.report.refusal is not None:
             return None
         static = map_tensors(batch, torch.clone)
-        result = self._device.device_buffer(16).view(torch.float64)
-
-        def work() -> None:
-            out = do_work(self.step, static)
-            write_row(result, out.loss if out.report is None else out.report, out.weight)
-
-        start = perf_counter()
+        outs: list[Any] = []
+        before = self._device.reserved_memory_bytes()
+        start = self._device.now_ms()
         try:
             with self._sync.blocking("capture"):
-                graph = self._device.capture(work, like=self._newest)
+                # Without its graph of gradients, which would hold on to more of the memory.
+                graph = self._device.capture(
+                    lambda: outs.append(map_tensors(do_work(self.step, static), torch.detach)),
+                    like=self._newest,
+                )
         except RuntimeError as error:
             self.report.refusal = _refusal(error)
             return None
         finally:
-            self.report.seconds += perf_counter() - start
+            self.report.seconds += (self._device.now_ms() - start) / 1000.0
+        self._largest_bytes = max(
+            self._largest_bytes, self._device.reserved_memory_bytes() - before
+        )
         self._newest = graph
         self.report.num_graphs += 1
-        captured = _Captured(graph=graph, inputs=tensors_of(static), result=result)
+        captured = _Captured(graph=graph, inputs=tensors_of(static), out=outs[0])
         self._graphs[key] = captured
         return captured
 
     def _limit(self) -> str | None:
         """Return why no further shape can be captured, None if one can."""
+        if self.only_ahead:
+            return "a batch has the shape of no bucket"
         if len(self._graphs) >= _MAX_GRAPHS:
             return f"{_MAX_GRAPHS} shapes are captured already; pad batches to fewer shapes"
-        if self._budget is not None and self._device.reserved_memory_bytes() > self._budget:
-            return f"the process holds more than its budget of {self._budget:,} bytes"
+        held = self._device.reserved_memory_bytes()
+        if self._budget is not None and held + self._largest_bytes > self._budget:
+            return (
+                f"the process holds {held:,} bytes and a capture took up to "
+                f"{self._largest_bytes:,}, which is over its budget of {self._budget:,}"
+            )
         return None
 
 
-def call_host_part(step: SplitStep | WholeStep, batch: Any) -> None:
+def call_host_part(step: object, batch: Any) -> None:
     """Do what a step does on the host for each batch, if it does anything."""
     if isinstance(step, HostPart):
         step.on_host(batch)
 
 
-def do_work(step: SplitStep | WholeStep, batch: Any) -> StepLoss:
-    """Queue both parts of a step, or the whole, on the current stream."""
+def do_work(step: Any, batch: Any) -> Any:
+    """Queue both parts of a step, or the whole, on the current stream; return what it returns."""
     if isinstance(step, SplitStep):
         out = step.forward(batch)
         step.backward(out)
         return out
-    found = step(batch)
-    return found if isinstance(found, StepLoss) else StepLoss(loss=found)
+    return step(batch)
 
 
-def _shape_of(batch: Any) -> Hashable:
+def loss_of(out: Any) -> StepLoss:
+    """Return what a step returned as the record that the loop keeps of it."""
+    return out if isinstance(out, StepLoss) else StepLoss(loss=out)
+
+
+def shape_of(batch: Any) -> Hashable:
     """Return what two batches share that the same graph can take."""
     shapes: list[Hashable] = []
 
@@ -231,4 +334,14 @@ def _refusal(error: RuntimeError) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _ENGINE))]
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
-    return where + str(error).splitlines()[0]
+    what = str(error).splitlines()[0]
+    hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
+    return where + what + hint
+
+
+# What torch and CUDA say, and what it means for a step.
+_HINTS = {
+    "called a synchronizing CUDA operation": " (the host reads a value there, which makes it wait)",
+    "uncaptured work": " (a loss of an earlier backward pass is still held; let go of it)",
+    "capturable": " (give the optimizer capturable=True)",
+}

@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.device.select import resolve_device
-from gapless.pipeline.capture import CapturedStep, CaptureReport, call_host_part, do_work
+from gapless.pipeline.capture import CapturedStep, CaptureReport, call_host_part, do_work, loss_of
 from gapless.pipeline.failures import noted_on
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
@@ -40,6 +40,8 @@ class TrainLoop:
     Args:
         plan: a plan or its name.
         device: a device or its name.
+        memory_budget_bytes: device memory above which no further shape of batch is captured;
+            None: four fifths of the device's. See `CapturedStep`.
 
     Attributes:
         losses: every loss of the run; `losses.history` holds those that were read.
@@ -54,8 +56,10 @@ class TrainLoop:
         *,
         plan: str | Plan = "gapless",
         device: str | torch.device | Device = "auto",
+        memory_budget_bytes: int | None = None,
     ) -> None:
         self.plan = get_plan(plan)
+        self._memory_budget_bytes = memory_budget_bytes
         self.device = resolve_device(device)
         self.streams = StreamManager(self.device, num_streams=self.plan.streams)
         self._lanes = self.streams.lanes
@@ -179,7 +183,12 @@ class TrainLoop:
         if not self.captures:
             return step
         if self._captured is None or self._captured.step is not step:
-            self._captured = CapturedStep(step, device=self.device, sync=self.streams.sync)
+            self._captured = CapturedStep(
+                step,
+                device=self.device,
+                sync=self.streams.sync,
+                memory_budget_bytes=self._memory_budget_bytes,
+            )
         return self._captured
 
     def close(self) -> None:
@@ -251,7 +260,7 @@ class _EpochRun:
     def _run_step(self, step: SplitStep | WholeStep, batch: Any) -> StepLoss:
         forward, backward = self._loop._forward_stream, self._loop._backward_stream
         if forward is backward or not isinstance(step, SplitStep):
-            return do_work(step, batch)
+            return loss_of(do_work(step, batch))
         out = step.forward(batch)
         self._chain(forward, backward)
         with self._device.use_stream(backward):

@@ -9,7 +9,6 @@ The surface of the whole engine for somebody else's loop:
 from __future__ import annotations
 
 from collections import deque
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from gapless.device.select import resolve_device
@@ -97,9 +96,9 @@ class Prefetcher(Generic[BatchT]):
         """Stage batches up to the depth; return whether there are any."""
         compute_stream = self._device.current_stream()
         while len(staged) <= self._depth and not source.is_exhausted:
-            start = perf_counter()
+            start = self._device.now_ms()
             found = source.take()
-            self.data_wait_ms += (perf_counter() - start) * 1000.0
+            self.data_wait_ms += self._device.now_ms() - start
             try:
                 staged += [
                     self._ring.stage(batch, compute_stream=compute_stream) for batch in found

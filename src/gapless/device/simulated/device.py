@@ -291,6 +291,17 @@ class SimulatedDevice:
         finally:
             self._simulation.on_wait.remove(observer)
 
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call `observer(site)` for every host wait of the body."""
+        return self.watch_waits(lambda what, site: observer(site))
+
+    def now_ms(self) -> float:
+        """Return the host's virtual time in milliseconds."""
+        return self.timeline.now_ms
+
+    def total_memory_bytes(self) -> None:
+        """Return None: there is as much as the host has."""
+
     def reserved_memory_bytes(self) -> int:
         """Return the device memory that somebody holds, in bytes."""
         return self._simulation.memory.in_use_bytes
