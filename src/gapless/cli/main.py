@@ -10,6 +10,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from gapless import __version__
+from gapless.cli.compare import compare
 from gapless.cli.evaluate import evaluate
 from gapless.cli.train import train
 from gapless.cli.translate import translate
@@ -34,6 +35,7 @@ app.command()(train)
 app.command()(translate)
 app.command()(evaluate)
 app.command()(verify)
+app.command()(compare)
 
 
 @app.command()

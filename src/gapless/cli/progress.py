@@ -156,3 +156,43 @@ class TerminalObserver:
 
     def _print(self, text: str) -> None:
         self._console.print(text, markup=False, soft_wrap=True)
+
+
+class StepBar:
+    """Shows on a terminal's standard error what is under way and how far it is.
+
+    Args:
+        unit: what is counted.
+    """
+
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
+        self._title = ""
+        self._bar: Bar | None = None
+
+    def show(self, title: str, done: int, *, of: int) -> None:
+        """Move the bar of this title, or draw it."""
+        if title != self._title or self._bar is None:
+            self._start(title, total=of)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=done)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = None
+
+    def _start(self, title: str, *, total: int) -> None:
+        self.close()
+        self._title = title
+        self._bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn(f"{{task.completed}}/{{task.total}} {self._unit}"),
+            console=Console(stderr=True, highlight=False),
+            transient=True,
+            refresh_per_second=4,
+        )
+        self._task = self._bar.add_task(title, total=total)
+        self._bar.start()

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from dataclasses import MISSING, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_args, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gapless.cli.progress import make_observer
+from gapless.cli.settings import flag, set_options, setting_options
 from gapless.errors import UserError
-from gapless.nmt.config import TrainConfig, make_config
+from gapless.nmt.config import make_config
 from gapless.nmt.run import CONFIG, read_config
 from gapless.nmt.trainer import Trainer
 from gapless.report.text import duration, share
@@ -60,37 +60,13 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
     ]
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
-def _parameter(item: Any, hint: Any) -> inspect.Parameter:
-    """Return the option of one setting; None means that it was not given."""
-    base = next((kind for kind in get_args(hint) if kind is not type(None)), hint)
-    default = "" if item.default in (None, MISSING) else f" [default: {item.default}]"
-    names = [_flag(item.name)]
-    if base is bool:
-        names = [f"{_flag(item.name)}/{_flag('no_' + item.name)}"]
-    if item.name == "loss_interval":
-        names.append("--loss-extract-interval")
-    option = typer.Option(*names, help=item.metadata["help"] + default, show_default=False)
-    return inspect.Parameter(
-        item.name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[base | None, option],
-    )
-
-
 def _take_options_from_config(command: Callable[..., None]) -> None:
-    """Give the command one option for every setting, so that both are listed in one place."""
-    hints = get_type_hints(TrainConfig)
-    parameters = [_parameter(item, hints[item.name]) for item in fields(TrainConfig)]
+    parameters = setting_options()
     for name, text in (
         ("config", "config.yaml of an earlier run; flags win over it"),
         ("resume", "run folder to go on with"),
     ):
-        option = typer.Option(_flag(name), help=text, show_default=False)
+        option = typer.Option(flag(name), help=text, show_default=False)
         parameters.append(
             inspect.Parameter(
                 name,
@@ -99,8 +75,7 @@ def _take_options_from_config(command: Callable[..., None]) -> None:
                 annotation=Annotated[Path | None, option],
             )
         )
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    command.__annotations__ = {item.name: item.annotation for item in parameters}
+    set_options(command, parameters)
 
 
 _take_options_from_config(train)

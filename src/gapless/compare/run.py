@@ -15,6 +15,7 @@ from gapless.compare.watch import StateWatch
 from gapless.device.select import seed_everything, set_numerics
 from gapless.errors import BatchError, UserError
 from gapless.pipeline.loop import TrainLoop
+from gapless.pipeline.records import EpochResult, SplitStep, WholeStep
 from gapless.pipeline.sync import SyncStats
 
 
@@ -63,6 +64,7 @@ class RunRecord:
             of all tensors, and of one after an earlier step, if they were asked for.
         waits: host waits of the steps, by reason.
         rounds: batches taken each time that they were gone through.
+        num_replays: steps that ran as a captured graph.
     """
 
     plan: str
@@ -72,6 +74,7 @@ class RunRecord:
     kept: dict[str, torch.Tensor]
     waits: SyncStats
     rounds: list[int]
+    num_replays: int = 0
 
     @property
     def num_steps(self) -> int:
@@ -111,12 +114,20 @@ def run_plan(
     """
     device = settings.device
     set_numerics(device, settings.precision, deterministic=settings.deterministic)
-    _seed(settings.seed)
+    seed_all(settings.seed)
     with TrainLoop(plan=plan, device=device) as loop:
         with loop.compute():
             workload = make(device.torch_device)
             watch = StateWatch(workload, device=device, copy_of=copy_of)
-        waits, rounds = _take_steps(loop, workload, watch, steps=steps, on_step=on_step)
+
+        def after_step(done: int) -> None:
+            watch.step_done()
+            if on_step is not None:
+                on_step(done)
+
+        results = take_steps(
+            loop, workload.batches, watch.step, steps=steps, after_step=after_step
+        )
         with loop.compute(), loop.streams.sync.blocking("verify"):
             checksums, kept = watch.read_checksums(), watch.read_tensors(keep_all=keep_all)
         return RunRecord(
@@ -125,33 +136,58 @@ def run_plan(
             entries=watch.entries,
             checksums=checksums,
             kept=kept,
-            waits=waits,
-            rounds=rounds,
+            waits=_total_waits(results),
+            rounds=[result.num_batches for result in results],
+            num_replays=0 if loop.capture is None else loop.capture.num_replays,
         )
 
 
-def _seed(seed: int) -> None:
+def _total_waits(results: list[EpochResult]) -> SyncStats:
+    waits = SyncStats()
+    for result in results:
+        waits.merge(result.waits)
+    return waits
+
+
+def seed_all(seed: int) -> None:
+    """Seed the generators that a workload may draw from: torch's, Python's and numpy's."""
     seed_everything(seed)
     random.seed(seed)
     # Users' code draws from numpy's global generator; it takes 32 bits.
     np.random.seed(seed % 2**32)  # noqa: NPY002
 
 
-def _take_steps(
+def take_steps(
     loop: TrainLoop,
-    workload: Workload,
-    watch: StateWatch,
+    batches: Iterable[Any],
+    step: SplitStep | WholeStep,
     *,
     steps: int,
-    on_step: OnStep | None,
-) -> tuple[SyncStats, list[int]]:
-    """Take the steps; return their host waits, and the batches of each round."""
-    waits, rounds = SyncStats(), list[int]()
-    while (done := loop.losses.num_added) < steps:
-        batches = _at_most(steps - done, workload.batches)
-        on_batch = partial(_after_step, watch, on_step, done)
+    after_step: OnStep | None = None,
+) -> list[EpochResult]:
+    """Take so many steps; batches that end before are gone through again, as a further epoch.
+
+    Args:
+        loop: takes them.
+        batches: on the CPU.
+        step: of the workload.
+        steps: how many, at least 1.
+        after_step: called with the number of steps queued so far.
+
+    Returns:
+        The result of each epoch.
+
+    Raises:
+        UserError: there are no batches, or one cannot be moved.
+        Exception: whatever the workload raises.
+
+    Sync: Blocks the host as the plan says.
+    """
+    results, done = list[EpochResult](), 0
+    while done < steps:
+        on_batch = None if after_step is None else partial(_after_batch, after_step, done)
         try:
-            result = loop.run_epoch(batches, watch.step, on_batch=on_batch)
+            result = loop.run_epoch(_at_most(steps - done, batches), step, on_batch=on_batch)
         except BatchError as error:
             raise UserError(f"a batch of the workload: {error}") from error
         if not result.num_batches:
@@ -160,9 +196,9 @@ def _take_steps(
                 f"the workload's batches gave no batch {when}, expected at least one each time; "
                 "give a list or a loader"
             )
-        rounds.append(result.num_batches)
-        waits.merge(result.waits)
-    return waits, rounds
+        results.append(result)
+        done += result.num_batches
+    return results
 
 
 def _at_most(count: int, batches: Iterable[Any]) -> Iterator[Any]:
@@ -170,9 +206,5 @@ def _at_most(count: int, batches: Iterable[Any]) -> Iterator[Any]:
     yield from islice(batches, count)
 
 
-def _after_step(
-    watch: StateWatch, on_step: OnStep | None, done_before: int, progress: Progress
-) -> None:
-    watch.step_done()
-    if on_step is not None:
-        on_step(done_before + progress.batch)
+def _after_batch(after_step: OnStep, done_before: int, progress: Progress) -> None:
+    after_step(done_before + progress.batch)

@@ -65,7 +65,7 @@ def _verdict(comparison: Comparison, *, is_itself: bool) -> Iterator[str]:
         steps = comparison.ours.num_steps
         yield (
             f"{head}: bit-identical ({steps} losses, {comparison.num_tensors} tensors x {steps} "
-            "steps)"
+            f"steps{_replays(comparison)})"
         )
     elif comparison.closeness is not None:
         yield from _within(head, comparison.closeness, is_itself=is_itself)
@@ -74,6 +74,11 @@ def _verdict(comparison: Comparison, *, is_itself: bool) -> Iterator[str]:
         yield f"{head}: {verdict}, from {_at(comparison.difference.step)} on"
         yield from _difference_lines(comparison.difference)
         yield from _advice(comparison.difference, is_itself=is_itself)
+
+
+def _replays(comparison: Comparison) -> str:
+    replays = comparison.ours.num_replays
+    return f", {replays} of them replays" if replays else ""
 
 
 def _rounds_line(run: RunRecord) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -160,9 +160,10 @@ def verify(
     make: Callable[[torch.device], Workload],
     settings: VerifySettings,
     *,
+    plans: Sequence[str] | None = None,
     on_step: OnRunStep | None = None,
 ) -> Iterator[Comparison]:
-    """Compare a plan with itself, and then another plan with it.
+    """Compare a plan with itself, and then another plan, or several, with it.
 
     Every run builds the workload anew from the same seed. Losses of all steps are compared, and
     after every step the batch, buffers, gradients, the optimizer's state and parameters.
@@ -171,11 +172,12 @@ def verify(
     Args:
         make: builds the workload on a device.
         settings: what is verified.
+        plans: in question, one after the other; `settings.plan` alone if None.
         on_step: called with the name of a run and the number of its steps queued so far.
 
     Yields:
         One comparison after the other, each as soon as it is known: `against` with itself, and,
-        if that holds, `plan` with `against`. The second is left out if they are one plan.
+        if that holds, `plan` with `against`, unless they are one plan.
 
     Raises:
         UserError: the workload cannot be used.
@@ -183,7 +185,8 @@ def verify(
 
     Sync: Blocks the host as the plans say, and once at the end of every run.
     """
-    return _Verifier(make, settings, on_step=on_step).comparisons()
+    verifier = _Verifier(make, settings, on_step=on_step)
+    return verifier.comparisons((settings.plan,) if plans is None else plans)
 
 
 class _Verifier:
@@ -200,13 +203,14 @@ class _Verifier:
         self._settings = settings
         self._on_step = on_step
 
-    def comparisons(self) -> Iterator[Comparison]:
-        plan, against = self._settings.plan, self._settings.against
+    def comparisons(self, plans: Sequence[str]) -> Iterator[Comparison]:
+        against = self._settings.against
         theirs = self._run(against, f"{against}, first run")
         again = self._compare(self._run(against, f"{against}, second run"), theirs)
         yield again
-        if again.holds and plan != against:
-            yield self._compare(self._run(plan, plan), theirs)
+        for plan in plans:
+            if again.holds and plan != against:
+                yield self._compare(self._run(plan, plan), theirs)
 
     def _run(self, plan: str, title: str, *, copy_of: tuple[int, str] | None = None) -> RunRecord:
         on_step = self._on_step

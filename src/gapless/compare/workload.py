@@ -26,6 +26,8 @@ class Workload:
         step: takes a batch on the device, trains on it and returns its loss (one number, still
             on the device) or a `gapless.StepLoss`; or an object with `forward` and `backward`.
             It must not wait for the device.
+        unit: what the weights of a `gapless.StepLoss` count, such as "images", for a speed in
+            those; empty if they count nothing.
 
     Raises:
         UserError: a field is of another kind, or the batches can be gone through only once.
@@ -52,6 +54,7 @@ class Workload:
     optimizer: torch.optim.Optimizer
     batches: Iterable[Any]
     step: WorkloadStep
+    unit: str = ""
 
     def __post_init__(self) -> None:
         """Check the kind of every field."""
@@ -85,6 +88,7 @@ class Workload:
             value=self.step,
             expected="a function of a batch, or an object with forward and backward",
         )
+        _require(isinstance(self.unit, str), field="unit", value=self.unit, expected="text")
 
 
 def _require(holds: bool, *, field: str, value: object, expected: str) -> None:

@@ -1,0 +1,311 @@
+"""`gapless compare`."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import torch
+import typer
+
+from gapless.cli.progress import StepBar
+from gapless.cli.settings import set_options, setting_options
+from gapless.cli.workloads import (
+    in_one_process,
+    translation_workload,
+    users_errors,
+    users_workload,
+)
+from gapless.compare.bench import BenchSettings
+from gapless.compare.compare import (
+    REFERENCE,
+    CompareSettings,
+    compare as compare_plans,
+    verify_plans,
+)
+from gapless.compare.ranking import parse_weights
+from gapless.compare.text import comparison_lines
+from gapless.device.select import resolve_device, set_numerics
+from gapless.errors import UserError
+from gapless.nmt.config import make_config
+from gapless.nmt.files import replace_file
+from gapless.plans import PLANS, get_plan
+from gapless.report.compare import NO_GAPS, comparison_json, comparison_text
+
+
+if TYPE_CHECKING:
+    from gapless.compare.contestant import PlanWorkload
+    from gapless.device.base import Device
+    from gapless.nmt.config import TrainConfig
+    from gapless.report.comparison import ComparisonReport
+
+
+# On a GPU, enough for steady figures; on two cores of a CPU, well below two minutes.
+_DEFAULTS = {True: (50, 5, 3, 48), False: (20, 3, 1, 6)}
+_CPU_SECONDS = 45.0
+
+# What only a whole run has, and what is another option here.
+_NOT_HERE = (
+    *("plan", "streams", "sync_interval", "loss_interval", "prefetch", "pin_memory", "run_ahead"),
+    *("epochs", "max_steps", "run_dir", "deterministic", "val_interval", "average", "beam"),
+    *("length_penalty", "early_stopping", "device", "precision", "seed"),
+)
+
+
+def compare(
+    plans: Optional[str],
+    steps: Optional[int],
+    rounds: Optional[int],
+    warm_ups: Optional[int],
+    verify_steps: Optional[int],
+    tolerance: Optional[float],
+    weight: Optional[list[str]],
+    json: Optional[Path],
+    seed: int,
+    device: str,
+    precision: str,
+    workload: Optional[str],
+    config: Optional[Path],
+    **settings: Any,
+) -> None:
+    """Compare every plan on the same work, and recommend one.
+
+    First compares bits: every plan has to give the same losses and tensors. Then times the plans
+    in turns, and says of each where its time went; checks the claims of the project's origin
+    against it; and recommends a plan by weights that you can set. Without --workload it is the
+    model of gapless train on the embedded corpus, or on your own text with --data.
+
+    Exit code: 0 done, 1 a plan computes something else or the workload is not reproducible, 2 a
+    mistake in what was asked.
+    """
+    found = resolve_device(device)
+    asked = _settings(
+        found,
+        plans=plans,
+        counts=(steps, rounds, warm_ups, verify_steps),
+        tolerance=tolerance,
+        weights=parse_weights(weight or []),
+        seed=seed,
+        precision=precision,
+    )
+    if json is not None:
+        _check_writable(json)
+    # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
+    set_numerics(found, precision, deterministic=bool(asked.verify_steps) and tolerance is None)
+    given = {name: value for name, value in settings.items() if value is not None}
+    name, make = _workload(workload, asked, config=config, given=given)
+    typer.echo("\n".join(_facts(asked, name)))
+    report = _run(make, asked, name)
+    typer.echo(f"\n{comparison_text(report)}")
+    if json is not None:
+        replace_file(json, comparison_json(report).encode())
+        typer.echo(f"written to {json}")
+    if report.reproducible is False or report.recommendation.excluded:
+        raise typer.Exit(1)
+
+
+def _settings(
+    device: Device,
+    *,
+    plans: str | None,
+    counts: tuple[int | None, ...],
+    tolerance: float | None,
+    weights: dict[str, float],
+    seed: int,
+    precision: str,
+) -> CompareSettings:
+    steps, rounds, warm_ups, verify_steps = (
+        default if count is None else count
+        for count, default in zip(counts, _DEFAULTS[device.is_accelerator], strict=True)
+    )
+    names = PLANS if plans is None else [name.strip() for name in plans.split(",")]
+    asked = CompareSettings(
+        bench=BenchSettings(
+            plans=tuple(name for name in names if name),
+            device=device,
+            steps=steps,
+            rounds=rounds,
+            warm_ups=warm_ups,
+            seed=seed,
+            precision=precision,
+            # Asked for, rounds are taken however long they last.
+            seconds=_CPU_SECONDS if counts == (None,) * 4 and not device.is_accelerator else None,
+        ),
+        weights=weights,
+        verify_steps=verify_steps,
+        tolerance=tolerance,
+    )
+    if verify_steps < 0:
+        raise UserError(f"verify-steps must be 0 or more, but is {verify_steps}")
+    # Checks seed and tolerance as well, whether bits are compared or not.
+    replace(asked, verify_steps=max(1, verify_steps)).verify_settings()
+    return asked
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir() or not path.parent.is_dir():
+        found = "is a folder" if path.is_dir() else f"lies in {path.parent}, which does not exist"
+        raise UserError(f"json {path} {found}; name a file in a folder that is there")
+
+
+# --- the workload ---
+
+
+def _workload(
+    spec: str | None, asked: CompareSettings, *, config: Path | None, given: dict[str, Any]
+) -> tuple[str, PlanWorkload]:
+    """Return the name of what is compared, and what builds it for a plan."""
+    if spec is None:
+        settings = _config(asked, config=config, given=given)
+        name = f"model of gapless train on {settings.data or 'the embedded corpus'}"
+        return name, translation_workload(settings, steps=asked.bench.steps)
+    if given or config is not None:
+        extra = ", ".join(["config"] * (config is not None) + list(given)).replace("_", "-")
+        raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
+    users = users_workload(spec, precision=asked.bench.precision)
+    return spec, lambda torch_device, plan: users(torch_device)
+
+
+def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any]) -> TrainConfig:
+    flags = {**given, "precision": asked.bench.precision, "seed": asked.bench.seed}
+    # One layout of batches for all plans: the one that can be captured. Compiled layers round
+    # differently, so they are for all plans or for none.
+    flags["plan"] = "captured"
+    made = make_config(flags, file=config)
+    if getattr(made, "compile", False) is None:
+        made = replace(made, compile=False)
+    return made
+
+
+def _facts(asked: CompareSettings, workload: str) -> list[str]:
+    bench = asked.bench
+    bits = "deterministic algorithms, every bit"
+    if asked.tolerance is not None:
+        bits = f"within {asked.tolerance:g}"
+    lines = [
+        f"workload  {workload}",
+        f"device    {bench.device.torch_device} ({bench.device.describe()}), "
+        f"torch {torch.__version__}, {bench.precision}",
+        f"bits      {asked.verify_steps} steps against {REFERENCE}, {bits}"
+        if asked.verify_steps
+        else "bits      not compared",
+        f"times     {len(bench.plans)} plans in turns, {bench.warm_ups} rounds of warm-up, "
+        f"{bench.rounds} timed, {bench.steps} steps each, seed {bench.seed}",
+    ]
+    if not bench.device.is_accelerator:
+        lines += [f"note      {NO_GAPS[0]}", f"          {NO_GAPS[1]}"]
+    return [*lines, ""]
+
+
+# --- running ---
+
+
+def _run(make: PlanWorkload, asked: CompareSettings, name: str) -> ComparisonReport:
+    bar = StepBar("done")
+
+    def show(title: str, done: int, total: int) -> None:
+        bar.show(title, done, of=total)
+
+    on_progress = show if sys.stderr.isatty() else None
+    verdicts: dict[str, bool] = {}
+    reproducible: bool | None = None
+    try:
+        with users_errors():
+            if asked.verify_steps:
+                one = in_one_process(make, get_plan(REFERENCE))
+                for comparison in verify_plans(one, asked, on_progress=on_progress):
+                    bar.close()
+                    if reproducible is None:
+                        reproducible = comparison.holds
+                    if reproducible:
+                        verdicts[comparison.ours.plan] = comparison.holds
+                    for line in comparison_lines(comparison):
+                        typer.echo(line)
+            return compare_plans(
+                make,
+                asked,
+                workload=name,
+                verdicts=verdicts,
+                reproducible=reproducible,
+                commit=_commit(),
+                on_progress=on_progress,
+            )
+    finally:
+        bar.close()
+
+
+def _commit() -> str | None:
+    """Return the commit of our source tree, with a + if it was changed; None outside one."""
+    here = Path(__file__).parent
+    if not (here.parents[2] / ".git").exists():
+        return None
+    git = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+# --- options ---
+
+
+def _parameter(name: str, kind: Any, default: Any, text: str, *names: str) -> inspect.Parameter:
+    flags = names or (f"--{name.replace('_', '-')}",)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, typer.Option(*flags, help=text)],
+    )
+
+
+def _options() -> list[inspect.Parameter]:
+    gpu, cpu = _DEFAULTS[True], _DEFAULTS[False]
+    either = [f"[default: {a} on a GPU, {b} on a CPU]" for a, b in zip(gpu, cpu, strict=True)]
+    return [
+        _parameter("plans", Optional[str], None, "Names with commas between; none: all."),
+        _parameter("steps", Optional[int], None, f"Steps of a round. {either[0]}"),
+        _parameter("rounds", Optional[int], None, f"Timed rounds of each plan. {either[1]}"),
+        _parameter("warm_ups", Optional[int], None, f"Rounds before those. {either[2]}"),
+        _parameter(
+            "verify_steps",
+            Optional[int],
+            None,
+            f"Steps in which bits are compared; 0: none. {either[3]}",
+        ),
+        _parameter(
+            "tolerance",
+            Optional[float],
+            None,
+            "Largest relative difference that counts as none; None: not one bit.",
+        ),
+        _parameter(
+            "weight",
+            Optional[list[str]],
+            None,
+            "Weight of a criterion of the recommendation, such as memory=0.5; may be repeated. "
+            "Criteria: speed 0.3, memory 0.1; waits, utilisation, startup 0.",
+        ),
+        _parameter("json", Optional[Path], None, "File for all figures; a row a plan."),
+        _parameter("seed", int, 1, "Of torch, numpy and random, for every plan."),
+        _parameter("device", str, "auto", "auto, cpu, cuda or cuda:N."),
+        _parameter(
+            "precision", str, "fp32", "fp32 or tf32; without --workload also bf16 or fp16."
+        ),
+        _parameter(
+            "workload",
+            Optional[str],
+            None,
+            "FILE:FUNCTION of a Python file and a function in it that returns a gapless.Workload.",
+        ),
+        _parameter("config", Optional[Path], None, "config.yaml of a run; flags win over it."),
+        *setting_options(leave_out=_NOT_HERE),
+    ]
+
+
+set_options(compare, _options())

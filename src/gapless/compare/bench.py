@@ -1,0 +1,288 @@
+"""Time plans on the same work, round by round in turns.
+
+Speed drifts: clocks fall as a device warms up, and a shared host has other guests. So each round
+takes every plan once, in an order of its own, and a drift meets all of them alike. Building,
+capturing and warming up come before, in rounds of their own; traces of kernels and the driver's
+utilisation, which cost time, come after.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from gapless.compare.contestant import Contestant, PlanWorkload, Round
+from gapless.device.memory import free_memory_bytes, release_cached_memory
+from gapless.device.nvml import Nvml
+from gapless.device.select import set_numerics
+from gapless.errors import DeviceError, UserError
+from gapless.plans import get_plan
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from typing import Any
+
+    from gapless.device.base import Device
+    from gapless.device.trace import KernelTrace
+
+
+# Called with what is under way, how much of it is done, and how much there is.
+OnProgress: TypeAlias = Callable[[str, int, int], None]
+
+# Of one plan, while the driver's utilisation is read; the first second does not count.
+_NVML_SECONDS = 2.5
+
+# How much of the device's free memory the largest plan so far may leave for the next.
+_MEMORY_MARGIN = 1.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchSettings:
+    """What is timed, and how.
+
+    Attributes:
+        plans: names of the plans, in the order of the report.
+        device: where they run.
+        steps: of a round, at least 1.
+        rounds: that are timed, at least 1.
+        warm_ups: rounds before those, at least 1.
+        seed: of every workload and of the order of plans in a round.
+        precision: of float32 matrix products.
+        seconds: after which no further round begins; one is always taken. None: no limit.
+
+    Raises:
+        UserError: one of them is out of range or unknown.
+    """
+
+    plans: tuple[str, ...]
+    device: Device
+    steps: int
+    rounds: int
+    warm_ups: int
+    seed: int = 1
+    precision: str = "fp32"
+    seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check what can be checked without the workload."""
+        if not self.plans:
+            raise UserError("plans must name at least one plan, but is empty")
+        for plan in self.plans:
+            get_plan(plan)
+        twice = sorted({plan for plan in self.plans if self.plans.count(plan) > 1})
+        if twice:
+            raise UserError(f"plans names {', '.join(twice)} more than once; once is enough")
+        for name in ("steps", "rounds", "warm_ups"):
+            value = getattr(self, name)
+            if value < 1:
+                flag = name.replace("_", "-")
+                raise UserError(f"{flag} must be at least 1, but is {value}")
+
+
+@dataclass(kw_only=True)
+class Measured:
+    """What was measured of one plan.
+
+    Attributes:
+        plan: its name.
+        rounds: those that were timed.
+        trace: of the kernels of a round; None where there is none.
+        trace_steps: steps of that round.
+        nvml_percent: device utilisation by the driver; None where it does not tell.
+        peak_memory_bytes: see `Contestant`.
+        held_memory_bytes: see `Contestant`.
+        capture: what was captured, None if nothing can be.
+        unit: what the steps' weights count.
+    """
+
+    plan: str
+    rounds: list[Round] = field(default_factory=list)
+    trace: KernelTrace | None = None
+    trace_steps: int = 0
+    nvml_percent: float | None = None
+    peak_memory_bytes: int = 0
+    held_memory_bytes: int = 0
+    capture: dict[str, Any] | None = None
+    unit: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchResult:
+    """What was measured of all plans.
+
+    Attributes:
+        plans: one for each, in the order of the settings.
+        notes: what a reader has to know about these figures.
+    """
+
+    plans: tuple[Measured, ...]
+    notes: tuple[str, ...]
+
+
+class _NoRoomError(Exception):
+    """The plans do not fit on the device side by side."""
+
+
+def run_bench(
+    make: PlanWorkload, settings: BenchSettings, *, on_progress: OnProgress | None = None
+) -> BenchResult:
+    """Time plans on the same work.
+
+    All plans are held at once and take turns. If the device has no room for that, each is timed
+    by itself, which a note says.
+
+    Args:
+        make: builds the workload for a plan.
+        settings: what is timed.
+        on_progress: called with what is under way, how much is done, and how much there is.
+
+    Raises:
+        UserError: the workload cannot be used.
+        Exception: whatever the workload raises, torch.OutOfMemoryError included.
+
+    Sync: Blocks the host as the plans say, and between rounds.
+    """
+    set_numerics(settings.device, settings.precision, deterministic=False)
+    bench = _Bench(make, settings, on_progress=on_progress or _ignore)
+    try:
+        found = bench.run(settings.plans)
+    except _NoRoomError:
+        release_cached_memory(settings.device)
+        bench.notes.append(
+            "The device has no room for all plans at once, so each was timed by itself: a drift "
+            "of the machine's speed does not meet all of them alike."
+        )
+        found = [row for plan in settings.plans for row in bench.run((plan,))]
+    return BenchResult(plans=tuple(found), notes=tuple(dict.fromkeys(bench.notes)))
+
+
+def _ignore(title: str, done: int, total: int) -> None:
+    """Show nothing."""
+
+
+class _Bench:
+    """Takes plans through warm-up, timed rounds and the passes after them."""
+
+    def __init__(
+        self, make: PlanWorkload, settings: BenchSettings, *, on_progress: OnProgress
+    ) -> None:
+        self._make = make
+        self._settings = settings
+        self._on_progress = on_progress
+        self._started_at = perf_counter()
+        self.notes: list[str] = []
+
+    def run(self, plans: Sequence[str]) -> list[Measured]:
+        """Measure these plans side by side.
+
+        Raises:
+            _NoRoomError: there is no room for more than one of them.
+        """
+        contestants: list[Contestant] = []
+        try:
+            for number, plan in enumerate(plans):
+                self._on_progress(f"warm-up of {plan}", number, len(plans))
+                contestants.append(self._prepared(plan, contestants))
+            rounds = self._take_turns(contestants)
+            return self._measure(contestants, rounds)
+        except torch.OutOfMemoryError as error:
+            if len(plans) == 1:
+                raise
+            raise _NoRoomError from error
+        finally:
+            for contestant in contestants:
+                contestant.close()
+
+    def _prepared(self, plan: str, others: Sequence[Contestant]) -> Contestant:
+        settings = self._settings
+        free = free_memory_bytes(settings.device)
+        largest = max((other.held_memory_bytes for other in others), default=0)
+        if free is not None and largest * _MEMORY_MARGIN > free:
+            raise _NoRoomError
+        contestant = Contestant(
+            get_plan(plan),
+            make=self._make,
+            device=settings.device,
+            seed=settings.seed,
+            steps=settings.steps,
+        )
+        try:
+            contestant.prepare(rounds=settings.warm_ups)
+        except BaseException:
+            contestant.close()
+            raise
+        return contestant
+
+    def _take_turns(self, contestants: Sequence[Contestant]) -> dict[str, list[Round]]:
+        rounds: dict[str, list[Round]] = {one.plan.name: [] for one in contestants}
+        # Of its own, because workloads draw from the global one.
+        draw = random.Random(self._settings.seed)
+        for number in range(self._settings.rounds):
+            if number and self._is_late():
+                self.notes.append(f"Time allowed {number} of {self._settings.rounds} rounds.")
+                break
+            order = draw.sample(contestants, k=len(contestants))
+            for done, contestant in enumerate(order):
+                self._on_progress(
+                    f"round {number + 1} of {self._settings.rounds}", done, len(order)
+                )
+                rounds[contestant.plan.name].append(contestant.take_round())
+        return rounds
+
+    def _is_late(self) -> bool:
+        limit = self._settings.seconds
+        return limit is not None and perf_counter() - self._started_at > limit
+
+    def _measure(
+        self, contestants: Sequence[Contestant], rounds: dict[str, list[Round]]
+    ) -> list[Measured]:
+        nvml = self._open_nvml()
+        try:
+            return [
+                self._measured(contestant, rounds[contestant.plan.name], nvml)
+                for contestant in self._with_progress("kernels and utilisation", contestants)
+            ]
+        finally:
+            if nvml is not None:
+                nvml.close()
+
+    def _measured(
+        self, contestant: Contestant, rounds: list[Round], nvml: Nvml | None
+    ) -> Measured:
+        percent = None
+        if nvml is not None:
+            percent = contestant.utilisation(nvml, seconds=_NVML_SECONDS)
+        trace, steps = contestant.trace() if self._settings.device.is_accelerator else (None, 0)
+        return Measured(
+            plan=contestant.plan.name,
+            rounds=rounds,
+            trace=trace,
+            trace_steps=steps,
+            nvml_percent=percent,
+            peak_memory_bytes=contestant.peak_memory_bytes,
+            held_memory_bytes=contestant.held_memory_bytes,
+            capture=contestant.capture,
+            unit=contestant.workload.unit,
+        )
+
+    def _open_nvml(self) -> Nvml | None:
+        if not self._settings.device.is_accelerator:
+            return None
+        try:
+            return Nvml(self._settings.device)
+        except DeviceError as error:
+            self.notes.append(f"No device utilisation by the driver (NVML): {error}.")
+            return None
+
+    def _with_progress(
+        self, title: str, contestants: Sequence[Contestant]
+    ) -> Iterator[Contestant]:
+        for done, contestant in enumerate(contestants):
+            self._on_progress(title, done, len(contestants))
+            yield contestant

@@ -1,0 +1,184 @@
+"""Compare plans on one workload: first that they compute the same, then how fast they are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.compare.bench import BenchSettings, run_bench
+from gapless.compare.claims import check_claims
+from gapless.compare.ranking import recommend
+from gapless.compare.rows import make_row
+from gapless.compare.verify import Comparison, VerifySettings, verify
+from gapless.report.comparison import ComparisonReport
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from gapless.compare.bench import OnProgress
+    from gapless.compare.contestant import PlanWorkload
+    from gapless.compare.load import WorkloadFunction
+    from gapless.compare.workload import Workload
+
+
+REFERENCE = "blocking"
+
+# Batches are gone through so often while bits are compared. A plan that captures has to see a
+# shape twice before it does, and what is to be compared are its replays.
+_PASSES = {True: 6, False: 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompareSettings:
+    """What is compared, and how.
+
+    Attributes:
+        bench: what is timed.
+        weights: of the criteria of the recommendation, summing to 1.
+        verify_steps: steps in which bits are compared; 0 compares none.
+        tolerance: largest relative difference that counts as none; None: not one bit.
+    """
+
+    bench: BenchSettings
+    weights: dict[str, float]
+    verify_steps: int
+    tolerance: float | None = None
+
+    def verify_settings(self) -> VerifySettings:
+        """Return what is compared bit by bit.
+
+        Raises:
+            UserError: steps, seed or tolerance are out of range.
+        """
+        return VerifySettings(
+            against=REFERENCE,
+            steps=self.verify_steps,
+            seed=self.bench.seed,
+            device=self.bench.device,
+            precision=self.bench.precision,
+            tolerance=self.tolerance,
+        )
+
+
+class FirstBatches:
+    """The first few batches of a loader; can be gone through as often as the loader.
+
+    Args:
+        batches: the loader, or a list.
+        count: most batches of a pass.
+    """
+
+    def __init__(self, batches: Iterable[Any], count: int) -> None:
+        self._batches = batches
+        self._count = count
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from islice(self._batches, self._count)
+
+
+def verify_plans(
+    make: WorkloadFunction,
+    settings: CompareSettings,
+    *,
+    on_progress: OnProgress | None = None,
+) -> Iterator[Comparison]:
+    """Compare the reference with itself, and then every plan with it, bit by bit.
+
+    Args:
+        make: builds the workload, the same for every plan.
+        settings: what is compared.
+        on_progress: called with what is under way, how much is done, and how much there is.
+
+    Yields:
+        One comparison after the other; only the first if the workload is not reproducible.
+
+    Raises:
+        UserError: the workload cannot be used.
+        Exception: whatever the workload raises.
+
+    Sync: Blocks the host as the plans say, and once at the end of every run.
+    """
+    steps = settings.verify_steps
+    num_batches = -(-steps // _PASSES[settings.bench.device.is_accelerator])
+
+    def few(device: torch.device) -> Workload:
+        workload = make(device)
+        return replace(workload, batches=FirstBatches(workload.batches, num_batches))
+
+    on_step: Callable[[str, int], None] | None = None
+    if on_progress is not None:
+        # Bound here, because a closure would not see that it is not None.
+        shown = on_progress
+
+        def on_step(title: str, step: int) -> None:
+            shown(f"same bits? {title}", step, steps)
+
+    yield from verify(few, settings.verify_settings(), plans=settings.bench.plans, on_step=on_step)
+
+
+def compare(
+    make: PlanWorkload,
+    settings: CompareSettings,
+    *,
+    workload: str,
+    verdicts: dict[str, bool],
+    reproducible: bool | None,
+    commit: str | None,
+    on_progress: OnProgress | None = None,
+) -> ComparisonReport:
+    """Time plans on the same work, check the origin's claims, and recommend a plan.
+
+    Args:
+        make: builds the workload for a plan.
+        settings: what is compared.
+        workload: what it is called.
+        verdicts: whether each plan computes what the reference does, from `verify_plans`.
+        reproducible: whether the reference equals itself; None if nobody looked.
+        commit: of the source tree, if it is known.
+        on_progress: called with what is under way, how much is done, and how much there is.
+
+    Raises:
+        UserError: the workload cannot be used.
+        Exception: whatever the workload raises.
+
+    Sync: Blocks the host as the plans say, and between rounds.
+    """
+    bench = settings.bench
+    result = run_bench(make, bench, on_progress=on_progress)
+    is_accelerator = bench.device.is_accelerator
+    rows = tuple(
+        make_row(found, identical=verdicts.get(found.plan), is_accelerator=is_accelerator)
+        for found in result.plans
+    )
+    by_plan = {row.plan: row for row in rows}
+    return ComparisonReport(
+        workload=workload,
+        device=str(bench.device.torch_device),
+        hardware=bench.device.describe(),
+        is_accelerator=is_accelerator,
+        torch=str(torch.__version__),
+        commit=commit,
+        unit=result.plans[0].unit,
+        settings=_settings(settings),
+        rows=rows,
+        claims=check_claims(by_plan, is_accelerator=is_accelerator),
+        recommendation=recommend(
+            rows, weights=settings.weights, is_accelerator=is_accelerator, reference=REFERENCE
+        ),
+        notes=result.notes,
+        reproducible=reproducible,
+    )
+
+
+def _settings(settings: CompareSettings) -> dict[str, Any]:
+    bench = {
+        name: value
+        for name, value in vars(settings.bench).items()
+        if name not in ("device", "plans")
+    }
+    rest = {"verify_steps": settings.verify_steps, "tolerance": settings.tolerance}
+    return {"plans": list(settings.bench.plans), **bench, **rest}

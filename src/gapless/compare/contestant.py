@@ -1,0 +1,218 @@
+"""One plan of a comparison: a loop and a workload of its own, and the rounds that they take."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from itertools import islice
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from gapless.compare.host_time import cpu_seconds
+from gapless.compare.run import seed_all, take_steps
+from gapless.device.memory import release_cached_memory
+from gapless.device.nvml import Sampler
+from gapless.device.trace import trace_kernels
+from gapless.pipeline.loop import TrainLoop
+from gapless.pipeline.snapshot import Snapshot
+from gapless.pipeline.sync import SyncStats
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import torch
+
+    from gapless.compare.workload import Workload
+    from gapless.device.base import Device
+    from gapless.device.nvml import Nvml
+    from gapless.device.trace import KernelTrace
+    from gapless.pipeline.records import EpochResult
+    from gapless.plans import Plan
+
+
+# Builds a workload for a plan, which may say how many processes make its batches.
+PlanWorkload: TypeAlias = "Callable[[torch.device, Plan], Workload]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What one round did.
+
+    Attributes:
+        steps: that were taken.
+        epochs: passes over the batches that they took.
+        wall_ms: from the first batch asked for to the last loss read.
+        weight: sum of the steps' weights.
+        waits: host waits by reason.
+        data_wait_ms: time the host waited for the loader.
+        launch_ms: time the host spent in steps.
+        busy_ms: time from the first to the last work of each step, summed.
+        gap_ms: device time between steps; None on a CPU.
+        cpu_seconds: processor time of this process and its loader workers.
+        num_graphs: shapes captured in this round.
+    """
+
+    steps: int
+    epochs: int
+    wall_ms: float
+    weight: float
+    waits: SyncStats
+    data_wait_ms: float
+    launch_ms: float
+    busy_ms: float
+    gap_ms: float | None
+    cpu_seconds: float
+    num_graphs: int
+
+
+class Contestant:
+    """A plan with a loop, a model and an optimizer of its own, built from the seed.
+
+    Several live side by side, so that their rounds can take turns.
+
+    Args:
+        plan: how its loop moves work.
+        make: builds the workload.
+        device: where it runs.
+        seed: set before it is built.
+        steps: of a round.
+
+    Attributes:
+        peak_memory_bytes: most memory that its tensors held so far, what others hold left out.
+        held_memory_bytes: memory that torch took from the device for it, after the warm-up.
+        unit: what the weights of its steps count.
+    """
+
+    def __init__(
+        self, plan: Plan, *, make: PlanWorkload, device: Device, seed: int, steps: int
+    ) -> None:
+        self.plan = plan
+        self._device = device
+        self._steps = steps
+        self._make = make
+        self._seed = seed
+        self._loop = TrainLoop(plan=plan, device=device)
+        self._workload: Workload | None = None
+        self._kept_bytes = 0
+        self.peak_memory_bytes = 0
+        self.held_memory_bytes = 0
+
+    @property
+    def workload(self) -> Workload:
+        """The workload, once it is built."""
+        assert self._workload is not None
+        return self._workload
+
+    @property
+    def capture(self) -> dict[str, Any] | None:
+        """What was captured; None if the plan captures nothing here."""
+        return None if self._loop.capture is None else asdict(self._loop.capture)
+
+    def prepare(self, *, rounds: int) -> None:
+        """Build the workload, capture what the plan captures, and take rounds for warming up.
+
+        Sync: Blocks the host.
+        """
+        device = self._device
+        release_cached_memory(device)
+        held_before = device.reserved_memory_bytes()
+        device.reset_peak_memory()
+        kept_before = device.peak_memory_bytes()
+        self._build()
+        for _ in range(rounds):
+            self._take()
+        self.peak_memory_bytes = device.peak_memory_bytes() - kept_before
+        # Right after a reset the peak is what is held now.
+        device.reset_peak_memory()
+        self._kept_bytes = device.peak_memory_bytes() - kept_before
+        self.held_memory_bytes = device.reserved_memory_bytes() - held_before
+
+    def _build(self) -> None:
+        seed_all(self._seed)
+        with self._loop.compute():
+            self._workload = self._make(self._device.torch_device, self.plan)
+        first = self._first_batches()
+        if self._loop.captures:
+            with self._loop.compute():
+                snapshot = Snapshot(self.workload.model, self.workload.optimizer)
+            self._loop.warm_up(first, self.workload.step, snapshot=snapshot)
+        else:
+            # Every plan goes through the batches as often, so that a loader that shuffles gives
+            # all of them the same order in each round.
+            for _ in first:
+                pass
+
+    def _first_batches(self) -> Iterator[Any]:
+        """Yield the batches that a round begins with; a generator, which the loop closes."""
+        yield from islice(self.workload.batches, self._steps)
+
+    def take_round(self) -> Round:
+        """Take the steps of one round, and say what they did.
+
+        Sync: Blocks the host as the plan says.
+        """
+        device = self._device
+        device.reset_peak_memory()
+        held_by_others = device.peak_memory_bytes() - self._kept_bytes
+        graphs, cpu = self._num_graphs(), cpu_seconds()
+        results = self._take()
+        found = _sum_of(
+            results, cpu_seconds=cpu_seconds() - cpu, num_graphs=self._num_graphs() - graphs
+        )
+        peak = device.peak_memory_bytes() - held_by_others
+        self.peak_memory_bytes = max(self.peak_memory_bytes, peak)
+        return found
+
+    def utilisation(self, nvml: Nvml, *, seconds: float) -> float | None:
+        """Return the mean device utilisation of rounds that take so long, in percent.
+
+        The first second is left out: the driver's figure still tells of what ran before.
+
+        Sync: Blocks the host as the plan says.
+        """
+        until = perf_counter() + seconds
+        with Sampler(nvml.utilisation) as sampler:
+            while perf_counter() < until:
+                self._take()
+        return sampler.mean
+
+    def trace(self) -> tuple[KernelTrace | None, int]:
+        """Trace the kernels of a round; return what was found, and the number of steps.
+
+        Sync: Blocks the host.
+        """
+        return trace_kernels(self._device, self._take), self._steps
+
+    def close(self) -> None:
+        """Let go of the workload, its loop and their memory.
+
+        Sync: Does not block the host.
+        """
+        self._loop.close()
+        self._workload = None
+
+    def _take(self) -> list[EpochResult]:
+        return take_steps(self._loop, self.workload.batches, self.workload.step, steps=self._steps)
+
+    def _num_graphs(self) -> int:
+        return 0 if self._loop.capture is None else self._loop.capture.num_graphs
+
+
+def _sum_of(results: list[EpochResult], *, cpu_seconds: float, num_graphs: int) -> Round:
+    waits = SyncStats()
+    for result in results:
+        waits.merge(result.waits)
+    gaps = [result.gap_ms for result in results if result.gap_ms is not None]
+    return Round(
+        steps=sum(result.num_batches for result in results),
+        epochs=len(results),
+        wall_ms=sum(result.wall_ms for result in results),
+        weight=sum(result.weight for result in results),
+        waits=waits,
+        data_wait_ms=sum(result.data_wait_ms for result in results),
+        launch_ms=sum(result.launch_ms for result in results),
+        busy_ms=sum(result.busy_ms for result in results),
+        gap_ms=sum(gaps) if gaps else None,
+        cpu_seconds=cpu_seconds,
+        num_graphs=num_graphs,
+    )
