@@ -37,7 +37,8 @@ def train(folder, *options):
 )
 def test_a_captured_run_equals_an_eager_one(tmp_path, options):
     """On the same padded batches, every loss has the same bits; no wait but at epochs' ends."""
-    eager, _ = train(tmp_path / "eager", "--plan", "gapless", "--fixed-shapes", *options)
+    options = (*options, "--fixed-shapes", "--no-compile")
+    eager, _ = train(tmp_path / "eager", "--plan", "gapless", *options)
     captured, summary = train(tmp_path / "captured", "--plan", "captured", *options)
 
     assert [row["loss"] for row in eager] == [row["loss"] for row in captured]
@@ -45,3 +46,34 @@ def test_a_captured_run_equals_an_eager_one(tmp_path, options):
     assert summary["capture"]["refusal"] is None
     assert summary["capture"]["num_eager"] == 0
     assert set(summary["host_waits"]) == {"epoch_end"}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+@pytest.mark.parametrize("accumulate", ["1", "2"])
+def test_a_captured_run_on_packed_batches_equals_an_eager_one(tmp_path, precision, accumulate):
+    """One graph takes all batches, or two where an update has two; every loss has the same bits."""
+    options = ("--precision", precision, "--accumulate", accumulate, "--pack", "--no-compile")
+    options += ("--attention-dropout", "0.1")
+    eager, _ = train(tmp_path / "eager", "--plan", "gapless", *options)
+    captured, summary = train(tmp_path / "captured", "--plan", "captured", *options)
+
+    assert [row["loss"] for row in eager] == [row["loss"] for row in captured]
+    assert summary["capture"]["num_graphs"] == int(accumulate)
+    assert summary["capture"]["num_eager"] == 0
+    assert set(summary["host_waits"]) == {"epoch_end"}
+
+
+@pytest.mark.parametrize("layout", ["--pack", "--fixed-shapes"])
+def test_compiled_layers_learn_the_same(tmp_path, layout):
+    """Without dropout, losses stay within rounding of bf16; twice in one process."""
+    options = ("--precision", "bf16", "--dropout", "0", layout)
+    eager, _ = train(tmp_path / "eager", "--plan", "gapless", "--no-compile", *options)
+    for run in ("compiled", "again"):
+        found, summary = train(tmp_path / run, "--plan", "captured", *options)
+
+        assert summary["capture"]["refusal"] is None
+        assert summary["capture"]["num_eager"] == 0
+        pairs = zip(eager, found, strict=True)
+        differences = [abs(one["loss"] - other["loss"]) for one, other in pairs]
+        assert max(differences[:20]) < 0.02
+        assert sum(differences) / len(differences) < 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from unittest import mock
 
 import pytest
 import torch
@@ -144,3 +145,48 @@ def test_calling_it_gives_a_number():
 
     assert float is type(number)
     assert number == float(compute.compute_loss_tensor(out, targets, 2.0)[0])
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    tokens=st.integers(1, 40),
+    vocab=st.integers(2, 30),
+    chunk=st.integers(1, 300),
+    smoothing=st.sampled_from([0.0, 0.1, 0.5]),
+    seed=st.integers(0, 20),
+)
+def test_a_loss_in_chunks_is_the_whole_loss(tokens, vocab, chunk, smoothing, seed):
+    """Loss and both gradients are those of all logits at once, padding included."""
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(6, vocab, bias=False)
+    hidden = torch.randn(tokens, 6, requires_grad=True)
+    targets = torch.randint(0, vocab, (tokens,))
+    criterion = LabelSmoothing(smoothing)
+    whole = criterion(layer(hidden), targets)
+    expected = torch.autograd.grad(3.0 * whole, (hidden, layer.weight))
+
+    with mock.patch("gapless.nmt.loss._CHUNK_ELEMENTS", chunk):
+        found = criterion.of_hidden(hidden, layer, targets)
+        gradients = torch.autograd.grad(3.0 * found, (hidden, layer.weight))
+        with torch.no_grad():
+            evaluated = criterion.of_hidden(hidden, layer, targets)
+
+    torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(evaluated, found, rtol=1e-6, atol=1e-6)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def test_half_precision_logits_keep_a_float32_loss():
+    """Under autocast the products are bf16, the loss and its gradients float32."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 40, bias=False)
+    hidden = torch.randn(30, 16, requires_grad=True)
+    targets = torch.randint(1, 40, (30,))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = LabelSmoothing(0.1).of_hidden(hidden, layer, targets)
+    found.backward()
+    exact = LabelSmoothing(0.1)(layer(hidden), targets)
+
+    assert found.dtype is hidden.grad.dtype is layer.weight.grad.dtype is torch.float32
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=0.0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gapless.nmt.batching import BucketSampler, PaddedPairs, TokenPairs
+from gapless.nmt.batching import BucketSampler, PairBatches, TokenPairs
 from gapless.nmt.shapes import Shape, choose_shapes, cut
 from gapless.nmt.vocab import BOS, EOS, PAD
 
@@ -83,7 +83,7 @@ def test_filled_up_rows_hold_nothing_to_predict():
     pairs = TokenPairs([[5, 6, 7]] * 5, [[8, 9]] * 5)
     shapes = choose_shapes(pairs.src_lengths, pairs.tgt_lengths, max_sentences=3)
     sampler = BucketSampler(pairs, max_sentences=3, shapes=shapes, shuffle=False)
-    batches = [PaddedPairs(pairs)[micro] for micro in sampler]
+    batches = [PairBatches(pairs)[micro] for micro in sampler]
 
     assert [tuple(batch.src.shape) for batch in batches] == [(3, 4), (3, 4)]
     assert [tuple(batch.tgt.shape) for batch in batches] == [(3, 5), (3, 5)]
@@ -103,7 +103,7 @@ def test_one_batch_of_each_shape():
 
     assert len(sampler.one_of_each()) == 2 * len(shapes.shapes) == len(found)
     assert {(micro.shape, micro.ends_update) for micro in sampler} <= found
-    assert all(len(PaddedPairs(pairs)[micro].src) == 8 for micro in sampler.one_of_each())
+    assert all(len(PairBatches(pairs)[micro].src) == 8 for micro in sampler.one_of_each())
     assert BucketSampler(pairs, max_sentences=8).one_of_each() == []
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from gapless.nmt.packing import PackedBatch, Packing, fill, pack
 from gapless.nmt.shapes import Shape, Shapes, cut
 from gapless.nmt.vocab import BOS, EOS, PAD
 
@@ -42,6 +43,9 @@ class TokenBatch:
     ntokens: torch.Tensor
     norm: torch.Tensor
     ends_update: bool
+
+
+AnyBatch: TypeAlias = TokenBatch | PackedBatch
 
 
 @dataclass
@@ -137,24 +141,32 @@ class Microbatch:
         pairs: their numbers.
         update_tokens: target tokens of the whole update.
         ends_update: whether this is the update's last batch.
-        shape: to pad to; None for the smallest that takes these pairs.
+        shape: to pad to or to pack into; None for the smallest that takes these pairs.
     """
 
     pairs: NDArray[np.int64]
     update_tokens: int
     ends_update: bool
-    shape: Shape | None = None
+    shape: Shape | Packing | None = None
 
 
-class PaddedPairs(Dataset[TokenBatch]):
-    """Pad the pairs of a `Microbatch`; runs in the loader's workers."""
+class PairBatches(Dataset[AnyBatch]):
+    """Pad or pack the pairs of a `Microbatch`; runs in the loader's workers."""
 
     def __init__(self, pairs: TokenPairs) -> None:
         self._pairs = pairs
 
-    def __getitem__(self, micro: Microbatch) -> TokenBatch:
+    def __getitem__(self, micro: Microbatch) -> AnyBatch:
         src = [self._pairs.src(number) for number in micro.pairs]
         tgt = [self._pairs.tgt(number) for number in micro.pairs]
+        if isinstance(micro.shape, Packing):
+            return pack(
+                src,
+                tgt,
+                micro.shape,
+                update_tokens=micro.update_tokens,
+                ends_update=micro.ends_update,
+            )
         src_len, tgt_len = max(map(len, src)), max(map(len, tgt))
         if micro.shape is not None:
             # Rows that fill up the batch: a source to attend to, and nothing to predict.
@@ -172,8 +184,8 @@ class PaddedPairs(Dataset[TokenBatch]):
         )
 
 
-# The pairs of a batch, and the shape that they are padded to.
-_Cut: TypeAlias = "tuple[NDArray[np.int64], Shape | None]"
+# The pairs of a batch, and the shape that they are padded to or packed into.
+_Cut: TypeAlias = "tuple[NDArray[np.int64], Shape | Packing | None]"
 
 
 class BucketSampler(Sampler[Microbatch]):
@@ -189,7 +201,8 @@ class BucketSampler(Sampler[Microbatch]):
         accumulate: batches in an update.
         shuffle: a new random order every epoch; otherwise by length, always the same.
         seed: of the order.
-        shapes: of the batches, made with the same budget; None pads each batch to its longest.
+        shapes: few padded shapes, made with the same budget, or one to pack into; None pads each
+            batch to its longest sentence.
 
     Raises:
         ValueError: neither budget is given.
@@ -204,7 +217,7 @@ class BucketSampler(Sampler[Microbatch]):
         accumulate: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        shapes: Shapes | None = None,
+        shapes: Shapes | Packing | None = None,
     ) -> None:
         if max_tokens is None and max_sentences is None:
             raise ValueError("max_tokens or max_sentences must be given, but both are None")
@@ -227,7 +240,7 @@ class BucketSampler(Sampler[Microbatch]):
             max_updates: updates after which the epoch ends early.
         """
         random = np.random.default_rng((self._seed, epoch))
-        batches = self._to_shapes(random) if self._shapes else self._cut(self._sorted(random))
+        batches = self._batches(random)
         if self._shuffle:
             batches = [batches[number] for number in random.permutation(len(batches))]
         end = None if max_updates is None else skip + max_updates * self._accumulate
@@ -245,37 +258,69 @@ class BucketSampler(Sampler[Microbatch]):
         With several batches an update there are two: one that ends an update, and one that does
         not, since other work follows them.
         """
-        if self._shapes is None:
-            return []
         return [
-            Microbatch(
-                pairs=np.flatnonzero(self._shapes.of_pair == number)[: shape.rows],
-                update_tokens=1,
-                ends_update=ends_update,
-                shape=shape,
-            )
-            for number, shape in enumerate(self._shapes.shapes)
+            Microbatch(pairs=pairs, update_tokens=1, ends_update=ends_update, shape=shape)
+            for pairs, shape in self._examples()
             for ends_update in ((True,) if self._accumulate == 1 else (True, False))
         ]
 
+    def padding_share(self) -> float:
+        """Return the share of this epoch's positions that hold no token, 0 to 1."""
+        real = positions = 0
+        for batch in self._epoch:
+            src, tgt = self._src_lengths[batch.pairs], self._tgt_lengths[batch.pairs]
+            shape = batch.shape
+            real += int(src.sum() + tgt.sum())
+            positions += (
+                shape.num_tokens if shape else len(batch.pairs) * int(src.max() + tgt.max())
+            )
+        return 1.0 - real / positions if positions else 0.0
+
     def describe_shapes(self) -> str:
         """Return how batches are padded, for people."""
-        if self._shapes is None:
-            return "each padded to its longest sentence"
-        count, padding = len(self._shapes.shapes), self._shapes.padding_share
-        return f"padded to {count} shapes, {padding:.1%} padding"
+        padding = f"{self.padding_share():.1%} padding"
+        match self._shapes:
+            case None:
+                return f"each padded to its longest sentence, {padding}"
+            case Packing() as shape:
+                tokens = f"{shape.src_tokens:,} + {shape.tgt_tokens:,} tokens"
+                return f"packed into 1 shape of {tokens}, {padding}"
+            case shapes:
+                return f"padded to {len(shapes.shapes)} shapes, {padding}"
+
+    def _examples(self) -> list[_Cut]:
+        match self._shapes:
+            case None:
+                return []
+            case Packing() as shape:
+                return [(self._epoch[0].pairs, shape)]
+            case shapes:
+                return [
+                    (np.flatnonzero(shapes.of_pair == number)[: shape.rows], shape)
+                    for number, shape in enumerate(shapes.shapes)
+                ]
+
+    def _batches(self, random: np.random.Generator) -> list[_Cut]:
+        match self._shapes:
+            case None:
+                return self._cut(self._sorted(random))
+            case Packing() as shape:
+                filled = fill(self._order(random), self._src_lengths, self._tgt_lengths, shape)
+                return [(pairs, shape) for pairs in filled]
+            case shapes:
+                return self._to_shapes(shapes, random)
+
+    def _order(self, random: np.random.Generator) -> NDArray[np.int64]:
+        count = len(self._src_lengths)
+        return random.permutation(count) if self._shuffle else np.arange(count)
 
     def _sorted(self, random: np.random.Generator) -> NDArray[np.int64]:
-        count = len(self._src_lengths)
-        ties = random.permutation(count) if self._shuffle else np.arange(count)
-        return np.lexsort((ties, self._tgt_lengths, self._src_lengths))
+        return np.lexsort((self._order(random), self._tgt_lengths, self._src_lengths))
 
-    def _to_shapes(self, random: np.random.Generator) -> list[_Cut]:
-        assert self._shapes is not None
-        shapes, of_pair = self._shapes.shapes, self._shapes.of_pair
-        order = random.permutation(len(of_pair)) if self._shuffle else np.arange(len(of_pair))
-        pairs_of = [order[of_pair[order] == number] for number in range(len(shapes))]
-        return [(pairs, shapes[number]) for number, pairs in cut(shapes, pairs_of)]
+    def _to_shapes(self, shapes: Shapes, random: np.random.Generator) -> list[_Cut]:
+        order = self._order(random)
+        pairs_of = [order[shapes.of_pair[order] == n] for n in range(len(shapes.shapes))]
+        return [(pairs, shapes.shapes[number]) for number, pairs in cut(shapes.shapes, pairs_of)]
 
     def _cut(self, order: NDArray[np.int64]) -> list[_Cut]:
         longer = np.maximum(self._src_lengths, self._tgt_lengths)[order]
@@ -307,14 +352,14 @@ class BucketSampler(Sampler[Microbatch]):
 
 def make_loader(
     pairs: TokenPairs, sampler: BucketSampler, *, workers: int
-) -> DataLoader[TokenBatch]:
+) -> DataLoader[AnyBatch]:
     """Return a loader whose worker processes pad the sampler's batches.
 
     The loader draws its worker seeds from a generator of its own, so that dropout sees the same
     random numbers with any number of workers.
     """
     return DataLoader(
-        PaddedPairs(pairs),
+        PairBatches(pairs),
         batch_size=None,
         sampler=sampler,
         num_workers=workers,

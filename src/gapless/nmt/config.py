@@ -63,8 +63,15 @@ class TrainConfig:
     max_steps: int | None = _option(None, "stop after so many updates")
     batch_size: int | None = _option(None, "most sentences in a batch")
     batch_tokens: int | None = _option(None, "most tokens in a batch, padding included")
+    pack: bool | None = _option(
+        None,
+        "pack sentences one after the other, without padding; none: with batch-tokens on a GPU",
+    )
     fixed_shapes: bool | None = _option(
         None, "pad batches to few shapes; none: if the plan captures the step"
+    )
+    compile: bool | None = _option(
+        None, "compile the model's layers; none: if the plan captures the step"
     )
     accumulate: int = _option(1, "batches in one update of the weights")
     precision: str = _option("fp32", "fp32, tf32, bf16 or fp16")
@@ -119,6 +126,8 @@ class TrainConfig:
             )
         if self.share == "all" and not self.shared_vocab:
             raise UserError("share all needs one vocabulary: add --shared-vocab")
+        if self.pack and self.fixed_shapes:
+            raise UserError("pack and fixed-shapes exclude each other; leave one out")
 
     def resolved_plan(self) -> Plan:
         """Return the plan with this run's knobs.
@@ -136,9 +145,26 @@ class TrainConfig:
             run_ahead=self.run_ahead,
         )
 
-    def pads_to_shapes(self) -> bool:
-        """Whether batches are padded to few shapes."""
-        return self.resolved_plan().capture if self.fixed_shapes is None else self.fixed_shapes
+    def resolved_for(self, *, is_accelerator: bool) -> TrainConfig:
+        """Return these settings with what depends on the device decided: layout and compiling.
+
+        Args:
+            is_accelerator: whether the run's device is one.
+
+        Raises:
+            UserError: packing was asked for without a budget of tokens.
+        """
+        captures = self.resolved_plan().capture and is_accelerator
+        pack, fixed = self.pack, self.fixed_shapes
+        if pack and self.batch_tokens is None:
+            raise UserError("pack needs a budget of tokens: add --batch-tokens")
+        if pack is None:
+            by_tokens = self.batch_tokens is not None and self.batch_size is None
+            pack = by_tokens and is_accelerator and not fixed
+        if fixed is None:
+            fixed = captures and not pack
+        compiles = captures if self.compile is None else self.compile
+        return replace(self, pack=pack, fixed_shapes=fixed, compile=compiles)
 
     def column_names(self) -> tuple[str, str] | None:
         """Return the two names in `columns`.

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType, TracebackType
 
-    from gapless.nmt.batching import TokenBatch
+    from gapless.nmt.batching import AnyBatch
 
 
 class StopRequest:
@@ -53,7 +53,7 @@ class StopRequest:
         self._restore()
 
 
-def until_stopped(batches: Iterable[TokenBatch], stop: StopRequest) -> Iterator[TokenBatch]:
+def until_stopped(batches: Iterable[AnyBatch], stop: StopRequest) -> Iterator[AnyBatch]:
     """Yield batches until a stop is requested and an update is complete."""
     source = iter(batches)
     try:

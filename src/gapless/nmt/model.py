@@ -14,11 +14,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from gapless.nmt.attention import Attention, Dense, Packed, Pattern
 from gapless.nmt.vocab import PAD
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from gapless.nmt.packing import PackedBatch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,67 +70,6 @@ class LayerCache:
     cross_values: torch.Tensor
 
 
-class Attention(nn.Module):
-    """Multi-head attention with one fused projection for keys and values."""
-
-    def __init__(self, sizes: ModelSizes) -> None:
-        super().__init__()
-        self.heads = sizes.heads
-        self.dropout = sizes.attention_dropout
-        self.query = nn.Linear(sizes.d_model, sizes.d_model)
-        self.key_value = nn.Linear(sizes.d_model, 2 * sizes.d_model)
-        self.out = nn.Linear(sizes.d_model, sizes.d_model)
-
-    def forward(
-        self,
-        x_BTD: torch.Tensor,
-        memory_BSD: torch.Tensor,
-        *,
-        mask: torch.Tensor | None = None,
-        is_causal: bool = False,
-    ) -> torch.Tensor:
-        """Attend from each of T positions to S positions.
-
-        Args:
-            x_BTD: where queries come from.
-            memory_BSD: where keys and values come from.
-            mask: True where attention is allowed, broadcast to [B, H, T, S].
-            is_causal: allow only the position itself and those before.
-        """
-        keys, values = self.project(memory_BSD)
-        return self.attend(x_BTD, keys, values, mask=mask, is_causal=is_causal)
-
-    def project(self, memory_BSD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return keys and values, [B, H, S, E] each."""
-        keys, values = self.key_value(memory_BSD).chunk(2, dim=-1)
-        return self._split(keys), self._split(values)
-
-    def attend(
-        self,
-        x_BTD: torch.Tensor,
-        keys_BHSE: torch.Tensor,
-        values_BHSE: torch.Tensor,
-        *,
-        mask: torch.Tensor | None = None,
-        is_causal: bool = False,
-    ) -> torch.Tensor:
-        """Attend to keys and values that were projected before."""
-        heads_BHTE = F.scaled_dot_product_attention(
-            self._split(self.query(x_BTD)),
-            keys_BHSE,
-            values_BHSE,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=is_causal,
-        )
-        out: torch.Tensor = self.out(heads_BHTE.transpose(1, 2).flatten(2))
-        return out
-
-    def _split(self, x_BTD: torch.Tensor) -> torch.Tensor:
-        batch, length, width = x_BTD.shape
-        return x_BTD.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
-
-
 class Residual(nn.Module):
     """A sub-layer with dropout, residual connection and layer norm before or after."""
 
@@ -172,10 +114,10 @@ class EncoderLayer(nn.Module):
         self.feed_forward = FeedForward(sizes)
         self.residuals = nn.ModuleList(Residual(sizes) for _ in range(2))
 
-    def forward(self, x_BSD: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output, [B, S, D]."""
-        x_BSD = self.residuals[0](x_BSD, lambda x: self.attention(x, x, mask=mask))
-        out: torch.Tensor = self.residuals[1](x_BSD, self.feed_forward)
+    def forward(self, x: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+        """Return the layer's output, of the shape of its input."""
+        x = self.residuals[0](x, lambda x: self.attention(x, x, pattern))
+        out: torch.Tensor = self.residuals[1](x, self.feed_forward)
         return out
 
 
@@ -190,22 +132,12 @@ class DecoderLayer(nn.Module):
         self.residuals = nn.ModuleList(Residual(sizes) for _ in range(3))
 
     def forward(
-        self,
-        x_BTD: torch.Tensor,
-        memory_BSD: torch.Tensor,
-        *,
-        src_mask: torch.Tensor,
-        trg_mask: torch.Tensor | None,
+        self, x: torch.Tensor, memory: torch.Tensor, to_itself: Pattern, to_source: Pattern
     ) -> torch.Tensor:
-        """Return the layer's output, [B, T, D]."""
-        causal = trg_mask is None
-        x_BTD = self.residuals[0](
-            x_BTD, lambda x: self.self_attention(x, x, mask=trg_mask, is_causal=causal)
-        )
-        x_BTD = self.residuals[1](
-            x_BTD, lambda x: self.cross_attention(x, memory_BSD, mask=src_mask)
-        )
-        out: torch.Tensor = self.residuals[2](x_BTD, self.feed_forward)
+        """Return the layer's output, of the shape of its input."""
+        x = self.residuals[0](x, lambda x: self.self_attention(x, x, to_itself))
+        x = self.residuals[1](x, lambda x: self.cross_attention(x, memory, to_source))
+        out: torch.Tensor = self.residuals[2](x, self.feed_forward)
         return out
 
     def step(
@@ -216,7 +148,7 @@ class DecoderLayer(nn.Module):
         x_B1D = self.residuals[1](
             x_B1D,
             lambda x: self.cross_attention.attend(
-                x, cache.cross_keys, cache.cross_values, mask=src_mask
+                x, cache.cross_keys, cache.cross_values, Dense(src_mask)
             ),
         )
         out: torch.Tensor = self.residuals[2](x_B1D, self.feed_forward)
@@ -247,10 +179,19 @@ class Embedding(nn.Module):
         positions = sinusoids(max_positions, sizes.d_model)
         self.register_buffer("positions", positions, persistent=False)
 
-    def forward(self, ids: torch.Tensor, *, start: int = 0) -> torch.Tensor:
-        """Return vectors of ids at positions from `start` on, [B, T, D]."""
-        positions = self.positions[start : start + ids.shape[1]]
-        out: torch.Tensor = self.dropout(self.table(ids) * self.scale + positions)
+    def forward(
+        self, ids: torch.Tensor, *, positions: torch.Tensor | None = None, start: int = 0
+    ) -> torch.Tensor:
+        """Return the vectors of ids, [..., D].
+
+        Args:
+            ids: [..., T].
+            positions: of the ids, counted from 0, broadcast to their shape; None: from `start` on.
+            start: position of the first id.
+        """
+        end = start + ids.shape[-1]
+        at = self.positions[start:end] if positions is None else self.positions[positions]
+        out: torch.Tensor = self.dropout(self.table(ids) * self.scale + at)
         return out
 
 
@@ -302,14 +243,26 @@ class Transformer(nn.Module):
         """
         return self.decode(trg, self.encode(src, src_mask), src_mask, trg_mask)
 
+    def forward_packed(self, batch: PackedBatch) -> torch.Tensor:
+        """Return the decoder's output, before the generator, [T, D].
+
+        Sync: Does not block the host.
+        """
+        src, tgt = batch.src_starts, batch.tgt_starts
+        memory = self._encode(
+            self.src_embedding(batch.src, positions=batch.src_positions),
+            Packed(src, src, batch.longest),
+        )
+        return self._decode(
+            self.tgt_embedding(batch.trg, positions=batch.tgt_positions),
+            memory,
+            to_itself=Packed(tgt, tgt, batch.longest, is_causal=True),
+            to_source=Packed(tgt, src, batch.longest),
+        )
+
     def encode(self, src: torch.Tensor, src_mask: torch.Tensor) -> torch.Tensor:
         """Return the encoder's output, [B, S, D]."""
-        x_BSD: torch.Tensor = self.src_embedding(src)
-        mask = src_mask.unsqueeze(1)
-        for layer in self.encoder:
-            x_BSD = layer(x_BSD, mask)
-        out: torch.Tensor = self.encoder_norm(x_BSD)
-        return out
+        return self._encode(self.src_embedding(src), Dense(src_mask.unsqueeze(1)))
 
     def decode(
         self,
@@ -319,11 +272,26 @@ class Transformer(nn.Module):
         trg_mask: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the decoder's output for whole sentences, [B, T, D]."""
-        x_BTD: torch.Tensor = self.tgt_embedding(trg)
-        mask = None if trg_mask is None else trg_mask.unsqueeze(1)
+        causal = Dense(is_causal=True)
+        return self._decode(
+            self.tgt_embedding(trg),
+            memory_BSD,
+            to_itself=causal if trg_mask is None else Dense(trg_mask.unsqueeze(1)),
+            to_source=Dense(src_mask.unsqueeze(1)),
+        )
+
+    def _encode(self, x: torch.Tensor, pattern: Pattern) -> torch.Tensor:
+        for layer in self.encoder:
+            x = layer(x, pattern)
+        out: torch.Tensor = self.encoder_norm(x)
+        return out
+
+    def _decode(
+        self, x: torch.Tensor, memory: torch.Tensor, *, to_itself: Pattern, to_source: Pattern
+    ) -> torch.Tensor:
         for layer in self.decoder:
-            x_BTD = layer(x_BTD, memory_BSD, src_mask=src_mask.unsqueeze(1), trg_mask=mask)
-        out: torch.Tensor = self.decoder_norm(x_BTD)
+            x = layer(x, memory, to_itself, to_source)
+        out: torch.Tensor = self.decoder_norm(x)
         return out
 
     def start_cache(self, memory_BSD: torch.Tensor) -> list[LayerCache]:

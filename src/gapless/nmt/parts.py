@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gapless.nmt.batching import BucketSampler, make_loader
+from gapless.nmt.compiling import compile_layers
+from gapless.nmt.packing import choose_packing
 from gapless.nmt.run import build_model
 from gapless.nmt.shapes import choose_shapes
 from gapless.nmt.step import TranslationStep
@@ -15,9 +17,11 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from gapless.device.base import Device
-    from gapless.nmt.batching import TokenBatch, TokenPairs
+    from gapless.nmt.batching import AnyBatch, TokenPairs
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.model import Transformer
+    from gapless.nmt.packing import Packing
+    from gapless.nmt.shapes import Shapes
     from gapless.nmt.task import Task
 
 
@@ -33,7 +37,7 @@ class TrainingParts:
 
     model: Transformer
     step: TranslationStep
-    loader: DataLoader[TokenBatch]
+    loader: DataLoader[AnyBatch]
 
 
 def make_parts(
@@ -43,7 +47,10 @@ def make_parts(
 
     Call it in the loop's compute context, after seeding.
     """
+    config = config.resolved_for(is_accelerator=device.is_accelerator)
     model = build_model(config, task.vocabs).to(device.torch_device)
+    if config.compile:
+        compile_layers(model)
     step = TranslationStep(model, config, device=device, total_updates=total_updates)
     loader = make_loader(task.train, make_sampler(config, task.train), workers=0)
     return TrainingParts(model=model, step=step, loader=loader)
@@ -55,18 +62,10 @@ def make_sampler(
     """Return a sampler of these pairs with the budgets of a run.
 
     Args:
-        config: of the run.
+        config: of the run, resolved for its device.
         pairs: to draw from, at least one.
-        for_training: shuffle, group batches into updates, and pad to few shapes if the run does.
+        for_training: shuffle, group batches into updates, and pad or pack as the run does.
     """
-    shapes = None
-    if for_training and config.pads_to_shapes():
-        shapes = choose_shapes(
-            pairs.src_lengths,
-            pairs.tgt_lengths,
-            max_tokens=config.batch_tokens,
-            max_sentences=config.batch_size,
-        )
     return BucketSampler(
         pairs,
         max_tokens=config.batch_tokens,
@@ -74,5 +73,16 @@ def make_sampler(
         accumulate=config.accumulate if for_training else 1,
         shuffle=for_training,
         seed=config.seed,
-        shapes=shapes,
+        shapes=_shapes(config, pairs) if for_training else None,
     )
+
+
+def _shapes(config: TrainConfig, pairs: TokenPairs) -> Shapes | Packing | None:
+    lengths = pairs.src_lengths, pairs.tgt_lengths
+    if config.pack and config.batch_tokens is not None:
+        return choose_packing(*lengths, max_tokens=config.batch_tokens)
+    if config.fixed_shapes:
+        return choose_shapes(
+            *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
+        )
+    return None

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.device.select import autocast
-from gapless.nmt.batching import Batch, TokenBatch
+from gapless.nmt.batching import AnyBatch, Batch
 from gapless.nmt.loss import LabelSmoothing, LossCompute
+from gapless.nmt.packing import PackedBatch
 from gapless.nmt.schedule import learning_rate
 from gapless.pipeline.records import StepLoss
 
@@ -42,7 +43,8 @@ class TranslationStep:
         self._config = config
         self._device = device
         self._total_updates = total_updates
-        self._compute = LossCompute(model.generator, LabelSmoothing(config.label_smoothing))
+        smoothing = LabelSmoothing(config.label_smoothing, compiled=bool(config.compile))
+        self._compute = LossCompute(model.generator, smoothing)
         self._nll = LossCompute(model.generator, LabelSmoothing())
         # On the device, where captured work finds the rate of each update.
         self._rate = device.device_buffer(4).view(torch.float32)[0].fill_(config.lr)
@@ -72,7 +74,7 @@ class TranslationStep:
             total=self._total_updates,
         )
 
-    def on_host(self, tokens: TokenBatch) -> None:
+    def on_host(self, tokens: AnyBatch) -> None:
         """Count the update that a batch ends, and set its learning rate.
 
         Called before each batch, also when what follows is a replay of captured work.
@@ -83,17 +85,16 @@ class TranslationStep:
             self._rate.fill_(self.learning_rate())
             self.num_updates += 1
 
-    def forward(self, tokens: TokenBatch) -> StepLoss:
+    def forward(self, tokens: AnyBatch) -> StepLoss:
         """Return the loss of a batch, smoothed, per token.
 
         The gradient follows the sum over the batch divided by the tokens of the whole update.
 
         Sync: Does not block the host.
         """
-        batch = Batch.from_tokens(tokens.src, tokens.tgt, tokens.ntokens)
         with autocast(self._device, self._config.precision):
-            out = self.model(batch.src, batch.trg, batch.src_mask, batch.trg_mask)
-            loss = self._compute.normalized(out, batch.trg_y, tokens.norm)
+            out, targets = self._out_and_targets(tokens)
+            loss = self._compute.normalized(out, targets, tokens.norm)
         self.at_update_end = tokens.ends_update
         report = loss.detach() * (tokens.norm / tokens.ntokens)
         return StepLoss(loss=loss, report=report, weight=tokens.ntokens)
@@ -107,15 +108,20 @@ class TranslationStep:
         if self.at_update_end:
             self._update()
 
-    def evaluate(self, tokens: TokenBatch) -> torch.Tensor:
+    def evaluate(self, tokens: AnyBatch) -> torch.Tensor:
         """Return the negative log likelihood per token of a batch, not smoothed.
 
         Sync: Does not block the host.
         """
-        batch = Batch.from_tokens(tokens.src, tokens.tgt, tokens.ntokens)
         with torch.no_grad(), autocast(self._device, self._config.precision):
-            out = self.model(batch.src, batch.trg, batch.src_mask, batch.trg_mask)
-            return self._nll.normalized(out, batch.trg_y, batch.ntokens)
+            out, targets = self._out_and_targets(tokens)
+            return self._nll.normalized(out, targets, tokens.ntokens)
+
+    def _out_and_targets(self, tokens: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(tokens, PackedBatch):
+            return self.model.forward_packed(tokens), tokens.trg_y
+        batch = Batch.from_tokens(tokens.src, tokens.tgt, tokens.ntokens)
+        return self.model(batch.src, batch.trg, batch.src_mask, batch.trg_mask), batch.trg_y
 
     def _update(self) -> None:
         if self._config.clip_norm:

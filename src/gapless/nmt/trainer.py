@@ -18,7 +18,8 @@ from gapless.device.select import (
 )
 from gapless.errors import NonFiniteLossError
 from gapless.nmt import checkpoint, run as runs
-from gapless.nmt.batching import PaddedPairs, make_loader
+from gapless.nmt.batching import PairBatches, make_loader
+from gapless.nmt.compiling import compile_layers
 from gapless.nmt.decode import Decoder, DecodeSettings
 from gapless.nmt.evaluate import evaluate
 from gapless.nmt.interrupt import StopRequest, until_stopped
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
-    from gapless.nmt.batching import TokenBatch
+    from gapless.nmt.batching import AnyBatch
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.corpus import Pairs
     from gapless.nmt.metrics import Scores
@@ -88,10 +89,11 @@ class Trainer:
     def __init__(
         self, config: TrainConfig, *, observer: Observer, resume: Path | None = None
     ) -> None:
-        self.config = config
         self._observer = observer
         self._started_at = perf_counter()
         self._device = resolve_device(config.device)
+        config = config.resolved_for(is_accelerator=self._device.is_accelerator)
+        self.config = config
         set_numerics(self._device, config.precision, deterministic=config.deterministic)
         vocabs = runs.read_vocabs(resume, config) if resume else None
         state = checkpoint.load_state(_state_path(resume)) if resume else None
@@ -108,6 +110,8 @@ class Trainer:
         with self._loop.compute():
             self.model = runs.build_model(config, self._task.vocabs)
             self.model.to(self._device.torch_device)
+            if config.compile:
+                compile_layers(self.model)
             self._step = TranslationStep(
                 self.model, config, device=self._device, total_updates=self._total_updates()
             )
@@ -139,7 +143,7 @@ class Trainer:
         if not self._loop.captures:
             return
         self.model.train()
-        pairs = PaddedPairs(self._task.train)
+        pairs = PairBatches(self._task.train)
         examples = [pairs[micro] for micro in self._sampler.one_of_each()]
         scaler = self._step.scaler
         with self._loop.compute():
@@ -158,7 +162,7 @@ class Trainer:
     # --- one epoch ---
 
     def _run_epoch(
-        self, loader: DataLoader[TokenBatch], folder: runs.RunFolder, stop: StopRequest
+        self, loader: DataLoader[AnyBatch], folder: runs.RunFolder, stop: StopRequest
     ) -> None:
         at, losses = self._position, self._loop.losses
         self._sampler.set_epoch(at.epoch, skip=at.batches, max_updates=self._updates_left())
@@ -349,7 +353,8 @@ class Trainer:
             f"torch {torch.__version__}, {config.precision}",
             "plan": f"{plan.name}: {plan.streams} streams, waits with {plan.wait_with}, "
             f"prefetch {plan.prefetch}, {self._num_workers()} workers, "
-            f"{'pinned' if plan.pin_memory else 'pageable'} staging",
+            f"{'pinned' if plan.pin_memory else 'pageable'} staging"
+            f"{', layers compiled' if self.config.compile else ''}",
             "data": f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
             f"{len(task.train)} training pairs{skipped}, {len(task.corpus.val)} validation, "
             f"{len(task.corpus.test)} test",

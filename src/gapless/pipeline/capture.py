@@ -115,6 +115,7 @@ class CapturedStep:
         step: the step itself.
         report: what is captured.
         only_ahead: whether shapes that `warm_up` did not capture run as written.
+        shape: of the batch that came last.
     """
 
     def __init__(
@@ -128,6 +129,7 @@ class CapturedStep:
         self.step = step
         self.report = CaptureReport()
         self.only_ahead = False
+        self.shape: Hashable | None = None
         self._device = device
         self._sync = sync
         self._budget = memory_budget_bytes
@@ -150,7 +152,7 @@ class CapturedStep:
         Sync: Does not block the host, but where a shape is captured ("capture").
         """
         call_host_part(self.step, batch)
-        key = shape_of(batch)
+        key = self.shape = shape_of(batch)
         self._forget_if_settings_changed()
         captured = self._graphs.get(key)
         if captured is None and self._num_seen[key] >= NUM_WARM_UPS:
@@ -163,17 +165,35 @@ class CapturedStep:
         self.report.num_replays += 1
         return captured.out
 
-    def run_eagerly(self, batch: Any) -> Any:
-        """Train on a batch by the step itself; counts as one of the runs before a capture.
+    def run_eagerly(self, batch: Any, *, may_come_again: bool = True) -> Any:
+        """Train on a batch by the step itself.
+
+        Args:
+            batch: on the device.
+            may_come_again: count it as one of the runs before a capture of its shape.
 
         Sync: Does not block the host, unless the step does.
         """
         call_host_part(self.step, batch)
-        return self._run_eagerly(shape_of(batch), batch)
+        self.shape = shape_of(batch) if may_come_again else None
+        return self._run_eagerly(self.shape, batch)
 
-    def _run_eagerly(self, key: Hashable, batch: Any) -> Any:
+    @property
+    def has_graphs(self) -> bool:
+        """Whether any shape is captured now."""
+        return bool(self._graphs)
+
+    def forget(self) -> None:
+        """Let go of all graphs and their memory; shapes can be captured again at once.
+
+        Sync: Does not block the host.
+        """
+        self._graphs = {}
+        self._newest = None
+
+    def _run_eagerly(self, key: Hashable | None, batch: Any) -> Any:
         self.report.num_eager += 1
-        if self.report.refusal is not None:
+        if key is None or self.report.refusal is not None:
             return do_work(self.step, batch)
         return self._run_watched(key, batch)
 
@@ -222,6 +242,7 @@ class CapturedStep:
         key = shape_of(batch)
         if key in self._graphs or self.report.refusal is not None:
             return
+        batch = _static(batch)
         for _ in range(NUM_WARM_UPS):
             self._run_watched(key, batch)
         self._settings = self._updates.settings()
@@ -238,8 +259,7 @@ class CapturedStep:
             self._num_changes += 1
         self._settings = settings
         # The first time, the optimizers have only become known.
-        self._graphs.clear()
-        self._newest = None
+        self.forget()
         if self._is_full:
             self._is_full, self.report.refusal = False, None
         if self._num_changes > max(_MAX_CHANGES, self._num_steps() / _MIN_STEPS_A_CHANGE):
@@ -257,7 +277,7 @@ class CapturedStep:
             self._is_full = self.report.refusal is not None
         if self.report.refusal is not None:
             return None
-        static = map_tensors(batch, torch.clone)
+        static = _static(batch)
         outs: list[Any] = []
         before = self._device.reserved_memory_bytes()
         start = self._device.now_ms()
@@ -295,6 +315,15 @@ class CapturedStep:
                 f"{self._largest_bytes:,}, which is over its budget of {self._budget:,}"
             )
         return None
+
+
+def _static(batch: Any) -> Any:
+    """Return a batch in memory of its own.
+
+    The last run before a capture takes one as well: compiled code tells views of a ring from
+    tensors of their own, and nothing can be compiled during a capture.
+    """
+    return map_tensors(batch, torch.clone)
 
 
 def call_host_part(step: object, batch: Any) -> None:

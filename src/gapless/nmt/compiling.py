@@ -1,0 +1,31 @@
+"""Compile a model's layers one by one.
+
+The whole model takes minutes to compile for each shape; one layer takes seconds, and all layers
+of a kind, of all shapes of batches, share the code. Torch keeps it on disk between runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from gapless.nmt.model import Transformer
+
+
+# Kinds of layers times kinds of patterns, and as much again for evaluation.
+_MAX_VARIANTS = 64
+
+
+def compile_layers(model: Transformer) -> None:
+    """Let each layer be compiled when it first runs; the weights keep their names.
+
+    Dropout draws other random numbers in compiled code, and rounding differs in the last places.
+
+    Sync: Does not block the host; the layers' first runs do, for seconds.
+    """
+    torch._dynamo.config.recompile_limit = _MAX_VARIANTS
+    for layer in (*model.encoder, *model.decoder):
+        layer.compile(dynamic=None)

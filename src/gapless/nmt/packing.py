@@ -1,0 +1,230 @@
+"""Sentences packed one after the other, so that a batch holds next to no padding.
+
+All batches have one shape: so many source tokens, so many target tokens, so many sentences. What
+a batch leaves free at the end of either side is given to rows of padding, which see each other
+and are not learnt from.
+
+Sentences of all lengths share a batch, so nothing has to be sorted, and every batch is a random
+sample of the training pairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gapless.nmt.vocab import PAD
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+
+# Numbers of tokens are rounded up to a multiple of this, which matrix kernels like.
+_GRAIN = 64
+
+# Padding is cut into rows of at most this, or of the longest sentence.
+_PADDING_ROW = 256
+
+# Batches hold a random number of sentences. So many times the root of their mean more is room
+# enough; each row costs the attention kernel memory, whether it is used or not.
+_SPARE = 4.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """The shape of all batches.
+
+    Attributes:
+        src_tokens: source tokens of a batch, padding included.
+        tgt_tokens: target tokens of a batch, padding included.
+        sentences: most pairs in a batch.
+        padding_rows: most rows of padding.
+        longest: no row has more tokens.
+    """
+
+    src_tokens: int
+    tgt_tokens: int
+    sentences: int
+    padding_rows: int
+    longest: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Source and target positions of a batch, padding included."""
+        return self.src_tokens + self.tgt_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedBatch:
+    """Packed sentences as they travel to the device and into the model.
+
+    Attributes:
+        src: source ids with ends, [S], int64.
+        src_positions: position of each within its sentence, [S], int64.
+        src_starts: first token of each row, and S, [rows + 1], int32.
+        trg: target ids that the decoder reads, from the begin marks on, [T], int64.
+        trg_y: target ids that it predicts, up to the end marks, [T], int64.
+        tgt_positions: position of each within its sentence, [T], int64.
+        tgt_starts: first token of each row, and T, [rows + 1], int32.
+        ntokens: target tokens to predict in this batch, padding excluded, a scalar tensor.
+        norm: target tokens of the whole update that this batch belongs to, a scalar tensor.
+        longest: no row has more tokens.
+        ends_update: whether the optimizer steps after this batch.
+    """
+
+    src: torch.Tensor
+    src_positions: torch.Tensor
+    src_starts: torch.Tensor
+    trg: torch.Tensor
+    trg_y: torch.Tensor
+    tgt_positions: torch.Tensor
+    tgt_starts: torch.Tensor
+    ntokens: torch.Tensor
+    norm: torch.Tensor
+    longest: int
+    ends_update: bool
+
+
+def choose_packing(
+    src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64], *, max_tokens: int
+) -> Packing:
+    """Return a shape whose two sides fill up at the same rate.
+
+    Args:
+        src_lengths: source tokens of each pair, at least one pair.
+        tgt_lengths: target tokens to predict of each pair.
+        max_tokens: tokens of the longer side; more only if a single sentence has more.
+    """
+    src_mean, tgt_mean = float(src_lengths.mean()), float(tgt_lengths.mean())
+    pairs = max_tokens / max(src_mean, tgt_mean)
+    src_tokens = max(pairs * src_mean, int(src_lengths.max()))
+    tgt_tokens = max(pairs * tgt_mean, int(tgt_lengths.max()))
+    longest = max(_PADDING_ROW, int(src_lengths.max()), int(tgt_lengths.max()))
+    # Enough for a batch that is all padding, also after rounding up.
+    padding_rows = math.ceil(1.01 * max(src_tokens, tgt_tokens) / longest) + 2
+    return Packing(
+        src_tokens=_round_up(src_tokens + padding_rows),
+        tgt_tokens=_round_up(tgt_tokens),
+        sentences=math.ceil(pairs + _SPARE * math.sqrt(pairs)),
+        padding_rows=padding_rows,
+        longest=longest,
+    )
+
+
+def fill(
+    order: NDArray[np.int64],
+    src_lengths: NDArray[np.int64],
+    tgt_lengths: NDArray[np.int64],
+    packing: Packing,
+) -> Iterator[NDArray[np.int64]]:
+    """Yield the pairs of each batch.
+
+    Pairs that are longer in the source than the batches' shape has it take turns with those that
+    are longer in the target, so that no batch is full on one side and half empty on the other.
+
+    Args:
+        order: numbers of pairs, in random order.
+        src_lengths: of all pairs.
+        tgt_lengths: of all pairs.
+        packing: the shape.
+    """
+    lean = src_lengths * packing.tgt_tokens - tgt_lengths * packing.src_tokens
+    to_src, to_tgt = (deque(order[side].tolist()) for side in (lean[order] > 0, lean[order] <= 0))
+    # Each row of padding has to hold a source token for its target tokens to see.
+    src_room, tgt_room = packing.src_tokens - packing.padding_rows, packing.tgt_tokens
+    batch: list[int] = []
+    src = tgt = balance = 0
+    while to_src or to_tgt:
+        queue = to_src if to_src and (balance <= 0 or not to_tgt) else to_tgt
+        pair = queue[0]
+        is_full = src + src_lengths[pair] > src_room or tgt + tgt_lengths[pair] > tgt_room
+        if batch and (is_full or len(batch) == packing.sentences):
+            yield np.array(batch)
+            batch, src, tgt, balance = [], 0, 0, 0
+            continue
+        batch.append(queue.popleft())
+        src += int(src_lengths[pair])
+        tgt += int(tgt_lengths[pair])
+        balance += int(lean[pair])
+    if batch:
+        yield np.array(batch)
+
+
+def pack(
+    src: Sequence[NDArray[np.int32]],
+    tgt: Sequence[NDArray[np.int32]],
+    packing: Packing,
+    *,
+    update_tokens: int,
+    ends_update: bool,
+) -> PackedBatch:
+    """Return the batch of these pairs.
+
+    Args:
+        src: source ids of each, with end.
+        tgt: target ids of each, with begin and end.
+        packing: the shape.
+        update_tokens: target tokens of the whole update.
+        ends_update: whether this is the update's last batch.
+    """
+    src_lengths = np.array([len(ids) for ids in src])
+    tgt_lengths = np.array([len(ids) - 1 for ids in tgt])
+    src_rows, tgt_rows = _with_padding_rows(src_lengths, tgt_lengths, packing)
+    return PackedBatch(
+        src=_joined(src, packing.src_tokens),
+        src_positions=_positions(src_lengths, packing.src_tokens),
+        src_starts=_starts(src_rows),
+        trg=_joined([ids[:-1] for ids in tgt], packing.tgt_tokens),
+        trg_y=_joined([ids[1:] for ids in tgt], packing.tgt_tokens),
+        tgt_positions=_positions(tgt_lengths, packing.tgt_tokens),
+        tgt_starts=_starts(tgt_rows),
+        ntokens=torch.tensor(int(tgt_lengths.sum())),
+        norm=torch.tensor(update_tokens),
+        longest=packing.longest,
+        ends_update=ends_update,
+    )
+
+
+def _with_padding_rows(
+    src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64], packing: Packing
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the lengths of all rows of both sides: sentences, padding, and empty ones."""
+    free = (packing.src_tokens - src_lengths.sum(), packing.tgt_tokens - tgt_lengths.sum())
+    num_rows = math.ceil(max(free) / packing.longest)
+    num_empty = packing.sentences + packing.padding_rows - len(src_lengths) - num_rows
+    sides = []
+    for lengths, left in zip((src_lengths, tgt_lengths), free, strict=True):
+        rows = [left // num_rows + (row < left % num_rows) for row in range(num_rows)]
+        sides.append(np.concatenate((lengths, rows, np.zeros(num_empty))).astype(np.int64))
+    return sides[0], sides[1]
+
+
+def _starts(lengths: NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+
+
+def _joined(sentences: Sequence[NDArray[np.int32]], length: int) -> torch.Tensor:
+    joined = np.full(length, PAD, dtype=np.int64)
+    tokens = np.concatenate(sentences)
+    joined[: len(tokens)] = tokens
+    return torch.from_numpy(joined)
+
+
+def _positions(lengths: NDArray[np.int64], length: int) -> torch.Tensor:
+    """Return the position of each token; 0 for padding."""
+    positions = np.zeros(length, dtype=np.int64)
+    ends = np.cumsum(lengths)
+    positions[: ends[-1]] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
+    return torch.from_numpy(positions)
+
+
+def _round_up(tokens: float) -> int:
+    return math.ceil(tokens / _GRAIN) * _GRAIN
