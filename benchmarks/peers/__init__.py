@@ -1,0 +1,1 @@
+"""gapless beside other ways to train the same model on the same batches."""

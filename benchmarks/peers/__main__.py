@@ -1,0 +1,174 @@
+"""`python -m benchmarks.peers --case base32 --out DIR`: every row, in interleaved rounds."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers import report
+from benchmarks.peers.cases import TINY, Case, base32, base8192
+from benchmarks.peers.race import Race, Schedule
+from benchmarks.peers.rows import Row, all_rows
+from gapless.device.select import resolve_device
+from gapless.errors import UserError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+_PACKAGES = ("torch", "accelerate", "lightning", "pytorch-lightning", "transformers")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the rows that were asked for and write table, JSON and plot; return the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        rows = _chosen(options.only, all_rows(compiled_shapes=options.compiled_shapes))
+        device = str(resolve_device(options.device).torch_device)
+        case = _case(options)
+        folder = Path(options.out)
+        logs = folder / f"peers-{case.name}-logs"
+        logs.mkdir(parents=True, exist_ok=True)
+    except (UserError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    schedule = Schedule(
+        rounds=options.rounds,
+        warmup=options.warmup,
+        steps=options.steps,
+        profile_steps=options.profile_steps if device != "cpu" else 0,
+        setup_limit_s=options.setup_limit,
+    )
+    # Warnings of frameworks, and look-ups on the network that none of the rows needs.
+    os.environ |= {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    race = Race(
+        case,
+        rows,
+        schedule,
+        device=device,
+        logs=logs,
+        compiled_shapes=options.compiled_shapes,
+        say=lambda line: print(line, flush=True),
+    )
+    results = [report.summarize(result) for result in race.run()]
+    report.add_ratios(results)
+    facts = {**_facts(case, schedule, device), "rows": results}
+    _write(folder / f"peers-{case.name}", facts)
+    return 0 if any(row["rounds"] for row in results) else 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
+    parser.add_argument("--case", choices=("base32", "base8192"), default="base32")
+    parser.add_argument("--data", help="base8192: folder or file of sentence pairs")
+    parser.add_argument("--src", default="en", help="base8192: source side")
+    parser.add_argument("--tgt", default="zh", help="base8192: target side")
+    parser.add_argument("--vocab-size", type=int, default=32_000, help="base8192: subwords a side")
+    parser.add_argument("--batch-tokens", type=int, default=8192, help="base8192: of a batch")
+    parser.add_argument("--out", default="docs/results", help="folder for table, JSON and plot")
+    parser.add_argument("--only", help="names of rows, with commas; none: all")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--precision", default="bf16", choices=("fp32", "bf16"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--warmup", type=int, default=8, help="steps before the timed ones")
+    parser.add_argument("--steps", type=int, default=40, help="timed steps of a round")
+    parser.add_argument("--profile-steps", type=int, default=10, help="0: no profile")
+    parser.add_argument("--workers", type=int, default=4, help="loader processes of each row")
+    parser.add_argument("--compiled-shapes", type=int, default=2, help="of the row compiled")
+    parser.add_argument("--setup-limit", type=float, default=180.0, help="seconds a row may take")
+    parser.add_argument("--tiny", action="store_true", help="a small model: does it all run?")
+    return parser
+
+
+def _chosen(only: str | None, rows: list[Row]) -> list[Row]:
+    if only is None:
+        return rows
+    by_name = {row.name: row for row in rows}
+    names = [name.strip() for name in only.split(",")]
+    unknown = [name for name in names if name not in by_name]
+    if unknown:
+        raise UserError(f"unknown row {unknown[0]!r}; the rows are {', '.join(by_name)}")
+    return [by_name[name] for name in names]
+
+
+def _case(options: argparse.Namespace) -> Case:
+    sizes: dict[str, Any] = TINY if options.tiny else {}
+    common = {"workers": options.workers, "precision": options.precision, **sizes}
+    if options.case == "base32":
+        return base32(**common)
+    if options.data is None:
+        raise UserError("case base8192 needs sentence pairs; name a folder or file with --data")
+    return base8192(
+        data=options.data,
+        src=options.src,
+        tgt=options.tgt,
+        vocab_size=options.vocab_size,
+        batch_tokens=options.batch_tokens,
+        **common,
+    )
+
+
+def _facts(case: Case, schedule: Schedule, device: str) -> dict[str, Any]:
+    config = case.config
+    command = f"python -m benchmarks.peers {shlex.join(sys.argv[1:])}".strip()
+    budget = f"{config.batch_size} sentences" if config.batch_size else None
+    return {
+        "case": case.name,
+        "model": f"Transformer {config.d_model}, {config.encoder_layers} + "
+        f"{config.decoder_layers} layers, vocabularies {len(case.vocabs.src):,} and "
+        f"{len(case.vocabs.tgt):,}, {config.precision}",
+        "batches": f"Batches of {budget or f'{config.batch_tokens:,} tokens'}, "
+        f"{len(case.train):,} pairs, {case.workers} loader processes a row",
+        "measured": f"Median of {schedule.rounds} interleaved rounds of {schedule.steps} steps "
+        f"after {schedule.warmup}, every row in a process of its own",
+        "hardware": resolve_device(device).describe(),
+        "host": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": _versions(),
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": command,
+        "schedule": asdict(schedule),
+        "config": asdict(config),
+    }
+
+
+def _versions() -> str:
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()
+
+
+def _write(stem: Path, facts: dict[str, Any]) -> None:
+    table = report.to_markdown(facts)
+    stem.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    stem.with_suffix(".md").write_text(table, encoding="utf-8")
+    stem.with_suffix(".svg").write_text(report.to_svg(facts), encoding="utf-8")
+    print(f"\n{table}\nwritten: {stem}.json, .md, .svg")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""What all rows train on: the same pairs, the same model, the same settings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from gapless.nmt.batching import BucketSampler, Microbatch, TokenPairs
+from gapless.nmt.config import TrainConfig
+from gapless.nmt.parts import make_sampler
+from gapless.nmt.shapes import choose_shapes
+from gapless.nmt.task import prepare
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# Batches that are each padded to their longest sentence, on which peers and plans agree.
+PLAIN_LAYOUT: dict[str, Any] = {"pack": False, "fixed_shapes": False, "compile": False}
+
+# The Transformer base of Vaswani et al. 2017 with two vocabularies of 32,000: 93 M parameters.
+_BASE: dict[str, Any] = {
+    "share": "none",
+    "d_model": 512,
+    "heads": 8,
+    "ffn": 2048,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "dropout": 0.1,
+}
+
+# Seconds on two CPU cores; shows that everything runs.
+TINY: dict[str, Any] = {
+    "d_model": 32,
+    "heads": 2,
+    "ffn": 64,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One workload, as every row gets it.
+
+    Attributes:
+        name: of the case.
+        config: settings of model, optimizer and batches; the plan is the row's own.
+        train: sentence pairs as token ids.
+        vocabs: `src` and `tgt`, of which only the sizes matter.
+        workers: loader processes of every row.
+    """
+
+    name: str
+    config: TrainConfig
+    train: TokenPairs
+    vocabs: Any
+    workers: int
+
+    def plain_batches(self) -> list[Microbatch]:
+        """Return the batches that all peers train on, each padded to its longest sentence."""
+        return list(make_sampler(replace(self.config, **PLAIN_LAYOUT), self.train))
+
+    def shaped_batches(self, *, max_shapes: int) -> BucketSampler:
+        """Return batches padded to a few shapes, for whoever compiles or captures each shape."""
+        budgets: dict[str, Any] = {
+            "max_tokens": self.config.batch_tokens,
+            "max_sentences": self.config.batch_size,
+        }
+        lengths = self.train.src_lengths, self.train.tgt_lengths
+        shapes = choose_shapes(*lengths, **budgets, max_shapes=max_shapes)
+        return BucketSampler(self.train, **budgets, seed=self.config.seed, shapes=shapes)
+
+    def num_target_tokens(self, batches: Sequence[Microbatch]) -> int:
+        """Return the target tokens to predict in these batches, padding excluded."""
+        lengths = self.train.tgt_lengths
+        return sum(int(lengths[batch.pairs].sum()) for batch in batches)
+
+
+def base32(
+    *, workers: int, precision: str = "bf16", num_pairs: int = 40_000, **sizes: Any
+) -> Case:
+    """Return synthetic pairs in batches of 32 sentences.
+
+    Lengths are log-normal around 28 tokens, as of news text in subwords.
+    """
+    vocab_size = 32_000 if not sizes else 1_000
+    config = TrainConfig(batch_size=32, precision=precision, max_length=100, **(_BASE | sizes))
+    return Case(
+        name="base32",
+        config=config,
+        train=synthetic_pairs(num_pairs, vocab_size=vocab_size, seed=config.seed),
+        vocabs=_vocabs(vocab_size, vocab_size),
+        workers=workers,
+    )
+
+
+def base8192(
+    *,
+    data: str,
+    workers: int,
+    precision: str = "bf16",
+    batch_tokens: int = 8192,
+    vocab_size: int = 32_000,
+    src: str = "en",
+    tgt: str = "zh",
+    **sizes: Any,
+) -> Case:
+    """Return a user's text in batches of 8,192 tokens; learns subwords first, which takes a while.
+
+    Raises:
+        DataError: anything about the data that cannot be used.
+    """
+    config = TrainConfig(
+        data=data,
+        src=src,
+        tgt=tgt,
+        batch_tokens=batch_tokens,
+        precision=precision,
+        vocab_size=vocab_size,
+        **(_BASE | sizes),
+    )
+    task = prepare(config)
+    return Case(
+        name=f"base{batch_tokens}",
+        config=config,
+        train=task.train,
+        vocabs=_vocabs(len(task.vocabs.src), len(task.vocabs.tgt)),
+        workers=workers,
+    )
+
+
+def synthetic_pairs(count: int, *, vocab_size: int, seed: int) -> TokenPairs:
+    """Return pairs of random ids; a target's length is about its source's."""
+    random = np.random.default_rng(seed)
+    src_lengths = np.clip(random.lognormal(np.log(28), 0.5, count), 3, 98).astype(int)
+    stretched = src_lengths * random.lognormal(0.0, 0.15, count)
+    tgt_lengths = np.clip(stretched, 3, 98).astype(int)
+    sides = (
+        [random.integers(4, vocab_size, n) for n in n_s] for n_s in (src_lengths, tgt_lengths)
+    )
+    return TokenPairs(*sides)
+
+
+def _vocabs(src: int, tgt: int) -> SimpleNamespace:
+    return SimpleNamespace(src=range(src), tgt=range(tgt))

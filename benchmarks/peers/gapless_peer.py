@@ -1,0 +1,81 @@
+"""gapless: `TrainLoop` under one plan, as `gapless train` runs it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from benchmarks.peers.parts import take
+from gapless.device.select import seed_everything
+from gapless.nmt.batching import Microbatch, PairBatches, make_loader
+from gapless.nmt.parts import make_parts, make_sampler
+from gapless.pipeline.loop import TrainLoop
+from gapless.pipeline.snapshot import Snapshot
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from benchmarks.peers.cases import Case
+    from benchmarks.peers.window import Window
+    from gapless.device.base import Device
+
+
+class GaplessPeer:
+    """`TrainLoop` with the plan of a row.
+
+    Args:
+        case: to train on.
+        device: where.
+        plan: name of the plan.
+        layout: settings of layout and compiling; none: what `gapless train` decides itself.
+    """
+
+    def __init__(
+        self, case: Case, device: Device, *, plan: str, layout: dict[str, Any] | None = None
+    ) -> None:
+        config = replace(case.config, plan=plan, **(layout or {}))
+        self._config = config.resolved_for(is_accelerator=device.is_accelerator)
+        self._case = case
+        self._device = device
+        # The one place where gapless's batches are made: padded or packed as the settings say.
+        self._sampler = make_sampler(self._config, case.train)
+        self.batches: Sequence[Microbatch] = list(self._sampler)
+
+    def setup(self) -> None:
+        """Build model and loop; capture every shape if the plan captures."""
+        seed_everything(self._config.seed)
+        self._loop = TrainLoop(plan=self._config.resolved_plan(), device=self._device)
+        with self._loop.compute():
+            # The case has what is used of a task: pairs and vocabularies.
+            task: Any = self._case
+            parts = make_parts(self._config, task, device=self._device, total_updates=10**6)
+            parts.model.train()
+            snapshot = Snapshot(parts.model, parts.step.optimizer)
+        self._step = parts.step
+        if self._loop.captures:
+            pairs = PairBatches(self._case.train)
+            examples = [pairs[micro] for micro in self._sampler.one_of_each()]
+            self._loop.warm_up(examples, self._step, snapshot=snapshot)
+
+    def run(self, window: Window, *, first: int) -> None:
+        """Train: the timed steps are an epoch of their own, its start and its end included."""
+        batches: Any = take(self.batches, window.total, first=first)
+        loader = make_loader(self._case.train, batches, workers=self._case.workers)
+        source = iter(loader)
+        if window.warmup:
+            self._loop.run_epoch(islice(source, window.warmup), self._step)
+        window.start()
+        result = self._loop.run_epoch(islice(source, window.steps), self._step)
+        window.stop()
+        window.loss = result.losses[-1]
+        window.facts = {
+            "host_waits": result.waits.as_dict(),
+            "gap_share": result.gap_share,
+            "capture": self._capture(),
+        }
+
+    def _capture(self) -> dict[str, Any] | None:
+        report = self._loop.capture
+        return None if report is None else asdict(report)

@@ -1,0 +1,61 @@
+"""How long kernels run: one short profile a row, apart from the timed rounds."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch.profiler import ProfilerActivity, profile
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+
+@dataclass(kw_only=True)
+class KernelTimes:
+    """What ran on the device while it was watched.
+
+    Attributes:
+        num_kernels: kernels, those of replayed graphs included.
+        busy_ms: time in which a kernel, copy or fill ran; where several ran at once, it counts
+            once.
+    """
+
+    num_kernels: int = 0
+    busy_ms: float = 0.0
+
+
+@contextmanager
+def watch_kernels(times: KernelTimes) -> Iterator[None]:
+    """Fill `times` with what runs on the GPU during the body, which must end with an idle device.
+
+    The host runs slower under a profiler; the durations of kernels are as they always are.
+    """
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        yield
+    with tempfile.TemporaryDirectory(prefix="peers-") as folder:
+        path = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(path))
+        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+    times.num_kernels = sum(event.get("cat") == "kernel" for event in events)
+    times.busy_ms = union_ms(
+        (event["ts"], event["dur"])
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
+    )
+
+
+def union_ms(intervals: Iterable[tuple[float, float]]) -> float:
+    """Return the time covered by (start, duration) pairs in microseconds, in milliseconds."""
+    covered = 0.0
+    reached = float("-inf")
+    for start, duration in sorted(intervals):
+        end = start + duration
+        covered += max(0.0, end - max(start, reached))
+        reached = max(reached, end)
+    return covered / 1000.0

@@ -1,0 +1,191 @@
+"""A row in a process of its own: frameworks cannot disturb each other, and one can be ended.
+
+The process waits for commands; while it waits, nothing of it runs on host or device.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import traceback
+import warnings
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from functools import partial
+from time import perf_counter
+from typing import TYPE_CHECKING, Any
+
+from gapless.device.select import resolve_device, set_numerics
+
+
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+
+    from benchmarks.peers.cases import Case
+    from benchmarks.peers.parts import Peer
+    from benchmarks.peers.rows import Row
+    from gapless.device.base import Device
+
+
+@dataclass(frozen=True, kw_only=True)
+class Order:
+    """Steps that a row is asked to run.
+
+    Attributes:
+        warmup: steps before the timed ones.
+        steps: timed steps.
+        first: number of the first batch.
+        profiled: watch the kernels instead of timing.
+    """
+
+    warmup: int
+    steps: int
+    first: int
+    profiled: bool = False
+
+
+_SECONDS_TO_END = 5.0
+
+
+class RowError(Exception):
+    """A row failed or took too long; the message says so in one line."""
+
+
+class RowProcess:
+    """The process of one row, started at once, with its set-up under way.
+
+    Args:
+        row_name: of the row.
+        compiled_shapes: as given to `all_rows`.
+        case: to train on.
+        device: name of the device.
+        log: file for whatever the frameworks print.
+    """
+
+    def __init__(
+        self, row_name: str, *, compiled_shapes: int, case: Case, device: str, log: Path
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._channel, theirs = context.Pipe()
+        self._log = log
+        self._started_at = perf_counter()
+        self._process = context.Process(
+            target=_serve, args=(theirs, row_name, compiled_shapes, case, device, log)
+        )
+        self._process.start()
+        theirs.close()
+
+    def wait_ready(self, *, limit_s: float) -> dict[str, Any]:
+        """Return facts of the set-up, `limit_s` seconds after the start at the latest.
+
+        Raises:
+            RowError: it failed, or did not finish in time.
+        """
+        left = self._started_at + limit_s - perf_counter()
+        return self._answer(timeout_s=max(0.0, left), what="set-up", limit_s=limit_s)
+
+    def run(self, order: Order, *, limit_s: float) -> dict[str, Any]:
+        """Return what the row measured.
+
+        Raises:
+            RowError: it failed, or did not finish in time.
+        """
+        self._channel.send(order)
+        return self._answer(timeout_s=limit_s, what=f"{order.steps} steps", limit_s=limit_s)
+
+    def _answer(self, *, timeout_s: float, what: str, limit_s: float) -> dict[str, Any]:
+        if not self._channel.poll(timeout_s):
+            self._kill()
+            raise RowError(f"did not finish its {what} in {limit_s:.0f} s")
+        try:
+            answer: dict[str, Any] = self._channel.recv()
+        except EOFError:
+            self.end()
+            raise RowError(f"ended during its {what}; see {self._log}") from None
+        if "error" in answer:
+            self.end()
+            raise RowError(f"failed in its {what}: {answer['error']}; see {self._log}")
+        return answer
+
+    def end(self) -> None:
+        """End the process with all of its own: loader workers, compilers."""
+        # Without a channel it ends by itself, and takes its temporary files along.
+        self._channel.close()
+        self._process.join(_SECONDS_TO_END)
+        self._kill()
+
+    def _kill(self) -> None:
+        if self._process.pid is not None:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.join()
+
+
+def _serve(
+    channel: Connection, row_name: str, compiled_shapes: int, case: Case, device: str, log: Path
+) -> None:
+    # A group of its own, so that it can be ended with its children; Ctrl-C is the parent's.
+    os.setpgrp()
+    _print_to(log)
+    try:
+        from benchmarks.peers.rows import all_rows
+
+        rows = {row.name: row for row in all_rows(compiled_shapes=compiled_shapes)}
+        peer, resolved = _set_up(rows[row_name], case, device, channel)
+        while True:
+            order = channel.recv()
+            channel.send(_run(peer, resolved, case, order))
+    except EOFError:
+        return
+    except BaseException as error:
+        traceback.print_exc()
+        first_line = str(error).strip().split("\n")[0]
+        channel.send({"error": f"{type(error).__name__}: {first_line}"})
+
+
+def _print_to(log: Path) -> None:
+    warnings.filterwarnings("ignore")
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    os.dup2(file, sys.stdout.fileno())
+    os.dup2(file, sys.stderr.fileno())
+
+
+def _set_up(row: Row, case: Case, name: str, channel: Connection) -> tuple[Peer, Device]:
+    start = perf_counter()
+    device = resolve_device(name)
+    set_numerics(device, case.config.precision, deterministic=False)
+    peer = row.make(case, device)
+    peer.setup()
+    channel.send({"setup_seconds": perf_counter() - start})
+    return peer, device
+
+
+def _run(peer: Peer, device: Device, case: Case, order: Order) -> dict[str, Any]:
+    from benchmarks.peers.parts import take
+    from benchmarks.peers.profiling import KernelTimes, watch_kernels
+    from benchmarks.peers.window import Window
+
+    kernels = KernelTimes()
+    around = partial(watch_kernels, kernels) if order.profiled else nullcontext
+    window = Window(device=device, warmup=order.warmup, steps=order.steps, around=around)
+    if device.is_accelerator:
+        device.reset_peak_memory()
+    peer.run(window, first=order.first)
+    timed = take(peer.batches, order.steps, first=order.first + order.warmup)
+    answer = {
+        "steps": order.steps,
+        "seconds": window.seconds,
+        "target_tokens": case.num_target_tokens(timed),
+        "sentences": sum(len(micro.pairs) for micro in timed),
+        "loss": window.loss,
+        "peak_memory_bytes": device.peak_memory_bytes() if device.is_accelerator else 0,
+        **window.facts,
+    }
+    if order.profiled:
+        answer["kernels_per_step"] = kernels.num_kernels / order.steps
+        answer["busy_ms_per_step"] = kernels.busy_ms / order.steps
+    return answer

@@ -1,0 +1,233 @@
+"""The comparison with peers: equal work, honest figures, files on disk."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+from benchmarks.peers import report
+from benchmarks.peers.__main__ import main
+from benchmarks.peers.cases import TINY, base32
+from benchmarks.peers.parts import take
+from benchmarks.peers.profiling import union_ms
+from benchmarks.peers.race import RowResult
+from benchmarks.peers.rows import Row, all_rows
+from benchmarks.peers.window import Window
+
+from gapless.device.select import resolve_device
+
+
+ROOT = Path(__file__).parents[2]
+FRAMEWORKS = {
+    "accelerate": "accelerate",
+    "accelerate-item": "accelerate",
+    "lightning": "pytorch_lightning",
+    "lightning-quiet": "pytorch_lightning",
+    "seq2seq": "transformers",
+}
+
+
+def tiny_case():
+    """A case without dropout, whose losses every row must share, at a rate that learns.
+
+    Gradients are clipped so short that Adam's epsilon counts: otherwise it would not matter to
+    Adam whether they are.
+    """
+    settings = {**TINY, "dropout": 0.0, "warmup": 1, "clip_norm": 1e-5}
+    return base32(workers=0, precision="fp32", num_pairs=200, **settings)
+
+
+def last_loss(name, case, *, steps):
+    rows = {row.name: row for row in all_rows(compiled_shapes=1)}
+    device = resolve_device("cpu")
+    peer = rows[name].make(case, device)
+    peer.setup()
+    window = Window(device=device, warmup=1, steps=steps)
+
+    peer.run(window, first=0)
+
+    assert window.seconds > 0
+    return window.loss
+
+
+@pytest.fixture(scope="module")
+def plain_loss():
+    """The loss after eight steps of the plain loop."""
+    return last_loss("plain", tiny_case(), steps=7)
+
+
+@pytest.mark.parametrize("name", ["plain-50", "blocking", "gapless", *FRAMEWORKS])
+def test_every_row_trains_the_same_model_on_the_same_batches(plain_loss, name):
+    """After eight updates the loss is that of the plain loop."""
+    if name in FRAMEWORKS:
+        pytest.importorskip(FRAMEWORKS[name])
+
+    assert last_loss(name, tiny_case(), steps=7) == pytest.approx(plain_loss, abs=1e-5)
+
+
+def test_the_loss_of_that_test_depends_on_training(plain_loss):
+    """One step fewer gives another loss: the comparison above can fail."""
+    assert last_loss("plain", tiny_case(), steps=6) != pytest.approx(plain_loss, abs=1e-3)
+
+
+def test_batches_follow_each_other_and_start_over():
+    """A round goes on where the round before ended."""
+    assert take([10, 11, 12], 5, first=2) == [12, 10, 11, 12, 10]
+
+
+def test_a_window_surrounds_the_timed_steps_only():
+    """A profiler is on from the end of the warm-up to the last step."""
+    seen = []
+
+    @contextmanager
+    def around():
+        seen.append("on")
+        yield
+        seen.append("off")
+
+    window = Window(device=resolve_device("cpu"), warmup=2, steps=2, around=around)
+    for number in range(window.total):
+        window.after_step(number)
+        seen.append(number)
+
+    assert seen == [0, "on", 1, 2, "off", 3]
+    assert window.loss == 3.0
+
+
+@pytest.mark.parametrize(
+    ("intervals", "expected"),
+    [
+        ([], 0.0),
+        ([(0, 1000)], 1.0),
+        ([(0, 1000), (500, 1000)], 1.5),
+        ([(0, 5000), (1000, 1000), (6000, 1000)], 6.0),
+        ([(6000, 1000), (0, 1000)], 2.0),
+    ],
+)
+def test_time_of_kernels_that_overlap_counts_once(intervals, expected):
+    """Milliseconds of the union of (start, duration) in microseconds, in any order."""
+    assert union_ms(intervals) == pytest.approx(expected)
+
+
+def measured(name, seconds, *, tokens=1000, busy_ms=None):
+    row = Row(name=name, title=f"{name} <row>", make=lambda case, device: None)
+    rounds = [
+        {
+            "steps": 10,
+            "seconds": value,
+            "target_tokens": tokens,
+            "loss": 7.0,
+            "peak_memory_bytes": 0,
+        }
+        for value in seconds
+    ]
+    profile = {} if busy_ms is None else {"kernels_per_step": 5.0, "busy_ms_per_step": busy_ms}
+    return RowResult(row=row, rounds=rounds, profile=profile)
+
+
+def rows_of(*results):
+    rows = [report.summarize(result) for result in results]
+    report.add_ratios(rows)
+    return rows
+
+
+def test_ratios_are_taken_round_by_round():
+    """A host that is slow in one round is slow for both rows of that round."""
+    plain = measured("plain", [4.0, 8.0])
+    captured = measured("captured", [1.0, 2.0], tokens=500)
+
+    rows = rows_of(plain, captured)
+
+    assert rows[0]["captured_ratio_steps"] == pytest.approx(4.0)
+    assert rows[0]["captured_ratio_target_tokens"] == pytest.approx(2.0)
+    assert rows[0]["steps_per_second"] == {"median": 1.875, "min": 1.25, "max": 2.5}
+
+
+def test_busy_share_is_kernel_time_over_the_step_time_of_the_rounds():
+    """The profiled steps themselves are slower, and say nothing of the share."""
+    (row,) = rows_of(measured("plain", [0.4, 0.4], busy_ms=10.0))
+
+    assert row["busy_share"] == pytest.approx(0.25)
+
+
+NAMES = ("case", "model", "hardware", "versions", "commit", "date", "command", "batches")
+
+
+def test_a_row_that_failed_stays_in_the_table_with_its_reason():
+    """The others are reported; the plot, valid XML, has those that ran."""
+    failed = RowResult(
+        row=Row(name="compiled", title="torch.compile", make=lambda case, device: None),
+        problem="did not finish its set-up in 180 s",
+    )
+    facts = {name: name for name in (*NAMES, "measured")} | {
+        "rows": rows_of(failed, measured("plain", [1.0]))
+    }
+
+    table, plot = report.to_markdown(facts), report.to_svg(facts)
+
+    assert "| torch.compile | did not finish its set-up in 180 s |" in table
+    assert "| plain <row> | 10.0 (10.0 to 10.0) | 1,000 |" in table
+    texts = [item.text for item in ET.fromstring(plot).iter() if item.text]
+    assert "plain <row>" in texts
+    assert "torch.compile" not in texts
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "plain,no-such"], "unknown row 'no-such'; the rows are plain, plain-50, "),
+        (["--case", "base8192"], "case base8192 needs sentence pairs; name a folder or file"),
+        (["--case", "base8192", "--data", "no/such"], "no/such"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(tmp_path, capsys, options, message):
+    """Nothing is run; exit code 2."""
+    assert main(["--device", "cpu", "--out", str(tmp_path), *options]) == 2
+
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def run_command(*arguments):
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, "-m", "benchmarks.peers", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=environment,
+        check=False,
+    )
+
+
+def test_the_command_runs_rows_in_processes_and_writes_three_files(tmp_path):
+    """A row out of time is reported, in the JSON too, and the others go on."""
+    options = ["--tiny", "--device", "cpu", "--workers", "0", "--out", str(tmp_path)]
+    options += ["--rounds", "2", "--warmup", "1", "--steps", "2"]
+
+    done = run_command(*options, "--only", "plain,gapless")
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "peers-base32.json").read_text(encoding="utf-8"))
+    plain, gapless = facts["rows"]
+    assert [len(row["rounds"]) for row in (plain, gapless)] == [2, 2]
+    assert [r["target_tokens"] for r in plain["rounds"]] == [
+        r["target_tokens"] for r in gapless["rounds"]
+    ]
+    assert {name: wait["count"] for name, wait in gapless["host_waits"].items()} == {
+        "epoch_end": 1
+    }
+    assert (tmp_path / "peers-base32.md").read_text(encoding="utf-8") in done.stdout
+    ET.parse(tmp_path / "peers-base32.svg")
+
+    done = run_command(*options, "--only", "plain", "--setup-limit", "0.01")
+    assert done.returncode == 1
+    facts = json.loads((tmp_path / "peers-base32.json").read_text(encoding="utf-8"))
+    assert facts["rows"][0]["problem"] == "did not finish its set-up in 0 s"
+    assert "plain: did not finish its set-up in 0 s" in done.stdout
