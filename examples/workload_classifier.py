@@ -1,6 +1,7 @@
-"""An image classifier as a workload, which can be run under any plan and compared bit by bit.
+"""An image classifier as a workload, which can be run under any plan, compared and timed.
 
     gapless verify --workload examples/workload_classifier.py:make_workload
+    gapless compare --workload examples/workload_classifier.py:make_workload
 
 A workload is what a training loop goes round: model, optimizer, batches and step, built anew by
 one function each time that it is called. Random numbers come from torch's seed, which is set
@@ -39,16 +40,21 @@ def make_workload(device: torch.device) -> gapless.Workload:
         torch.nn.Dropout(0.2),
         torch.nn.Linear(16 * 8 * 8, NUM_CLASSES),
     ).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    # Capturable: its step counter lives on the GPU, where a captured step can count.
+    on_gpu = device.type == "cuda"
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=on_gpu)
     order = torch.Generator().manual_seed(1)
     batches = DataLoader(make_images(), batch_size=32, shuffle=True, generator=order)
 
-    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
+    def step(batch: tuple[torch.Tensor, torch.Tensor]) -> gapless.StepLoss:
         images, labels = batch
         loss = torch.nn.functional.cross_entropy(model(images), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        return loss  # still on the device: the loop reads it when its plan says
+        # Still on the device: the loop reads it when its plan says.
+        return gapless.StepLoss(loss=loss, weight=len(images))
 
-    return gapless.Workload(model=model, optimizer=optimizer, batches=batches, step=step)
+    return gapless.Workload(
+        model=model, optimizer=optimizer, batches=batches, step=step, unit="images"
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -147,9 +148,17 @@ def _settings(
 
 
 def _check_writable(path: Path) -> None:
-    if path.is_dir() or not path.parent.is_dir():
-        found = "is a folder" if path.is_dir() else f"lies in {path.parent}, which does not exist"
-        raise UserError(f"json {path} {found}; name a file in a folder that is there")
+    """Refuse a place that cannot be written before the work is done, not after it."""
+    folder = path.parent
+    if path.is_dir():
+        found = "is a folder"
+    elif not folder.is_dir():
+        found = f"lies in {folder}, which does not exist"
+    elif not os.access(folder, os.W_OK):
+        found = f"lies in {folder}, which cannot be written"
+    else:
+        return
+    raise UserError(f"json {path} {found}; name a file in a folder that is there")
 
 
 # --- the workload ---
@@ -193,8 +202,9 @@ def _facts(asked: CompareSettings, workload: str) -> list[str]:
         f"bits      {asked.verify_steps} steps against {REFERENCE}, {bits}"
         if asked.verify_steps
         else "bits      not compared",
-        f"times     {len(bench.plans)} plans in turns, {bench.warm_ups} rounds of warm-up, "
-        f"{bench.rounds} timed, {bench.steps} steps each, seed {bench.seed}",
+        f"times     plans in turns: {', '.join(bench.plans)}",
+        f"rounds    {bench.warm_ups} for warming up and {bench.rounds} timed, of {bench.steps} "
+        f"steps each, seed {bench.seed}",
     ]
     if not bench.device.is_accelerator:
         lines += [f"note      {NO_GAPS[0]}", f"          {NO_GAPS[1]}"]

@@ -98,6 +98,7 @@ class Measured:
         peak_memory_bytes: see `Contestant`.
         held_memory_bytes: see `Contestant`.
         capture: what was captured, None if nothing can be.
+        diagnosis: what a plan that measures by itself found out, None for others.
         unit: what the steps' weights count.
     """
 
@@ -109,6 +110,7 @@ class Measured:
     peak_memory_bytes: int = 0
     held_memory_bytes: int = 0
     capture: dict[str, Any] | None = None
+    diagnosis: str | None = None
     unit: str = ""
 
 
@@ -268,6 +270,7 @@ class _Bench:
             peak_memory_bytes=contestant.peak_memory_bytes,
             held_memory_bytes=contestant.held_memory_bytes,
             capture=contestant.capture,
+            diagnosis=contestant.diagnosis,
             unit=contestant.workload.unit,
         )
 

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 REFERENCE = "blocking"
 
+# What is counted where steps give no weights.
+STEPS = "steps"
+
 # Batches are gone through so often while bits are compared. A plan that captures has to see a
 # shape twice before it does, and what is to be compared are its replays.
 _PASSES = {True: 6, False: 2}
@@ -162,7 +165,7 @@ def compare(
         is_accelerator=is_accelerator,
         torch=str(torch.__version__),
         commit=commit,
-        unit=result.plans[0].unit,
+        unit=result.plans[0].unit or STEPS,
         settings=_settings(settings),
         rows=rows,
         claims=check_claims(by_plan, is_accelerator=is_accelerator),

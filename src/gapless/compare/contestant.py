@@ -108,6 +108,12 @@ class Contestant:
         """What was captured; None if the plan captures nothing here."""
         return None if self._loop.capture is None else asdict(self._loop.capture)
 
+    @property
+    def diagnosis(self) -> str | None:
+        """What a plan that measures by itself found out; None for others."""
+        found = getattr(self._loop, "diagnosis", None)
+        return None if found is None else str(found.line)
+
     def prepare(self, *, rounds: int) -> None:
         """Build the workload, capture what the plan captures, and take rounds for warming up.
 

@@ -121,7 +121,9 @@ def recommend(
         reasons = (
             "a CPU has no gaps to close: work runs in the host's own order, so plans differ by "
             "noise alone",
-            f"{plan} needs no change when a GPU is there",
+            f"{plan} is the default, and needs no change when a GPU is there"
+            if plan == DEFAULT_PLAN
+            else f"of equal plans, {plan} is the first that was asked for",
         )
     return Recommendation(
         plan=plan, reasons=reasons, scores=ranked, weights=in_force, excluded=excluded

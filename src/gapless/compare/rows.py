@@ -36,7 +36,10 @@ def make_row(measured: Measured, *, identical: bool | None, is_accelerator: bool
         identical=identical,
         ms_per_step=times,
         steps_per_epoch=sum(r.steps for r in rounds) / sum(r.epochs for r in rounds),
-        throughput=median(found.weight / found.wall_ms * 1000.0 for found in rounds),
+        throughput=median(
+            (found.weight if measured.unit else found.steps) / found.wall_ms * 1000.0
+            for found in rounds
+        ),
         waits_per_step=per_step(lambda found: found.waits.sync_count),
         waited_ms_per_step=per_step(lambda found: found.waits.total_sync_time_ms),
         waits_by_reason=_by_reason(rounds),
@@ -45,6 +48,7 @@ def make_row(measured: Measured, *, identical: bool | None, is_accelerator: bool
         host_cpu_percent=median(
             100.0 * found.cpu_seconds / (found.wall_ms / 1000.0) for found in rounds
         ),
+        diagnosis=measured.diagnosis,
         settings=asdict(get_plan(measured.plan)),
     )
     return _with_device_figures(row, measured) if is_accelerator else row

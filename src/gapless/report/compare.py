@@ -56,10 +56,11 @@ def _finite(value: Any) -> Any:
 
 
 def _host_table(report: ComparisonReport) -> Iterator[str]:
-    unit = report.unit.replace("target ", "") or "steps"
+    unit = report.unit.removeprefix("target ")
+    same = "same bits" if report.settings.get("tolerance") is None else "same"
     rows = [
         (
-            *("plan", "same bits", "ms/step", "spread", f"{unit}/s", "waits/step"),
+            *("plan", same, "ms/step", "spread", f"{unit}/s", "waits/step"),
             *("ms waited", "data wait", "launch", "host CPU"),
         )
     ]
@@ -69,7 +70,7 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
             _IDENTICAL[row.identical],
             _number(row.ms_per_step.median),
             f"{row.ms_per_step.relative:.0%}",
-            f"{_speed(row, report):,.0f}",
+            f"{row.throughput:,.0f}",
             f"{row.waits_per_step:.2f}",
             _number(row.waited_ms_per_step),
             _number(row.data_wait_ms_per_step),
@@ -86,10 +87,6 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
         yield f"rounds more than {_UNSTEADY:.0%} apart, so read with care: {', '.join(unsteady)}"
 
 
-def _speed(row: PlanRow, report: ComparisonReport) -> float:
-    return row.throughput if report.unit else 1000.0 / row.ms_per_step.median
-
-
 def _device_part(report: ComparisonReport) -> Iterator[str]:
     if report.is_accelerator:
         yield from columns(_device_rows(report))
@@ -97,15 +94,22 @@ def _device_part(report: ComparisonReport) -> Iterator[str]:
     else:
         yield from NO_GAPS
     for row in report.rows:
-        refusal = (row.capture or {}).get("refusal")
-        if refusal:
-            yield f"{row.plan} captured {row.capture['num_graphs']} shapes, then: {refusal}"  # type: ignore[index]
-        if row.late_captures:
-            yield (
-                f"{row.plan} captured {row.late_captures} shapes within timed rounds; more "
-                "--warm-ups would keep that apart"
-            )
+        yield from _about(row)
     yield from report.notes
+
+
+def _about(row: PlanRow) -> Iterator[str]:
+    """Say what a reader of this row's figures has to know."""
+    if row.diagnosis:
+        yield row.diagnosis
+    if row.capture is not None and row.capture["refusal"]:
+        shapes = row.capture["num_graphs"]
+        yield f"{row.plan}: {shapes} shapes were captured, and no more: {row.capture['refusal']}"
+    if row.late_captures:
+        yield (
+            f"{row.plan}: {row.late_captures} shapes were captured within timed rounds; more "
+            "--warm-ups keep that apart"
+        )
 
 
 def _device_rows(report: ComparisonReport) -> list[tuple[str, ...]]:

@@ -71,7 +71,7 @@ class PlanRow:
             the tolerance that was asked for); None if that was not looked at.
         ms_per_step: wall time of a step, from the rounds' own first batch to their last loss.
         steps_per_epoch: mean; every epoch ends with a wait for its losses.
-        throughput: what the steps' weights count, a second.
+        throughput: what the steps' weights count, a second; steps if they count nothing.
         waits_per_step: host waits, and by reason below.
         waited_ms_per_step: time the host was blocked in them.
         waits_by_reason: `{reason: {"count": ..., "ms": ...}}`, each a step.
@@ -93,6 +93,7 @@ class PlanRow:
         capture_seconds: time spent capturing.
         compile_seconds: time spent compiling.
         capture: what was captured, `CaptureReport` as a dictionary.
+        diagnosis: what a plan that measures by itself found out; None for others.
         late_captures: captures that fell into timed rounds.
         settings: the plan's fields.
     """
@@ -120,6 +121,7 @@ class PlanRow:
     capture_seconds: float | None = None
     compile_seconds: float | None = None
     capture: dict[str, Any] | None = None
+    diagnosis: str | None = None
     late_captures: int = 0
     settings: dict[str, Any] = field(default_factory=dict)
 
@@ -178,7 +180,7 @@ class ComparisonReport:
         is_accelerator: whether the device works beside the host.
         torch: version.
         commit: of the source tree; None outside one.
-        unit: what throughput counts, such as "target tokens".
+        unit: what throughput counts, such as "target tokens"; "steps" if nothing else.
         settings: what was asked for.
         rows: one a plan, in the order that was asked for.
         claims: the origin's, checked.

@@ -1,0 +1,280 @@
+"""`gapless compare`, as a user runs it on the demo, on text and on a file of theirs."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gapless.plans import PLANS
+
+
+ROOT = Path(__file__).parents[2]
+
+FILE = """
+import torch
+import gapless
+
+RUNS = []
+
+
+def make(device, wrong_after=None):
+    RUNS.append(None)
+    model = torch.nn.Linear(8, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    # More than the first few, which bits are compared on.
+    batches = [torch.full((4, 8), float(n % 5 + 1)) for n in range(12)]
+    run = len(RUNS)
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if wrong_after is not None and run > wrong_after:
+            model.bias.data += run
+        return gapless.StepLoss(loss=loss, weight=4)
+
+    return gapless.Workload(
+        model=model, optimizer=optimizer, batches=batches, step=step, unit="rows"
+    )
+
+
+def wrong_plan(device):
+    return make(device, wrong_after=2)
+
+
+def by_chance(device):
+    return make(device, wrong_after=1)
+
+
+def unnamed(device):
+    workload = make(device)
+    return gapless.Workload(
+        model=workload.model,
+        optimizer=workload.optimizer,
+        batches=workload.batches,
+        step=workload.step,
+    )
+
+
+def unit_of_numbers(device):
+    workload = make(device)
+    return gapless.Workload(
+        model=workload.model, optimizer=workload.optimizer, batches=[1], step=len, unit=3
+    )
+"""
+
+QUICK = ["--steps", "10", "--rounds", "2", "--warm-ups", "1", "--verify-steps", "4"]
+
+
+@pytest.fixture
+def compare(gapless, monkeypatch, tmp_path):
+    """Run the command on the CPU in a folder that holds the file above as c.py."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    Path("c.py").write_text(FILE)
+
+    def call(*arguments):
+        return gapless("compare", "--device", "cpu", *arguments)
+
+    yield call
+    for name in set(sys.modules) - before:
+        file = getattr(sys.modules[name], "__file__", None)
+        if file and tmp_path in (tmp_path / file).parents:
+            del sys.modules[name]
+
+
+def check_refused(outcome, *parts):
+    assert outcome.code == 2
+    assert outcome.err.startswith("gapless: error: ")
+    assert outcome.err.count("\n") == 1
+    assert "Traceback" not in outcome.err + outcome.out
+    for part in parts:
+        assert part in outcome.err
+    assert outcome.new_files == []
+
+
+def command(*arguments, cwd, **options):
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT / "src"),
+        "XDG_CACHE_HOME": str(cwd.parent / f"cache-of-{cwd.name}"),
+        "TERM": "xterm",
+        "COLUMNS": "100",
+    }
+    return subprocess.run(
+        [sys.executable, "-m", "gapless", "compare", "--device", "cpu", *arguments],
+        cwd=cwd,
+        env=environment,
+        text=True,
+        check=False,
+        **options,
+    )
+
+
+def row_of(out, plan):
+    """Return the cells of a plan's line in the first table."""
+    lines = out[out.index("ms/step") :].splitlines()
+    return next(line.split() for line in lines if line.startswith(f"{plan} "))
+
+
+def test_the_demo_is_compared_in_a_process_of_its_own(tmp_path):
+    """Bits first, then a table of times; it says that a CPU has no gaps; a bar on the terminal."""
+    master, slave = pty.openpty()
+    options = ["--plans", "blocking, gapless", "--json", "out.json", *QUICK, "--rounds", "1"]
+    small = ["--d-model", "32", "--heads", "2", "--ffn", "32", "--encoder-layers", "1"]
+    done = command(
+        *options,
+        *small,
+        "--decoder-layers",
+        "1",
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=slave,
+    )
+    os.close(slave)
+    bar = os.read(master, 1 << 20).decode()
+    os.close(master)
+
+    assert done.returncode == 0, bar
+    out = done.stdout
+    assert out.startswith("workload  model of gapless train on the embedded corpus\n")
+    assert "note      A CPU has no gaps to close" in out
+    assert "blocking against itself: bit-identical (4 losses, " in out
+    assert out.index("gapless against blocking: bit-identical") < out.index("ms/step")
+    assert "tokens/s" in out
+    assert row_of(out, "blocking")[1] == row_of(out, "gapless")[1] == "yes"
+    assert (row_of(out, "blocking")[5], row_of(out, "gapless")[5]) == ("2.00", "0.10")
+    assert "\nRecommended: gapless\n  a CPU has no gaps to close" in out
+    assert "same bits? blocking, first run" in bar
+    assert "warm-up of gapless" in bar
+    assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["unit"] == "target tokens"
+    assert all(row["tokens_per_second"] > 0 for row in found["rows"])
+
+
+def test_the_files_workload_under_every_plan(compare):
+    """All plans without being named; figures on the terminal are those in the file."""
+    outcome = compare("--workload", "c.py:make", *QUICK, "--json", "out.json")
+
+    assert (outcome.code, outcome.err, outcome.new_files) == (0, "", ["out.json"])
+    assert outcome.out.rstrip().endswith("written to out.json")
+    found = json.loads(Path("out.json").read_text())
+    assert [row["plan"] for row in found["rows"]] == list(PLANS)
+    assert (found["unit"], found["device"], found["is_accelerator"]) == ("rows", "cpu", False)
+    assert found["reproducible"] is True
+    assert found["settings"]["plans"] == list(PLANS)
+    for row in found["rows"]:
+        cells = row_of(outcome.out, row["plan"])
+        assert cells[1] == "yes"
+        assert float(cells[2]) == pytest.approx(row["ms_per_step"]["median"], abs=0.01)
+        assert float(cells[5]) == pytest.approx(row["waits_per_step"], abs=0.01)
+        assert len(row["ms_per_step"]["rounds"]) == 2
+        assert row["settings"]["streams"] == PLANS[row["plan"]].streams
+        assert (row["gap_share"], row["tokens_per_second"]) == (None, None)
+    assert "rows/s" in outcome.out
+    assert "of N host waits ceil(N/10) are left (-90 %)" in outcome.out
+    assert {claim["verdict"] for claim in found["claims"]} == {"confirmed", "not measurable here"}
+
+
+def test_a_workload_without_a_unit_counts_steps(compare):
+    """Weights that nobody named are not shown as a speed."""
+    outcome = compare("--workload", "c.py:unnamed", *QUICK, "--plans", "gapless")
+
+    assert outcome.code == 0
+    assert "steps/s" in outcome.out
+
+
+def test_a_plan_that_computes_something_else_is_named_and_not_recommended(compare):
+    """It is timed all the same; the exit code tells."""
+    outcome = compare("--workload", "c.py:wrong_plan", *QUICK, "--plans", "blocking,gapless")
+
+    assert outcome.code == 1
+    assert "gapless against blocking: different, from step 1 on" in outcome.out
+    assert (row_of(outcome.out, "blocking")[1], row_of(outcome.out, "gapless")[1]) == ("yes", "NO")
+    assert "\nRecommended: blocking\n" in outcome.out
+    assert "not gapless: it does not compute the same bits" in outcome.out
+
+
+def test_a_workload_that_is_not_reproducible_is_told_so_and_timed(compare):
+    """Nothing is said of the plans' bits then."""
+    outcome = compare("--workload", "c.py:by_chance", *QUICK, "--plans", "blocking,gapless")
+
+    assert outcome.code == 1
+    assert "blocking against itself: not reproducible by itself" in outcome.out
+    assert row_of(outcome.out, "gapless")[1] == "?"
+
+
+def test_bits_need_not_be_compared(compare):
+    """With no steps for it, the plans are timed alone."""
+    outcome = compare(
+        "--workload", "c.py:wrong_plan", *QUICK, "--plans", "gapless", "--verify-steps", "0"
+    )
+
+    assert outcome.code == 0
+    assert "bits      not compared" in outcome.out
+    assert "against itself" not in outcome.out
+
+
+def test_your_own_text_is_compared(compare, tiny_data):
+    """Data and sizes are the options of gapless train."""
+    sizes = ["--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"]
+    outcome = compare(
+        *("--data", tiny_data, *sizes, "--decoder-layers", "1", "--vocab-size", "300"),
+        *("--batch-size", "16", "--plans", "interval", *QUICK),
+    )
+
+    assert (outcome.code, outcome.err) == (0, "")
+    assert f"workload  model of gapless train on {tiny_data}" in outcome.out
+    # Five batches of 16 pairs are an epoch.
+    assert row_of(outcome.out, "interval")[5] == "0.20"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["--plans", "fast"], ["unknown plan 'fast'", *PLANS]),
+        (["--plans", " , "], ["plans must name at least one plan"]),
+        (["--plans", "gapless,gapless"], ["plans names gapless more than once"]),
+        (["--steps", "0"], ["steps must be at least 1, but is 0"]),
+        (["--rounds", "0"], ["rounds must be at least 1"]),
+        (["--warm-ups", "0"], ["warm-ups must be at least 1"]),
+        (["--verify-steps", "-1"], ["verify-steps must be 0 or more, but is -1"]),
+        (["--tolerance", "-1"], ["tolerance must be a finite number"]),
+        (["--seed", "-1", "--verify-steps", "0"], ["seed must be 0 to"]),
+        (["--weight", "speed"], ["weight must be NAME=NUMBER", "'speed'"]),
+        (["--weight", "beauty=1"], ["a name of speed, memory"]),
+        (["--json", "."], ["json . is a folder"]),
+        (["--json", "absent/out.json"], ["json absent/out.json lies in absent", "not exist"]),
+        (["--device", "tpu"], ["unknown device 'tpu'"]),
+        (["--precision", "fp16"], ["fp16 needs a GPU"]),
+        (["--workload", "absent.py:make"], ["workload file absent.py does not exist"]),
+        (["--workload", "c.py:make", "--precision", "bf16"], ["torch.autocast"]),
+        (
+            ["--workload", "c.py:make", "--d-model", "16", "--config", "c.yaml"],
+            ["--workload brings a model and data of its own; leave out config, d-model"],
+        ),
+        (["--config", "absent.yaml"], ["config absent.yaml cannot be read"]),
+        (["--data", "absent"], ["absent"]),
+    ],
+)
+def test_flags_that_cannot_be(compare, arguments, parts):
+    """The flag, its value and what it may be are named, before anything runs."""
+    outcome = compare(*arguments)
+
+    check_refused(outcome, *parts)
+    assert outcome.out == ""
+
+
+def test_a_unit_that_is_no_text_is_refused(compare):
+    """By the workload itself, in one line."""
+    outcome = compare("--workload", "c.py:unit_of_numbers")
+
+    check_refused(outcome, "unit of the workload is of type int, expected text")

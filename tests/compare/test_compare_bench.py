@@ -1,0 +1,392 @@
+"""What is timed, in which order, and what becomes of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from collections import Counter
+from time import perf_counter, process_time
+
+import pytest
+import torch
+
+from gapless.compare import bench as benches
+from gapless.compare.bench import BenchSettings, run_bench
+from gapless.compare.compare import CompareSettings, FirstBatches, compare, verify_plans
+from gapless.compare.contestant import Contestant
+from gapless.compare.host_time import cpu_seconds
+from gapless.compare.ranking import parse_weights
+from gapless.compare.rows import make_row
+from gapless.compare.workload import Workload
+from gapless.device.nvml import Nvml, Sampler
+from gapless.device.select import resolve_device
+from gapless.device.trace import KernelTrace, summarise, trace_kernels
+from gapless.errors import DeviceError, UserError
+from gapless.pipeline.records import StepLoss
+from gapless.plans import PLANS, get_plan
+
+
+CPU = resolve_device("cpu")
+
+
+def small(log=None, *, num_batches=4, unit="", shuffle=False):
+    """Return a function that builds a tiny workload; `log` notes the plan of every step."""
+
+    def make(device, plan):
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        order = torch.Generator().manual_seed(1)
+        batches = torch.utils.data.DataLoader(
+            torch.arange(float(4 * num_batches)).reshape(num_batches, 4),
+            batch_size=1,
+            shuffle=shuffle,
+            generator=order,
+        )
+
+        def step(batch):
+            if log is not None:
+                log.append((plan.name, float(batch[0, 0])))
+            loss = model(batch).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return StepLoss(loss=loss, weight=3.0)
+
+        return Workload(model=model, optimizer=optimizer, batches=batches, step=step, unit=unit)
+
+    return make
+
+
+def ask(plans=("blocking", "gapless", "interval"), **changed):
+    values = {"device": CPU, "steps": 4, "rounds": 3, "warm_ups": 1, **changed}
+    return BenchSettings(plans=tuple(plans), **values)
+
+
+def turns(log, steps):
+    """Return the plan of every round, in the order in which they were taken."""
+    plans = [plan for plan, _ in log]
+    return [plans[n] for n in range(0, len(plans), steps)]
+
+
+# --- rounds ---
+
+
+def test_plans_take_turns_after_each_was_warmed_up_by_itself():
+    """Every round takes each plan once; its order differs from round to round."""
+    log = []
+
+    result = run_bench(small(log), ask(rounds=8))
+
+    order = turns(log, 4)
+    assert order[:3] == ["blocking", "gapless", "interval"]
+    rounds = [tuple(order[n : n + 3]) for n in range(3, len(order), 3)]
+    assert len(rounds) == 8
+    assert all(sorted(found) == ["blocking", "gapless", "interval"] for found in rounds)
+    assert len(set(rounds)) > 1
+    assert [found.plan for found in result.plans] == ["blocking", "gapless", "interval"]
+    assert [len(found.rounds) for found in result.plans] == [8, 8, 8]
+    assert result.notes == ()
+
+
+def test_every_plan_sees_the_same_batches_in_each_round():
+    """Also from a loader that shuffles, whose order goes on from round to round."""
+    log = []
+
+    run_bench(small(log, shuffle=True), ask(steps=3))
+
+    seen = {name: [batch for plan, batch in log if plan == name] for name, _ in log}
+    assert seen["blocking"] == seen["gapless"] == seen["interval"]
+    assert len(set(map(tuple, (seen["gapless"][n : n + 3] for n in range(0, 12, 3))))) > 1
+
+
+def test_short_batches_are_gone_through_again_and_counted():
+    """Ten steps of four batches are three epochs, each with a wait of its own at its end."""
+    result = run_bench(small(), ask(["gapless"], steps=10))
+
+    (measured,) = result.plans
+    found = measured.rounds[0]
+    assert (found.steps, found.epochs, found.weight) == (10, 3, 30.0)
+    assert {reason: total.count for reason, total in found.waits.by_reason.items()} == {
+        "epoch_end": 3
+    }
+
+
+def test_progress_says_what_is_under_way():
+    """Warm-up by plan, then rounds, then the rest."""
+    seen = []
+
+    run_bench(small(), ask(), on_progress=lambda *call: seen.append(call))
+
+    assert seen[:3] == [
+        ("warm-up of blocking", 0, 3),
+        ("warm-up of gapless", 1, 3),
+        ("warm-up of interval", 2, 3),
+    ]
+    assert ("round 2 of 3", 1, 3) in seen
+    assert Counter(title for title, _, _ in seen)["round 3 of 3"] == 3
+
+
+def test_a_time_limit_ends_rounds_and_says_so():
+    """One round is always taken."""
+    result = run_bench(small(), ask(seconds=0.0))
+
+    assert [len(found.rounds) for found in result.plans] == [1, 1, 1]
+    assert result.notes == ("Time allowed 1 of 3 rounds.",)
+
+
+def test_without_room_for_all_plans_each_is_timed_by_itself(monkeypatch):
+    """A device that is full after the first: rounds no longer take turns, and a note says so."""
+    log = []
+    monkeypatch.setattr(benches, "free_memory_bytes", lambda device: 100)
+    monkeypatch.setattr(CPU, "reserved_memory_bytes", iter(range(0, 10**6, 80)).__next__)
+
+    result = run_bench(small(log), ask())
+
+    # One warm-up for nothing, then a warm-up and three rounds for each.
+    assert turns(log, 4) == ["blocking"] * 5 + ["gapless"] * 4 + ["interval"] * 4
+    assert [found.plan for found in result.plans] == ["blocking", "gapless", "interval"]
+    assert "no room for all plans at once" in result.notes[0]
+
+
+def test_running_out_of_memory_side_by_side_is_not_the_end():
+    """What the estimate did not see; alone, each plan has its room."""
+    alive = []
+
+    def make(device, plan):
+        alive.append(plan.name)
+        if len(alive) == 2:
+            raise torch.OutOfMemoryError("no memory")
+        return small()(device, plan)
+
+    result = run_bench(make, ask())
+
+    assert [len(found.rounds) for found in result.plans] == [3, 3, 3]
+    assert "no room" in result.notes[0]
+
+
+def test_a_single_plan_that_does_not_fit_is_an_error():
+    """There is nothing left to make smaller."""
+
+    def make(device, plan):
+        raise torch.OutOfMemoryError("no memory")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        run_bench(make, ask(["gapless"]))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"plans": []}, "plans must name at least one plan"),
+        ({"plans": ["fast"]}, "unknown plan 'fast'"),
+        ({"plans": ["gapless", "events", "gapless"]}, "plans names gapless more than once"),
+        ({"steps": 0}, "steps must be at least 1, but is 0"),
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"warm_ups": 0}, "warm-ups must be at least 1"),
+    ],
+)
+def test_settings_that_cannot_be(changed, message):
+    """The setting is named with what it may be."""
+    with pytest.raises(UserError, match=message):
+        ask(**changed)
+
+
+def test_memory_is_a_plans_own_although_others_are_there():
+    """The peak of a round is counted above what was held before, and others are left out."""
+    held = {"now": 1000, "peak": 0}
+
+    class Counting:
+        def __init__(self, device):
+            self.device = device
+
+        def __getattr__(self, name):
+            return getattr(self.device, name)
+
+        def reset_peak_memory(self):
+            held["peak"] = held["now"]
+
+        def peak_memory_bytes(self):
+            return held["peak"]
+
+    def hold(num_bytes, *, peak):
+        held["now"] += num_bytes
+        held["peak"] = max(held["peak"], held["now"] + peak)
+
+    def make(device, plan):
+        hold(100, peak=30)
+        workload = small()(device, plan)
+
+        def step(batch):
+            hold(0, peak=70)
+            return workload.step(batch)
+
+        return Workload(
+            model=workload.model,
+            optimizer=workload.optimizer,
+            batches=workload.batches,
+            step=step,
+        )
+
+    one = Contestant(get_plan("gapless"), make=make, device=Counting(CPU), seed=1, steps=4)
+    one.prepare(rounds=1)
+    assert one.peak_memory_bytes == 170
+
+    hold(5000, peak=0)
+    one.take_round()
+    one.close()
+
+    assert one.peak_memory_bytes == 170
+
+
+# --- rows and the whole ---
+
+
+def test_a_row_is_what_the_plan_promises():
+    """Waits a step and by reason, and the speed in what the workload counts."""
+    measured = {
+        found.plan: found for found in run_bench(small(unit="images"), ask(steps=20)).plans
+    }
+
+    rows = {
+        plan: make_row(found, identical=True, is_accelerator=False)
+        for plan, found in measured.items()
+    }
+
+    assert rows["blocking"].waits_per_step == 2.0
+    assert rows["interval"].waits_per_step == pytest.approx(0.25)
+    assert rows["gapless"].waits_by_reason["epoch_end"]["count"] == pytest.approx(0.25)
+    row, rounds = rows["gapless"], measured["gapless"].rounds
+    assert row.steps_per_epoch == 4.0
+    assert sorted(row.ms_per_step.rounds) == sorted(found.wall_ms / 20 for found in rounds)
+    assert row.throughput == pytest.approx(3000.0 / row.ms_per_step.median)
+    assert (row.gap_share, row.nvml_percent, row.peak_memory_bytes) == (None, None, None)
+
+
+def test_a_row_without_a_unit_counts_steps():
+    """Weights that nobody named are no speed."""
+    (found,) = run_bench(small(), ask(["gapless"])).plans
+
+    row = make_row(found, identical=None, is_accelerator=False)
+
+    assert row.throughput == pytest.approx(1000.0 / row.ms_per_step.median)
+
+
+def test_device_figures_are_a_step_and_the_gap_is_the_rest():
+    """A trace of eight steps beside rounds without one."""
+    (found,) = run_bench(small(), ask(["gapless"])).plans
+    wall_ms = make_row(found, identical=None, is_accelerator=False).ms_per_step.median
+    found.trace = KernelTrace(
+        num_kernels=800, busy_ms=2.0 * wall_ms, kernel_ms=2.5 * wall_ms, span_ms=4.0
+    )
+    found.trace_steps = 8
+    found.capture = {"seconds": 1.5, "num_graphs": 2, "refusal": None}
+
+    row = make_row(found, identical=None, is_accelerator=True)
+
+    assert (row.kernels_per_step, row.capture_seconds, row.compile_seconds) == (100.0, 1.5, None)
+    assert (row.gap_share, row.busy_share) == (pytest.approx(0.75), pytest.approx(0.25))
+    assert row.overlap_share == pytest.approx(0.2)
+
+
+def test_every_plan_goes_through_the_whole_comparison():
+    """All plans of the package, bits and times, on a CPU."""
+    asked = CompareSettings(bench=ask(PLANS, rounds=1), weights=parse_weights([]), verify_steps=6)
+    found = list(verify_plans(lambda device: small()(device, None), asked))
+    verdicts = {comparison.ours.plan: comparison.holds for comparison in found}
+
+    report = compare(
+        small(), asked, workload="small", verdicts=verdicts, reproducible=True, commit="abc"
+    )
+
+    assert all(verdicts.values())
+    # Three batches in two passes, because with a GPU each shape has to come again.
+    assert {tuple(comparison.ours.rounds) for comparison in found} == {(3, 3)}
+    assert [row.plan for row in report.rows] == list(PLANS)
+    assert all(row.identical for row in report.rows)
+    assert (report.recommendation.plan, report.unit, report.commit) == ("gapless", "steps", "abc")
+
+
+def test_the_first_batches_can_be_gone_through_again():
+    """As often as the list behind them."""
+    few = FirstBatches([1, 2, 3], 2)
+
+    assert [list(few), list(few)] == [[1, 2], [1, 2]]
+
+
+# --- instruments ---
+
+
+def test_processor_time_holds_that_of_children():
+    """Of one that runs, and of one that has ended."""
+    start, own = cpu_seconds(), process_time()
+    spin = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)"
+    subprocess.run([sys.executable, "-c", spin], check=True, capture_output=True)
+    ended = cpu_seconds() - start - (process_time() - own)
+    ready, leave = multiprocessing.Event(), multiprocessing.Event()
+    child = multiprocessing.Process(target=_spin, args=(ready, leave))
+    start, own = cpu_seconds(), process_time()
+    child.start()
+    ready.wait()
+    running = cpu_seconds() - start - (process_time() - own)
+    leave.set()
+    child.join()
+
+    assert ended >= 0.15
+    assert running >= 0.15
+
+
+def _spin(ready, leave):
+    start = process_time()
+    while process_time() - start < 0.25:
+        pass
+    ready.set()
+    leave.wait()
+
+
+def event(start, end, cat="kernel"):
+    return {"ph": "X", "cat": cat, "ts": start, "dur": end - start}
+
+
+def test_kernels_side_by_side_count_once():
+    """Busy is the union, and the sum shows the overlap."""
+    found = summarise([event(4000, 6000), event(0, 2000), event(1000, 3000), event(1500, 1600)])
+
+    assert found == KernelTrace(num_kernels=4, busy_ms=5.0, kernel_ms=6.1, span_ms=6.0)
+
+
+def test_fills_are_busy_but_no_kernels():
+    """A trace without anything says nothing."""
+    found = summarise([event(0, 1000), event(1000, 2000, "gpu_memset")])
+
+    assert (found.num_kernels, found.busy_ms) == (1, 2.0)
+    assert summarise([]) is None
+
+
+def test_a_cpu_has_no_trace_and_no_driver():
+    """Nothing is run for a trace that cannot be."""
+    assert trace_kernels(CPU, lambda: pytest.fail("was run")) is None
+    with pytest.raises(DeviceError, match="cpu is no GPU"):
+        Nvml(CPU)
+
+
+def test_a_sampler_reads_until_its_body_ends_and_skips_the_start():
+    """What was read before belongs to what ran before; an error ends the reading alone."""
+    start, times = perf_counter(), []
+
+    def read():
+        times.append(perf_counter() - start)
+        if len(times) == 5:
+            raise DeviceError("gone")
+        return 10.0 * len(times)
+
+    with Sampler(read, period_seconds=0.001, skip_seconds=0.05) as sampler:
+        while len(times) < 5:
+            pass
+
+    assert min(times) >= 0.05
+    assert sampler.values == [10.0, 20.0, 30.0, 40.0]
+    assert sampler.mean == 25.0
+    with Sampler(read, skip_seconds=60.0) as nothing:
+        pass
+    assert nothing.mean is None

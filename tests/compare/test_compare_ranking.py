@@ -1,0 +1,210 @@
+"""Which plan is recommended, from made-up figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights, recommend
+from gapless.errors import UserError
+from gapless.report.comparison import PlanRow, Spread
+
+
+CRITERIA = list(DEFAULT_WEIGHTS)
+
+figures = st.floats(min_value=0.01, max_value=1e4)
+shares = st.floats(min_value=0.0, max_value=1.0)
+
+
+def make(plan, ms=10.0, **changed):
+    """Return the row of a plan whose rounds all took the same time."""
+    row = PlanRow(
+        plan=plan,
+        identical=True,
+        ms_per_step=Spread.of([ms]),
+        steps_per_epoch=50.0,
+        throughput=1.0,
+        waits_per_step=2.0,
+        waited_ms_per_step=1.0,
+        waits_by_reason={},
+        data_wait_ms_per_step=0.0,
+        launch_ms_per_step=1.0,
+        host_cpu_percent=100.0,
+        gap_share=0.5,
+        held_memory_bytes=100,
+    )
+    return replace(row, **changed)
+
+
+def best(*rows, weights=None, **options):
+    return recommend(rows, weights=parse_weights(weights or []), is_accelerator=True, **options)
+
+
+rows = st.lists(
+    st.builds(
+        lambda ms, memory, waits, gap, seconds: make(
+            "",
+            ms,
+            held_memory_bytes=memory,
+            waits_per_step=waits,
+            gap_share=gap,
+            capture_seconds=seconds,
+        ),
+        figures,
+        st.integers(min_value=1, max_value=10**12),
+        figures,
+        shares,
+        figures,
+    ),
+    min_size=1,
+    max_size=6,
+).map(lambda found: [replace(row, plan=f"plan{n}") for n, row in enumerate(found)])
+
+weights = st.lists(
+    st.tuples(st.sampled_from(CRITERIA), st.floats(min_value=0.1, max_value=9.0)), max_size=5
+).map(lambda pairs: [f"{name}={value}" for name, value in pairs])
+
+
+@settings(deadline=None)
+@given(rows, weights)
+def test_scores_are_shares_and_the_best_comes_first(rows, weights):
+    """Every plan has a score of 0 to 1, in falling order, and the first is recommended."""
+    found = best(*rows, weights=weights)
+
+    assert set(found.scores) == {row.plan for row in rows}
+    assert all(0.0 <= score <= 1.0 + 1e-9 for score in found.scores.values())
+    assert list(found.scores.values()) == sorted(found.scores.values(), reverse=True)
+    assert found.plan == next(iter(found.scores))
+    assert sum(found.weights.values()) == pytest.approx(1.0)
+
+
+@settings(deadline=None)
+@given(rows, st.sampled_from(CRITERIA), st.randoms(use_true_random=False))
+def test_a_plan_that_is_better_in_nothing_is_never_preferred(rows, criterion, draw):
+    """Worse in one figure and equal in all others is never a higher score."""
+    row = draw.choice(rows)
+    worse = {
+        "speed": {"ms_per_step": Spread.of([row.ms_per_step.median * 1.5])},
+        "memory": {"held_memory_bytes": row.held_memory_bytes * 2},
+        "waits": {"waits_per_step": row.waits_per_step + 1.0},
+        "utilisation": {"gap_share": min(1.0, row.gap_share + 0.1)},
+        "startup": {"capture_seconds": row.capture_seconds + 10.0},
+    }[criterion]
+
+    found = best(*rows, replace(row, plan="worse", **worse), weights=[f"{criterion}=1"])
+
+    assert found.scores["worse"] <= found.scores[row.plan]
+
+
+@settings(deadline=None)
+@given(rows)
+def test_with_all_weight_on_speed_the_fastest_wins(rows):
+    """Weights are the user's: nothing else counts then."""
+    found = best(*rows, weights=["speed=1", "memory=0"])
+
+    fastest = min(row.ms_per_step.median for row in rows)
+    (chosen,) = (row for row in rows if row.plan == found.plan)
+    assert chosen.ms_per_step.median == fastest
+
+
+@pytest.mark.parametrize(
+    ("weights", "plan"),
+    [([], "fast"), (["memory=0.9"], "lean"), (["speed=9", "memory=1"], "fast")],
+)
+def test_weights_decide_between_speed_and_memory(weights, plan):
+    """A plan twice as fast with twice the memory wins by the origin's weights, and not by others."""
+    fast, lean = make("fast", 5.0, held_memory_bytes=200), make("lean", 10.0)
+
+    assert best(lean, fast, weights=weights).plan == plan
+
+
+def test_reasons_are_figures_beside_the_references():
+    """Speed, waits, utilisation and what it costs, each against the plan that was there before."""
+    blocking = make("blocking", 20.0, gap_share=0.8)
+    captured = make(
+        "captured",
+        5.0,
+        gap_share=0.04,
+        waits_per_step=0.02,
+        held_memory_bytes=104,
+        capture_seconds=1.5,
+    )
+
+    found = best(blocking, captured, make("auto", 5.0, gap_share=0.04, held_memory_bytes=110))
+
+    assert found.plan == "captured"
+    assert found.reasons == (
+        "4.00x the steps a second of blocking (5.00 ms a step)",
+        "0.02 host waits a step instead of 2.00",
+        "device busy 96% of the time instead of 20%; the device is the bottleneck, and no plan "
+        "helps further",
+        "costs 1.04x the memory and 1.5 s of capturing and compiling at the start",
+        "as fast within the spread of the rounds: auto",
+    )
+
+
+def test_a_plan_that_computes_something_else_is_never_recommended():
+    """Not even if it is the fastest; it is named with the reason."""
+    found = best(make("wrong", 1.0, identical=False), make("right", 10.0))
+
+    assert (found.plan, list(found.scores)) == ("right", ["right"])
+    assert found.excluded == {"wrong": "does not compute the same bits"}
+    assert best(make("wrong", identical=False)).plan is None
+
+
+def test_what_was_not_measured_of_every_plan_does_not_count():
+    """Without memory figures the weight goes to speed; without any, speed decides."""
+    one, other = make("one", 5.0, held_memory_bytes=None), make("other", 4.0)
+
+    assert best(one, other).weights["speed"] == 1.0
+    assert best(one, other, weights=["memory=1", "speed=0"]).weights == {"speed": 1.0}
+
+
+@pytest.mark.parametrize(("plans", "plan"), [(["a", "gapless"], "gapless"), (["a", "b"], "a")])
+def test_a_cpu_is_told_that_it_has_no_gaps(plans, plan):
+    """The default is recommended whatever the noise says, and the reason is plain."""
+    rows = [make(name, 10.0 - n, gap_share=None) for n, name in enumerate(reversed(plans))]
+
+    found = recommend(rows[::-1], weights=parse_weights([]), is_accelerator=False)
+
+    assert found.plan == plan
+    assert found.reasons[0].startswith("a CPU has no gaps to close")
+
+
+@pytest.mark.parametrize(
+    ("item", "parts"),
+    [
+        ("speed", ["NAME=NUMBER", "'speed'"]),
+        ("speed=fast", ["a number of 0 or more", "'speed=fast'"]),
+        ("speed=-1", ["0 or more", "'speed=-1'"]),
+        ("speed=nan", ["0 or more"]),
+        ("speed=inf", ["0 or more"]),
+        ("price=1", ["speed, memory, waits, utilisation, startup", "'price=1'"]),
+        ("difficulty=0.25", ["difficulty is equal for all plans", "choose from speed"]),
+    ],
+)
+def test_weights_that_cannot_be(item, parts):
+    """The text, and what it should be, are named."""
+    with pytest.raises(UserError) as caught:
+        parse_weights([item])
+
+    assert all(part in str(caught.value) for part in parts)
+
+
+def test_all_weights_zero_are_refused():
+    """Nothing would decide."""
+    with pytest.raises(UserError, match="all weights are 0"):
+        parse_weights(["speed=0", "memory=0"])
+
+
+def test_default_weights_are_the_origins_for_what_is_measured():
+    """Performance 30 % and memory 10 %, of each other."""
+    assert parse_weights([]) == {
+        "speed": pytest.approx(0.75),
+        "memory": pytest.approx(0.25),
+        "waits": 0.0,
+        "utilisation": 0.0,
+        "startup": 0.0,
+    }
