@@ -1,0 +1,211 @@
+"""`gapless compare` on one GPU: what only a device has, is measured and makes sense."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from gapless.cli.main import run_command
+from gapless.compare.bench import BenchSettings, run_bench
+from gapless.compare.rows import make_row
+from gapless.compare.workload import Workload
+from gapless.device.memory import free_memory_bytes, release_cached_memory
+from gapless.device.nvml import Nvml, Sampler
+from gapless.device.select import resolve_device
+from gapless.device.trace import trace_kernels
+from gapless.plans import PLANS
+
+
+pytestmark = pytest.mark.gpu
+
+DEVICE = resolve_device("cuda") if torch.cuda.is_available() else None
+
+
+def products(count, size=2048):
+    """Queue so many matrix products of one after the other, and wait for them."""
+    value = torch.randn(size, size, device="cuda")
+    for _ in range(count):
+        value = torch.mm(value, value).clamp_(-1.0, 1.0)
+    torch.cuda.synchronize()
+
+
+def many_layers(device, plan):
+    """A step of many small kernels, which the host needs longer to launch than the GPU to run."""
+    layers = [torch.nn.Linear(64, 64) for _ in range(40)]
+    model = torch.nn.Sequential(*layers).to(device)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, capturable=True)
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batches = [torch.randn(32, 64) for _ in range(20)]
+    return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
+
+
+def large_products(device, plan):
+    """A step of few large kernels, which keep the GPU busy."""
+    model = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(4))).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+
+    def step(batch):
+        loss = model(batch).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    batches = [torch.randn(2048, 8192) for _ in range(4)]
+    return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
+
+
+def rows_of(make, *plans, **changed):
+    values = {"device": DEVICE, "steps": 20, "rounds": 3, "warm_ups": 3, **changed}
+    result = run_bench(make, BenchSettings(plans=plans, **values))
+    rows = [make_row(found, identical=None, is_accelerator=True) for found in result.plans]
+    return {row.plan: row for row in rows}, result.notes
+
+
+def add(value, count):
+    """Queue so many kernels."""
+    for _ in range(count):
+        value.add_(1.0)
+
+
+def test_a_trace_counts_the_kernels_that_ran():
+    """Five additions are five kernels; copies from and to the host are none."""
+    value = torch.ones(2**20, device="cuda")
+    host = torch.ones(2**20).pin_memory()
+    add(value, 1)
+    torch.cuda.synchronize()
+
+    def work():
+        value.copy_(host, non_blocking=True)
+        add(value, 5)
+        torch.cuda.synchronize()
+
+    found = trace_kernels(DEVICE, work)
+
+    assert found.num_kernels == 5
+    assert 0 < found.busy_ms <= found.span_ms
+    assert found.busy_ms <= found.kernel_ms
+
+
+def test_a_trace_sees_kernels_inside_a_graph():
+    """A replay is one launch, and all kernels of the graph are there."""
+    value = torch.ones(64, device="cuda")
+    add(value, 1)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph = DEVICE.capture(lambda: add(value, 25))
+
+        def replay():
+            graph.replay()
+            torch.cuda.synchronize()
+
+        found = trace_kernels(DEVICE, replay)
+
+    assert found.num_kernels == 25
+
+
+def test_the_driver_sees_a_busy_gpu():
+    """Two seconds of products in a row are close to full utilisation, by nvidia-smi's figure."""
+    nvml = Nvml(DEVICE)
+    with Sampler(nvml.utilisation) as sampler:
+        for _ in range(400):
+            products(40, size=4096)
+            if len(sampler.values) >= 20:
+                break
+    nvml.close()
+
+    assert sampler.mean > 80.0
+
+
+def test_memory_that_is_only_cached_goes_back():
+    """What nobody holds is free for others afterwards."""
+    block = torch.empty(2**30, dtype=torch.uint8, device="cuda")
+    before = free_memory_bytes(DEVICE)
+    del block
+    release_cached_memory(DEVICE)
+
+    assert free_memory_bytes(DEVICE) >= before + 2**30
+
+
+def test_every_plan_has_all_figures_of_a_gpu():
+    """A launch-bound step: replays run the same kernels with fewer launches, and gaps are seen."""
+    rows, notes = rows_of(many_layers, *PLANS)
+
+    for row in rows.values():
+        assert row.kernels_per_step > 80
+        assert 0 < row.busy_ms_per_step < row.ms_per_step.max
+        assert 0.0 <= row.gap_share <= 1.0
+        assert 0.0 <= row.meter_gap_share <= 1.0
+        assert row.peak_memory_bytes > 0
+        assert row.held_memory_bytes > 0
+        assert row.nvml_percent is not None or "NVML" in notes[0]
+    assert rows["captured"].capture["num_graphs"] == 1
+    assert rows["captured"].capture["refusal"] is None
+    assert rows["captured"].capture_seconds > 0
+    assert rows["captured"].late_captures == 0
+    # Blocking and copying a batch cost kernels of their own, a few.
+    kernels = [rows[plan].kernels_per_step for plan in ("gapless", "captured")]
+    assert abs(kernels[0] - kernels[1]) < 0.2 * kernels[0]
+    # The meter sees gaps between steps alone, the trace those inside as well.
+    assert rows["gapless"].gap_share > rows["gapless"].meter_gap_share
+
+
+def test_a_step_that_fills_the_gpu_has_no_gaps():
+    """The trace, the meter and the driver agree that the device is busy."""
+    rows, _ = rows_of(large_products, "gapless", steps=12)
+
+    row = rows["gapless"]
+    assert row.gap_share < 0.2
+    assert row.meter_gap_share < 0.2
+    # Four weights and their gradients of 256 MiB each, and activations.
+    assert 2 * 2**30 <= row.peak_memory_bytes < 6 * 2**30
+    assert row.nvml_percent is None or row.nvml_percent > 70.0
+
+
+def test_memory_of_one_plan_does_not_count_for_another():
+    """Two plans of one model hold about as much as each other, side by side."""
+    rows, _ = rows_of(large_products, "blocking", "gapless", steps=8)
+
+    one, other = (row.peak_memory_bytes for row in rows.values())
+    assert abs(one - other) < 0.2 * one
+
+
+def test_the_demo_is_compared_on_a_gpu(tmp_path, capsys):
+    """The command itself: bits of all plans, replays among them, both tables and the claims."""
+    file = tmp_path / "out.json"
+    command = [
+        "compare",
+        "--device",
+        "cuda",
+        "--steps",
+        "10",
+        "--rounds",
+        "2",
+        "--json",
+        str(file),
+    ]
+    command += ["--d-model", "64", "--heads", "4", "--ffn", "128", "--batch-tokens", "1024"]
+    command += ["--encoder-layers", "2", "--decoder-layers", "2", "--plans"]
+
+    code = run_command([*command, "blocking,events-interval,four-stream,gapless,captured"])
+
+    out = capsys.readouterr().out
+    assert code == 0, out
+    found = json.loads(file.read_text(encoding="utf-8"))
+    assert found["is_accelerator"]
+    assert all(row["identical"] for row in found["rows"])
+    assert "captured against blocking: bit-identical" in out
+    assert "of them replays" in out
+    assert found["rows"][-1]["capture"]["num_replays"] > 0
+    assert {claim["verdict"] for claim in found["claims"]} >= {"confirmed", "not measurable here"}
+    assert found["recommendation"]["plan"] in [row["plan"] for row in found["rows"]]
+    assert "peak memory" in out
