@@ -54,6 +54,7 @@ def expected_waits():
         "gapless": {"epoch_end": 1},
         # And one wait for each shape of batch that is captured, on a device that captures.
         "captured": {"epoch_end": 1},
+        "auto": {"epoch_end": 1},
     }
 
 

@@ -10,10 +10,10 @@ from gapless.plans import PLANS, Plan, get_plan
 
 
 def test_the_plans_of_the_origin_and_ours_are_there():
-    """Nine plans, in the order of the design."""
+    """Ten plans, in the order of the design."""
     assert [
         *("blocking", "deferred-loss", "events", "interval", "events-interval"),
-        *("four-stream", "full", "gapless", "captured"),
+        *("four-stream", "full", "gapless", "captured", "auto"),
     ] == list(PLANS)
 
 

@@ -39,6 +39,8 @@ class Plan:
         run_ahead: most batches the host may be ahead of the device, at least 1.
         capture: launch the whole step as one graph for each shape of batch. Without effect on a
             CPU, which has nothing to launch.
+        auto: measure the first steps, name what holds them back, and capture steps where that is
+            faster.
     """
 
     name: str
@@ -52,6 +54,7 @@ class Plan:
     pin_memory: bool = True
     run_ahead: int = 128
     capture: bool = False
+    auto: bool = False
 
     def __post_init__(self) -> None:
         """Check every knob.
@@ -147,6 +150,15 @@ _ALL = (
         loss_interval=10,
         prefetch=2,
         capture=True,
+    ),
+    Plan(
+        name="auto",
+        summary="gapless, measured: names the bottleneck, captures steps where that is faster",
+        streams=3,
+        wait_with="nothing",
+        loss_interval=10,
+        prefetch=2,
+        auto=True,
     ),
 )
 

@@ -18,7 +18,8 @@ def test_waits_are_as_declared_with_all_others_made_errors(train_tiny, expected_
     run = train_tiny(plan=plan, device="cuda", context=lambda device: device.forbid_syncs())
 
     counts = {reason: total.count for reason, total in run.result.waits.by_reason.items()}
-    assert (counts.pop("capture", 0) > 0) == PLANS[plan].capture
+    num_captures = counts.pop("capture", 0)
+    assert (num_captures > 0) == PLANS[plan].capture or PLANS[plan].auto
     assert expected_waits[plan] == counts
 
 

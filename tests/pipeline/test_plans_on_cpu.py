@@ -28,8 +28,8 @@ def test_a_last_partial_interval_is_waited_for_once(train_tiny, expected_waits, 
     result = train_tiny(plan=plan, num_batches=95).result
 
     expected = sum(expected_waits[plan].values())
-    if plan in ("blocking", "gapless", "captured"):
-        expected = {"blocking": 190, "gapless": 1, "captured": 1}[plan]
+    if plan in ("blocking", "gapless", "captured", "auto"):
+        expected = {"blocking": 190, "gapless": 1, "captured": 1, "auto": 1}[plan]
     elif plan in ("deferred-loss", "events"):
         expected = {"deferred-loss": 95 + 10, "events": 96}[plan]
     elif plan == "interval":

@@ -9,7 +9,7 @@ import gapless
 from gapless.pipeline import capture as captures
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.snapshot import Snapshot
-from simulation.registry import FEW, scenario
+from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
 
 
@@ -152,7 +152,7 @@ def a_loop_of_three_lines(device, step):
     return losses.history
 
 
-@scenario()
+@scenario(num_seeds=2 * VERY_FEW)
 def a_captured_step_in_a_loop_of_ones_own(device):
     """Each shape is captured when it comes for the third time; the values are the plain loop's."""
     losses, weight = train_plainly(mixed_shapes())
@@ -166,7 +166,7 @@ def a_captured_step_in_a_loop_of_ones_own(device):
     assert step.report.refusal is None
 
 
-@scenario()
+@scenario(num_seeds=2 * VERY_FEW)
 def buckets_captured_ahead_of_a_loop_of_ones_own(device):
     """Only their shapes are captured, training starts where it would have, the rest runs."""
     losses, weight = train_plainly(mixed_shapes())
@@ -183,7 +183,7 @@ def buckets_captured_ahead_of_a_loop_of_ones_own(device):
     assert step.report.refusal == "a batch has the shape of no bucket"
 
 
-@scenario()
+@scenario(num_seeds=2 * VERY_FEW)
 def what_a_captured_step_returns_is_the_callers(device):
     """Losses that are kept in a list are still those of their own batches at the end."""
     losses, _ = train_plainly(regression_data())
@@ -210,7 +210,7 @@ def hold_more_with_every_graph(device):
     device.reserved_memory_bytes = lambda: held[0]
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def a_memory_budget_leaves_out_the_shapes_that_come_last(device):
     """A shape for which there is no room runs as written, and those before it stay captured."""
     losses, weight = train_plainly(mixed_shapes())
@@ -225,7 +225,7 @@ def a_memory_budget_leaves_out_the_shapes_that_come_last(device):
     assert "which is over its budget of 1" in report.refusal
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def a_capture_that_breaks_the_budget_is_the_last(device):
     """It is kept and replayed; the next shape is not captured."""
     losses, _ = train_plainly(mixed_shapes())
@@ -239,7 +239,7 @@ def a_capture_that_breaks_the_budget_is_the_last(device):
     assert "holds 60,000 bytes and a capture took up to 30,000" in report.refusal
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def what_a_capture_added_is_expected_of_the_next(device):
     """A shape is not captured if the largest addition so far would go over the budget."""
     losses, _ = train_plainly(mixed_shapes())
@@ -252,7 +252,7 @@ def what_a_capture_added_is_expected_of_the_next(device):
     assert "over its budget of 80,000" in loop.capture.refusal
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def more_shapes_than_graphs_are_allowed(device):
     """Shapes beyond the limit run as written."""
     losses, _ = train_plainly(mixed_shapes())
@@ -269,7 +269,7 @@ def more_shapes_than_graphs_are_allowed(device):
     assert report.refusal.startswith("2 shapes are captured already")
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def a_warm_up_whose_capture_raises_puts_everything_back(device):
     """Weights and random numbers are those of before, and training goes on from there."""
 
@@ -296,7 +296,7 @@ def a_warm_up_whose_capture_raises_puts_everything_back(device):
     assert torch.equal(weight, copied)
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def a_warm_up_that_is_interrupted_puts_everything_back(device):
     """An exception between two captures comes out, and nothing was trained."""
 
@@ -342,7 +342,7 @@ def rates_of_epochs(run_epoch, optimizer):
     return losses
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def a_rate_that_changes_is_captured_anew(device):
     """A learning rate that is a Python number takes effect also where work is captured."""
 
@@ -369,7 +369,7 @@ def a_rate_that_changes_is_captured_anew(device):
     assert loop.capture.refusal is None
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def a_rate_that_always_changes_ends_capturing(device):
     """A schedule on the host for every step is followed, and the way out is named."""
 
@@ -396,7 +396,7 @@ def a_rate_that_always_changes_ends_capturing(device):
     assert "make the learning rate a tensor on the device" in loop.capture.refusal
 
 
-@scenario(num_seeds=FEW)
+@scenario(num_seeds=VERY_FEW)
 def updates_that_a_counter_decides_are_not_captured(device):
     """Gradients of two batches in one update, counted on the host: the step runs as written."""
 

@@ -38,6 +38,9 @@ SCENARIOS = {}
 # Seeds for what is about failing, counting and closing more than about order.
 FEW = 50
 
+# For what is long, and shares its orders with a scenario that runs under more.
+VERY_FEW = 6
+
 
 def scenario(name=None, **settings):
     def keep(check):

@@ -6,7 +6,15 @@ ordering operation (`simulation.mutants`).
 
 from __future__ import annotations
 
-from simulation import capturing, failures, losses, prefetching, streams, training  # noqa: F401
+from simulation import (  # noqa: F401
+    capturing,
+    choosing,
+    failures,
+    losses,
+    prefetching,
+    streams,
+    training,
+)
 from simulation.registry import SCENARIOS, RaceError, run, schedules
 
 

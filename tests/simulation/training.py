@@ -29,6 +29,7 @@ _WAITS = {
     "full": {"interval": 1, "epoch_end": 1},
     "gapless": {"epoch_end": 1},
     "captured": {"capture": 1, "epoch_end": 1},
+    "auto": {"epoch_end": 1},
 }
 
 

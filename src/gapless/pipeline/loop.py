@@ -7,6 +7,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.device.select import resolve_device
+from gapless.pipeline.auto import ON_A_CPU, Diagnosis
+from gapless.pipeline.autostep import AutoStep
 from gapless.pipeline.capture import CapturedStep, CaptureReport, call_host_part, do_work, loss_of
 from gapless.pipeline.failures import noted_on
 from gapless.pipeline.meter import GapMeter
@@ -80,6 +82,7 @@ class TrainLoop:
         self._events = EventPool(self.device)
         self._in_flight: deque[Event] = deque()
         self._captured: CapturedStep | None = None
+        self._auto: AutoStep | None = None
         self._forward_stream = self.streams.get_compute_stream()
         self._backward_stream = self.streams.get_stream(self._lanes.backward)
 
@@ -150,6 +153,13 @@ class TrainLoop:
         """What is captured of the step that ran last; None if the plan captures nothing here."""
         return None if self._captured is None else self._captured.report
 
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """What plan `auto` found out last; None before, and under other plans."""
+        if self.plan.auto and not self.device.is_accelerator:
+            return ON_A_CPU
+        return None if self._auto is None else self._auto.diagnosis
+
     def warm_up(
         self,
         batches: Iterable[Any],
@@ -180,7 +190,7 @@ class TrainLoop:
         return captured.report
 
     def _prepared(self, step: SplitStep | WholeStep) -> SplitStep | WholeStep:
-        if not self.captures:
+        if not (self.plan.capture or self.plan.auto) or not self.device.is_accelerator:
             return step
         if self._captured is None or self._captured.step is not step:
             self._captured = CapturedStep(
@@ -189,7 +199,9 @@ class TrainLoop:
                 sync=self.streams.sync,
                 memory_budget_bytes=self._memory_budget_bytes,
             )
-        return self._captured
+            if self.plan.auto:
+                self._auto = AutoStep(self._captured, device=self.device, meter=self._meter)
+        return self._auto or self._captured
 
     def close(self) -> None:
         """Give the streams back.
@@ -238,6 +250,8 @@ class _EpochRun:
     ) -> None:
         self._prefetcher = self._loop.prefetch(batches)
         self._batches = iter(self._prefetcher)
+        if isinstance(step, AutoStep):
+            step.begin_epoch(self._prefetcher, batches)
         for batch in self._batches:
             self.take(step, batch)
             if on_batch is not None:
@@ -324,6 +338,7 @@ class _EpochRun:
         self.progress.mean_loss = self._running.update()
         self.progress.weight = self._running.weight
         self.progress.gap_share = self._gap_share()
+        self.progress.diagnosis = loop.diagnosis
 
     def _gap_share(self) -> float | None:
         if not self._device.is_accelerator:

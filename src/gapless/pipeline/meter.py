@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.pipeline.streams import EventPool
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gapless.device.base import Device, Event, Stream
+
+
+# Takes a step's label, its busy time, and the time since the end of the step before, if one was.
+StepObserver: TypeAlias = "Callable[[object, float, float | None], None]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,12 +51,18 @@ class GapMeter:
 
     Args:
         device: where the steps run.
+
+    Attributes:
+        observer: called for every step that is read, in order, with its label.
+        label: of the step that is being queued; the next one has none.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._events = EventPool(device, timed=True)
-        self._pending: deque[tuple[Event, Event] | None] = deque()
+        self.observer: StepObserver | None = None
+        self.label: object = None
+        self._pending: deque[tuple[Event, Event, object] | None] = deque()
         self._started: Event | None = None
         self._last_end: Event | None = None
         self._busy_ms = 0.0
@@ -69,12 +81,20 @@ class GapMeter:
         Sync: Does not block the host.
         """
         assert self._started is not None
-        self._pending.append((self._started, self._events.record(stream)))
-        self._started = None
+        self._pending.append((self._started, self._events.record(stream), self.label))
+        self._started = self.label = None
+
+    def is_idle(self) -> bool:
+        """Return whether the device has done every step that ended.
+
+        Sync: Does not block the host.
+        """
+        step = self._pending[-1] if self._pending else None
+        return step is None or self._device.query_event(step[1])
 
     def pause(self) -> None:
         """Do not count the time until the next step as a gap, nor a step that did not end."""
-        self._started = None
+        self._started = self.label = None
         self._pending.append(None)
         self.harvest()
         if not self._pending:
@@ -94,14 +114,17 @@ class GapMeter:
             self._pending.popleft()
             self._take_in(step)
 
-    def _take_in(self, step: tuple[Event, Event] | None) -> None:
+    def _take_in(self, step: tuple[Event, Event, object] | None) -> None:
         former, self._last_end = self._last_end, step[1] if step else None
         if step is not None:
-            start, end = step
-            if former is not None:
-                self._gap_ms += self._device.elapsed_ms(former, start)
-            self._busy_ms += self._device.elapsed_ms(start, end)
+            start, end, label = step
+            gap_ms = None if former is None else self._device.elapsed_ms(former, start)
+            busy_ms = self._device.elapsed_ms(start, end)
+            self._gap_ms += gap_ms or 0.0
+            self._busy_ms += busy_ms
             self._events.give_back(start)
+            if self.observer is not None:
+                self.observer(label, busy_ms, None if gap_ms is None else gap_ms + busy_ms)
         if former is not None:
             self._events.give_back(former)
 

@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.pipeline.auto import Diagnosis
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepLoss:
@@ -103,6 +105,8 @@ class Progress:
         weight: sum of the weights read so far, such as target tokens.
         waits: host waits of this epoch so far.
         gap_share: share of device time between steps so far; None on a CPU or before a reading.
+        diagnosis: what plan `auto` found out last, None before and under other plans; a new
+            object whenever it says something new.
     """
 
     batch: int = 0
@@ -110,3 +114,4 @@ class Progress:
     weight: float = 0.0
     waits: SyncStats = field(default_factory=SyncStats)
     gap_share: float | None = None
+    diagnosis: Diagnosis | None = None

@@ -107,21 +107,18 @@ def capture(
 ) -> StandaloneStep:
     """Return a step that is launched as one CUDA graph for each shape of batch.
 
-    Works in any loop. Each shape runs as written twice and is then captured; a shape that is not
-    captured goes on running as written, and is counted. What the step does on the host (printing,
-    counting, drawing from Python's random numbers) is not done again by a graph, except for a
-    method `on_host(batch)` of the step. Learning rates and other numbers of torch's optimizers
-    are watched; make a rate that changes every step a tensor on the device.
-
-    On a CPU it is the step itself with the same interface, and its report says so.
+    Each shape runs as written twice and is then captured; a shape that is not captured goes on
+    as written, and is counted. What the step does on the host (printing, counting, drawing from
+    Python's random numbers) is not done again by a graph, except for a method `on_host(batch)` of
+    the step. Learning rates and other numbers of torch's optimizers are watched; make a rate that
+    changes every step a tensor on the device. On a CPU it is the step itself.
 
     Args:
         step: takes a batch on the device, trains on it and returns its loss, or any structure of
-            tensors. Its optimizer has to be one that can be captured (`capturable=True` of
-            torch's Adam and AdamW; SGD as it is).
+            tensors. Adam and AdamW have to be made with `capturable=True`.
         buckets: example batches, one of each padded shape, in order of use: their shapes are
-            captured now, and no others later. What the memory budget leaves out is the last of
-            them. Nothing is trained on them. Needs `model` and `optimizer`.
+            captured now, without training on them, and no others later. What the memory budget
+            leaves out is the last of them. Needs `model` and `optimizer`.
         model: whose weights and buffers are put back afterwards.
         optimizer: whose state is put back.
         scaler: of gradients, put back as well.
