@@ -11,7 +11,7 @@ from gapless.nmt.attention import Packed, _attend_padded
 from gapless.nmt.batching import Batch, BucketSampler, Microbatch, PairBatches, TokenPairs
 from gapless.nmt.loss import LabelSmoothing, LossCompute
 from gapless.nmt.model import ModelSizes, Transformer
-from gapless.nmt.packing import choose_packing, fill
+from gapless.nmt.packing import choose_packings, fill
 from gapless.nmt.vocab import BOS, EOS, PAD
 
 
@@ -25,25 +25,26 @@ def make_pairs(sizes, seed=0):
 
 
 def packed(pairs, *, max_tokens, **options):
-    packing = choose_packing(pairs.src_lengths, pairs.tgt_lengths, max_tokens=max_tokens)
-    return BucketSampler(pairs, max_tokens=max_tokens, shapes=packing, **options), packing
+    packings = choose_packings(pairs.src_lengths, pairs.tgt_lengths, max_tokens=max_tokens)
+    return BucketSampler(pairs, max_tokens=max_tokens, shapes=packings, **options), packings
 
 
 @settings(deadline=None, max_examples=60)
 @given(sizes=lengths, budget=st.integers(1, 2000), seed=st.integers(0, 5))
-def test_an_epoch_has_every_pair_once_in_batches_of_one_shape(sizes, budget, seed):
+def test_an_epoch_has_every_pair_once_in_batches_of_few_shapes(sizes, budget, seed):
     """Rows follow each other without a break, none is too long, and each has a source to see."""
     pairs = make_pairs(sizes)
-    sampler, packing = packed(pairs, max_tokens=budget, seed=seed)
-    batches = [PairBatches(pairs)[micro] for micro in sampler]
+    sampler, packings = packed(pairs, max_tokens=budget, seed=seed)
 
     assert sorted(np.concatenate([micro.pairs for micro in sampler])) == list(range(len(sizes)))
-    for batch in batches:
+    assert {micro.shape for micro in sampler} <= set(packings.shapes)
+    for micro in sampler:
+        batch, packing = PairBatches(pairs)[micro], micro.shape
         assert batch.src.shape == batch.src_positions.shape == (packing.src_tokens,)
         assert batch.trg.shape == batch.trg_y.shape == (packing.tgt_tokens,)
         rows = [starts.diff() for starts in (batch.src_starts, batch.tgt_starts)]
         for starts, side in ((batch.src_starts, batch.src), (batch.tgt_starts, batch.trg)):
-            assert len(starts) == packing.sentences + packing.padding_rows + 1
+            assert len(starts) == packing.rows + 1
             assert (starts[0], starts[-1]) == (0, len(side))
             assert 0 <= starts.diff().min() <= starts.diff().max() <= packing.longest
         assert bool((rows[0] > 0)[rows[1] > 0].all())
@@ -76,22 +77,36 @@ def test_little_is_padding_when_sources_and_targets_differ_in_length():
     draw = np.random.default_rng(1)
     src = np.clip(draw.lognormal(3.2, 0.7, 20_000), 2, 200).astype(int)
     tgt = np.clip(src * draw.uniform(0.4, 1.4, 20_000), 2, 200).astype(int)
-    packing = choose_packing(src, tgt, max_tokens=8192)
+    packings = choose_packings(src, tgt, max_tokens=8192)
 
-    batches = list(fill(draw.permutation(len(src)), src, tgt, packing))
-    real = sum(src[batch].sum() + tgt[batch].sum() for batch in batches[:-1])
+    *batches, _ = fill(draw.permutation(len(src)), src, tgt, packings)
+    real = sum(src[pairs].sum() + tgt[pairs].sum() for pairs, _ in batches)
 
-    assert real / (len(batches) - 1) / packing.num_tokens > 0.98
+    assert real / sum(shape.num_tokens for _, shape in batches) > 0.98
 
 
 def test_batches_are_a_random_sample_of_lengths():
-    """No batch holds only short sentences: every one is near the mean of all."""
+    """No batch holds only short sentences: every one is near the mean of its shape."""
     draw = np.random.default_rng(1)
     src = draw.integers(2, 60, 5000)
-    packing = choose_packing(src, src, max_tokens=4096)
-    batches = list(fill(draw.permutation(len(src)), src, src, packing))
+    packings = choose_packings(src, src, max_tokens=4096)
+    *batches, _ = fill(draw.permutation(len(src)), src, src, packings)
 
-    assert all(abs(src[batch].mean() - src.mean()) < 8 for batch in batches[:-1])
+    assert len(packings.shapes) == 1
+    assert all(abs(src[pairs].mean() - src.mean()) < 8 for pairs, _ in batches)
+
+
+def test_few_long_sentences_have_a_shape_of_their_own():
+    """Rows of 600 tokens for all would need much memory; leftovers join the longer ones."""
+    draw = np.random.default_rng(1)
+    src = np.where(draw.random(5000) < 0.02, 600, draw.integers(2, 60, 5000))
+    packings = choose_packings(src, src, max_tokens=4096)
+    batches = list(fill(draw.permutation(len(src)), src, src, packings))
+
+    assert [shape.longest for shape in packings.shapes] == [64, 640]
+    assert all(src[pairs].max() < 60 for pairs, shape in batches if shape.longest == 64)
+    assert sum(len(pairs) for pairs, _ in batches) == 5000
+    assert all(src[pairs].sum() > 4096 - shape.longest for pairs, shape in batches[:-1])
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])
@@ -150,12 +165,8 @@ def test_one_example_stands_for_all_batches():
 
 
 def test_the_header_says_how_much_is_padding():
-    """320 + 320 positions: room for 60 pairs of 5 + 5 tokens, of which there are 20."""
-    pairs = make_pairs([(5, 5)] * 20)
-    sampler, packing = packed(pairs, max_tokens=300)
+    """Of 320 + 320 positions, 20 pairs of 5 + 5 tokens take 200."""
+    sampler, packings = packed(make_pairs([(5, 5)] * 20), max_tokens=300)
 
-    share = 1 - 200 / packing.num_tokens
-    assert (
-        sampler.describe_shapes()
-        == f"packed into 1 shape of 320 + 320 tokens, {share:.1%} padding"
-    )
+    share = 1 - 200 / packings.shapes[0].num_tokens
+    assert sampler.describe_shapes() == f"packed into 320 + 320 tokens, {share:.1%} padding"

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from gapless.nmt.packing import PackedBatch, Packing, fill, pack
+from gapless.nmt.packing import PackedBatch, Packing, Packings, fill, pack
 from gapless.nmt.shapes import Shape, Shapes, cut
 from gapless.nmt.vocab import BOS, EOS, PAD
 
@@ -201,7 +201,7 @@ class BucketSampler(Sampler[Microbatch]):
         accumulate: batches in an update.
         shuffle: a new random order every epoch; otherwise by length, always the same.
         seed: of the order.
-        shapes: few padded shapes, made with the same budget, or one to pack into; None pads each
+        shapes: few shapes to pad to or to pack into, made with the same budget; None pads each
             batch to its longest sentence.
 
     Raises:
@@ -217,7 +217,7 @@ class BucketSampler(Sampler[Microbatch]):
         accumulate: int = 1,
         shuffle: bool = True,
         seed: int = 0,
-        shapes: Shapes | Packing | None = None,
+        shapes: Shapes | Packings | None = None,
     ) -> None:
         if max_tokens is None and max_sentences is None:
             raise ValueError("max_tokens or max_sentences must be given, but both are None")
@@ -279,34 +279,27 @@ class BucketSampler(Sampler[Microbatch]):
     def describe_shapes(self) -> str:
         """Return how batches are padded, for people."""
         padding = f"{self.padding_share():.1%} padding"
-        match self._shapes:
-            case None:
-                return f"each padded to its longest sentence, {padding}"
-            case Packing() as shape:
-                tokens = f"{shape.src_tokens:,} + {shape.tgt_tokens:,} tokens"
-                return f"packed into 1 shape of {tokens}, {padding}"
-            case shapes:
-                return f"padded to {len(shapes.shapes)} shapes, {padding}"
+        if self._shapes is None:
+            return f"each padded to its longest sentence, {padding}"
+        sizes = [shape for shape in self._shapes.shapes if isinstance(shape, Packing)]
+        if not sizes:
+            return f"padded to {len(self._shapes.shapes)} shapes, {padding}"
+        tokens = " or ".join(f"{shape.src_tokens:,} + {shape.tgt_tokens:,}" for shape in sizes)
+        return f"packed into {tokens} tokens, {padding}"
 
     def _examples(self) -> list[_Cut]:
-        match self._shapes:
-            case None:
-                return []
-            case Packing() as shape:
-                return [(self._epoch[0].pairs, shape)]
-            case shapes:
-                return [
-                    (np.flatnonzero(shapes.of_pair == number)[: shape.rows], shape)
-                    for number, shape in enumerate(shapes.shapes)
-                ]
+        if self._shapes is None:
+            return []
+        of_pair, shapes = self._shapes.of_pair, list[Shape | Packing](self._shapes.shapes)
+        return [(np.flatnonzero(of_pair == n)[:1], shape) for n, shape in enumerate(shapes)]
 
     def _batches(self, random: np.random.Generator) -> list[_Cut]:
         match self._shapes:
             case None:
                 return self._cut(self._sorted(random))
-            case Packing() as shape:
-                filled = fill(self._order(random), self._src_lengths, self._tgt_lengths, shape)
-                return [(pairs, shape) for pairs in filled]
+            case Packings() as packings:
+                order = self._order(random)
+                return list(fill(order, self._src_lengths, self._tgt_lengths, packings))
             case shapes:
                 return self._to_shapes(shapes, random)
 

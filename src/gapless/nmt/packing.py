@@ -1,11 +1,12 @@
 """Sentences packed one after the other, so that a batch holds next to no padding.
 
-All batches have one shape: so many source tokens, so many target tokens, so many sentences. What
-a batch leaves free at the end of either side is given to rows of padding, which see each other
-and are not learnt from.
+Batches have one shape or two: so many source tokens, so many target tokens, so many rows, each of
+so many tokens at most. Where few sentences are much longer than the rest these have a shape of
+their own, because the attention kernel keeps memory for rows times the longest. What a batch
+leaves free at the end of either side is given to rows of padding, which see each other and are
+not learnt from.
 
-Sentences of all lengths share a batch, so nothing has to be sorted, and every batch is a random
-sample of the training pairs.
+Within a shape nothing has to be sorted: every batch is a random sample.
 """
 
 from __future__ import annotations
@@ -27,20 +28,21 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-# Numbers of tokens are rounded up to a multiple of this, which matrix kernels like.
+# Numbers of tokens are rounded up to a multiple of this, which matrix kernels like, and lengths
+# of rows to what the attention kernel works on at a time.
 _GRAIN = 64
-
-# Padding is cut into rows of at most this, or of the longest sentence.
-_PADDING_ROW = 256
 
 # Batches hold a random number of sentences. So many times the root of their mean more is room
 # enough; each row costs the attention kernel memory, whether it is used or not.
 _SPARE = 4.0
 
+# A second shape has to save so much of the memory for rows.
+_LEAST_SAVING = 0.2
+
 
 @dataclass(frozen=True, kw_only=True)
 class Packing:
-    """The shape of all batches.
+    """The shape of batches.
 
     Attributes:
         src_tokens: source tokens of a batch, padding included.
@@ -60,6 +62,16 @@ class Packing:
     def num_tokens(self) -> int:
         """Source and target positions of a batch, padding included."""
         return self.src_tokens + self.tgt_tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch, whether they hold a sentence, padding or nothing."""
+        return self.sentences + self.padding_rows
+
+    def takes(self, src: int, tgt: int) -> bool:
+        """Whether there is room for so many tokens, and a source token for each padding row."""
+        padding_rows = -(-(self.tgt_tokens - tgt) // self.longest)
+        return tgt <= self.tgt_tokens and src + padding_rows <= self.src_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,25 +105,71 @@ class PackedBatch:
     ends_update: bool
 
 
-def choose_packing(
+@dataclass(frozen=True, kw_only=True)
+class Packings:
+    """The shapes of a training set, and which pair goes into which.
+
+    Attributes:
+        shapes: one or two, the one for shorter sentences first.
+        of_pair: number of each pair's shape, [pairs].
+    """
+
+    shapes: list[Packing]
+    of_pair: NDArray[np.int64]
+
+
+def choose_packings(
     src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64], *, max_tokens: int
-) -> Packing:
-    """Return a shape whose two sides fill up at the same rate.
+) -> Packings:
+    """Return shapes whose two sides fill up at the same rate.
 
     Args:
         src_lengths: source tokens of each pair, at least one pair.
         tgt_lengths: target tokens to predict of each pair.
-        max_tokens: tokens of the longer side; more only if a single sentence has more.
+        max_tokens: tokens of a batch's longer side; more only if a single sentence has more.
+
+    Raises:
+        ValueError: there are no pairs.
     """
+    if not len(src_lengths):
+        raise ValueError("there must be at least one pair to choose shapes for, but there is none")
+    longer = np.maximum(src_lengths, tgt_lengths)
+
+    def split_at(limit: int) -> Packings:
+        of_pair = (longer > limit).astype(np.int64)
+        shapes = [
+            _packing(src_lengths[of_pair == n], tgt_lengths[of_pair == n], max_tokens=max_tokens)
+            for n in range(int(of_pair.max()) + 1)
+        ]
+        return Packings(shapes=shapes, of_pair=of_pair)
+
+    def cost(packings: Packings) -> float:
+        tokens = np.bincount(packings.of_pair, weights=src_lengths + tgt_lengths)
+        return sum(
+            float(count) / shape.num_tokens * shape.rows * shape.longest
+            for count, shape in zip(tokens, packings.shapes, strict=True)
+        )
+
+    one = split_at(int(longer.max()))
+    limits = range(_GRAIN * -(-int(longer.min()) // _GRAIN), int(longer.max()), _GRAIN)
+    two = min(map(split_at, limits), key=cost, default=one)
+    return two if cost(two) < (1 - _LEAST_SAVING) * cost(one) else one
+
+
+def _packing(
+    src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64], *, max_tokens: int
+) -> Packing:
     src_mean, tgt_mean = float(src_lengths.mean()), float(tgt_lengths.mean())
     pairs = max_tokens / max(src_mean, tgt_mean)
-    src_tokens = max(pairs * src_mean, int(src_lengths.max()))
+    longest = _round_up(max(int(src_lengths.max()), int(tgt_lengths.max())))
     tgt_tokens = max(pairs * tgt_mean, int(tgt_lengths.max()))
-    longest = max(_PADDING_ROW, int(src_lengths.max()), int(tgt_lengths.max()))
+    # Rows of padding need a source token each, beside any pair.
+    for_any_pair = int(src_lengths.max()) + math.ceil(_round_up(tgt_tokens) / longest)
+    src_tokens = max(pairs * src_mean + 1, for_any_pair)
     # Enough for a batch that is all padding, also after rounding up.
-    padding_rows = math.ceil(1.01 * max(src_tokens, tgt_tokens) / longest) + 2
+    padding_rows = math.ceil(1.05 * max(src_tokens, tgt_tokens) / longest) + 3
     return Packing(
-        src_tokens=_round_up(src_tokens + padding_rows),
+        src_tokens=_round_up(src_tokens),
         tgt_tokens=_round_up(tgt_tokens),
         sentences=math.ceil(pairs + _SPARE * math.sqrt(pairs)),
         padding_rows=padding_rows,
@@ -123,37 +181,50 @@ def fill(
     order: NDArray[np.int64],
     src_lengths: NDArray[np.int64],
     tgt_lengths: NDArray[np.int64],
-    packing: Packing,
-) -> Iterator[NDArray[np.int64]]:
-    """Yield the pairs of each batch.
+    packings: Packings,
+) -> Iterator[tuple[NDArray[np.int64], Packing]]:
+    """Yield the pairs and the shape of each batch.
 
-    Pairs that are longer in the source than the batches' shape has it take turns with those that
-    are longer in the target, so that no batch is full on one side and half empty on the other.
+    What does not fill a batch of the first shape moves on to the second.
 
     Args:
         order: numbers of pairs, in random order.
         src_lengths: of all pairs.
         tgt_lengths: of all pairs.
-        packing: the shape.
+        packings: the shapes.
     """
-    lean = src_lengths * packing.tgt_tokens - tgt_lengths * packing.src_tokens
+    left = order[:0]
+    for number, shape in enumerate(packings.shapes):
+        pairs = np.concatenate((left, order[packings.of_pair[order] == number]))
+        batches = list(_fill(pairs, src_lengths, tgt_lengths, shape))
+        is_last = shape is packings.shapes[-1]
+        left = order[:0] if is_last or not batches else batches.pop()
+        yield from ((batch, shape) for batch in batches)
+
+
+def _fill(
+    order: NDArray[np.int64],
+    src_lengths: NDArray[np.int64],
+    tgt_lengths: NDArray[np.int64],
+    shape: Packing,
+) -> Iterator[NDArray[np.int64]]:
+    # Pairs that are longer in the source than the shape has it take turns with those that are
+    # longer in the target, so that no batch is full on one side and half empty on the other.
+    lean = src_lengths * shape.tgt_tokens - tgt_lengths * shape.src_tokens
     to_src, to_tgt = (deque(order[side].tolist()) for side in (lean[order] > 0, lean[order] <= 0))
-    # Each row of padding has to hold a source token for its target tokens to see.
-    src_room, tgt_room = packing.src_tokens - packing.padding_rows, packing.tgt_tokens
     batch: list[int] = []
     src = tgt = balance = 0
     while to_src or to_tgt:
         queue = to_src if to_src and (balance <= 0 or not to_tgt) else to_tgt
-        pair = queue[0]
-        is_full = src + src_lengths[pair] > src_room or tgt + tgt_lengths[pair] > tgt_room
-        if batch and (is_full or len(batch) == packing.sentences):
+        more_src, more_tgt = int(src_lengths[queue[0]]), int(tgt_lengths[queue[0]])
+        is_full = len(batch) == shape.sentences or not shape.takes(src + more_src, tgt + more_tgt)
+        if batch and is_full:
             yield np.array(batch)
             batch, src, tgt, balance = [], 0, 0, 0
             continue
-        batch.append(queue.popleft())
-        src += int(src_lengths[pair])
-        tgt += int(tgt_lengths[pair])
-        balance += int(lean[pair])
+        pair = queue.popleft()
+        batch.append(pair)
+        src, tgt, balance = src + more_src, tgt + more_tgt, balance + int(lean[pair])
     if batch:
         yield np.array(batch)
 
@@ -199,7 +270,7 @@ def _with_padding_rows(
     """Return the lengths of all rows of both sides: sentences, padding, and empty ones."""
     free = (packing.src_tokens - src_lengths.sum(), packing.tgt_tokens - tgt_lengths.sum())
     num_rows = math.ceil(max(free) / packing.longest)
-    num_empty = packing.sentences + packing.padding_rows - len(src_lengths) - num_rows
+    num_empty = packing.rows - len(src_lengths) - num_rows
     sides = []
     for lengths, left in zip((src_lengths, tgt_lengths), free, strict=True):
         rows = [left // num_rows + (row < left % num_rows) for row in range(num_rows)]

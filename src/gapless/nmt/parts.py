@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.nmt.batching import BucketSampler, make_loader
 from gapless.nmt.compiling import compile_layers
-from gapless.nmt.packing import choose_packing
+from gapless.nmt.packing import choose_packings
 from gapless.nmt.run import build_model
 from gapless.nmt.shapes import choose_shapes
 from gapless.nmt.step import TranslationStep
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gapless.nmt.batching import AnyBatch, TokenPairs
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.model import Transformer
-    from gapless.nmt.packing import Packing
+    from gapless.nmt.packing import Packings
     from gapless.nmt.shapes import Shapes
     from gapless.nmt.task import Task
 
@@ -77,10 +77,10 @@ def make_sampler(
     )
 
 
-def _shapes(config: TrainConfig, pairs: TokenPairs) -> Shapes | Packing | None:
+def _shapes(config: TrainConfig, pairs: TokenPairs) -> Shapes | Packings | None:
     lengths = pairs.src_lengths, pairs.tgt_lengths
     if config.pack and config.batch_tokens is not None:
-        return choose_packing(*lengths, max_tokens=config.batch_tokens)
+        return choose_packings(*lengths, max_tokens=config.batch_tokens)
     if config.fixed_shapes:
         return choose_shapes(
             *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
