@@ -100,6 +100,21 @@ def test_every_plan_sees_the_same_batches_in_each_round():
     assert len(set(map(tuple, (seen["gapless"][n : n + 3] for n in range(0, 12, 3))))) > 1
 
 
+def test_every_plan_starts_from_the_same_weights():
+    """Which follow from the seed."""
+    weights = {}
+
+    def make(device, plan):
+        workload = small()(device, plan)
+        weights[plan.name] = workload.model.weight.tolist()
+        return workload
+
+    run_bench(make, ask(["blocking", "gapless"], seed=3))
+    run_bench(make, ask(["interval"], seed=4))
+
+    assert weights["blocking"] == weights["gapless"] != weights["interval"]
+
+
 def test_short_batches_are_gone_through_again_and_counted():
     """Ten steps of four batches are three epochs, each with a wait of its own at its end."""
     result = run_bench(small(), ask(["gapless"], steps=10))
@@ -237,6 +252,44 @@ def test_memory_is_a_plans_own_although_others_are_there():
     one.close()
 
     assert one.peak_memory_bytes == 170
+
+
+class Accelerator:
+    """The CPU, said to work beside the host: plans capture, and figures of a device are asked for."""
+
+    is_accelerator = True
+
+    def __getattr__(self, name):
+        return getattr(CPU, name)
+
+    def capture(self, work, *, like=None):
+        work()
+        return CPU.capture(work)
+
+
+def test_a_plan_that_captures_does_so_in_the_warm_up_and_sees_the_same_batches():
+    """One graph for the one shape, none in a timed round, and a loader that is not ahead."""
+    loads = {}
+
+    def make(device, plan):
+        workload = small(shuffle=True)(device, plan)
+        seen = loads.setdefault(plan.name, [])
+        loader = workload.batches
+        loader.collate_fn = lambda items: seen.append(float(items[0][0])) or torch.stack(items)
+        return workload
+
+    result = run_bench(make, ask(["gapless", "captured"], steps=3, device=Accelerator()))
+
+    gapless, captured = result.plans
+    assert (gapless.capture, captured.capture["num_graphs"]) == (None, 1)
+    # One round of warm-up and three that count; a CPU has no trace behind them.
+    assert captured.capture["num_replays"] == 4 * 3
+    assert [found.num_graphs for found in captured.rounds] == [0, 0, 0]
+    assert loads["gapless"] == loads["captured"]
+    assert result.notes == (
+        "No device utilisation by the driver (NVML): cpu is no GPU, and NVML knows NVIDIA GPUs "
+        "alone.",
+    )
 
 
 # --- rows and the whole ---

@@ -6,7 +6,7 @@ import inspect
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Optional
 
@@ -68,7 +68,7 @@ def compare(
     json: Optional[Path],
     seed: int,
     device: str,
-    precision: str,
+    precision: Optional[str],
     workload: Optional[str],
     config: Optional[Path],
     **settings: Any,
@@ -91,22 +91,30 @@ def compare(
         tolerance=tolerance,
         weights=parse_weights(weight or []),
         seed=seed,
-        precision=precision,
+        precision=precision or _precision_of(None if workload else config),
     )
     if json is not None:
         _check_writable(json)
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
-    set_numerics(found, precision, deterministic=bool(asked.verify_steps) and tolerance is None)
+    set_numerics(
+        found,
+        asked.bench.precision,
+        deterministic=bool(asked.verify_steps) and tolerance is None,
+    )
     given = {name: value for name, value in settings.items() if value is not None}
-    name, make = _workload(workload, asked, config=config, given=given)
-    typer.echo("\n".join(_facts(asked, name)))
-    report = _run(make, asked, name)
+    work = _work(workload, asked, config=config, given=given)
+    typer.echo("\n".join(_facts(asked, work)))
+    report = _run(asked, work)
     typer.echo(f"\n{comparison_text(report)}")
     if json is not None:
         replace_file(json, comparison_json(report).encode())
         typer.echo(f"written to {json}")
     if report.reproducible is False or report.recommendation.excluded:
         raise typer.Exit(1)
+
+
+def _precision_of(config: Path | None) -> str:
+    return "fp32" if config is None else make_config({}, file=config).precision
 
 
 def _settings(
@@ -164,19 +172,30 @@ def _check_writable(path: Path) -> None:
 # --- the workload ---
 
 
-def _workload(
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What is compared: its name, what builds it for a plan, and a training run's settings."""
+
+    name: str
+    make: PlanWorkload
+    config: TrainConfig | None = None
+
+
+def _work(
     spec: str | None, asked: CompareSettings, *, config: Path | None, given: dict[str, Any]
-) -> tuple[str, PlanWorkload]:
-    """Return the name of what is compared, and what builds it for a plan."""
+) -> _Work:
     if spec is None:
         settings = _config(asked, config=config, given=given)
-        name = f"model of gapless train on {settings.data or 'the embedded corpus'}"
-        return name, translation_workload(settings, steps=asked.bench.steps)
+        return _Work(
+            name=f"model of gapless train on {settings.data or 'the embedded corpus'}",
+            make=translation_workload(settings, steps=asked.bench.steps),
+            config=settings,
+        )
     if given or config is not None:
         extra = ", ".join(["config"] * (config is not None) + list(given)).replace("_", "-")
         raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
     users = users_workload(spec, precision=asked.bench.precision)
-    return spec, lambda torch_device, plan: users(torch_device)
+    return _Work(name=spec, make=lambda torch_device, plan: users(torch_device))
 
 
 def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any]) -> TrainConfig:
@@ -190,13 +209,13 @@ def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any
     return made
 
 
-def _facts(asked: CompareSettings, workload: str) -> list[str]:
+def _facts(asked: CompareSettings, work: _Work) -> list[str]:
     bench = asked.bench
     bits = "deterministic algorithms, every bit"
     if asked.tolerance is not None:
         bits = f"within {asked.tolerance:g}"
     lines = [
-        f"workload  {workload}",
+        f"workload  {work.name}",
         f"device    {bench.device.torch_device} ({bench.device.describe()}), "
         f"torch {torch.__version__}, {bench.precision}",
         f"bits      {asked.verify_steps} steps against {REFERENCE}, {bits}"
@@ -206,6 +225,8 @@ def _facts(asked: CompareSettings, workload: str) -> list[str]:
         f"rounds    {bench.warm_ups} for warming up and {bench.rounds} timed, of {bench.steps} "
         f"steps each, seed {bench.seed}",
     ]
+    if work.config is not None and bench.device.is_accelerator:
+        lines.append("batches   laid out under every plan as gapless train does under captured")
     if not bench.device.is_accelerator:
         lines += [f"note      {NO_GAPS[0]}", f"          {NO_GAPS[1]}"]
     return [*lines, ""]
@@ -214,7 +235,7 @@ def _facts(asked: CompareSettings, workload: str) -> list[str]:
 # --- running ---
 
 
-def _run(make: PlanWorkload, asked: CompareSettings, name: str) -> ComparisonReport:
+def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     bar = StepBar("done")
 
     def show(title: str, done: int, total: int) -> None:
@@ -226,7 +247,7 @@ def _run(make: PlanWorkload, asked: CompareSettings, name: str) -> ComparisonRep
     try:
         with users_errors():
             if asked.verify_steps:
-                one = in_one_process(make, get_plan(REFERENCE))
+                one = in_one_process(work.make, get_plan(REFERENCE))
                 for comparison in verify_plans(one, asked, on_progress=on_progress):
                     bar.close()
                     if reproducible is None:
@@ -235,10 +256,10 @@ def _run(make: PlanWorkload, asked: CompareSettings, name: str) -> ComparisonRep
                         verdicts[comparison.ours.plan] = comparison.holds
                     for line in comparison_lines(comparison):
                         typer.echo(line)
-            return compare_plans(
-                make,
+            report = compare_plans(
+                work.make,
                 asked,
-                workload=name,
+                workload=work.name,
                 verdicts=verdicts,
                 reproducible=reproducible,
                 commit=_commit(),
@@ -246,6 +267,8 @@ def _run(make: PlanWorkload, asked: CompareSettings, name: str) -> ComparisonRep
             )
     finally:
         bar.close()
+    training = None if work.config is None else asdict(work.config)
+    return replace(report, settings={**report.settings, "training": training})
 
 
 def _commit() -> str | None:
@@ -305,7 +328,11 @@ def _options() -> list[inspect.Parameter]:
         _parameter("seed", int, 1, "Of torch, numpy and random, for every plan."),
         _parameter("device", str, "auto", "auto, cpu, cuda or cuda:N."),
         _parameter(
-            "precision", str, "fp32", "fp32 or tf32; without --workload also bf16 or fp16."
+            "precision",
+            Optional[str],
+            None,
+            "fp32 or tf32; without --workload also bf16 or fp16. [default: fp32, or as in the "
+            "--config]",
         ),
         _parameter(
             "workload",

@@ -161,6 +161,9 @@ class TerminalObserver:
 class StepBar:
     """Shows on a terminal's standard error what is under way and how far it is.
 
+    Draws only when it is called, a few times a second at most: a thread that draws would take
+    time from what is measured.
+
     Args:
         unit: what is counted.
     """
@@ -169,13 +172,14 @@ class StepBar:
         self._unit = unit
         self._title = ""
         self._bar: Bar | None = None
+        self._clock = _EpochClock(every_seconds=_BAR_SECONDS)
 
     def show(self, title: str, done: int, *, of: int) -> None:
         """Move the bar of this title, or draw it."""
         if title != self._title or self._bar is None:
-            self._start(title, total=of)
-        if self._bar is not None:
-            self._bar.update(self._task, completed=done)
+            self._start(title, done, total=of)
+        elif self._clock.is_due():
+            self._bar.update(self._task, completed=done, refresh=True)
 
     def close(self) -> None:
         """Take the bar away."""
@@ -183,7 +187,7 @@ class StepBar:
             self._bar.stop()
         self._bar = None
 
-    def _start(self, title: str, *, total: int) -> None:
+    def _start(self, title: str, done: int, *, total: int) -> None:
         self.close()
         self._title = title
         self._bar = Bar(
@@ -192,7 +196,8 @@ class StepBar:
             TextColumn(f"{{task.completed}}/{{task.total}} {self._unit}"),
             console=Console(stderr=True, highlight=False),
             transient=True,
-            refresh_per_second=4,
+            auto_refresh=False,
         )
-        self._task = self._bar.add_task(title, total=total)
+        self._task = self._bar.add_task(title, total=total, completed=done)
         self._bar.start()
+        self._clock.start()

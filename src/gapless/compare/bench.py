@@ -155,6 +155,9 @@ def run_bench(
     try:
         found = bench.run(settings.plans)
     except _NoRoomError:
+        # Handled below: here the error's traceback still holds what filled the device.
+        found = []
+    if not found:
         release_cached_memory(settings.device)
         bench.notes.append(
             "The device has no room for all plans at once, so each was timed by itself: a drift "

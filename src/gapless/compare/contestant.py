@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 # Builds a workload for a plan, which may say how many processes make its batches.
 PlanWorkload: TypeAlias = "Callable[[torch.device, Plan], Workload]"
 
+# A launch-bound step is a thousand kernels and more, at some hundred bytes each.
+_MAX_TRACED_STEPS = 50
+
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
@@ -183,22 +186,28 @@ class Contestant:
         return sampler.mean
 
     def trace(self) -> tuple[KernelTrace | None, int]:
-        """Trace the kernels of a round; return what was found, and the number of steps.
+        """Trace the kernels of a round, as far as a trace should go.
+
+        Returns:
+            What was found, and the number of steps.
 
         Sync: Blocks the host.
         """
-        return trace_kernels(self._device, self._take), self._steps
+        steps = min(self._steps, _MAX_TRACED_STEPS)
+        return trace_kernels(self._device, lambda: self._take(steps)), steps
 
     def close(self) -> None:
-        """Let go of the workload, its loop and their memory.
+        """Let go of the workload, its loop and their memory; nothing can be asked afterwards.
 
         Sync: Does not block the host.
         """
         self._loop.close()
-        self._workload = None
+        # Graphs and rings are the loop's, and whoever holds an error may hold this.
+        del self._loop, self._workload
 
-    def _take(self) -> list[EpochResult]:
-        return take_steps(self._loop, self.workload.batches, self.workload.step, steps=self._steps)
+    def _take(self, steps: int | None = None) -> list[EpochResult]:
+        workload = self.workload
+        return take_steps(self._loop, workload.batches, workload.step, steps=steps or self._steps)
 
     def _num_graphs(self) -> int:
         return 0 if self._loop.capture is None else self._loop.capture.num_graphs
