@@ -195,7 +195,7 @@ def fill(
     """
     left = order[:0]
     for number, shape in enumerate(packings.shapes):
-        pairs = np.concatenate((left, order[packings.of_pair[order] == number]))
+        pairs = order[(packings.of_pair[order] == number) | np.isin(order, left)]
         batches = list(_fill(pairs, src_lengths, tgt_lengths, shape))
         is_last = shape is packings.shapes[-1]
         left = order[:0] if is_last or not batches else batches.pop()
