@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
 
-from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer, take
+from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer
 
 
 if TYPE_CHECKING:
@@ -60,16 +60,14 @@ class AcceleratePeer:
 
     def run(self, window: Window, *, first: int) -> None:
         """Train."""
+        data = BatchDict(self._case.train)
         loader = self._accelerator.prepare_data_loader(
-            make_loader(
-                BatchDict(self._case.train),
-                take(self.batches, window.total, first=first),
-                case=self._case,
-                pin_memory=self._device.is_accelerator,
-            )
+            make_loader(data, self.batches, case=self._case, window=window, first=first)
         )
         total_loss: torch.Tensor | float = 0.0
         for batch in loader:
+            if window.is_over:
+                continue  # not break: Accelerate keeps count of loaders that did not end
             loss = self._train_step(batch)
             total_loss += loss.item() if self._item_each_step else loss.detach().float()
             window.after_step(loss)

@@ -73,9 +73,10 @@ class GaplessPeer:
         window.facts = {
             "host_waits": result.waits.as_dict(),
             "gap_share": result.gap_share,
-            "capture": self._capture(),
+            "capture": _as_dict(self._loop.capture),
+            "diagnosis": _as_dict(self._loop.diagnosis),
         }
 
-    def _capture(self) -> dict[str, Any] | None:
-        report = self._loop.capture
-        return None if report is None else asdict(report)
+
+def _as_dict(found: Any) -> dict[str, Any] | None:
+    return None if found is None else asdict(found)

@@ -12,7 +12,7 @@ try:
 except ImportError:  # the same code under its older name
     import pytorch_lightning as pl
 
-from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer, take
+from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer
 
 
 if TYPE_CHECKING:
@@ -67,12 +67,8 @@ class LightningPeer:
             enable_progress_bar=self._progress_bar,
             callbacks=[_Steps(window)],
         )
-        loader = make_loader(
-            BatchDict(self._case.train),
-            take(self.batches, window.total, first=first),
-            case=self._case,
-            pin_memory=is_gpu,
-        )
+        data = BatchDict(self._case.train)
+        loader = make_loader(data, self.batches, case=self._case, window=window, first=first)
         trainer.fit(self._module, loader)
 
 

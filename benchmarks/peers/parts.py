@@ -93,19 +93,32 @@ class BatchDict(Dataset[dict[str, Any]]):
         return {"src": batch.src, "tgt": batch.tgt, "ntokens": batch.ntokens}
 
 
+# More batches than steps: a framework that fetches one batch ahead would find the end of its loader,
+# and wait for the workers to end, within the timed steps.
+_SPARE_BATCHES = 8
+
+
 def make_loader(
-    dataset: Dataset[Any], batches: Sequence[Microbatch], *, case: Case, pin_memory: bool
+    dataset: Dataset[Any],
+    batches: Sequence[Microbatch],
+    *,
+    case: Case,
+    window: Window,
+    first: int,
 ) -> DataLoader[Any]:
-    """Return a loader set as PyTorch's tuning guide says: worker processes and pinned memory.
+    """Return a loader of a few more batches than the window has steps, from number `first` on.
+
+    Set as PyTorch's tuning guide says: worker processes and pinned memory.
 
     Source: docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
     """
+    taken = take(batches, window.total + _SPARE_BATCHES, first=first)
     return DataLoader(
         dataset,
-        batch_sampler=[[micro] for micro in batches],
+        batch_sampler=[[micro] for micro in taken],
         collate_fn=_only_item,
         num_workers=case.workers,
-        pin_memory=pin_memory,
+        pin_memory=window.device.is_accelerator,
     )
 
 

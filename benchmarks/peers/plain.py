@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer, take
+from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer
 from gapless.device.select import autocast
 
 
@@ -49,19 +49,16 @@ class PlainPeer:
 
     def run(self, window: Window, *, first: int) -> None:
         """Train."""
-        batches = take(self.batches, window.total, first=first)
-        loader = make_loader(
-            BatchDict(self.case.train),
-            batches,
-            case=self.case,
-            pin_memory=self.device.is_accelerator,
-        )
+        data = BatchDict(self.case.train)
+        loader = make_loader(data, self.batches, case=self.case, window=window, first=first)
         for batch in loader:
             loss = self.train_step(batch)
             self._num_steps += 1
             if self._num_steps % self._read_every == 0:
                 self.running_loss += loss.item()
             window.after_step(loss)
+            if window.is_over:
+                break
 
     def train_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         """Train on a batch and return its loss."""

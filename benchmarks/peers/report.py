@@ -22,7 +22,7 @@ def summarize(result: RowResult) -> dict[str, Any]:
     row: dict[str, Any] = {
         "name": result.row.name,
         "title": result.row.title,
-        "own_layout": result.row.own_layout,
+        "own_layout": False,
         "problem": result.problem,
         **result.setup,
         "rounds": result.rounds,
@@ -40,7 +40,7 @@ def summarize(result: RowResult) -> dict[str, Any]:
         # Kernels last as long with a profiler as without; the host does not. So the share is that
         # of a step of the timed rounds.
         row["busy_share"] = min(1.0, result.profile["busy_ms_per_step"] / step_ms)
-    for fact in ("host_waits", "gap_share", "capture"):
+    for fact in ("host_waits", "gap_share", "capture", "diagnosis"):
         row[fact] = result.rounds[-1].get(fact)
     return row
 

@@ -25,14 +25,11 @@ class Row:
         name: for `--only`.
         title: for people.
         make: builds it; imports its framework, which need not be installed for other rows.
-        own_layout: whether it pads or packs batches in a way of its own, so that its steps hold
-            other pairs than those of the other rows.
     """
 
     name: str
     title: str
     make: Callable[[Case, Device], Peer]
-    own_layout: bool = False
 
 
 def all_rows(*, compiled_shapes: int) -> list[Row]:
@@ -62,7 +59,6 @@ def _peers(compiled_shapes: int) -> list[Row]:
             name="compiled",
             title=f'torch.compile, "reduce-overhead", {compiled_shapes} shapes',
             make=_compiled(compiled_shapes),
-            own_layout=True,
         ),
     ]
 
@@ -78,14 +74,12 @@ def _plans() -> list[Row]:
             name="captured-eager",
             title="gapless, plan captured, padded, layers not compiled",
             make=_gapless("captured", eager),
-            own_layout=True,
         ),
         *(
             Row(
                 name=name,
                 title=f"gapless, plan {name}, as gapless train",
                 make=_gapless(name, None),
-                own_layout=True,
             )
             for name in ("captured", "auto")
             if name in PLANS

@@ -16,7 +16,7 @@ from transformers import (
     TrainerCallback,
 )
 
-from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer, take
+from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer
 from gapless.nmt.vocab import BOS, EOS, PAD
 
 
@@ -66,12 +66,7 @@ class Seq2SeqPeer:
     def run(self, window: Window, *, first: int) -> None:
         """Train: one `train` of the same model, with a trainer of its own."""
         steps = _Steps(window)
-        loader = make_loader(
-            self._data,
-            take(self.batches, window.total, first=first),
-            case=self._case,
-            pin_memory=self._device.is_accelerator,
-        )
+        loader = make_loader(self._data, self.batches, case=self._case, window=window, first=first)
         trainer = _Trainer(
             model=self._model,
             args=self._arguments(window.total),

@@ -53,6 +53,11 @@ class Window:
         """Steps to run, timed or not."""
         return self.warmup + self.steps
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the last step was queued."""
+        return self._num_done >= self.total
+
     def after_step(self, loss: torch.Tensor) -> None:
         """Count a step that was queued; its loss is read only after the last one.
 

@@ -160,7 +160,13 @@ def _set_up(row: Row, case: Case, name: str, channel: Connection) -> tuple[Peer,
     set_numerics(device, case.config.precision, deterministic=False)
     peer = row.make(case, device)
     peer.setup()
-    channel.send({"setup_seconds": perf_counter() - start})
+    channel.send(
+        {
+            "setup_seconds": perf_counter() - start,
+            # Padded or packed in a way of its own, its steps hold other pairs than those of peers.
+            "own_layout": any(micro.shape is not None for micro in peer.batches),
+        }
+    )
     return peer, device
 
 

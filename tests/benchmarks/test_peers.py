@@ -14,7 +14,7 @@ import pytest
 from benchmarks.peers import report
 from benchmarks.peers.__main__ import main
 from benchmarks.peers.cases import TINY, base32
-from benchmarks.peers.parts import take
+from benchmarks.peers.parts import BatchDict, make_loader, take
 from benchmarks.peers.profiling import union_ms
 from benchmarks.peers.race import RowResult
 from benchmarks.peers.rows import Row, all_rows
@@ -79,6 +79,19 @@ def test_the_loss_of_that_test_depends_on_training(plain_loss):
 def test_batches_follow_each_other_and_start_over():
     """A round goes on where the round before ended."""
     assert take([10, 11, 12], 5, first=2) == [12, 10, 11, 12, 10]
+
+
+def test_no_row_finds_the_end_of_its_loader_within_its_steps():
+    """A framework that fetches one batch ahead would wait there for the workers to end."""
+    case = tiny_case()
+    window = Window(device=resolve_device("cpu"), warmup=1, steps=3)
+    batches = case.plain_batches()
+
+    loader = make_loader(BatchDict(case.train), batches, case=case, window=window, first=2)
+
+    taken = list(loader)
+    assert len(taken) > window.total + 1
+    assert taken[0]["src"].shape[0] == len(batches[2].pairs)
 
 
 def test_a_window_surrounds_the_timed_steps_only():
