@@ -18,6 +18,7 @@ from gapless.compare.run import RunRecord
 from gapless.compare.verify import VerifySettings, verify
 from gapless.compare.workload import Workload
 from gapless.device.select import resolve_device
+from gapless.device.simulated.device import SimulatedDevice
 from gapless.errors import UserError
 from gapless.pipeline.records import StepLoss
 from gapless.pipeline.sync import SyncStats
@@ -528,3 +529,52 @@ def test_what_the_step_raises_comes_out_as_it_is():
         check(small(after=fail))
 
     assert caught.value is failure
+
+
+# --- captured steps ---
+
+
+class Counted(Small):
+    """A small workload whose host part counts batches, and turns one weight at the seventh."""
+
+    def __init__(self, *, turns):
+        super().__init__()
+        self.turns = turns
+        self.num_runs = 0
+        self.num_batches = 0
+
+    def on_host(self, batch):
+        self.num_batches += 1
+        if self.num_batches == 1:
+            self.is_captured = self.batches.num_taken == 3
+        if self.turns and self.is_captured and self.num_batches == 7:
+            with torch.no_grad():
+                self.model.weight[0, 2] += 0.5
+
+    def __call__(self, batch):
+        self.num_runs += 1
+        return self.step(batch)
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_steps_that_are_replayed_are_compared_one_by_one(turns):
+    """On a device that captures, every step's batch and state is seen, not only those that ran."""
+    built = []
+
+    def make(device):
+        built.append(Counted(turns=turns))
+        return built[-1].workload(step=built[-1])
+
+    with SimulatedDevice(scheduler="asap") as device:
+        settings = VerifySettings(device=device, plan="captured", steps=10)
+        itself, plans = verify(make, settings)
+
+    assert itself.is_identical
+    assert [len(plans.ours.checksums), len(plans.ours.losses)] == [11, 10]
+    assert counts(plans.ours) == {"capture": 1, "epoch_end": 1}
+    captured = [counted for counted in built if counted.is_captured]
+    # Twice as written, once for the capture; the rest are replays.
+    assert {(counted.num_runs, counted.num_batches) for counted in captured} == {(3, 10)}
+    assert turns is not plans.is_identical
+    if turns:
+        assert (plans.difference.step, plans.difference.tensor.name) == (7, "gradient of weight")

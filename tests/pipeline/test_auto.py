@@ -1,0 +1,268 @@
+"""What is concluded from measured steps; pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import assume, given, strategies as st
+
+from gapless.pipeline.auto import (
+    Pace,
+    Readings,
+    Sample,
+    Trial,
+    compare,
+    diagnose,
+    find_bottleneck,
+    workers_needed,
+)
+from gapless.pipeline.loop import TrainLoop
+
+
+def sample(period_ms, *, shape="a", is_replay=False, **changed):
+    times = {"host_ms": 1.0, "data_wait_ms": 0.0, "busy_ms": 1.0, "found_idle": True}
+    times.update(changed)
+    return Sample(is_replay=is_replay, shape=shape, period_ms=period_ms, **times)
+
+
+def readings(**changed):
+    """Return a launch-bound step of 31 ms, with some figures changed."""
+    launch_bound = Readings(
+        step_ms=31.0, host_ms=30.8, data_wait_ms=0.1, busy_ms=30.5, idle_share=1.0, waits={}
+    )
+    return replace(launch_bound, **changed)
+
+
+FASTER = Trial(eager_ms=31.0, captured_ms=7.3, captured_busy_ms=7.1)
+
+CASES = {
+    "launch": (
+        readings(),
+        FASTER,
+        "auto: launch-bound: the host needs 30.8 ms to launch a step and the device 7.1 ms to run "
+        "it; captured, 7.3 ms a step",
+    ),
+    "launch, refused": (
+        readings(),
+        Trial(refusal="train.py:9: no"),
+        "auto: launch-bound: the host needs 30.8 ms to launch a step and the device waits for it; "
+        "steps run as written, for they cannot be captured: train.py:9: no",
+    ),
+    "launch, shapes do not come again": (
+        readings(),
+        Trial(),
+        "auto: launch-bound: the host needs 30.8 ms to launch a step and the device waits for it; "
+        "steps run as written, for shapes of batches hardly come again",
+    ),
+    "device": (
+        readings(step_ms=37.2, host_ms=9.0, busy_ms=36.1, idle_share=0.0),
+        Trial(refusal="train.py:9: no"),
+        "auto: device-bound: the device is busy 97% of the time, 36.1 of 37.2 ms a step; no plan "
+        "will make it faster",
+    ),
+    "device, captured": (
+        readings(step_ms=37.2, host_ms=9.0, busy_ms=36.1, idle_share=0.0),
+        Trial(eager_ms=37.2, captured_ms=36.2, captured_busy_ms=36.0),
+        "auto: device-bound: the device is busy 97% of the time, 36.1 of 37.2 ms a step; "
+        "captured, 36.2 ms a step",
+    ),
+    "data": (
+        readings(step_ms=15.0, host_ms=2.5, data_wait_ms=12.0, busy_ms=3.0, num_workers=0),
+        Trial(refusal="train.py:9: no"),
+        "auto: data-bound: the host waits 12.0 of 15.0 ms a step for the loader; 4 workers would "
+        "do, there are 0; steps run as written, for they cannot be captured: train.py:9: no",
+    ),
+    "data, unknown loader": (
+        readings(step_ms=15.0, host_ms=2.5, data_wait_ms=12.0, busy_ms=3.0),
+        Trial(eager_ms=15.0, captured_ms=15.0, captured_busy_ms=2.0),
+        "auto: data-bound: the host waits 12.0 of 15.0 ms a step for the loader; a loader 5.0 "
+        "times as fast would do; steps run as written, which takes 15.0 ms, and captured 15.0",
+    ),
+    "host wait": (
+        readings(step_ms=5.0, host_ms=4.8, busy_ms=4.5, waits={"train.py:31": 1.0}),
+        Trial(refusal="train.py:31 makes the host wait for the device"),
+        "auto: host wait: the host waits for the device inside the step (train.py:31 once a step) "
+        "and is there for 4.8 of 5.0 ms, so it cannot launch ahead; a step that waits cannot be "
+        "captured",
+    ),
+    "host code": (
+        readings(step_ms=20.0, host_ms=2.0, busy_ms=2.0),
+        FASTER,
+        "auto: host-bound: the code between two steps takes 17.9 of 20.0 ms; captured, 7.3 ms a "
+        "step",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_diagnosis_says_what_why_and_what_was_done(case):
+    """Bottleneck, numbers and choice stand in one line."""
+    measured, trial, line = CASES[case]
+
+    found = diagnose(measured, trial)
+
+    assert line == found.line
+    assert case.split(",")[0] == found.bottleneck
+    assert trial.pays is found.captures
+
+
+times = st.floats(0.01, 1000.0)
+
+
+@given(
+    host_ms=times,
+    data_wait_ms=times,
+    between_ms=times,
+    busy_share=st.floats(0.0, 0.94),
+    scale=st.floats(0.1, 10.0),
+)
+def test_a_late_host_is_bound_by_its_largest_part(
+    host_ms, data_wait_ms, between_ms, busy_share, scale
+):
+    """Whatever the unit of time, the largest part is named."""
+    parts = {"launch": host_ms, "data": data_wait_ms, "host code": between_ms}
+    first, second = sorted(parts.values())[:0:-1]
+    assume(first > 1.01 * second)
+    step_ms = sum(parts.values())
+    found = [
+        find_bottleneck(
+            readings(
+                step_ms=step_ms * unit,
+                host_ms=host_ms * unit,
+                data_wait_ms=data_wait_ms * unit,
+                busy_ms=busy_share * step_ms * unit,
+            )
+        )
+        for unit in (1.0, scale)
+    ]
+
+    assert [max(parts, key=parts.get)] * 2 == found
+
+
+@given(idle_share=st.floats(0.0, 0.5), host_ms=times, data_wait_ms=times)
+def test_a_device_that_is_mostly_behind_is_the_bottleneck(idle_share, host_ms, data_wait_ms):
+    """However long the host takes for anything."""
+    found = find_bottleneck(
+        readings(idle_share=idle_share, host_ms=host_ms, data_wait_ms=data_wait_ms)
+    )
+
+    assert found == "device"
+
+
+def test_a_busy_device_is_not_blamed_on_the_loader():
+    """Batches that come just in time for a device that is busy 96 % of the time."""
+    found = readings(step_ms=10.0, host_ms=1.0, data_wait_ms=8.9, busy_ms=9.6)
+
+    assert find_bottleneck(found) == "device"
+    assert find_bottleneck(replace(found, busy_ms=9.0)) == "data"
+
+
+@given(making_ms=st.floats(1.0, 500.0), rest_ms=st.floats(0.5, 50.0))
+def test_so_many_workers_would_do_and_fewer_would_not(making_ms, rest_ms):
+    """The processes needed make a batch in the time of a step; one fewer does not."""
+    in_process = readings(
+        step_ms=making_ms + rest_ms,
+        data_wait_ms=making_ms,
+        host_ms=rest_ms,
+        busy_ms=0.9 * rest_ms,
+        num_workers=0,
+    )
+
+    needed = workers_needed(in_process, Trial())
+
+    assert making_ms / needed <= rest_ms * 1.000001
+    assert needed == 1 or making_ms / (needed - 1) > rest_ms * 0.999999
+
+
+@given(num_workers=st.integers(1, 64), step_ms=st.floats(2.0, 100.0))
+def test_more_workers_are_needed_than_are_too_few(num_workers, step_ms):
+    """Eight workers that deliver a batch each 10 ms need 80 ms for one."""
+    too_slow = readings(
+        step_ms=step_ms,
+        data_wait_ms=0.75 * step_ms,
+        host_ms=0.25 * step_ms,
+        busy_ms=0.1 * step_ms,
+        num_workers=num_workers,
+    )
+
+    assert max(num_workers + 1, 4 * num_workers) == pytest.approx(
+        workers_needed(too_slow, Trial()), abs=1
+    )
+
+
+@given(
+    periods=st.dictionaries(st.integers(0, 5), times, min_size=1),
+    factor=st.floats(0.1, 3.0),
+    counts=st.lists(st.integers(1, 4), min_size=12, max_size=12),
+)
+def test_shapes_are_compared_with_themselves(periods, factor, counts):
+    """If every shape takes `factor` of its time as a graph, so does the whole, in any mixture."""
+    eager, replays = [], []
+    for number, (shape, period_ms) in enumerate(periods.items()):
+        eager += [sample(period_ms, shape=shape)] * counts[2 * number]
+        replays += [sample(factor * period_ms, shape=shape, is_replay=True)] * counts[
+            2 * number + 1
+        ]
+
+    found = compare(eager, [*replays, sample(1e9, shape="only as a graph", is_replay=True)])
+
+    assert found.captured_ms == pytest.approx(factor * found.eager_ms)
+    assert found.pays is (found.captured_ms < 0.98 * found.eager_ms)
+
+
+def test_shapes_that_ran_in_one_way_only_say_nothing():
+    """Then nothing is claimed about graphs."""
+    assert compare([sample(1.0)], [sample(1.0, shape="b", is_replay=True)]) == Trial()
+    assert compare([sample(1.0)], []).pays is False
+
+
+def test_readings_are_averages_and_count_waits():
+    """A line that waits twice in each of two steps waits twice a step."""
+    steps = [
+        sample(4.0, host_ms=1.0, waits=("a.py:1", "a.py:1", "a.py:2")),
+        sample(6.0, host_ms=2.0, waits=("a.py:1", "a.py:1"), found_idle=False),
+    ]
+
+    found = Readings.of(steps, num_workers=3)
+
+    assert (found.step_ms, found.host_ms, found.idle_share) == (5.0, 1.5, 0.5)
+    assert found.waits == {"a.py:1": 2.0, "a.py:2": 0.5}
+    assert found.num_workers == 3
+
+
+@pytest.mark.parametrize(
+    ("step_ms", "data_wait_ms", "changes"),
+    [
+        *((10.0, 0.0, False), (12.9, 0.0, False), (13.1, 0.0, True), (6.9, 0.0, True)),
+        *((10.0, 2.9, False), (10.0, 3.1, True)),
+    ],
+)
+def test_the_pace_changes_by_more_than_three_tenths(step_ms, data_wait_ms, changes):
+    """Of the former time of a step, in the step or in what of it is waiting for data."""
+    before = Pace.of([sample(10.0)])
+
+    now = Pace.of([sample(step_ms, data_wait_ms=data_wait_ms)])
+
+    assert changes is now.has_changed(before)
+
+
+def test_a_cpu_has_no_gaps_to_close():
+    """The plan says so from the start, and every progress carries it."""
+    seen = []
+    with TrainLoop(plan="auto", device="cpu") as loop:
+        line = loop.diagnosis.line
+        loop.run_epoch([1.0, 2.0], torch.tensor, on_batch=lambda now: seen.append(now.diagnosis))
+
+    assert line == (
+        "auto: a CPU runs its work itself, so there are no gaps to close; runs as gapless"
+    )
+    assert [loop.diagnosis] * 2 == seen
+    assert loop.capture is None
+
+
+def test_other_plans_diagnose_nothing():
+    """Only `auto` speaks."""
+    with TrainLoop(plan="gapless", device="cpu") as loop:
+        assert loop.diagnosis is None
