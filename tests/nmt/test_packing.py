@@ -107,7 +107,6 @@ def test_few_long_sentences_have_a_shape_of_their_own():
     assert all(src[pairs].max() < 60 for pairs, shape in batches if shape.longest == 64)
     assert any(src[pairs].min() < 60 for pairs, shape in batches if shape.longest == 640)
     assert sum(len(pairs) for pairs, _ in batches) == 5000
-    assert all(src[pairs].sum() > 4000 - shape.longest for pairs, shape in batches[:-1])
 
 
 @pytest.mark.parametrize("norm", ["pre", "post"])

@@ -34,17 +34,27 @@ def save_weights(model: nn.Module, path: Path) -> None:
 
     Sync: Blocks the host until the weights are copied.
     """
+    write_weights(host_weights(model), path)
+
+
+def write_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
+    """Write weights that are in host memory.
+
+    Raises:
+        OSError: the disk is full; the former file is still there.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, safetensors.torch.save(host_weights(model)))
+    replace_file(path, safetensors.torch.save(weights))
 
 
 def host_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return the weights in host memory, shared ones once, under their first name.
+    """Return copies of the weights in host memory, shared ones once, under their first name.
 
     Sync: Blocks the host until the weights are copied.
     """
     return {
-        name: weight.detach().to("cpu").contiguous() for name, weight in model.named_parameters()
+        name: weight.detach().to("cpu", copy=True).contiguous()
+        for name, weight in model.named_parameters()
     }
 
 
@@ -118,6 +128,11 @@ def drop_old_epochs(run_dir: Path, *, keep: int) -> None:
     """Remove all but the newest epoch checkpoints."""
     for path in epoch_paths(run_dir)[:-keep]:
         path.unlink(missing_ok=True)
+
+
+def state_path(run_dir: Path) -> Path:
+    """Return where the state of a run is kept."""
+    return run_dir / FOLDER / STATE
 
 
 def save_state(state: dict[str, Any], path: Path) -> None:

@@ -211,7 +211,7 @@ def _fill(
     # Pairs that are longer in the source than the shape has it take turns with those that are
     # longer in the target, so that no batch is full on one side and half empty on the other.
     lean = src_lengths * shape.tgt_tokens - tgt_lengths * shape.src_tokens
-    to_src, to_tgt = (deque(order[side].tolist()) for side in (lean[order] > 0, lean[order] <= 0))
+    to_src, to_tgt = deque(order[lean[order] > 0]), deque(order[lean[order] <= 0])
     batch: list[int] = []
     src = tgt = balance = 0
     while to_src or to_tgt:
@@ -222,7 +222,7 @@ def _fill(
             yield np.array(batch)
             batch, src, tgt, balance = [], 0, 0, 0
             continue
-        pair = queue.popleft()
+        pair = int(queue.popleft())
         batch.append(pair)
         src, tgt, balance = src + more_src, tgt + more_tgt, balance + int(lean[pair])
     if batch:

@@ -16,15 +16,16 @@ from gapless.device.select import (
     set_numerics,
     set_random_state,
 )
-from gapless.errors import NonFiniteLossError
 from gapless.nmt import checkpoint, run as runs
 from gapless.nmt.batching import PairBatches, make_loader
 from gapless.nmt.compiling import compile_layers
 from gapless.nmt.decode import Decoder, DecodeSettings
 from gapless.nmt.evaluate import evaluate
 from gapless.nmt.interrupt import StopRequest, until_stopped
+from gapless.nmt.loss_log import LossLog
 from gapless.nmt.parts import make_sampler
 from gapless.nmt.position import Position
+from gapless.nmt.saver import Saver
 from gapless.nmt.step import TranslationStep
 from gapless.nmt.task import prepare
 from gapless.pipeline.loop import TrainLoop
@@ -96,12 +97,13 @@ class Trainer:
         self.config = config
         set_numerics(self._device, config.precision, deterministic=config.deterministic)
         vocabs = runs.read_vocabs(resume, config) if resume else None
-        state = checkpoint.load_state(_state_path(resume)) if resume else None
+        state = checkpoint.load_state(checkpoint.state_path(resume)) if resume else None
         self._task = prepare(config, vocabs=vocabs)
         self.run_dir = resume or runs.create_run(config, self._task.vocabs)
         self._position = Position()
         self._outside = SyncStats()
         self._outside_sync = HostSync(self._device, stats=self._outside)
+        self._saver = Saver(self.run_dir, sync=self._outside_sync)
         seed_everything(config.seed)
         self._loop = TrainLoop(plan=config.resolved_plan(), device=self._device)
         self._sampler = make_sampler(config, self._task.train)
@@ -128,7 +130,12 @@ class Trainer:
         Sync: Blocks the host as the plan says, and between epochs.
         """
         self._observer.started(self._facts())
-        with self._loop, runs.RunFolder(self.run_dir) as folder, StopRequest() as stop:
+        with (
+            self._loop,
+            self._saver,
+            runs.RunFolder(self.run_dir) as folder,
+            StopRequest() as stop,
+        ):
             self._warm_up()
             loader = make_loader(self._task.train, self._sampler, workers=self._num_workers())
             while not self._is_finished() and not stop.is_set:
@@ -170,7 +177,7 @@ class Trainer:
         self._observer.epoch_started(
             at.epoch + 1, num_batches=num_batches, num_epochs=self.config.epochs
         )
-        log = _LossLog(folder, losses, first_batch=at.batches_before)
+        log = LossLog(folder, losses, first_batch=at.batches_before)
 
         def on_batch(progress: Progress) -> None:
             log.write_new()
@@ -192,13 +199,15 @@ class Trainer:
     def _end_epoch(self, folder: runs.RunFolder) -> None:
         at = self._position
         record = at.end_epoch()
-        self._save_weights(checkpoint.epoch_path(self.run_dir, at.epoch))
-        checkpoint.drop_old_epochs(self.run_dir, keep=self.config.average)
+        self._saver.save_weights(self.model, checkpoint.epoch_path(self.run_dir, at.epoch))
+        self._saver.drop_old_epochs(keep=self.config.average)
         if at.epoch % self.config.val_interval == 0 or self._is_finished():
             record.validation.update(self._validate())
             if record.validation["val_loss"] < at.best_loss:
                 at.best_loss = record.validation["val_loss"]
-                self._save_weights(self.run_dir / checkpoint.FOLDER / checkpoint.BEST)
+                self._saver.save_weights(
+                    self.model, self.run_dir / checkpoint.FOLDER / checkpoint.BEST
+                )
         self._save_state()
         folder.log(
             "epoch",
@@ -231,11 +240,12 @@ class Trainer:
     # --- the end ---
 
     def _test(self, folder: runs.RunFolder) -> Scores:
+        self._saver.finish()
         paths = checkpoint.epoch_paths(self.run_dir)[-self.config.average :]
         weights = checkpoint.average_weights(paths)
         with self._loop.compute(), self._outside_sync.blocking("checkpoint"):
             checkpoint.set_weights(self.model, weights, path=paths[-1])
-        self._save_weights(self.run_dir / checkpoint.FOLDER / checkpoint.FINAL)
+        self._saver.save_weights(self.model, self.run_dir / checkpoint.FOLDER / checkpoint.FINAL)
         test = self._task.corpus.test
         self._observer.testing(len(test))
         scores = self._score(test, beam=self.config.beam)
@@ -295,22 +305,18 @@ class Trainer:
 
     # --- what a run goes on from ---
 
-    def _save_weights(self, path: Path) -> None:
-        with self._outside_sync.blocking("checkpoint"):
-            checkpoint.save_weights(self.model, path)
-
     def _save_state(self) -> None:
-        with self._outside_sync.blocking("checkpoint"):
-            state = {
-                "model": checkpoint.host_weights(self.model),
+        self._saver.save_state(
+            {
+                "model": dict(self.model.named_parameters()),
                 "step": self._step.state(),
                 "random": random_state(self._device),
                 "position": self._position.state(),
             }
-            checkpoint.save_state(state, _state_path(self.run_dir))
+        )
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        path = _state_path(self.run_dir)
+        path = checkpoint.state_path(self.run_dir)
         checkpoint.set_weights(self.model, state["model"], path=path)
         self._step.load_state(state["step"])
         self._position = Position.of_state(state["position"])
@@ -362,38 +368,3 @@ class Trainer:
             f"{len(task.vocabs.tgt)}",
             "batches": f"{len(self._sampler)} an epoch, {self._sampler.describe_shapes()}",
         }
-
-
-class _LossLog:
-    """Writes the losses that have been read, each once, in order.
-
-    Raises:
-        NonFiniteLossError: a loss is NaN or infinite; it and those before it are written.
-    """
-
-    def __init__(self, folder: runs.RunFolder, losses: DeferredLoss, *, first_batch: int) -> None:
-        self._folder = folder
-        self._losses = losses
-        self._next = losses.num_added
-        self._offset = first_batch - losses.num_added
-
-    def write_new(self) -> None:
-        history, weights = self._losses.history, self._losses.weights
-        if self._next == len(history):
-            return
-        for number in range(self._next, len(history)):
-            self._folder.log(
-                "train",
-                step=number + self._offset,
-                loss=history[number],
-                tokens=weights[number],
-            )
-        self._next = len(history)
-        self._folder.flush()
-        if self._losses.first_nonfinite is not None:
-            number, loss = self._losses.first_nonfinite
-            raise NonFiniteLossError(number + self._offset, loss)
-
-
-def _state_path(run_dir: Path) -> Path:
-    return run_dir / checkpoint.FOLDER / checkpoint.STATE
