@@ -209,6 +209,7 @@ def test_a_workload_that_is_not_reproducible_is_told_so_and_timed(compare):
 
     assert outcome.code == 1
     assert "blocking against itself: not reproducible by itself" in outcome.out
+    assert "gapless against blocking" not in outcome.out
     assert row_of(outcome.out, "gapless")[1] == "?"
 
 

@@ -14,13 +14,16 @@ import torch
 from gapless.compare import bench as benches
 from gapless.compare.bench import BenchSettings, run_bench
 from gapless.compare.compare import CompareSettings, FirstBatches, compare, verify_plans
+from gapless.compare.compile_time import CompileClock
 from gapless.compare.contestant import Contestant
 from gapless.compare.host_time import cpu_seconds
 from gapless.compare.ranking import parse_weights
 from gapless.compare.rows import make_row
+from gapless.compare.text import comparison_lines
 from gapless.compare.workload import Workload
 from gapless.device.nvml import Nvml, Sampler
 from gapless.device.select import resolve_device
+from gapless.device.simulated.device import SimulatedDevice
 from gapless.device.trace import KernelTrace, summarise, trace_kernels
 from gapless.errors import DeviceError, UserError
 from gapless.pipeline.records import StepLoss
@@ -325,6 +328,18 @@ def test_a_row_without_a_unit_counts_steps():
     assert row.throughput == pytest.approx(1000.0 / row.ms_per_step.median)
 
 
+def test_compiling_is_timed_before_the_rounds():
+    """Nothing is compiled in a workload as written; what dynamo does in the body counts."""
+    assert run_bench(small(), ask(["gapless"])).compile_seconds == 0.0
+
+    with CompileClock() as clock:
+        torch.compile(lambda x: x + 1.0, backend="eager")(torch.ones(2))
+    seconds = clock.seconds
+    torch.compile(lambda x: x + 2.0, backend="eager")(torch.ones(2))
+
+    assert 0.0 < seconds == clock.seconds
+
+
 def test_device_figures_are_a_step_and_the_gap_is_the_rest():
     """A trace of eight steps beside rounds without one."""
     (found,) = run_bench(small(), ask(["gapless"])).plans
@@ -358,6 +373,23 @@ def test_every_plan_goes_through_the_whole_comparison():
     assert [row.plan for row in report.rows] == list(PLANS)
     assert all(row.identical for row in report.rows)
     assert (report.recommendation.plan, report.unit, report.commit) == ("gapless", "steps", "abc")
+
+
+def test_bits_of_replays_are_compared_where_a_device_captures():
+    """Two batches in six passes: two steps as written, the others replays, and the text says so."""
+    with SimulatedDevice(scheduler="asap") as device:
+        asked = CompareSettings(
+            bench=ask(["gapless", "captured"], device=device),
+            weights=parse_weights([]),
+            verify_steps=12,
+        )
+        itself, gapless, captured = verify_plans(lambda where: small()(where, None), asked)
+
+    assert itself.is_identical
+    assert (gapless.ours.num_replays, captured.ours.num_replays) == (0, 10)
+    assert captured.ours.rounds == [2] * 6
+    assert comparison_lines(captured)[0].endswith("x 12 steps, 10 of them replays)")
+    assert "replays" not in comparison_lines(gapless)[0]
 
 
 def test_the_first_batches_can_be_gone_through_again():
@@ -403,9 +435,11 @@ def event(start, end, cat="kernel"):
 
 def test_kernels_side_by_side_count_once():
     """Busy is the union, and the sum shows the overlap."""
-    found = summarise([event(4000, 6000), event(0, 2000), event(1000, 3000), event(1500, 1600)])
+    spans = [(4000, 6000), (0, 2000), (1000, 3000), (1500, 1600), (2500, 2800)]
 
-    assert found == KernelTrace(num_kernels=4, busy_ms=5.0, kernel_ms=6.1, span_ms=6.0)
+    found = summarise([event(*span) for span in spans])
+
+    assert found == KernelTrace(num_kernels=5, busy_ms=5.0, kernel_ms=6.4, span_ms=6.0)
 
 
 def test_fills_are_busy_but_no_kernels():

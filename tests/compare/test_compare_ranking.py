@@ -120,6 +120,23 @@ def test_weights_decide_between_speed_and_memory(weights, plan):
     assert best(lean, fast, weights=weights).plan == plan
 
 
+@pytest.mark.parametrize(
+    ("criterion", "change"),
+    [
+        ("waits", {"waits_per_step": 0.0}),
+        ("utilisation", {"gap_share": 0.0}),
+        ("startup", {"capture_seconds": 0.0}),
+    ],
+)
+def test_what_has_no_weight_by_itself_decides_when_it_is_given_some(criterion, change):
+    """A slower plan that is better in it is preferred then, and not before."""
+    fast = make("fast", 9.0, capture_seconds=120.0)
+    other = replace(make("other", 10.0, capture_seconds=120.0), **change)
+
+    assert best(fast, other).plan == "fast"
+    assert best(fast, other, weights=[f"{criterion}=1"]).plan == "other"
+
+
 def test_reasons_are_figures_beside_the_references():
     """Speed, waits, utilisation and what it costs, each against the plan that was there before."""
     blocking = make("blocking", 20.0, gap_share=0.8)

@@ -204,9 +204,7 @@ def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any
     # differently, so they are for all plans or for none.
     flags["plan"] = "captured"
     made = make_config(flags, file=config)
-    if getattr(made, "compile", False) is None:
-        made = replace(made, compile=False)
-    return made
+    return made if made.compile else replace(made, compile=False)
 
 
 def _facts(asked: CompareSettings, work: _Work) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from gapless.compare.compile_time import CompileClock
 from gapless.compare.contestant import Contestant, PlanWorkload, Round
 from gapless.device.memory import free_memory_bytes, release_cached_memory
 from gapless.device.nvml import Nvml
@@ -120,10 +121,13 @@ class BenchResult:
 
     Attributes:
         plans: one for each, in the order of the settings.
+        compile_seconds: time spent compiling before the timed rounds, for all plans together,
+            because they share the code.
         notes: what a reader has to know about these figures.
     """
 
     plans: tuple[Measured, ...]
+    compile_seconds: float
     notes: tuple[str, ...]
 
 
@@ -164,7 +168,11 @@ def run_bench(
             "of the machine's speed does not meet all of them alike."
         )
         found = [row for plan in settings.plans for row in bench.run((plan,))]
-    return BenchResult(plans=tuple(found), notes=tuple(dict.fromkeys(bench.notes)))
+    return BenchResult(
+        plans=tuple(found),
+        compile_seconds=bench.compile_clock.seconds,
+        notes=tuple(dict.fromkeys(bench.notes)),
+    )
 
 
 def _ignore(title: str, done: int, total: int) -> None:
@@ -181,6 +189,7 @@ class _Bench:
         self._settings = settings
         self._on_progress = on_progress
         self._started_at = perf_counter()
+        self.compile_clock = CompileClock()
         self.notes: list[str] = []
 
     def run(self, plans: Sequence[str]) -> list[Measured]:
@@ -191,9 +200,10 @@ class _Bench:
         """
         contestants: list[Contestant] = []
         try:
-            for number, plan in enumerate(plans):
-                self._on_progress(f"warm-up of {plan}", number, len(plans))
-                contestants.append(self._prepared(plan, contestants))
+            with self.compile_clock:
+                for number, plan in enumerate(plans):
+                    self._on_progress(f"warm-up of {plan}", number, len(plans))
+                    contestants.append(self._prepared(plan, contestants))
             rounds = self._take_turns(contestants)
             return self._measure(contestants, rounds)
         except torch.OutOfMemoryError as error:

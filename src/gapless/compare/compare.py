@@ -154,7 +154,12 @@ def compare(
     result = run_bench(make, bench, on_progress=on_progress)
     is_accelerator = bench.device.is_accelerator
     rows = tuple(
-        make_row(found, identical=verdicts.get(found.plan), is_accelerator=is_accelerator)
+        make_row(
+            found,
+            identical=verdicts.get(found.plan),
+            is_accelerator=is_accelerator,
+            compile_seconds=result.compile_seconds,
+        )
         for found in result.plans
     )
     by_plan = {row.plan: row for row in rows}

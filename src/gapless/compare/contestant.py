@@ -114,8 +114,8 @@ class Contestant:
     @property
     def diagnosis(self) -> str | None:
         """What a plan that measures by itself found out; None for others."""
-        found = getattr(self._loop, "diagnosis", None)
-        return None if found is None else str(found.line)
+        found = self._loop.diagnosis
+        return None if found is None else found.line
 
     def prepare(self, *, rounds: int) -> None:
         """Build the workload, capture what the plan captures, and take rounds for warming up.

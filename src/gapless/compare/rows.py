@@ -17,13 +17,20 @@ if TYPE_CHECKING:
     from gapless.compare.contestant import Round
 
 
-def make_row(measured: Measured, *, identical: bool | None, is_accelerator: bool) -> PlanRow:
+def make_row(
+    measured: Measured,
+    *,
+    identical: bool | None,
+    is_accelerator: bool,
+    compile_seconds: float | None = None,
+) -> PlanRow:
     """Return the row of one plan: medians of its rounds, a step.
 
     Args:
         measured: at least one round.
         identical: whether it computes what the reference does; None if nobody looked.
         is_accelerator: whether the device has time and memory of its own.
+        compile_seconds: time spent compiling the code that all plans share.
     """
     rounds = measured.rounds
     times = Spread.of([found.wall_ms / found.steps for found in rounds])
@@ -48,6 +55,7 @@ def make_row(measured: Measured, *, identical: bool | None, is_accelerator: bool
         host_cpu_percent=median(
             100.0 * found.cpu_seconds / (found.wall_ms / 1000.0) for found in rounds
         ),
+        compile_seconds=compile_seconds,
         diagnosis=measured.diagnosis,
         settings=asdict(get_plan(measured.plan)),
     )
@@ -74,7 +82,6 @@ def _with_device_figures(row: PlanRow, measured: Measured) -> PlanRow:
         held_memory_bytes=measured.held_memory_bytes,
         capture=capture,
         capture_seconds=None if capture is None else capture["seconds"],
-        compile_seconds=None if capture is None else capture.get("compile_seconds"),
         late_captures=sum(found.num_graphs for found in rounds),
     )
 

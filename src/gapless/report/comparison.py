@@ -91,7 +91,7 @@ class PlanRow:
         held_memory_bytes: device memory that torch took for this plan: tensors, what is cached
             for the next step, and the memory of captured graphs.
         capture_seconds: time spent capturing.
-        compile_seconds: time spent compiling.
+        compile_seconds: time spent compiling the code that all plans share.
         capture: what was captured, `CaptureReport` as a dictionary.
         diagnosis: what a plan that measures by itself found out; None for others.
         late_captures: captures that fell into timed rounds.
