@@ -32,7 +32,6 @@ class CudaDevice:
         self.torch_device = torch.device("cuda", index)
         self._shared: dict[str, torch.cuda.Stream] = {}
         self._cycles_per_ms: float | None = None
-        self._spoiled: list[torch.cuda.CUDAGraph] = []
 
     def describe(self) -> str:
         """Return the GPU's name."""
@@ -165,6 +164,7 @@ class CudaDevice:
         Sync: Blocks the host until the device is idle.
         """
         graph = torch.cuda.CUDAGraph()
+        pool = torch.cuda.graph_pool_handle() if like is None else like.pool()
         current = self.current_stream()
         is_default = current == torch.cuda.default_stream(self.torch_device)
         failure: RuntimeError | None = None
@@ -174,7 +174,7 @@ class CudaDevice:
         try:
             with torch.cuda.graph(
                 graph,
-                pool=None if like is None else like.pool(),
+                pool=pool,
                 stream=None if is_default else current,
                 capture_error_mode="thread_local",
             ):
@@ -188,20 +188,22 @@ class CudaDevice:
                     raise
         except RuntimeError as error:
             if error is not failure:
-                self._recover(graph, current)
+                self._recover(pool, current)
             # What the work did wrong, rather than that its capture cannot be ended.
             raise failure or error from None
         return graph
 
-    def _recover(self, spoiled: torch.cuda.CUDAGraph, current: torch.cuda.Stream) -> None:
+    def _recover(self, pool: Any, current: torch.cuda.Stream) -> None:
         """Bring torch back after a capture that CUDA has called off.
 
-        Torch then stays on the stream of the capture, and its random generator believes that it
-        is being captured, until a capture ends well (torch 2.13, `CUDAGraph::capture_end`).
+        Torch is then still on the stream of the capture, its memory still goes to the capture's
+        pool, and its random generator believes that it is being captured, until a capture ends
+        well (torch 2.13, `CUDAGraph::capture_end`, which stops at CUDA's error).
         """
-        # Its memory pool still asks the graph whether it is being captured: it must not be freed.
-        self._spoiled.append(spoiled)
         torch.cuda.set_stream(current)
+        index = self.torch_device.index
+        torch._C._cuda_endAllocateToPool(index, pool)
+        torch._C._cuda_releasePool(index, pool)
         number = torch.zeros((), device=self.torch_device)
         with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
             number.add_(1)

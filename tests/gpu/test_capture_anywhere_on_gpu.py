@@ -1,0 +1,237 @@
+"""`gapless.capture` in loops of one's own, on one GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gapless
+from gapless.device.select import resolve_device, set_numerics
+from gapless.pipeline.loop import TrainLoop
+
+
+pytestmark = [
+    pytest.mark.gpu,
+    # Torch says where a backward pass finds a graph of gradients that another stream has made.
+    pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream"),
+]
+
+
+def make_training(*, kind="sgd", rows=(16,), count=40):
+    """Return batches in turns of these many rows, and a step, its model and its optimizer."""
+    set_numerics(resolve_device("cuda"), "fp32", deterministic=True)
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 1)
+    ).cuda()
+    if kind == "sgd":
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    else:
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, capturable=kind == "capturable")
+    draw = torch.Generator().manual_seed(1)
+    data = [torch.randn(rows[n % len(rows)], 32, generator=draw) for n in range(count)]
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = torch.nn.functional.mse_loss(model(batch), batch.sum(dim=1, keepdim=True))
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    torch.manual_seed(2)
+    return data, step, model, optimizer
+
+
+def in_three_lines(data, step):
+    losses = gapless.DeferredLoss("cuda")
+    for batch in gapless.prefetch(data, "cuda"):
+        losses.add(step(batch))
+    losses.drain()
+    return losses.history
+
+
+def weights_of(model):
+    return [weight.detach().cpu() for weight in model.parameters()]
+
+
+def plainly(**how):
+    """Return losses and weights of a loop without us, in its own stream."""
+    data, step, model, _ = make_training(**how)
+    losses = [step(batch.cuda()).item() for batch in data]
+    return losses, weights_of(model)
+
+
+@pytest.mark.parametrize("kind", ["sgd", "capturable"])
+def test_a_captured_step_gives_the_same_bits(kind):
+    """In a loop of three lines on the default stream, with three shapes in turns and dropout."""
+    losses, weights = plainly(kind=kind, rows=(16, 8, 12))
+    data, step, model, _ = make_training(kind=kind, rows=(16, 8, 12))
+
+    step = gapless.capture(step)
+    found = in_three_lines(data, step)
+
+    assert losses == found
+    assert all(map(torch.equal, weights, weights_of(model)))
+    assert (step.report.num_graphs, step.report.num_eager) == (3, 6), step.report
+    assert step.report.refusal is None
+
+
+@pytest.mark.parametrize("kind", ["sgd", "capturable"])
+def test_buckets_are_captured_ahead_without_training(kind):
+    """Two of three shapes; weights, optimizer state and random numbers start as they were."""
+    losses, weights = plainly(kind=kind, rows=(16, 8, 12))
+    data, step, model, optimizer = make_training(kind=kind, rows=(16, 8, 12))
+
+    step = gapless.capture(step, buckets=data[:2], model=model, optimizer=optimizer)
+    found = in_three_lines(data, step)
+
+    assert losses == found
+    assert all(map(torch.equal, weights, weights_of(model)))
+    assert (step.report.num_graphs, step.report.num_eager) == (2, 13), step.report
+    assert step.report.refusal == "a batch has the shape of no bucket"
+
+
+def test_after_a_backward_pass_on_the_default_stream():
+    """Training that began without us goes on captured, to the same bits."""
+    losses, _ = plainly()
+    data, step, _, _ = make_training()
+    before = [step(batch.cuda()).item() for batch in data[:5]]
+
+    step = gapless.capture(step)
+    found = in_three_lines(data[5:], step)
+
+    assert losses == before + found
+    assert step.report.num_graphs == 1, step.report
+
+
+def test_a_loss_that_is_still_held_costs_no_bit():
+    """Its graph of gradients belongs to the default stream: captured or not, values are right."""
+    losses, weights = plainly()
+    data, step, model, _ = make_training()
+    held = torch.nn.functional.mse_loss(model(data[0].cuda()), torch.zeros(16, 1).cuda())
+    held.backward()
+    torch.manual_seed(2)
+
+    step = gapless.capture(step)
+    found = in_three_lines(data, step)
+
+    assert losses == found
+    assert all(map(torch.equal, weights, weights_of(model)))
+    if step.report.num_graphs == 0:
+        assert step.report.refusal
+    assert held is not None
+
+
+class Reading:
+    """A step that makes the host wait, in one of several ways."""
+
+    def __init__(self, step, wait):
+        self.step = step
+        self.wait = wait
+
+    def __call__(self, batch):
+        loss = self.step(batch)
+        self.wait(loss)
+        return loss
+
+
+WAITS = {
+    "item": lambda loss: loss.item(),
+    "cpu": lambda loss: loss.cpu(),
+    "nonzero": lambda loss: torch.nonzero(loss),
+    "stream": lambda loss: torch.cuda.current_stream().synchronize(),
+    "device": lambda loss: torch.cuda.synchronize(),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_step_that_waits_is_not_captured_and_goes_on(wait):
+    """Its line is named; dropout and other captures work on after the attempt."""
+    losses, weights = plainly()
+    data, step, model, _ = make_training()
+
+    step = gapless.capture(Reading(step, WAITS[wait]))
+    found = in_three_lines(data, step)
+
+    assert losses == found
+    assert all(map(torch.equal, weights, weights_of(model)))
+    assert step.report.num_graphs == 0
+    assert step.report.refusal.startswith("test_capture_anywhere_on_gpu.py:"), step.report
+    # Nothing of the attempt is left: not in the current stream, nor in random numbers.
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    torch.manual_seed(5)
+    one = torch.rand(4, device="cuda").tolist()
+    torch.manual_seed(5)
+    assert one == torch.rand(4, device="cuda").tolist()
+    data, step, _, _ = make_training()
+    step = gapless.capture(step)
+    assert losses == in_three_lines(data, step)
+    assert step.report.num_graphs == 1, step.report
+
+
+def test_an_optimizer_that_cannot_be_captured_is_named():
+    """Adam as torch makes it runs as written, and the report says what to change."""
+    losses, weights = plainly(kind="adam")
+    data, step, model, _ = make_training(kind="adam")
+
+    step = gapless.capture(step)
+    found = in_three_lines(data, step)
+
+    assert losses == found
+    assert all(map(torch.equal, weights, weights_of(model)))
+    assert "capturable=True" in step.report.refusal, step.report
+
+
+def test_a_rate_that_changes_is_captured_anew():
+    """A learning rate that is a Python number takes effect after a capture."""
+
+    def train(run):
+        data, step, model, optimizer = make_training(count=60)
+        run_part = run(step)
+        losses = []
+        for part in range(3):
+            losses += run_part(data[20 * part : 20 * part + 20])
+            optimizer.param_groups[0]["lr"] *= 0.5
+        return losses, weights_of(model)
+
+    def plain(step):
+        return lambda data: [step(batch.cuda()).item() for batch in data]
+
+    reports = []
+
+    def captured(step):
+        step = gapless.capture(step)
+        reports.append(step.report)
+        return lambda data: in_three_lines(data, step)
+
+    losses, weights = train(plain)
+    found, found_weights = train(captured)
+
+    assert losses == found
+    assert all(map(torch.equal, weights, found_weights))
+    assert (reports[0].num_graphs, reports[0].refusal) == (3, None), reports[0]
+
+
+def test_a_memory_budget_stops_captures_and_nothing_else():
+    """With room for no graph the loop runs as written, to the same bits."""
+    losses, _ = plainly(rows=(16, 8, 12))
+    data, step, _, _ = make_training(rows=(16, 8, 12))
+
+    with TrainLoop(plan="captured", device="cuda", memory_budget_bytes=1) as loop:
+        found = loop.run_epoch(data, step).losses
+
+    assert losses == found
+    assert loop.capture.num_graphs == 0
+    assert "which is over its budget of 1" in loop.capture.refusal
+
+
+def test_losses_that_are_kept_are_not_overwritten():
+    """Each is the caller's own, although all come out of one graph."""
+    losses, _ = plainly()
+    data, step, _, _ = make_training()
+    step = gapless.capture(step)
+
+    kept = [step(batch) for batch in gapless.prefetch(data, "cuda")]
+
+    assert losses == [loss.item() for loss in kept]
+    assert step.report.num_replays == len(data) - 2
