@@ -184,6 +184,18 @@ def test_the_files_workload_under_every_plan(compare):
     assert {claim["verdict"] for claim in found["claims"]} == {"confirmed", "not measurable here"}
 
 
+def test_the_example_of_an_image_classifier_is_compared(compare):
+    """As its own text and the documentation say, under two plans; its speed is in images."""
+    example = ROOT / "examples" / "workload_classifier.py"
+    assert "gapless compare --workload examples/workload_classifier.py:" in example.read_text()
+
+    outcome = compare("--workload", f"{example}:make_workload", *QUICK, "--plans", "gapless,auto")
+
+    assert (outcome.code, outcome.err) == (0, "")
+    assert "images/s" in outcome.out
+    assert row_of(outcome.out, "gapless")[1] == "yes"
+
+
 def test_a_workload_without_a_unit_counts_steps(compare):
     """Weights that nobody named are not shown as a speed."""
     outcome = compare("--workload", "c.py:unnamed", *QUICK, "--plans", "gapless")

@@ -107,11 +107,21 @@ def test_the_text_shows_where_the_time_went():
 def test_claims_stand_under_their_verdict_and_gaps_in_the_comparison_are_counted():
     """What was not compared is one line a plan, not one a claim."""
     text = comparison_text(make_report())
-    confirmed, refuted = text.index("\nconfirmed: 1\n"), text.index("\nrefuted: ")
+    confirmed, refuted = text.index("\nconfirmed: 2\n"), text.index("\nrefuted: ")
 
     assert confirmed < text.index("device utilisation is 70 to 80 %") < refuted
     assert refuted < text.index("the host waits 20 to 30 ms a batch")
-    assert "  4: deferred-loss not compared\n" in text
+    assert "  5: deferred-loss not compared\n" in text
+
+
+def test_one_round_has_no_spread():
+    """Nothing is known of it, which is not the same as none; the rounds taken are those told."""
+    rows = tuple(replace(row, ms_per_step=Spread.of([10.0])) for row in make_rows())
+
+    text = comparison_text(make_report(rows=rows))
+
+    assert " ".join(text.splitlines()[1].split()).startswith("blocking yes 10.00 n/a 20,000")
+    assert "median of 1 round of 50 steps" in text
 
 
 def test_a_cpu_shows_no_device_table():

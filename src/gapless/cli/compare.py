@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 
 # On a GPU, enough for steady figures; on two cores of a CPU, well below two minutes.
-_DEFAULTS = {True: (50, 5, 3, 48), False: (20, 3, 1, 6)}
+_DEFAULTS = {True: (50, 5, 3, 48), False: (12, 3, 1, 6)}
 _CPU_SECONDS = 45.0
 
 # What only a whole run has, and what is another option here.

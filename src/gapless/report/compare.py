@@ -69,7 +69,7 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
             row.plan,
             _IDENTICAL[row.identical],
             _number(row.ms_per_step.median),
-            f"{row.ms_per_step.relative:.0%}",
+            f"{row.ms_per_step.relative:.0%}" if len(row.ms_per_step.rounds) > 1 else _NONE,
             f"{row.throughput:,.0f}",
             f"{row.waits_per_step:.2f}",
             _number(row.waited_ms_per_step),
@@ -80,8 +80,9 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
         for row in report.rows
     ]
     yield from columns(rows)
-    steps, rounds = report.settings.get("steps"), report.settings.get("rounds")
-    yield f"median of {rounds} rounds of {steps} steps, plans in turns; times in ms a step"
+    rounds, steps = len(report.rows[0].ms_per_step.rounds), report.settings["steps"]
+    plural = "" if rounds == 1 else "s"
+    yield f"median of {rounds} round{plural} of {steps} steps, plans in turns; times in ms a step"
     unsteady = [row.plan for row in report.rows if row.ms_per_step.relative > _UNSTEADY]
     if unsteady and report.is_accelerator:
         yield f"rounds more than {_UNSTEADY:.0%} apart, so read with care: {', '.join(unsteady)}"
