@@ -9,13 +9,13 @@ from pathlib import Path
 
 
 ROOT = Path(__file__).parents[1]
-PLAIN, GAPLESS = (
-    ROOT / "examples" / f"train_classifier_{kind}.py" for kind in ("plain", "gapless")
+PLAIN, GAPLESS, CAPTURED = (
+    ROOT / "examples" / f"train_classifier_{kind}.py" for kind in ("plain", "gapless", "captured")
 )
 
 
-def run(script):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+def run(script, **more):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), **more}
     return subprocess.run(
         [sys.executable, script], env=environment, capture_output=True, text=True, check=True
     ).stdout
@@ -24,6 +24,14 @@ def run(script):
 def test_the_gapless_loop_prints_what_the_plain_one_prints():
     """Twelve digits of every epoch's mean loss are equal."""
     assert run(PLAIN) == run(GAPLESS) != ""
+
+
+def test_the_captured_loop_prints_the_same_losses_and_what_was_captured():
+    """Without a GPU nothing is captured, and the last line says so."""
+    *losses, report = run(CAPTURED, CUDA_VISIBLE_DEVICES="").splitlines()
+
+    assert run(PLAIN, CUDA_VISIBLE_DEVICES="").splitlines() == losses
+    assert report.startswith("captured 0 shapes in 0.0 s, 0 steps replayed, 120 run as written")
 
 
 def test_three_lines_of_the_loop_differ():

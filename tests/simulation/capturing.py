@@ -397,6 +397,37 @@ def a_rate_that_always_changes_ends_capturing(device):
 
 
 @scenario(num_seeds=VERY_FEW)
+def a_capture_that_fails_leaves_no_gradients(device):
+    """A backward pass that was captured and never ran adds nothing to the next one's gradients."""
+
+    class Curious(WithSgd):
+        def backward(self, out):
+            out.loss.backward()
+            grads.append(self.weight.grad)
+            out.loss.item()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+
+    grads = []
+    plain = Curious()
+    plain.train_by(torch.optim.SGD([plain.weight], lr=0.1))
+    expected = []
+    for batch in regression_data():
+        out = plain.forward(batch)
+        plain.backward(out)
+        expected.append(out.loss.item())
+    model = Curious()
+    model.train_by(on_device(device, model)[1])
+    grads.clear()
+    with device.allow_syncs(), TrainLoop(plan="captured", device=device) as loop:
+        assert expected == loop.run_epoch(regression_data(), model).losses
+    assert loop.capture.num_graphs == 0
+    # The third was captured; the fourth, of the same batch, is another tensor.
+    assert len(grads) == 12
+    assert grads[2] is not grads[3]
+
+
+@scenario(num_seeds=VERY_FEW)
 def updates_that_a_counter_decides_are_not_captured(device):
     """Gradients of two batches in one update, counted on the host: the step runs as written."""
 

@@ -279,6 +279,7 @@ class CapturedStep:
             return None
         static = _static(batch)
         outs: list[Any] = []
+        gradients = self._updates.gradients()
         before = self._device.reserved_memory_bytes()
         start = self._device.now_ms()
         try:
@@ -288,7 +289,12 @@ class CapturedStep:
                     lambda: outs.append(map_tensors(do_work(self.step, static), torch.detach)),
                     like=self._newest,
                 )
-        except RuntimeError as error:
+        except BaseException as error:
+            # The backward pass did not run: gradients that it made hold nothing.
+            for weight, gradient in gradients:
+                weight.grad = gradient
+            if not isinstance(error, RuntimeError):
+                raise
             self.report.refusal = _refusal(error)
             return None
         finally:

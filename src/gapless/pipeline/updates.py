@@ -49,13 +49,20 @@ class Updates:
 
         Sync: Does not block the host.
         """
-        optimizers = [reference() for reference in self._optimizers.values()]
         return tuple(
             tuple((name, value) for name, value in group.items() if _is_plain(value))
-            for optimizer in optimizers
-            if optimizer is not None
-            for group in optimizer.param_groups
+            for group in self._groups()
         )
+
+    def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Return every parameter of these optimizers with the gradient that it has now."""
+        return [(weight, weight.grad) for group in self._groups() for weight in group["params"]]
+
+    def _groups(self) -> Iterator[dict[str, Any]]:
+        for reference in self._optimizers.values():
+            optimizer = reference()
+            if optimizer is not None:
+                yield from optimizer.param_groups
 
 
 def _is_plain(value: object) -> bool:
