@@ -14,7 +14,7 @@ import torch
 import typer
 
 from gapless.cli.progress import StepBar
-from gapless.cli.settings import set_options, setting_options
+from gapless.cli.settings import flag, set_options, setting_options
 from gapless.cli.workloads import (
     in_one_process,
     translation_workload,
@@ -28,7 +28,7 @@ from gapless.compare.compare import (
     compare as compare_plans,
     verify_plans,
 )
-from gapless.compare.ranking import parse_weights
+from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights
 from gapless.compare.text import comparison_lines
 from gapless.device.select import resolve_device, set_numerics
 from gapless.errors import UserError
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 # On a GPU, enough for steady figures; on two cores of a CPU, well below two minutes.
 _DEFAULTS = {True: (50, 5, 3, 48), False: (12, 3, 1, 6)}
 _CPU_SECONDS = 45.0
+
+_WEIGHTS = ", ".join(f"{name} {weight:g}" for name, weight in DEFAULT_WEIGHTS.items())
 
 # What only a whole run has, and what is another option here.
 _NOT_HERE = (
@@ -285,13 +287,15 @@ def _commit() -> str | None:
 # --- options ---
 
 
-def _parameter(name: str, kind: Any, default: Any, text: str, *names: str) -> inspect.Parameter:
-    flags = names or (f"--{name.replace('_', '-')}",)
+def _parameter(
+    name: str, kind: Any, default: Any, text: str, *, metavar: str | None = None
+) -> inspect.Parameter:
+    option = typer.Option(flag(name), help=text, metavar=metavar)
     return inspect.Parameter(
         name,
         inspect.Parameter.KEYWORD_ONLY,
         default=default,
-        annotation=Annotated[kind, typer.Option(*flags, help=text)],
+        annotation=Annotated[kind, option],
     )
 
 
@@ -299,7 +303,9 @@ def _options() -> list[inspect.Parameter]:
     gpu, cpu = _DEFAULTS[True], _DEFAULTS[False]
     either = [f"[default: {a} on a GPU, {b} on a CPU]" for a, b in zip(gpu, cpu, strict=True)]
     return [
-        _parameter("plans", Optional[str], None, "Names with commas between; none: all."),
+        _parameter(
+            "plans", Optional[str], None, "Which to compare; none: all.", metavar="A,B,..."
+        ),
         _parameter("steps", Optional[int], None, f"Steps of a round. {either[0]}"),
         _parameter("rounds", Optional[int], None, f"Timed rounds of each plan. {either[1]}"),
         _parameter("warm_ups", Optional[int], None, f"Rounds before those. {either[2]}"),
@@ -319,8 +325,8 @@ def _options() -> list[inspect.Parameter]:
             "weight",
             Optional[list[str]],
             None,
-            "Weight of a criterion of the recommendation, such as memory=0.5; may be repeated. "
-            "Criteria: speed 0.3, memory 0.1; waits, utilisation, startup 0.",
+            f"Weight of a criterion of the recommendation; may be repeated. Defaults: {_WEIGHTS}.",
+            metavar="NAME=NUMBER",
         ),
         _parameter("json", Optional[Path], None, "File for all figures; a row a plan."),
         _parameter("seed", int, 1, "Of torch, numpy and random, for every plan."),
@@ -336,7 +342,9 @@ def _options() -> list[inspect.Parameter]:
             "workload",
             Optional[str],
             None,
-            "FILE:FUNCTION of a Python file and a function in it that returns a gapless.Workload.",
+            "Python file and the function in it that returns a gapless.Workload; none: the model "
+            "of gapless train, with its options, which are those below.",
+            metavar="FILE:FUNCTION",
         ),
         _parameter("config", Optional[Path], None, "config.yaml of a run; flags win over it."),
         *setting_options(leave_out=_NOT_HERE),
