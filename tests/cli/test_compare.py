@@ -10,7 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
+from gapless.cli.workloads import translation_workload
+from gapless.nmt.config import make_config
 from gapless.plans import PLANS
 
 
@@ -248,6 +251,19 @@ def test_your_own_text_is_compared(compare, tiny_data):
     assert f"workload  model of gapless train on {tiny_data}" in outcome.out
     # Five batches of 16 pairs are an epoch.
     assert row_of(outcome.out, "interval")[5] == "0.20"
+
+
+def test_an_epoch_is_as_long_as_a_round(tiny_data):
+    """So that no worker makes batches that nobody takes; and workers are those of the plan."""
+    settings = {"data": str(tiny_data), "batch_size": 8, "vocab_size": 300, "d_model": 16}
+    config = make_config({**settings, "heads": 2, "ffn": 16, "accumulate": 2})
+
+    make = translation_workload(config, steps=3)
+    workload = make(torch.device("cpu"), PLANS["gapless"].with_knobs(workers=0))
+
+    # Whole updates, of two batches each.
+    assert len(list(workload.batches)) == 4
+    assert (workload.unit, workload.batches.num_workers) == ("target tokens", 0)
 
 
 @pytest.mark.parametrize(
