@@ -26,6 +26,9 @@ class Silent:
     def started(self, facts):
         pass
 
+    def noted(self, text):
+        pass
+
     def shape_captured(self, done, *, of):
         pass
 

@@ -74,6 +74,10 @@ class PlainObserver:
         """Print what is in force."""
         typer.echo(_facts(facts))
 
+    def noted(self, text: str) -> None:
+        """Print it."""
+        typer.echo(text)
+
     def shape_captured(self, done: int, *, of: int) -> None:
         """Say when all shapes are captured."""
         if done == of:
@@ -116,6 +120,10 @@ class TerminalObserver:
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
         self._print(_facts(facts))
+
+    def noted(self, text: str) -> None:
+        """Print it, above the bar if there is one."""
+        self._print(text)
 
     def shape_captured(self, done: int, *, of: int) -> None:
         """Show how many shapes are captured, on one line that is written over."""

@@ -50,7 +50,7 @@ class TrainConfig:
     shared_vocab: bool = _option(False, "one vocabulary for both sides")
     max_length: int = _option(200, "longest sentence in tokens; longer ones are not trained on")
 
-    plan: str = _option("gapless", "how the loop moves its work; see gapless plans")
+    plan: str = _option("auto", "how the loop moves its work; see gapless plans")
     streams: int | None = _option(None, "number of streams, 1 to 8")
     sync_interval: int | None = _option(None, "batches between two host waits")
     loss_interval: int | None = _option(None, "batches between two reads of the losses")
@@ -68,10 +68,10 @@ class TrainConfig:
         "pack sentences one after the other, without padding; none: with batch-tokens on a GPU",
     )
     fixed_shapes: bool | None = _option(
-        None, "pad batches to few shapes; none: if the plan captures the step"
+        None, "pad batches to few shapes; none: if the plan may capture the step"
     )
     compile: bool | None = _option(
-        None, "compile the model's layers; none: if the plan captures the step"
+        None, "compile the model's layers; none: if the plan may capture the step"
     )
     accumulate: int = _option(1, "batches in one update of the weights")
     precision: str = _option("fp32", "fp32, tf32, bf16 or fp16")
@@ -154,7 +154,8 @@ class TrainConfig:
         Raises:
             UserError: packing was asked for without a budget of tokens.
         """
-        captures = self.resolved_plan().capture and is_accelerator
+        plan = self.resolved_plan()
+        captures = (plan.capture or plan.auto) and is_accelerator
         pack, fixed = self.pack, self.fixed_shapes
         if pack and self.batch_tokens is None:
             raise UserError("pack needs a budget of tokens: add --batch-tokens")

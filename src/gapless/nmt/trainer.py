@@ -58,6 +58,9 @@ class Observer(Protocol):
     def started(self, facts: dict[str, str]) -> None:
         """The run is ready; the facts say what is in force."""
 
+    def noted(self, text: str) -> None:
+        """Something about the run that its user should know; each is said once."""
+
     def shape_captured(self, done: int, *, of: int) -> None:
         """One more shape of batch was captured, ahead of the run."""
 
@@ -101,6 +104,8 @@ class Trainer:
         self._task = prepare(config, vocabs=vocabs)
         self.run_dir = resume or runs.create_run(config, self._task.vocabs)
         self._position = Position()
+        self._warm_up_seconds = 0.0
+        self._noted: set[str] = set()
         self._outside = SyncStats()
         self._outside_sync = HostSync(self._device, stats=self._outside)
         self._saver = Saver(self.run_dir, sync=self._outside_sync)
@@ -136,7 +141,9 @@ class Trainer:
             runs.RunFolder(self.run_dir) as folder,
             StopRequest() as stop,
         ):
+            start = perf_counter()
             self._warm_up()
+            self._warm_up_seconds = perf_counter() - start
             loader = make_loader(self._task.train, self._sampler, workers=self._num_workers())
             while not self._is_finished() and not stop.is_set:
                 self._run_epoch(loader, folder, stop)
@@ -165,6 +172,20 @@ class Trainer:
             snapshot=snapshot,
             on_batch=lambda done: self._observer.shape_captured(done, of=len(examples)),
         )
+        self._note_decisions()
+
+    def _note_decisions(self) -> None:
+        """Say what plan `auto` decided, or why a step is not captured, when it is new."""
+        diagnosis, capture = self._loop.diagnosis, self._loop.capture
+        if diagnosis is not None:
+            text = diagnosis.line
+        elif capture is not None and capture.refusal is not None:
+            text = f"steps that are not captured run as written: {capture.refusal}"
+        else:
+            return
+        if text not in self._noted:
+            self._noted.add(text)
+            self._observer.noted(text)
 
     # --- one epoch ---
 
@@ -181,6 +202,7 @@ class Trainer:
 
         def on_batch(progress: Progress) -> None:
             log.write_new()
+            self._note_decisions()
             self._observer.batch_queued(progress, num_updates=self._step.num_updates)
 
         self.model.train()
@@ -299,6 +321,9 @@ class Trainer:
             "parameters": sum(weight.numel() for weight in self.model.parameters()),
             "skipped_long": self._task.skipped_long,
             "dropped_empty": self._task.corpus.dropped_empty,
+            "diagnosis": None if self._loop.diagnosis is None else self._loop.diagnosis.line,
+            "warm_up_seconds": self._warm_up_seconds,
+            "train_seconds": sum(record.wall_ms for record in records) / 1000.0,
             "wall_seconds": perf_counter() - self._started_at,
             "peak_memory_bytes": max((r.peak_memory_bytes for r in records), default=0),
         }
