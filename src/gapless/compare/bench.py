@@ -273,7 +273,11 @@ class _Bench:
         percent = None
         if nvml is not None:
             percent = contestant.utilisation(nvml, seconds=_NVML_SECONDS)
-        trace, steps = contestant.trace() if self._settings.device.is_accelerator else (None, 0)
+        trace, steps = None, 0
+        if self._settings.device.is_accelerator:
+            trace, steps = contestant.trace()
+            if trace is None:
+                self.notes.append("No kernels, busy time or gap: torch's profiler saw no kernel.")
         return Measured(
             plan=contestant.plan.name,
             rounds=rounds,
