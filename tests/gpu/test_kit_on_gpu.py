@@ -110,7 +110,8 @@ def test_counted_waits_are_the_declared_ones(plan):
     """The independent count of synchronisations agrees with the account of the plan."""
     with TrainLoop(plan=plan, device="cuda") as loop:
         step = TinyStep()
-        loop.run_epoch(batches(), step)
+        # Long enough for what is captured, and for `auto` to decide.
+        loop.run_epoch(batches(80), step)
         with testing.count_waits("cuda") as waits:
             result = loop.run_epoch(batches(), step)
 

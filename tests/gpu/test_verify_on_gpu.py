@@ -37,8 +37,8 @@ class Batches:
             yield torch.full((8, 32), float(n % 5 + 1)), torch.arange(8) % 4
 
 
-def make(device, *, after=None):
-    """A classifier with dropout and Adam, whose `step` counter lives on the host.
+def make(device, *, after=None, capturable=False):
+    """A classifier with dropout and Adam, whose `step` counter lives on the host unless told.
 
     From its fifth step on, every synchronisation that is not declared raises.
     """
@@ -46,7 +46,7 @@ def make(device, *, after=None):
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 4)
     ).to(device)
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, capturable=capturable)
     batches = Batches()
     done = ahead = 0
 
@@ -82,6 +82,18 @@ def test_every_plan_is_identical_and_the_check_does_not_wait(plan):
     assert plans.is_identical
     # The batch is two tensors; four parameters, with a gradient and three tensors of Adam each.
     assert plans.num_tensors == 2 + 4 * 5
+
+
+@pytest.mark.parametrize("plan", ["captured", "auto"])
+def test_replayed_steps_are_compared_one_by_one(plan):
+    """A step that can be captured, in sixty steps: every state of every replay is identical."""
+    itself, plans = check(lambda device: make(device, capturable=True), plan=plan, steps=60)
+
+    assert itself.is_identical
+    assert plans.is_identical
+    assert len(plans.ours.checksums) == 61
+    num_captures = plans.ours.waits.by_reason["capture"].count if plan == "captured" else 1
+    assert num_captures == 1
 
 
 def test_the_check_adds_no_wait_to_a_plan():
