@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 import torch
 
@@ -143,3 +145,45 @@ def test_memory_is_flat_over_many_epochs():
         loop.run_epoch(data, step)
 
     assert before == torch.cuda.memory_reserved()
+
+
+class Collected(torch.utils.data.Dataset):
+    """Its workers collect garbage before they give anything."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        gc.collect()
+        return torch.full((2,), float(number))
+
+
+def test_a_worker_leaves_its_parents_garbage_alone():
+    """A dropped loop, with its pinned memory, graphs and events, does not end forked workers."""
+    device = resolve_device("cuda")
+
+    def leave_garbage():
+        model = torch.nn.Linear(2, 2).cuda()
+        optimizer = torch.optim.SGD(model.parameters(), lr=torch.tensor(0.1, device="cuda"))
+
+        def step(batch):
+            optimizer.zero_grad()
+            loss = model(batch).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        loop = TrainLoop(plan="captured", device=device)
+        loop.run_epoch([torch.ones(3, 2) for _ in range(8)], step)
+        loop.itself = loop
+
+    gc.disable()
+    try:
+        for _ in range(3):
+            leave_garbage()
+        loader = torch.utils.data.DataLoader(Collected(), num_workers=2, timeout=60)
+        found = [float(batch[0, 0]) for batch in loader]
+    finally:
+        gc.enable()
+
+    assert found == [0.0, 1.0, 2.0, 3.0]

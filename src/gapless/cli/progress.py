@@ -81,7 +81,7 @@ class PlainObserver:
     def shape_captured(self, done: int, *, of: int) -> None:
         """Say when all shapes are captured."""
         if done == of:
-            typer.echo(f"captured the step for {of} shapes")
+            typer.echo(f"warmed up {of} shapes")
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Start the epoch's clock."""
@@ -127,7 +127,7 @@ class TerminalObserver:
 
     def shape_captured(self, done: int, *, of: int) -> None:
         """Show how many shapes are captured, on one line that is written over."""
-        self._console.print(f"captured the step for {done} of {of} shapes", end="\r")
+        self._console.print(f"warmed up {done} of {of} shapes", end="\r")
         if done == of:
             self._console.print()
 

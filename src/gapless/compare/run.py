@@ -14,6 +14,7 @@ import numpy as np
 from gapless.compare.watch import StateWatch
 from gapless.device.select import seed_everything, set_numerics
 from gapless.errors import BatchError, UserError
+from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.records import EpochResult, SplitStep, WholeStep
 from gapless.pipeline.sync import SyncStats
@@ -187,7 +188,8 @@ def take_steps(
     while done < steps:
         on_batch = None if after_step is None else partial(_after_batch, after_step, done)
         try:
-            result = loop.run_epoch(_at_most(steps - done, batches), step, on_batch=on_batch)
+            part = LoaderPart(batches, partial(_at_most, steps - done))
+            result = loop.run_epoch(part, step, on_batch=on_batch)
         except BatchError as error:
             raise UserError(f"a batch of the workload: {error}") from error
         if not result.num_batches:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import warnings
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +32,7 @@ class CudaDevice:
     is_accelerator = True
 
     def __init__(self, index: int) -> None:
+        _keep_garbage_from_children()
         self.torch_device = torch.device("cuda", index)
         self._shared: dict[str, torch.cuda.Stream] = {}
         self._cycles_per_ms: float | None = None
@@ -268,6 +272,17 @@ class CudaDevice:
         block.
         """
         return _sync_mode("error")
+
+
+@cache
+def _keep_garbage_from_children() -> None:
+    """Let forked processes, such as a loader's workers, leave alone what was there before them.
+
+    CUDA does not work in a forked process. A garbage collection there that meets page-locked
+    memory or a graph which its parent has dropped would end the process.
+    """
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=gc.freeze)
 
 
 def _measure_cycles_per_ms() -> float:

@@ -7,15 +7,11 @@ batch, R sentences of a packed batch, H heads, E width of a head, D model width.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import nn
 from torch.nn import functional as F
-
-
-if TYPE_CHECKING:
-    from gapless.nmt.model import ModelSizes
 
 
 @dataclass(frozen=True)
@@ -52,15 +48,21 @@ Pattern: TypeAlias = Dense | Packed
 
 
 class Attention(nn.Module):
-    """Multi-head attention with one fused projection for keys and values."""
+    """Multi-head attention with one fused projection for keys and values.
 
-    def __init__(self, sizes: ModelSizes) -> None:
+    Args:
+        d_model: width D.
+        heads: H; divides `d_model`.
+        dropout: on attention weights.
+    """
+
+    def __init__(self, d_model: int, *, heads: int, dropout: float = 0.0) -> None:
         super().__init__()
-        self.heads = sizes.heads
-        self.dropout = sizes.attention_dropout
-        self.query = nn.Linear(sizes.d_model, sizes.d_model)
-        self.key_value = nn.Linear(sizes.d_model, 2 * sizes.d_model)
-        self.out = nn.Linear(sizes.d_model, sizes.d_model)
+        self.heads = heads
+        self.dropout = dropout
+        self.query = nn.Linear(d_model, d_model)
+        self.key_value = nn.Linear(d_model, 2 * d_model)
+        self.out = nn.Linear(d_model, d_model)
 
     def forward(
         self, x: torch.Tensor, memory: torch.Tensor, pattern: Pattern = Dense()

@@ -105,12 +105,16 @@ class FeedForward(nn.Module):
         return out
 
 
+def _attention(sizes: ModelSizes) -> Attention:
+    return Attention(sizes.d_model, heads=sizes.heads, dropout=sizes.attention_dropout)
+
+
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward."""
 
     def __init__(self, sizes: ModelSizes) -> None:
         super().__init__()
-        self.attention = Attention(sizes)
+        self.attention = _attention(sizes)
         self.feed_forward = FeedForward(sizes)
         self.residuals = nn.ModuleList(Residual(sizes) for _ in range(2))
 
@@ -126,8 +130,8 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, sizes: ModelSizes) -> None:
         super().__init__()
-        self.self_attention = Attention(sizes)
-        self.cross_attention = Attention(sizes)
+        self.self_attention = _attention(sizes)
+        self.cross_attention = _attention(sizes)
         self.feed_forward = FeedForward(sizes)
         self.residuals = nn.ModuleList(Residual(sizes) for _ in range(3))
 

@@ -28,6 +28,7 @@ from gapless.nmt.position import Position
 from gapless.nmt.saver import Saver
 from gapless.nmt.step import TranslationStep
 from gapless.nmt.task import prepare
+from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.snapshot import Snapshot
@@ -206,7 +207,8 @@ class Trainer:
             self._observer.batch_queued(progress, num_updates=self._step.num_updates)
 
         self.model.train()
-        result = self._loop.run_epoch(until_stopped(loader, stop), self._step, on_batch=on_batch)
+        batches = LoaderPart(loader, lambda loader: until_stopped(loader, stop))
+        result = self._loop.run_epoch(batches, self._step, on_batch=on_batch)
         log.write_new()
         at.add(
             result,

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.pipeline.auto import Diagnosis, Pace, Readings, Sample, Trial, compare, diagnose
+from gapless.pipeline.loaders import num_workers
 
 
 if TYPE_CHECKING:
@@ -98,9 +99,7 @@ class AutoStep:
         """
         self._prefetcher = prefetcher
         self._data_wait_ms = prefetcher.data_wait_ms
-        self._num_workers = getattr(batches, "num_workers", None)
-        if isinstance(batches, list | tuple):
-            self._num_workers = 0
+        self._num_workers = num_workers(batches)
 
     def __call__(self, batch: Any) -> Any:
         """Train on a batch and return what the step returns, valid until the next call.
