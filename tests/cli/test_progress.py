@@ -40,6 +40,9 @@ def test_an_epoch_ends_in_its_account(kind, capsys, monkeypatch):
     monkeypatch.setattr(shown, "_BAR_SECONDS", 0.0)
     observer = kind()
     observer.started({"run": "runs/x", "plan": "gapless"})
+    for done in range(4):
+        observer.warming_up(done, of=3)
+    observer.noted("auto: launch-bound")
     observer.epoch_started(1, num_batches=4, num_epochs=2)
     for batch in range(1, 5):
         progress = Progress(batch=batch, mean_loss=3.25, weight=1000.0 * batch, gap_share=0.125)
@@ -47,8 +50,9 @@ def test_an_epoch_ends_in_its_account(kind, capsys, monkeypatch):
     observer.epoch_ended(RECORD)
     observer.testing(12)
 
-    out = capsys.readouterr().out
-    for part in ("runs/x", "epoch_end", "data wait", "launch", "device busy", "gap 10.0%"):
+    out, err = capsys.readouterr()
+    assert ("warmed up 3 shapes" in out) or ("warming up" in err and "1/3 shapes" in err)
+    for part in ("runs/x", "auto: launch-bound", "epoch_end", "data wait", "launch", "device busy", "gap 10.0%"):
         assert part in out
     assert "2,000 target tokens/s" in out
     assert "peak memory 3 MiB" in out

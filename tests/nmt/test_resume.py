@@ -29,7 +29,7 @@ class Silent:
     def noted(self, text):
         pass
 
-    def shape_captured(self, done, *, of):
+    def warming_up(self, done, *, of):
         pass
 
     def epoch_started(self, epoch, *, num_batches, num_epochs):

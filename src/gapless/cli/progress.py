@@ -14,7 +14,7 @@ from gapless.report.text import duration, epoch_table, share
 
 
 if TYPE_CHECKING:
-    from gapless.nmt.trainer import Observer
+    from gapless.nmt.observer import Observer
     from gapless.pipeline.records import Progress
     from gapless.report.records import EpochRecord
 
@@ -78,8 +78,8 @@ class PlainObserver:
         """Print it."""
         typer.echo(text)
 
-    def shape_captured(self, done: int, *, of: int) -> None:
-        """Say when all shapes are captured."""
+    def warming_up(self, done: int, *, of: int) -> None:
+        """Say when all shapes are warmed up."""
         if done == of:
             typer.echo(f"warmed up {of} shapes")
 
@@ -116,6 +116,7 @@ class TerminalObserver:
         self._console = Console(highlight=False)
         self._clock = _EpochClock(every_seconds=_BAR_SECONDS)
         self._bar: Bar | None = None
+        self._warm_up = StepBar("shapes")
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
@@ -125,11 +126,11 @@ class TerminalObserver:
         """Print it, above the bar if there is one."""
         self._print(text)
 
-    def shape_captured(self, done: int, *, of: int) -> None:
-        """Show how many shapes are captured, on one line that is written over."""
-        self._console.print(f"warmed up {done} of {of} shapes", end="\r")
+    def warming_up(self, done: int, *, of: int) -> None:
+        """Draw a bar; the first shape takes longest, as layers are compiled with it."""
+        self._warm_up.show("warming up", done, of=of)
         if done == of:
-            self._console.print()
+            self._warm_up.close()
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Draw an empty bar."""

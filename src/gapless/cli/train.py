@@ -53,8 +53,8 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"exact match {summary['exact_match']:.1%} of {summary['test_sentences']} held-out pairs",
         f"BLEU {summary['bleu']:.2f}  {summary['signature']}",
         f"chrF {summary['chrf']:.2f}  {summary['chrf_signature']}",
-        f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, "
-        f"{summary['tokens_per_second']:,.0f} target tokens/s, {waits:.0f} host waits in "
+        f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, of which "
+        f"{summary['train_seconds']:.1f} s training, {summary['tokens_per_second']:,.0f} target tokens/s, {waits:.0f} host waits in "
         f"{summary['batches']} batches, gap {share(summary['gap_share'])}",
         f"written to {run_dir}; try: gapless translate {run_dir}",
     ]

@@ -58,6 +58,9 @@ class TrainConfig:
     workers: int | None = _option(None, "processes that make batches")
     pin_memory: bool | None = _option(None, "stage batches in page-locked memory")
     run_ahead: int | None = _option(None, "most batches the host may be ahead of the device")
+    capture_memory: float | None = _option(
+        None, "GiB of device memory above which no more shapes are captured; none: 80 % of it"
+    )
 
     epochs: int = _option(40, "passes over the training pairs")
     max_steps: int | None = _option(None, "stop after so many updates")
@@ -167,6 +170,10 @@ class TrainConfig:
         compiles = captures if self.compile is None else self.compile
         return replace(self, pack=pack, fixed_shapes=fixed, compile=compiles)
 
+    def capture_memory_bytes(self) -> int | None:
+        """Return the budget for captures in bytes, None if it is not set."""
+        return None if self.capture_memory is None else int(self.capture_memory * 2**30)
+
     def column_names(self) -> tuple[str, str] | None:
         """Return the two names in `columns`.
 
@@ -207,6 +214,7 @@ _LEAST: dict[str, float] = {
     "seed": 0,
     "vocab_size": 5,
     "max_length": 1,
+    "capture_memory": 0.0,
     "epochs": 1,
     "max_steps": 1,
     "batch_size": 1,

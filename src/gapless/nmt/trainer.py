@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import asdict
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -45,37 +45,12 @@ if TYPE_CHECKING:
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.corpus import Pairs
     from gapless.nmt.metrics import Scores
+    from gapless.nmt.observer import Observer
     from gapless.pipeline.records import Progress
-    from gapless.report.records import EpochRecord
 
 
 # Greedy translations of so many validation sentences show where a run stands.
 _VALIDATION_SENTENCES = 200
-
-
-class Observer(Protocol):
-    """Sees a run go by; the command line draws its progress from it."""
-
-    def started(self, facts: dict[str, str]) -> None:
-        """The run is ready; the facts say what is in force."""
-
-    def noted(self, text: str) -> None:
-        """Something about the run that its user should know; each is said once."""
-
-    def shape_captured(self, done: int, *, of: int) -> None:
-        """One more shape of batch was captured, ahead of the run."""
-
-    def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
-        """An epoch of so many batches begins; epochs count from 1."""
-
-    def batch_queued(self, progress: Progress, *, num_updates: int) -> None:
-        """A batch was queued."""
-
-    def epoch_ended(self, record: EpochRecord) -> None:
-        """An epoch is over."""
-
-    def testing(self, count: int) -> None:
-        """The final model begins to translate so many test sentences."""
 
 
 class Trainer:
@@ -111,7 +86,11 @@ class Trainer:
         self._outside_sync = HostSync(self._device, stats=self._outside)
         self._saver = Saver(self.run_dir, sync=self._outside_sync)
         seed_everything(config.seed)
-        self._loop = TrainLoop(plan=config.resolved_plan(), device=self._device)
+        self._loop = TrainLoop(
+            plan=config.resolved_plan(),
+            device=self._device,
+            memory_budget_bytes=config.capture_memory_bytes(),
+        )
         self._sampler = make_sampler(config, self._task.train)
         self._updates_per_epoch = -(-len(self._sampler) // config.accumulate)
         # Built on the compute stream: autograd binds each gradient to the stream it first saw.
@@ -160,6 +139,7 @@ class Trainer:
         self.model.train()
         pairs = PairBatches(self._task.train)
         examples = [pairs[micro] for micro in self._sampler.one_of_each()]
+        self._observer.warming_up(0, of=len(examples))
         scaler = self._step.scaler
         with self._loop.compute():
             snapshot = Snapshot(
@@ -171,7 +151,7 @@ class Trainer:
             examples,
             self._step,
             snapshot=snapshot,
-            on_batch=lambda done: self._observer.shape_captured(done, of=len(examples)),
+            on_batch=lambda done: self._observer.warming_up(done, of=len(examples)),
         )
         self._note_decisions()
 
@@ -303,6 +283,7 @@ class Trainer:
             "epochs": self._position.epoch,
             "steps": self._step.num_updates,
             "batches": sum(record.num_batches for record in records),
+            "padding_share": self._sampler.padding_share(),
             "target_tokens": sum(record.target_tokens for record in records),
             "tokens_per_second": steady_tokens_per_second(records),
             "loss": [record.loss for record in records],
