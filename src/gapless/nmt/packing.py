@@ -12,7 +12,6 @@ Within a shape nothing has to be sorted: every batch is a random sample.
 from __future__ import annotations
 
 import math
-from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -68,10 +67,10 @@ class Packing:
         """Rows of a batch, whether they hold a sentence, padding or nothing."""
         return self.sentences + self.padding_rows
 
-    def takes(self, src: int, tgt: int) -> bool:
+    def takes(self, src: NDArray[np.int64], tgt: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether there is room for so many tokens, and a source token for each padding row."""
         padding_rows = -(-(self.tgt_tokens - tgt) // self.longest)
-        return tgt <= self.tgt_tokens and src + padding_rows <= self.src_tokens
+        return (tgt <= self.tgt_tokens) & (src + padding_rows <= self.src_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -208,25 +207,36 @@ def _fill(
     tgt_lengths: NDArray[np.int64],
     shape: Packing,
 ) -> Iterator[NDArray[np.int64]]:
-    # Pairs that are longer in the source than the shape has it take turns with those that are
-    # longer in the target, so that no batch is full on one side and half empty on the other.
-    lean = src_lengths * shape.tgt_tokens - tgt_lengths * shape.src_tokens
-    to_src, to_tgt = deque(order[lean[order] > 0]), deque(order[lean[order] <= 0])
-    batch: list[int] = []
-    src = tgt = balance = 0
-    while to_src or to_tgt:
-        queue = to_src if to_src and (balance <= 0 or not to_tgt) else to_tgt
-        more_src, more_tgt = int(src_lengths[queue[0]]), int(tgt_lengths[queue[0]])
-        is_full = len(batch) == shape.sentences or not shape.takes(src + more_src, tgt + more_tgt)
-        if batch and is_full:
-            yield np.array(batch)
-            batch, src, tgt, balance = [], 0, 0, 0
-            continue
-        pair = int(queue.popleft())
-        batch.append(pair)
-        src, tgt, balance = src + more_src, tgt + more_tgt, balance + int(lean[pair])
-    if batch:
-        yield np.array(batch)
+    order = _balanced(order, src_lengths, tgt_lengths, shape)
+    src, tgt = (np.cumsum(lengths[order]) for lengths in (src_lengths, tgt_lengths))
+    start = 0
+    while start < len(order):
+        before_src, before_tgt = (side[start - 1] if start else 0 for side in (src, tgt))
+        last = start + shape.sentences
+        fits = shape.takes(src[start:last] - before_src, tgt[start:last] - before_tgt)
+        # What does not fit ends the batch; the first pair is taken in any case.
+        size = max(1, len(fits) if fits.all() else int(fits.argmin()))
+        yield order[start : start + size]
+        start += size
+
+
+def _balanced(
+    order: NDArray[np.int64],
+    src_lengths: NDArray[np.int64],
+    tgt_lengths: NDArray[np.int64],
+    shape: Packing,
+) -> NDArray[np.int64]:
+    """Return the pairs so ordered that no batch is full on one side and half empty on the other.
+
+    Those that are longer in the source than the shape has it take turns with those that are
+    longer in the target: each comes when its own kind has leant so far as the other.
+    """
+    lean = (src_lengths * shape.tgt_tokens - tgt_lengths * shape.src_tokens)[order]
+    leant_before = np.zeros(len(order), dtype=np.int64)
+    for side in (lean > 0, lean <= 0):
+        amounts = np.abs(lean[side])
+        leant_before[side] = np.cumsum(amounts) - amounts
+    return order[np.argsort(leant_before, kind="stable")]
 
 
 def pack(
