@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from gapless.nmt.attention import Packed, _attend_padded
 from gapless.nmt.batching import Batch, BucketSampler, Microbatch, PairBatches, TokenPairs
@@ -30,6 +30,7 @@ def packed(pairs, *, max_tokens, **options):
 
 
 @settings(deadline=None, max_examples=60)
+@example(sizes=[(1, 1), (1, 65), (257, 1)], budget=223, seed=0)  # the short one is left over
 @given(sizes=lengths, budget=st.integers(1, 2000), seed=st.integers(0, 5))
 def test_an_epoch_has_every_pair_once_in_batches_of_few_shapes(sizes, budget, seed):
     """Rows follow each other without a break, none is too long, and each has a source to see."""
@@ -94,6 +95,17 @@ def test_batches_are_a_random_sample_of_lengths():
 
     assert len(packings.shapes) == 1
     assert all(abs(src[pairs].mean() - src.mean()) < 8 for pairs, _ in batches)
+
+
+def test_a_batch_has_no_more_pairs_than_asked_for():
+    """Both budgets hold, and the shape is as small as the smaller of them asks."""
+    draw = np.random.default_rng(1)
+    src = draw.integers(2, 60, 1000)
+    packings = choose_packings(src, src, max_tokens=4096, max_sentences=16)
+    batches = list(fill(draw.permutation(len(src)), src, src, packings))
+
+    assert max(len(pairs) for pairs, _ in batches) == 16
+    assert all(shape.src_tokens < 700 for shape in packings.shapes)
 
 
 def test_few_long_sentences_have_a_shape_of_their_own():

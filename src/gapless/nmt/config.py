@@ -130,7 +130,9 @@ class TrainConfig:
         if self.share == "all" and not self.shared_vocab:
             raise UserError("share all needs one vocabulary: add --shared-vocab")
         if self.pack and self.fixed_shapes:
-            raise UserError("pack and fixed-shapes exclude each other; leave one out")
+            raise UserError(
+                "pack and fixed-shapes exclude each other; add --no-pack or --no-fixed-shapes"
+            )
 
     def resolved_plan(self) -> Plan:
         """Return the plan with this run's knobs.

@@ -118,7 +118,11 @@ class Packings:
 
 
 def choose_packings(
-    src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64], *, max_tokens: int
+    src_lengths: NDArray[np.int64],
+    tgt_lengths: NDArray[np.int64],
+    *,
+    max_tokens: int,
+    max_sentences: int | None = None,
 ) -> Packings:
     """Return shapes whose two sides fill up at the same rate.
 
@@ -126,20 +130,29 @@ def choose_packings(
         src_lengths: source tokens of each pair, at least one pair.
         tgt_lengths: target tokens to predict of each pair.
         max_tokens: tokens of a batch's longer side; more only if a single sentence has more.
+        max_sentences: most pairs in a batch; None: what the tokens allow.
 
     Raises:
         ValueError: there are no pairs.
     """
     if not len(src_lengths):
         raise ValueError("there must be at least one pair to choose shapes for, but there is none")
-    longer = np.maximum(src_lengths, tgt_lengths)
+    sides = src_lengths, tgt_lengths
+    longer = np.maximum(*sides)
 
     def split_at(limit: int) -> Packings:
         of_pair = (longer > limit).astype(np.int64)
-        shapes = [
-            _packing(src_lengths[of_pair == n], tgt_lengths[of_pair == n], max_tokens=max_tokens)
-            for n in range(int(of_pair.max()) + 1)
-        ]
+        shapes = []
+        for number in range(int(of_pair.max()) + 1):
+            own, any_shorter = of_pair == number, of_pair <= number
+            shapes.append(
+                _packing(
+                    [float(side[own].mean()) for side in sides],
+                    [int(side[any_shorter].max()) for side in sides],
+                    max_tokens=max_tokens,
+                    max_sentences=max_sentences,
+                )
+            )
         return Packings(shapes=shapes, of_pair=of_pair)
 
     def cost(packings: Packings) -> float:
@@ -156,23 +169,26 @@ def choose_packings(
 
 
 def _packing(
-    src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64], *, max_tokens: int
+    means: list[float], longest: list[int], *, max_tokens: int, max_sentences: int | None
 ) -> Packing:
-    src_mean, tgt_mean = float(src_lengths.mean()), float(tgt_lengths.mean())
-    pairs = max_tokens / max(src_mean, tgt_mean)
-    longest = _round_up(max(int(src_lengths.max()), int(tgt_lengths.max())))
-    tgt_tokens = max(pairs * tgt_mean, int(tgt_lengths.max()))
+    """Return the shape for pairs of these mean lengths that takes any of these lengths."""
+    pairs = max_tokens / max(means)
+    sentences = math.ceil(pairs + _SPARE * math.sqrt(pairs))
+    if max_sentences is not None:
+        pairs, sentences = min(pairs, max_sentences), min(sentences, max_sentences)
+    longest_row = _round_up(max(longest))
+    tgt_tokens = max(pairs * means[1], longest[1])
     # Rows of padding need a source token each, beside any pair.
-    for_any_pair = int(src_lengths.max()) + math.ceil(_round_up(tgt_tokens) / longest)
-    src_tokens = max(pairs * src_mean + 1, for_any_pair)
+    for_any_pair = longest[0] + math.ceil(_round_up(tgt_tokens) / longest_row)
+    src_tokens = max(pairs * means[0] + 1, for_any_pair)
     # Enough for a batch that is all padding, also after rounding up.
-    padding_rows = math.ceil(1.05 * max(src_tokens, tgt_tokens) / longest) + 3
+    padding_rows = math.ceil(1.05 * max(src_tokens, tgt_tokens) / longest_row) + 3
     return Packing(
         src_tokens=_round_up(src_tokens),
         tgt_tokens=_round_up(tgt_tokens),
-        sentences=math.ceil(pairs + _SPARE * math.sqrt(pairs)),
+        sentences=sentences,
         padding_rows=padding_rows,
-        longest=longest,
+        longest=longest_row,
     )
 
 

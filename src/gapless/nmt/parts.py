@@ -80,7 +80,9 @@ def make_sampler(
 def _shapes(config: TrainConfig, pairs: TokenPairs) -> Shapes | Packings | None:
     lengths = pairs.src_lengths, pairs.tgt_lengths
     if config.pack and config.batch_tokens is not None:
-        return choose_packings(*lengths, max_tokens=config.batch_tokens)
+        return choose_packings(
+            *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
+        )
     if config.fixed_shapes:
         return choose_shapes(
             *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
