@@ -177,13 +177,14 @@ def test_a_loss_in_chunks_is_the_whole_loss(tokens, vocab, chunk, smoothing, see
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 
 
-def test_half_precision_logits_keep_a_float32_loss():
-    """Under autocast the products are bf16, the loss and its gradients float32."""
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_logits_keep_a_float32_loss(dtype):
+    """Under autocast the products are halves, the loss and its gradients float32."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(16, 40, bias=False)
     hidden = torch.randn(30, 16, requires_grad=True)
     targets = torch.randint(1, 40, (30,))
-    with torch.autocast("cpu", dtype=torch.bfloat16):
+    with torch.autocast("cpu", dtype=dtype):
         found = LabelSmoothing(0.1).of_hidden(hidden, layer, targets)
     found.backward()
     exact = LabelSmoothing(0.1)(layer(hidden), targets)

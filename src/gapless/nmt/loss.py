@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 # Logits of so many elements exist at a time.
 _CHUNK_ELEMENTS = 2**26
 
-# fp16 has no small numbers: gradients of logits, at most 1, are kept larger by this factor.
-_FP16_FACTOR = 1024.0
-
 
 class LabelSmoothing(nn.Module):
     """Cross entropy against smoothed targets, summed over all tokens but padding.
@@ -102,22 +99,19 @@ class _ChunkedLoss(torch.autograd.Function):
             hidden, weight = hidden_ND.to(dtype), weight_VD.to(dtype)
             if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
                 return _loss_of(hidden, weight, targets_N, smoothing)
-            factor = _FP16_FACTOR if dtype is torch.float16 else 1.0
             loss, grad_hidden, grad_weight = _loss_and_gradients(
-                hidden, weight, targets_N, smoothing, factor, compiled=compiled
+                hidden, weight, targets_N, smoothing, compiled=compiled
             )
         ctx.save_for_backward(grad_hidden, grad_weight)
-        ctx.factor = factor
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        scale = grads[0] / ctx.factor
-        return grad_hidden * scale, grad_weight * scale, None, None, None
+        return grad_hidden * grads[0], grad_weight * grads[0], None, None, None
 
 
-def _chunks(hidden: torch.Tensor, vocab: int) -> int:
+def _chunk_size(hidden: torch.Tensor, vocab: int) -> int:
     """Return the number of tokens of a chunk."""
     return max(1, min(len(hidden), _CHUNK_ELEMENTS // vocab))
 
@@ -125,7 +119,7 @@ def _chunks(hidden: torch.Tensor, vocab: int) -> int:
 def _loss_of(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
-    size = _chunks(hidden, len(weight))
+    size = _chunk_size(hidden, len(weight))
     total = hidden.new_zeros((), dtype=torch.float32)
     for x, y in zip(hidden.split(size), targets.split(size), strict=True):
         total += _chunk_loss(x @ weight.T, y, smoothing)
@@ -137,19 +131,18 @@ def _loss_and_gradients(
     weight: torch.Tensor,
     targets: torch.Tensor,
     smoothing: float,
-    factor: float,
     *,
     compiled: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the loss, and its gradients times a factor: [N, D] and [V, D], float32."""
+    """Return the loss and its gradients by hidden vectors and weight, [N, D] and [V, D], float32."""
     math = _chunk_math(compiled=compiled)
-    size = _chunks(hidden, len(weight))
+    size = _chunk_size(hidden, len(weight))
     total = hidden.new_zeros((), dtype=torch.float32)
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)
     grad_hidden = torch.empty_like(hidden, dtype=torch.float32)
     for start in range(0, len(hidden), size):
         x, y = hidden[start : start + size], targets[start : start + size]
-        loss, grad_logits = math(x @ weight.T, y, smoothing, factor)
+        loss, grad_logits = math(x @ weight.T, y, smoothing)
         total += loss
         grad_hidden[start : start + size] = grad_logits @ weight
         grad_weight += grad_logits.T @ x
@@ -167,16 +160,16 @@ def _chunk_loss(logits: torch.Tensor, targets: torch.Tensor, smoothing: float) -
 
 
 def _chunk_loss_and_gradient(
-    logits: torch.Tensor, targets: torch.Tensor, smoothing: float, factor: float
+    logits: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the loss of a chunk, and its gradient by the logits times a factor, in their type.
+    """Return the loss of a chunk, and its gradient by the logits, in their type.
 
     The gradient is p - (1 - s) * [target] - s / V, and nothing for padding.
     """
     vocab = logits.shape[-1]
     gradient = logits.float().softmax(dim=-1) - smoothing / vocab
     is_target = torch.arange(vocab, device=logits.device) == targets.unsqueeze(1)
-    gradient = torch.where(is_target, gradient - (1.0 - smoothing), gradient) * factor
+    gradient = torch.where(is_target, gradient - (1.0 - smoothing), gradient)
     gradient = torch.where((targets == PAD).unsqueeze(1), 0.0, gradient)
     return _chunk_loss(logits, targets, smoothing), gradient.to(logits.dtype)
 
