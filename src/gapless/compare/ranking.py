@@ -121,7 +121,7 @@ def recommend(
         reasons = (
             "a CPU has no gaps to close: work runs in the host's own order, so plans differ by "
             "noise alone",
-            f"{plan} is the default, and needs no change when a GPU is there"
+            f"{plan} needs no change when a GPU is there"
             if plan == DEFAULT_PLAN
             else f"of equal plans, {plan} is the first that was asked for",
         )
