@@ -19,6 +19,7 @@ from benchmarks.peers import report
 from benchmarks.peers.cases import TINY, Case, base32, base8192
 from benchmarks.peers.race import Race, Schedule
 from benchmarks.peers.rows import Row, all_rows
+from benchmarks.processes import replace_text
 from gapless.device.select import resolve_device
 from gapless.errors import UserError
 
@@ -49,9 +50,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         steps=options.steps,
         profile_steps=options.profile_steps if device != "cpu" else 0,
         setup_limit_s=options.setup_limit,
+        time_limit_s=options.time_limit,
     )
-    # Warnings of frameworks, and look-ups on the network that none of the rows needs.
-    os.environ |= {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    _prepare_environment(device)
+    stem = folder / f"peers-{case.name}"
+    facts = _facts(case, schedule, device)
+
+    def write(race: Race) -> None:
+        _write(stem, facts, race)
+
     race = Race(
         case,
         rows,
@@ -60,12 +67,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         logs=logs,
         compiled_shapes=options.compiled_shapes,
         say=lambda line: print(line, flush=True),
+        on_round=write,
     )
-    results = [report.summarize(result) for result in race.run()]
-    report.add_ratios(results)
-    facts = {**_facts(case, schedule, device), "rows": results}
-    _write(folder / f"peers-{case.name}", facts)
-    return 0 if any(row["rounds"] for row in results) else 1
+    race.run()
+    write(race)
+    table = stem.with_suffix(".md").read_text(encoding="utf-8")
+    print(f"\n{table}\nwritten: {stem}.json, .md, .svg")
+    return 0 if any(result.rounds for result in race.results) else 1
+
+
+def _prepare_environment(device: str) -> None:
+    # Warnings of frameworks, and look-ups on the network that none of the rows needs.
+    os.environ |= {"PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1"}
+    if device != "cpu":
+        # As torchrun sets it: a GPU's row has no use for threads on every core, times the rows.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -87,6 +103,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=4, help="loader processes of each row")
     parser.add_argument("--compiled-shapes", type=int, default=2, help="of the row compiled")
     parser.add_argument("--setup-limit", type=float, default=180.0, help="seconds a row may take")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="begin no round and profile no row after so long",
+    )
     parser.add_argument("--tiny", action="store_true", help="a small model: does it all run?")
     return parser
 
@@ -106,7 +128,7 @@ def _case(options: argparse.Namespace) -> Case:
     sizes: dict[str, Any] = TINY if options.tiny else {}
     common = {"workers": options.workers, "precision": options.precision, **sizes}
     if options.case == "base32":
-        return base32(**common)
+        return base32(num_pairs=2_000 if options.tiny else 40_000, **common)
     if options.data is None:
         raise UserError("case base8192 needs sentence pairs; name a folder or file with --data")
     return base8192(
@@ -130,8 +152,8 @@ def _facts(case: Case, schedule: Schedule, device: str) -> dict[str, Any]:
         f"{len(case.vocabs.tgt):,}, {config.precision}",
         "batches": f"Batches of {budget or f'{config.batch_tokens:,} tokens'}, "
         f"{len(case.train):,} pairs, {case.workers} loader processes a row",
-        "measured": f"Median of {schedule.rounds} interleaved rounds of {schedule.steps} steps "
-        f"after {schedule.warmup}, every row in a process of its own",
+        "measured": f"Median of interleaved rounds of {schedule.steps} steps after "
+        f"{schedule.warmup}, every row in a process of its own",
         "hardware": resolve_device(device).describe(),
         "host": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "versions": _versions(),
@@ -162,12 +184,13 @@ def _commit() -> str:
     return done.stdout.strip()
 
 
-def _write(stem: Path, facts: dict[str, Any]) -> None:
-    table = report.to_markdown(facts)
-    stem.with_suffix(".json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-    stem.with_suffix(".md").write_text(table, encoding="utf-8")
-    stem.with_suffix(".svg").write_text(report.to_svg(facts), encoding="utf-8")
-    print(f"\n{table}\nwritten: {stem}.json, .md, .svg")
+def _write(stem: Path, facts: dict[str, Any], race: Race) -> None:
+    rows = [report.summarize(result) for result in race.results]
+    report.add_ratios(rows)
+    facts = {**facts, "rounds_done": race.rounds_done, "shortened": race.shortened(), "rows": rows}
+    replace_text(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
+    replace_text(stem.with_suffix(".md"), report.to_markdown(facts))
+    replace_text(stem.with_suffix(".svg"), report.to_svg(facts))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from benchmarks.peers.flops import model_flops
 from gapless.nmt.batching import BucketSampler, Microbatch, TokenPairs
 from gapless.nmt.config import TrainConfig
 from gapless.nmt.parts import make_sampler
@@ -75,10 +76,32 @@ class Case:
         shapes = choose_shapes(*lengths, **budgets, max_shapes=max_shapes)
         return BucketSampler(self.train, **budgets, seed=self.config.seed, shapes=shapes)
 
-    def num_target_tokens(self, batches: Sequence[Microbatch]) -> int:
-        """Return the target tokens to predict in these batches, padding excluded."""
-        lengths = self.train.tgt_lengths
-        return sum(int(lengths[batch.pairs].sum()) for batch in batches)
+    def count(self, batches: Sequence[Microbatch]) -> dict[str, float]:
+        """Return sentences, tokens, padding and arithmetic of these batches.
+
+        Tokens are those without padding: of the source, and to predict of the target.
+        """
+        of_src, of_tgt = self.train.src_lengths, self.train.tgt_lengths
+        pairs = np.concatenate([batch.pairs for batch in batches])
+        num_src, num_tgt = int(of_src[pairs].sum()), int(of_tgt[pairs].sum())
+        positions = sum(
+            batch.shape.num_tokens
+            if batch.shape
+            else len(batch.pairs) * int(of_src[batch.pairs].max() + of_tgt[batch.pairs].max())
+            for batch in batches
+        )
+        return {
+            "sentences": len(pairs),
+            "source_tokens": num_src,
+            "target_tokens": num_tgt,
+            "padding_share": 1.0 - (num_src + num_tgt) / positions,
+            "model_flops": model_flops(
+                self.config,
+                tgt_vocab=len(self.vocabs.tgt),
+                src_lengths=of_src[pairs],
+                tgt_lengths=of_tgt[pairs],
+            ),
+        }
 
 
 def base32(

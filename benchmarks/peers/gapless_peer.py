@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from itertools import islice
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.parts import take
@@ -22,6 +23,11 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
 
 
+# Plan `auto` decides within so many steps, or as it has it later.
+_MOST_STEPS_TO_DECIDE = 600
+_STEPS_AT_A_TIME = 100
+
+
 class GaplessPeer:
     """`TrainLoop` with the plan of a row.
 
@@ -30,6 +36,9 @@ class GaplessPeer:
         device: where.
         plan: name of the plan.
         layout: settings of layout and compiling; none: what `gapless train` decides itself.
+
+    Attributes:
+        setup_facts: what the set-up found out.
     """
 
     def __init__(
@@ -42,9 +51,10 @@ class GaplessPeer:
         # The one place where gapless's batches are made: padded or packed as the settings say.
         self._sampler = make_sampler(self._config, case.train)
         self.batches: Sequence[Microbatch] = list(self._sampler)
+        self.setup_facts: dict[str, Any] = {"layout": self._sampler.describe_shapes()}
 
     def setup(self) -> None:
-        """Build model and loop; capture every shape if the plan captures."""
+        """Build model and loop; capture every shape if the plan captures; let `auto` decide."""
         seed_everything(self._config.seed)
         self._loop = TrainLoop(plan=self._config.resolved_plan(), device=self._device)
         with self._loop.compute():
@@ -54,10 +64,23 @@ class GaplessPeer:
             parts.model.train()
             snapshot = Snapshot(parts.model, parts.step.optimizer)
         self._step = parts.step
+        start = perf_counter()
         if self._loop.captures:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
             self._loop.warm_up(examples, self._step, snapshot=snapshot)
+        elif self._loop.plan.auto:
+            self._let_auto_decide()
+        self.setup_facts["warm_up_seconds"] = perf_counter() - start
+
+    def _let_auto_decide(self) -> None:
+        done = 0
+        while self._loop.diagnosis is None and done < _MOST_STEPS_TO_DECIDE:
+            batches: Any = take(self.batches, _STEPS_AT_A_TIME, first=done)
+            loader = make_loader(self._case.train, batches, workers=self._case.workers)
+            self._loop.run_epoch(loader, self._step)
+            done += _STEPS_AT_A_TIME
+        self.setup_facts["steps_to_decide"] = done
 
     def run(self, window: Window, *, first: int) -> None:
         """Train: the timed steps are an epoch of their own, its start and its end included."""

@@ -19,12 +19,15 @@ if TYPE_CHECKING:
 
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
+    from gapless.device.base import Device
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.model import Transformer
 
 
 class Peer(Protocol):
     """One row: a way to train.
+
+    One that has `setup_facts` tells more about its set-up by it.
 
     Attributes:
         batches: that it goes through, over and over.
@@ -97,6 +100,9 @@ class BatchDict(Dataset[dict[str, Any]]):
 # and wait for the workers to end, within the timed steps.
 _SPARE_BATCHES = 8
 
+# Batches that each worker makes ahead, as gapless's own loaders have it.
+_PREFETCH_FACTOR = 8
+
 
 def make_loader(
     dataset: Dataset[Any],
@@ -118,6 +124,7 @@ def make_loader(
         batch_sampler=[[micro] for micro in taken],
         collate_fn=_only_item,
         num_workers=case.workers,
+        prefetch_factor=_PREFETCH_FACTOR if case.workers else None,
         pin_memory=window.device.is_accelerator,
     )
 
@@ -130,3 +137,13 @@ def _only_item(items: list[Any]) -> Any:
 def take(batches: Sequence[Microbatch], count: int, *, first: int) -> list[Microbatch]:
     """Return so many batches from number `first` on, starting over at the end."""
     return [batches[(first + number) % len(batches)] for number in range(count)]
+
+
+def keep_cached_memory(device: Device) -> None:
+    """Let no framework empty the allocator's cache in this process.
+
+    Lightning and Transformers do so at the start of each run, which a user has once. Here a run is
+    a turn, and the timed steps would pay for memory that is asked for anew.
+    """
+    if device.is_accelerator:
+        torch.cuda.empty_cache = lambda: None

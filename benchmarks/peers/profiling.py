@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
+
+
+_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass(kw_only=True)
@@ -24,10 +28,20 @@ class KernelTimes:
         num_kernels: kernels, those of replayed graphs included.
         busy_ms: time in which a kernel, copy or fill ran; where several ran at once, it counts
             once.
+        ms_by_name: time of all runs of each kernel, copy or fill, summed.
     """
 
     num_kernels: int = 0
     busy_ms: float = 0.0
+    ms_by_name: Counter[str] = field(default_factory=Counter)
+
+    def costliest(self, count: int) -> list[dict[str, Any]]:
+        """Return the kernels that took most, with their share of the time of all."""
+        total = self.ms_by_name.total() or 1.0
+        return [
+            {"kernel": name, "ms": ms, "share": ms / total}
+            for name, ms in self.ms_by_name.most_common(count)
+        ]
 
 
 @contextmanager
@@ -43,11 +57,10 @@ def watch_kernels(times: KernelTimes) -> Iterator[None]:
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     times.num_kernels = sum(event.get("cat") == "kernel" for event in events)
-    times.busy_ms = union_ms(
-        (event["ts"], event["dur"])
-        for event in events
-        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")
-    )
+    work = [event for event in events if event.get("cat") in _WORK]
+    times.busy_ms = union_ms((event["ts"], event["dur"]) for event in work)
+    for event in work:
+        times.ms_by_name[event["name"]] += event["dur"] / 1000.0
 
 
 def union_ms(intervals: Iterable[tuple[float, float]]) -> float:

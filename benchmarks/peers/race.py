@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.peers.rows import make_peer
 from benchmarks.peers.worker import Order, RowError, RowProcess
 
 
@@ -27,7 +29,8 @@ class Schedule:
         steps: timed steps of a round.
         profile_steps: steps whose kernels are watched; 0 watches none.
         setup_limit_s: seconds for a row's set-up.
-        run_limit_s: seconds for a row's part of a round.
+        run_limit_s: seconds for a row's turn.
+        time_limit_s: seconds after which no round begins and no row is profiled; None: no limit.
     """
 
     rounds: int = 5
@@ -36,6 +39,7 @@ class Schedule:
     profile_steps: int = 10
     setup_limit_s: float = 180.0
     run_limit_s: float = 120.0
+    time_limit_s: float | None = None
 
 
 @dataclass(kw_only=True)
@@ -68,6 +72,11 @@ class Race:
         logs: folder for what frameworks print.
         compiled_shapes: as given to `all_rows`.
         say: takes progress lines.
+        on_round: called when all rows are set up and after each round.
+
+    Attributes:
+        results: of every row so far, those that failed included.
+        rounds_done: complete rounds.
     """
 
     def __init__(
@@ -80,36 +89,59 @@ class Race:
         logs: Path,
         compiled_shapes: int,
         say: Callable[[str], None],
+        on_round: Callable[[Race], None],
     ) -> None:
+        self.results = [RowResult(row=row) for row in rows]
+        self.rounds_done = 0
+        self._on_round = on_round
         self._case = case
         self._schedule = schedule
         self._say = say
         self._started_at = perf_counter()
-        self._results = [RowResult(row=row) for row in rows]
         self._processes: dict[str, RowProcess] = {}
         self._device = device
         self._logs = logs
         self._compiled_shapes = compiled_shapes
 
-    def run(self) -> list[RowResult]:
-        """Return what every row did, those that failed included."""
+    def run(self) -> None:
+        """Let every row do its part, until all is done or time is up."""
         try:
             self._set_up()
             self._warm_up()
+            self._on_round(self)
             for number in range(self._schedule.rounds):
+                if self._is_late():
+                    break
                 self._run_round(number)
+                self.rounds_done += 1
+                self._on_round(self)
             self._profile()
         finally:
             for process in self._processes.values():
+                process.let_go()
+            for process in self._processes.values():
                 process.end()
-        return self._results
+
+    def shortened(self) -> str | None:
+        """Return what the time limit has left out, None if nothing."""
+        schedule, left_out = self._schedule, []
+        if self.rounds_done < schedule.rounds:
+            left_out.append(f"{self.rounds_done} of {schedule.rounds} rounds")
+        running = [result for result in self.results if result.problem is None]
+        num_profiled = sum(bool(result.profile) for result in running)
+        if schedule.profile_steps and num_profiled < len(running):
+            left_out.append(f"{num_profiled} of {len(running)} rows profiled")
+        return ", ".join(left_out) or None
+
+    def _is_late(self) -> bool:
+        limit = self._schedule.time_limit_s
+        return limit is not None and perf_counter() - self._started_at > limit
 
     def _set_up(self) -> None:
-        for result in self._results:
+        for result in self.results:
             name = result.row.name
             self._processes[name] = RowProcess(
-                name,
-                compiled_shapes=self._compiled_shapes,
+                partial(make_peer, name=name, compiled_shapes=self._compiled_shapes),
                 case=self._case,
                 device=self._device,
                 log=self._logs / f"{name}.log",
@@ -124,7 +156,7 @@ class Race:
         order = Order(warmup=1, steps=self._schedule.steps, first=0)
         for result, process in self._alive():
             with self._noting(result):
-                process.run(order, limit_s=self._schedule.run_limit_s)
+                self._take_turn("warm-up", result, process, order)
 
     def _run_round(self, number: int) -> None:
         schedule = self._schedule
@@ -133,14 +165,10 @@ class Race:
         # Another row begins each round, so that none always follows the same.
         alive = list(self._alive())
         turn = number % max(1, len(alive))
+        what = f"round {number + 1} of {schedule.rounds}"
         for result, process in alive[turn:] + alive[:turn]:
             with self._noting(result):
-                result.rounds.append(process.run(order, limit_s=schedule.run_limit_s))
-        speeds = [
-            f"{result.row.name} {result.rounds[-1]['steps'] / result.rounds[-1]['seconds']:.1f}"
-            for result, _ in self._alive()
-        ]
-        self._tell(f"round {number + 1} of {schedule.rounds}, steps/s: {', '.join(speeds)}")
+                result.rounds.append(self._take_turn(what, result, process, order))
 
     def _profile(self) -> None:
         steps = self._schedule.profile_steps
@@ -148,12 +176,25 @@ class Race:
             return
         order = Order(warmup=self._schedule.warmup, steps=steps, first=0, profiled=True)
         for result, process in self._alive():
+            if self._is_late():
+                break
             with self._noting(result):
-                result.profile = process.run(order, limit_s=self._schedule.run_limit_s)
-        self._tell("profiled")
+                result.profile = self._take_turn("profile", result, process, order)
+
+    def _take_turn(
+        self, what: str, result: RowResult, process: RowProcess, order: Order
+    ) -> dict[str, Any]:
+        start = perf_counter()
+        answer = process.run(order, limit_s=self._schedule.run_limit_s)
+        seconds = answer["turn_seconds"] = perf_counter() - start
+        self._tell(
+            f"{what}  {result.row.name}: {order.steps} steps in {answer['seconds']:.2f} s, "
+            f"turn {seconds:.2f} s, {answer['seconds_before']:.2f} s of it before them"
+        )
+        return answer
 
     def _alive(self) -> Iterator[tuple[RowResult, RowProcess]]:
-        for result in self._results:
+        for result in self.results:
             if result.problem is None:
                 yield result, self._processes[result.row.name]
 

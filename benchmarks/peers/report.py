@@ -34,7 +34,8 @@ def summarize(result: RowResult) -> dict[str, Any]:
         row[f"{unit}_per_second"] = _spread([r[name] / r["seconds"] for r in result.rounds])
     step_ms = 1000.0 / row["steps_per_second"]["median"]
     row["ms_per_step"] = step_ms
-    row["peak_memory_bytes"] = max(r["peak_memory_bytes"] for r in result.rounds)
+    for kind in ("peak", "held"):
+        row[f"{kind}_memory_bytes"] = max(r[f"{kind}_memory_bytes"] for r in result.rounds)
     if result.profile.get("kernels_per_step"):
         row["kernels_per_step"] = result.profile["kernels_per_step"]
         # Kernels last as long with a profiler as without; the host does not. So the share is that
@@ -71,7 +72,7 @@ _HEADER = (
     f"{REFERENCE} is faster: steps, tokens",
     "device busy",
     "kernels a step",
-    "peak memory",
+    "memory held",
     "host waits",
     "gap",
     "last loss",
@@ -87,7 +88,8 @@ def to_markdown(facts: dict[str, Any]) -> str:
         f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}, {facts['date']}.",
         f"`{facts['command']}`",
         "",
-        f"{facts['batches']}. {facts['measured']}",
+        f"{facts['batches']}. {facts['measured']}.",
+        *_shortened(facts),
         "",
         f"| {' | '.join(_HEADER)} |",
         "|" + "---|" * len(_HEADER),
@@ -95,12 +97,18 @@ def to_markdown(facts: dict[str, Any]) -> str:
         "",
         "\\* Own padding or packing: its steps hold other pairs than those of the other rows, so "
         "compare tokens. Tokens are target tokens to predict, padding excluded. Device busy: time "
-        "of kernels in a profile, over the step time of the rounds. Host waits and gap: as "
-        "gapless counts them in the last round's timed steps, the wait at their end included; "
-        "other rows do not count theirs.",
+        "of kernels in a profile, over the step time of the rounds. Memory held: by "
+        "torch's allocator, graphs' pools and what it keeps for later included. Host waits and "
+        "gap: as gapless counts them in the last round's timed steps, the wait at their end "
+        "included; other rows do not count theirs.",
         "",
     ]
     return "\n".join(lines)
+
+
+def _shortened(facts: dict[str, Any]) -> list[str]:
+    left = facts.get("shortened")
+    return ["", f"Stopped early: {left}."] if left else []
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
@@ -109,7 +117,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         return [title, row["problem"] or "did not run", *["-"] * (len(_HEADER) - 2)]
     steps = row["steps_per_second"]
     waits, gap = row["host_waits"], row["gap_share"]
-    memory = row["peak_memory_bytes"]
+    memory = row["held_memory_bytes"]
     return [
         title + (f" ({row['problem']})" if row["problem"] else ""),
         f"{steps['median']:.1f} ({steps['min']:.1f} to {steps['max']:.1f})",

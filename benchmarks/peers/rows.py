@@ -32,6 +32,13 @@ class Row:
     make: Callable[[Case, Device], Peer]
 
 
+def make_peer(case: Case, device: Device, *, name: str, compiled_shapes: int) -> Peer:
+    """Build a row by its name, which unlike the row itself can be sent to another process."""
+    return next(r for r in all_rows(compiled_shapes=compiled_shapes) if r.name == name).make(
+        case, device
+    )
+
+
 def all_rows(*, compiled_shapes: int) -> list[Row]:
     """Return every row, peers first."""
     return [*_peers(compiled_shapes), *_plans()]

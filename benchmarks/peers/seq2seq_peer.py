@@ -16,7 +16,13 @@ from transformers import (
     TrainerCallback,
 )
 
-from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer
+from benchmarks.peers.parts import (
+    BatchDict,
+    keep_cached_memory,
+    make_loader,
+    make_model,
+    make_optimizer,
+)
 from gapless.nmt.vocab import BOS, EOS, PAD
 
 
@@ -56,6 +62,7 @@ class Seq2SeqPeer:
 
     def setup(self) -> None:
         """Build model and optimizer."""
+        keep_cached_memory(self._device)
         self._folder = tempfile.TemporaryDirectory(prefix="peers-")
         model = make_marian(self._case) if self._marian else make_model(self._case)
         self._model = model.to(self._device.torch_device)

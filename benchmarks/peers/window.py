@@ -31,6 +31,8 @@ class Window:
 
     Attributes:
         seconds: wall time of the timed steps.
+        seconds_before: from the making of the window to the timed steps: loaders and trainers
+            start, warm-up steps run.
         loss: of the last step, to show that the row trains.
         facts: what else the row knows of the timed steps.
     """
@@ -40,11 +42,13 @@ class Window:
     steps: int
     around: Callable[[], AbstractContextManager[Any]] | None = None
     seconds: float = 0.0
+    seconds_before: float = 0.0
     loss: float = float("nan")
     facts: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._num_done = 0
+        self._made_at = perf_counter()
         self._started_at = 0.0
         self._context = ExitStack()
 
@@ -79,6 +83,7 @@ class Window:
         if self.around is not None:
             self._context.enter_context(self.around())
         self._started_at = perf_counter()
+        self.seconds_before = self._started_at - self._made_at
 
     def stop(self) -> None:
         """End the timed steps.
@@ -88,6 +93,18 @@ class Window:
         synchronize(self.device)
         self.seconds = perf_counter() - self._started_at
         self._context.close()
+
+
+def start_device(device: Device) -> None:
+    """Make this process known to the device; memory statistics, for one, ask for that.
+
+    Some frameworks do so only when training begins.
+
+    Sync: Blocks the host.
+    """
+    if device.is_accelerator:
+        torch.zeros(1, device=device.torch_device)
+    synchronize(device)
 
 
 def synchronize(device: Device) -> None:

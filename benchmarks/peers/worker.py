@@ -17,17 +17,20 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.processes import fork_loader_workers
 from gapless.device.select import resolve_device, set_numerics
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from multiprocessing.connection import Connection
     from pathlib import Path
 
     from benchmarks.peers.cases import Case
     from benchmarks.peers.parts import Peer
-    from benchmarks.peers.rows import Row
     from gapless.device.base import Device
+
+    Maker = Callable[[Case, Device], Peer]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +52,9 @@ class Order:
 
 _SECONDS_TO_END = 5.0
 
+# Kernels of a profile that are kept by name.
+_COSTLIEST = 10
+
 
 class RowError(Exception):
     """A row failed or took too long; the message says so in one line."""
@@ -58,23 +64,18 @@ class RowProcess:
     """The process of one row, started at once, with its set-up under way.
 
     Args:
-        row_name: of the row.
-        compiled_shapes: as given to `all_rows`.
+        make: builds what the process trains; sent to the process, so a function of a module.
         case: to train on.
         device: name of the device.
         log: file for whatever the frameworks print.
     """
 
-    def __init__(
-        self, row_name: str, *, compiled_shapes: int, case: Case, device: str, log: Path
-    ) -> None:
+    def __init__(self, make: Maker, *, case: Case, device: str, log: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self._channel, theirs = context.Pipe()
         self._log = log
         self._started_at = perf_counter()
-        self._process = context.Process(
-            target=_serve, args=(theirs, row_name, compiled_shapes, case, device, log)
-        )
+        self._process = context.Process(target=_serve, args=(theirs, make, case, device, log))
         self._process.start()
         theirs.close()
 
@@ -110,10 +111,13 @@ class RowProcess:
             raise RowError(f"failed in its {what}: {answer['error']}; see {self._log}")
         return answer
 
+    def let_go(self) -> None:
+        """Tell the process to end by itself, and to take its temporary files along."""
+        self._channel.close()
+
     def end(self) -> None:
         """End the process with all of its own: loader workers, compilers."""
-        # Without a channel it ends by itself, and takes its temporary files along.
-        self._channel.close()
+        self.let_go()
         self._process.join(_SECONDS_TO_END)
         self._kill()
 
@@ -125,17 +129,13 @@ class RowProcess:
         self._process.join()
 
 
-def _serve(
-    channel: Connection, row_name: str, compiled_shapes: int, case: Case, device: str, log: Path
-) -> None:
+def _serve(channel: Connection, make: Maker, case: Case, device: str, log: Path) -> None:
     # A group of its own, so that it can be ended with its children; Ctrl-C is the parent's.
     os.setpgrp()
     _print_to(log)
+    fork_loader_workers()
     try:
-        from benchmarks.peers.rows import all_rows
-
-        rows = {row.name: row for row in all_rows(compiled_shapes=compiled_shapes)}
-        peer, resolved = _set_up(rows[row_name], case, device, channel)
+        peer, resolved = _set_up(make, case, device, channel)
         while True:
             order = channel.recv()
             channel.send(_run(peer, resolved, case, order))
@@ -154,17 +154,22 @@ def _print_to(log: Path) -> None:
     os.dup2(file, sys.stderr.fileno())
 
 
-def _set_up(row: Row, case: Case, name: str, channel: Connection) -> tuple[Peer, Device]:
+def _set_up(make: Maker, case: Case, name: str, channel: Connection) -> tuple[Peer, Device]:
+    from benchmarks.peers.window import start_device
+
     start = perf_counter()
     device = resolve_device(name)
     set_numerics(device, case.config.precision, deterministic=False)
-    peer = row.make(case, device)
+    start_device(device)
+    peer = make(case, device)
     peer.setup()
     channel.send(
         {
             "setup_seconds": perf_counter() - start,
+            "loader_workers": multiprocessing.get_start_method(),
             # Padded or packed in a way of its own, its steps hold other pairs than those of peers.
             "own_layout": any(micro.shape is not None for micro in peer.batches),
+            **getattr(peer, "setup_facts", {}),
         }
     )
     return peer, device
@@ -185,13 +190,15 @@ def _run(peer: Peer, device: Device, case: Case, order: Order) -> dict[str, Any]
     answer = {
         "steps": order.steps,
         "seconds": window.seconds,
-        "target_tokens": case.num_target_tokens(timed),
-        "sentences": sum(len(micro.pairs) for micro in timed),
+        "seconds_before": window.seconds_before,
         "loss": window.loss,
         "peak_memory_bytes": device.peak_memory_bytes() if device.is_accelerator else 0,
+        "held_memory_bytes": device.reserved_memory_bytes() if device.is_accelerator else 0,
+        **case.count(timed),
         **window.facts,
     }
     if order.profiled:
         answer["kernels_per_step"] = kernels.num_kernels / order.steps
         answer["busy_ms_per_step"] = kernels.busy_ms / order.steps
+        answer["costliest_kernels"] = kernels.costliest(_COSTLIEST)
     return answer

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
+import torch
 from benchmarks.peers import report
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.cases import TINY, base32
+from benchmarks.peers.cases import PLAIN_LAYOUT, TINY, base32
+from benchmarks.peers.flops import model_flops
 from benchmarks.peers.parts import BatchDict, make_loader, take
 from benchmarks.peers.profiling import union_ms
-from benchmarks.peers.race import RowResult
+from benchmarks.peers.race import Race, RowResult, Schedule
 from benchmarks.peers.rows import Row, all_rows
 from benchmarks.peers.window import Window
+from torch import nn
 
 from gapless.device.select import resolve_device
+from gapless.nmt.parts import make_sampler
+from gapless.nmt.run import build_model
 
 
 ROOT = Path(__file__).parents[2]
@@ -137,6 +145,7 @@ def measured(name, seconds, *, tokens=1000, busy_ms=None):
             "target_tokens": tokens,
             "loss": 7.0,
             "peak_memory_bytes": 0,
+            "held_memory_bytes": 0,
         }
         for value in seconds
     ]
@@ -208,19 +217,111 @@ def test_a_mistake_is_told_in_one_line(tmp_path, capsys, options, message):
     assert error.count("\n") == 1
 
 
-def run_command(*arguments):
+@pytest.fixture
+def restored_environment(monkeypatch):
+    """`main` sets these for the processes that it starts; here it is not a process of its own."""
+    for name in ("PYTHONWARNINGS", "HF_HUB_OFFLINE"):
+        monkeypatch.setenv(name, "1")
+
+
+def start_command(*arguments):
     environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
+    return subprocess.Popen(
         [sys.executable, "-m", "benchmarks.peers", *arguments],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
         cwd=ROOT,
         env=environment,
-        check=False,
     )
 
 
-def test_the_command_runs_rows_in_processes_and_writes_three_files(tmp_path):
+def run_command(*arguments):
+    process = start_command(*arguments)
+    out, err = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def test_a_run_that_is_stopped_leaves_its_rounds(tmp_path):
+    """Files are whole after every round, and say that there were to be more."""
+    options = ["--tiny", "--device", "cpu", "--workers", "0", "--out", str(tmp_path)]
+    options += ["--only", "plain", "--warmup", "1", "--steps", "1", "--rounds", "100000"]
+
+    process = start_command(*options)
+    try:
+        while "round 2 of" not in process.stdout.readline():
+            assert process.poll() is None
+        facts = json.loads((tmp_path / "peers-base32.json").read_text(encoding="utf-8"))
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+
+    assert facts["rounds_done"] >= 1
+    assert len(facts["rows"][0]["rounds"]) == facts["rounds_done"]
+    assert facts["shortened"] == f"{facts['rounds_done']} of 100000 rounds"
+
+
+def test_a_run_out_of_time_says_what_it_left_out(tmp_path):
+    """Rounds, and rows whose kernels were not watched; a row that failed is none of them."""
+    names = ("plain", "gapless", "lightning")
+    rows = [Row(name=name, title=name, make=lambda case, device: None) for name in names]
+    race = Race(
+        tiny_case(),
+        rows,
+        Schedule(rounds=3, profile_steps=2),
+        device="cpu",
+        logs=tmp_path,
+        compiled_shapes=1,
+        say=print,
+        on_round=print,
+    )
+    race.rounds_done = 2
+    race.results[0].profile = {"busy_ms_per_step": 1.0}
+    race.results[2].problem = "failed"
+
+    assert race.shortened() == "2 of 3 rounds, 1 of 2 rows profiled"
+
+
+def test_counted_arithmetic_is_that_of_every_matrix_product():
+    """Each weight of a linear layer counts 6 times a token; attention 12 times width and key."""
+    case = tiny_case()
+    config, lengths = case.config, np.array([7, 7, 7])
+    model = build_model(config, case.vocabs)
+    counted = []
+
+    def count(layer, inputs, output):
+        counted.append(6 * layer.weight.numel() * inputs[0].shape[:-1].numel())
+
+    for layer in model.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(count)
+    ids = torch.full((3, 7), 5)
+    model.generator(model(ids, ids, torch.ones(3, 1, 7, dtype=torch.bool)))
+    seen_by_the_decoder = 3 * (7 * 7 + 7 * 8 // 2)
+    attention = 12 * config.d_model * (3 * 7 * 7 + seen_by_the_decoder)
+
+    assert sum(counted) + attention == model_flops(
+        config, tgt_vocab=1000, src_lengths=lengths, tgt_lengths=lengths
+    )
+
+
+def test_padding_is_counted_in_both_layouts():
+    """Rows padded to their longest, and rows padded to a set shape."""
+    case = tiny_case()
+    plain, shaped = case.plain_batches(), list(case.shaped_batches(max_shapes=1))
+
+    counts = [case.count(batches) for batches in (plain, shaped)]
+
+    assert counts[0]["target_tokens"] == counts[1]["target_tokens"]
+    assert counts[0]["padding_share"] == pytest.approx(
+        make_sampler(replace(case.config, **PLAIN_LAYOUT), case.train).padding_share()
+    )
+    assert counts[0]["padding_share"] < counts[1]["padding_share"] < 1.0
+
+
+def test_the_command_runs_rows_in_processes_and_writes_three_files(
+    tmp_path, capsys, restored_environment
+):
     """A row out of time is reported, in the JSON too, and the others go on."""
     options = ["--tiny", "--device", "cpu", "--workers", "0", "--out", str(tmp_path)]
     options += ["--rounds", "2", "--warmup", "1", "--steps", "2"]
@@ -236,11 +337,15 @@ def test_the_command_runs_rows_in_processes_and_writes_three_files(tmp_path):
     assert {name: wait["count"] for name, wait in gapless["host_waits"].items()} == {
         "epoch_end": 1
     }
+    assert plain["loader_workers"] == "fork"
+    assert "round 2 of 2  plain: 2 steps in " in done.stdout
     assert (tmp_path / "peers-base32.md").read_text(encoding="utf-8") in done.stdout
     ET.parse(tmp_path / "peers-base32.svg")
 
-    done = run_command(*options, "--only", "plain", "--setup-limit", "0.01")
-    assert done.returncode == 1
+    assert main([*options, "--only", "plain", "--setup-limit", "0.01", "--time-limit", "0"]) == 1
     facts = json.loads((tmp_path / "peers-base32.json").read_text(encoding="utf-8"))
+    assert facts["shortened"] == "0 of 2 rounds"
+    table = (tmp_path / "peers-base32.md").read_text(encoding="utf-8")
+    assert "\nStopped early: 0 of 2 rounds.\n" in table
     assert facts["rows"][0]["problem"] == "did not finish its set-up in 0 s"
-    assert "plain: did not finish its set-up in 0 s" in done.stdout
+    assert "plain: did not finish its set-up in 0 s" in capsys.readouterr().out
