@@ -177,8 +177,17 @@ def test_one_example_stands_for_all_batches():
 
 
 def test_the_header_says_how_much_is_padding():
-    """Of 320 + 320 positions, 20 pairs of 5 + 5 tokens take 200."""
-    sampler, packings = packed(make_pairs([(5, 5)] * 20), max_tokens=300)
+    """The shape is no larger than the data: of 128 + 128 positions, 20 pairs of 5 + 5 take 200."""
+    sampler, _ = packed(make_pairs([(5, 5)] * 20), max_tokens=300)
 
-    share = 1 - 200 / packings.shapes[0].num_tokens
-    assert sampler.describe_shapes() == f"packed into 320 + 320 tokens, {share:.1%} padding"
+    assert sampler.describe_shapes() == "packed into 128 + 128 tokens, 21.9% padding"
+
+
+def test_a_batch_keeps_its_budget():
+    """The longer side has at most the tokens asked for, rounded down to a multiple of 64."""
+    draw = np.random.default_rng(1)
+    src, tgt = draw.integers(2, 58, 5000), draw.integers(2, 38, 5000)
+
+    for shape in choose_packings(src, tgt, max_tokens=4100).shapes:
+        assert shape.src_tokens == 4096
+        assert shape.tgt_tokens < 3000

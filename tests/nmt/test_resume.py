@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from gapless.errors import NonFiniteLossError, RunFolderError
+from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.nmt.config import make_config
 from gapless.nmt.trainer import Trainer
 
@@ -106,6 +106,38 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batch
     ]
     losses = [[(r["step"], r["loss"]) for r in rows if r["kind"] == "train"] for rows in steps]
     assert losses[0] == losses[1]
+
+
+def test_packed_batches_go_on_as_they_were(settings, tmp_path):
+    """The layout is kept with the state, not in the settings: a GPU may have chosen it."""
+    packed = {**settings, "batch_size": None, "batch_tokens": 40, "pack": True}
+    whole = train(packed, tmp_path / "whole")
+    train(packed, tmp_path / "parts", interrupt_after=5)
+    config = tmp_path / "parts" / "config.yaml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("pack: true", "pack: null"), encoding="utf-8")
+    resumed = resume(tmp_path / "parts")
+
+    assert whole["padding_share"] < 0.5
+    assert whole["loss"] == resumed["loss"]
+    assert same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
+    """Batches done cannot be told from batches to do if they are cut in another way."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    config = make_config({"fixed_shapes": True}, file=tmp_path / "run" / "config.yaml")
+
+    with pytest.raises(UserError, match="fixed-shapes is true, but the run began with false"):
+        Trainer(config, observer=Silent(), resume=tmp_path / "run")
+
+
+def test_settings_are_kept_as_asked(settings, tmp_path):
+    """What one device decides for itself is not forced on another by the file."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    text = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+
+    assert all(f"{name}: null" in text for name in ("pack", "fixed_shapes", "compile"))
 
 
 def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):

@@ -150,15 +150,21 @@ class TrainConfig:
             run_ahead=self.run_ahead,
         )
 
-    def resolved_for(self, *, is_accelerator: bool) -> TrainConfig:
+    def resolved_for(
+        self, *, is_accelerator: bool, begun: Mapping[str, bool] | None = None
+    ) -> TrainConfig:
         """Return these settings with what depends on the device decided: layout and compiling.
 
         Args:
             is_accelerator: whether the run's device is one.
+            begun: `layout()` of the run that goes on, whose batches have to stay what they were.
 
         Raises:
-            UserError: packing was asked for without a budget of tokens.
+            UserError: packing was asked for without a budget of tokens, or a run that goes on
+                cannot have the layout that was asked for.
         """
+        if begun is not None:
+            return self._as_begun(begun)
         plan = self.resolved_plan()
         captures = (plan.capture or plan.auto) and is_accelerator
         pack, fixed = self.pack, self.fixed_shapes
@@ -171,6 +177,24 @@ class TrainConfig:
             fixed = captures and not pack
         compiles = captures if self.compile is None else self.compile
         return replace(self, pack=pack, fixed_shapes=fixed, compile=compiles)
+
+    def _as_begun(self, begun: Mapping[str, bool]) -> TrainConfig:
+        for name in ("pack", "fixed_shapes"):
+            asked = getattr(self, name)
+            if asked is not None and asked != begun[name]:
+                flag = name.replace("_", "-")
+                raise UserError(
+                    f"{flag} is {str(asked).lower()}, but the run began with "
+                    f"{str(begun[name]).lower()} and has to go on so; leave the flag out"
+                )
+        compiles = begun["compile"] if self.compile is None else self.compile
+        return replace(
+            self, pack=begun["pack"], fixed_shapes=begun["fixed_shapes"], compile=compiles
+        )
+
+    def layout(self) -> dict[str, bool]:
+        """Return what `resolved_for` decided, for a run that goes on from here."""
+        return {name: bool(getattr(self, name)) for name in ("pack", "fixed_shapes", "compile")}
 
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""

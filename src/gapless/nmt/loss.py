@@ -70,9 +70,11 @@ class LabelSmoothing(nn.Module):
 
         Sync: Does not block the host.
         """
-        flat = hidden.reshape(-1, hidden.shape[-1])
+        flat, weight = hidden.reshape(-1, hidden.shape[-1]), output_layer.weight
+        if not torch.is_grad_enabled():
+            return _loss_of(flat, weight, targets.reshape(-1), self.smoothing)
         loss: torch.Tensor = _ChunkedLoss.apply(
-            flat, output_layer.weight, targets.reshape(-1), self.smoothing, self._compiled
+            flat, weight, targets.reshape(-1), self.smoothing, self._compiled
         )
         return loss
 
@@ -89,19 +91,9 @@ class _ChunkedLoss(torch.autograd.Function):
         smoothing: float,
         compiled: bool,
     ) -> torch.Tensor:
-        device = hidden_ND.device.type
-        dtype = (
-            torch.get_autocast_dtype(device)
-            if torch.is_autocast_enabled(device)
-            else hidden_ND.dtype
+        loss, grad_hidden, grad_weight = _loss_and_gradients(
+            hidden_ND, weight_VD, targets_N, smoothing, compiled=compiled
         )
-        with torch.autocast(device, enabled=False):
-            hidden, weight = hidden_ND.to(dtype), weight_VD.to(dtype)
-            if not (ctx.needs_input_grad[0] or ctx.needs_input_grad[1]):
-                return _loss_of(hidden, weight, targets_N, smoothing)
-            loss, grad_hidden, grad_weight = _loss_and_gradients(
-                hidden, weight, targets_N, smoothing, compiled=compiled
-            )
         ctx.save_for_backward(grad_hidden, grad_weight)
         return loss
 
@@ -109,6 +101,15 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grad_hidden * grads[0], grad_weight * grads[0], None, None, None
+
+
+def _in_precision_of_products(*tensors: torch.Tensor) -> list[torch.Tensor]:
+    """Return tensors in the type in which autocast multiplies, if it is in force."""
+    device = tensors[0].device.type
+    if not torch.is_autocast_enabled(device):
+        return list(tensors)
+    dtype = torch.get_autocast_dtype(device)
+    return [tensor.to(dtype) for tensor in tensors]
 
 
 def _chunk_size(hidden: torch.Tensor, vocab: int) -> int:
@@ -119,6 +120,7 @@ def _chunk_size(hidden: torch.Tensor, vocab: int) -> int:
 def _loss_of(
     hidden: torch.Tensor, weight: torch.Tensor, targets: torch.Tensor, smoothing: float
 ) -> torch.Tensor:
+    hidden, weight = _in_precision_of_products(hidden, weight)
     size = _chunk_size(hidden, len(weight))
     total = hidden.new_zeros((), dtype=torch.float32)
     for x, y in zip(hidden.split(size), targets.split(size), strict=True):
@@ -136,6 +138,7 @@ def _loss_and_gradients(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return the loss and its gradients by hidden vectors and weight, [N, D] and [V, D], float32."""
     math = _chunk_math(compiled=compiled)
+    hidden, weight = _in_precision_of_products(hidden, weight)
     size = _chunk_size(hidden, len(weight))
     total = hidden.new_zeros((), dtype=torch.float32)
     grad_weight = torch.zeros_like(weight, dtype=torch.float32)

@@ -129,7 +129,8 @@ def choose_packings(
     Args:
         src_lengths: source tokens of each pair, at least one pair.
         tgt_lengths: target tokens to predict of each pair.
-        max_tokens: tokens of a batch's longer side; more only if a single sentence has more.
+        max_tokens: tokens of a batch's longer side, rounded down to a multiple of 64; more only
+            if a single pair needs more.
         max_sentences: most pairs in a batch; None: what the tokens allow.
 
     Raises:
@@ -150,7 +151,7 @@ def choose_packings(
                     [float(side[own].mean()) for side in sides],
                     [int(side[any_shorter].max()) for side in sides],
                     max_tokens=max_tokens,
-                    max_sentences=max_sentences,
+                    max_sentences=min(max_sentences or len(longer), int(any_shorter.sum())),
                 )
             )
         return Packings(shapes=shapes, of_pair=of_pair)
@@ -169,25 +170,24 @@ def choose_packings(
 
 
 def _packing(
-    means: list[float], longest: list[int], *, max_tokens: int, max_sentences: int | None
+    means: list[float], longest: list[int], *, max_tokens: int, max_sentences: int
 ) -> Packing:
     """Return the shape for pairs of these mean lengths that takes any of these lengths."""
-    pairs = max_tokens / max(means)
-    sentences = math.ceil(pairs + _SPARE * math.sqrt(pairs))
-    if max_sentences is not None:
-        pairs, sentences = min(pairs, max_sentences), min(sentences, max_sentences)
+    budget = max(_GRAIN, max_tokens // _GRAIN * _GRAIN)
+    pairs = budget / max(means)
     longest_row = _round_up(max(longest))
-    tgt_tokens = max(pairs * means[1], longest[1])
+    src_tokens, tgt_tokens = (
+        min(budget, _round_up(min(pairs, max_sentences) * mean)) for mean in means
+    )
+    tgt_tokens = max(tgt_tokens, _round_up(longest[1]))
     # Rows of padding need a source token each, beside any pair.
-    for_any_pair = longest[0] + math.ceil(_round_up(tgt_tokens) / longest_row)
-    src_tokens = max(pairs * means[0] + 1, for_any_pair)
-    # Enough for a batch that is all padding, also after rounding up.
-    padding_rows = math.ceil(1.05 * max(src_tokens, tgt_tokens) / longest_row) + 3
+    src_tokens = max(src_tokens, _round_up(longest[0] + tgt_tokens // longest_row + 1))
     return Packing(
-        src_tokens=_round_up(src_tokens),
-        tgt_tokens=_round_up(tgt_tokens),
-        sentences=sentences,
-        padding_rows=padding_rows,
+        src_tokens=src_tokens,
+        tgt_tokens=tgt_tokens,
+        sentences=min(math.ceil(pairs + _SPARE * math.sqrt(pairs)), max_sentences),
+        # Enough for a batch that is all padding.
+        padding_rows=math.ceil(max(src_tokens, tgt_tokens) / longest_row) + 1,
         longest=longest_row,
     )
 

@@ -146,6 +146,7 @@ class TranslationStep:
         """Go on from what `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         for group in self.optimizer.param_groups:
-            group["lr"] = self._rate
+            # As on this device, which may be another than that of the saved run.
+            group["lr"], group["capturable"] = self._rate, self._device.is_accelerator
         self.scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]

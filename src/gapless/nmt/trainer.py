@@ -72,13 +72,16 @@ class Trainer:
         self._observer = observer
         self._started_at = perf_counter()
         self._device = resolve_device(config.device)
-        config = config.resolved_for(is_accelerator=self._device.is_accelerator)
-        self.config = config
         set_numerics(self._device, config.precision, deterministic=config.deterministic)
         vocabs = runs.read_vocabs(resume, config) if resume else None
         state = checkpoint.load_state(checkpoint.state_path(resume)) if resume else None
         self._task = prepare(config, vocabs=vocabs)
+        resolved = config.resolved_for(
+            is_accelerator=self._device.is_accelerator, begun=state and state["layout"]
+        )
+        # The folder keeps the settings as asked, so that its file serves on another device too.
         self.run_dir = resume or runs.create_run(config, self._task.vocabs)
+        self.config = config = resolved
         self._position = Position()
         self._warm_up_seconds = 0.0
         self._noted: set[str] = set()
@@ -92,6 +95,7 @@ class Trainer:
             memory_budget_bytes=config.capture_memory_bytes(),
         )
         self._sampler = make_sampler(config, self._task.train)
+        self._padding_share = self._sampler.padding_share()
         self._updates_per_epoch = -(-len(self._sampler) // config.accumulate)
         # Built on the compute stream: autograd binds each gradient to the stream it first saw.
         with self._loop.compute():
@@ -283,7 +287,7 @@ class Trainer:
             "epochs": self._position.epoch,
             "steps": self._step.num_updates,
             "batches": sum(record.num_batches for record in records),
-            "padding_share": self._sampler.padding_share(),
+            "padding_share": self._padding_share,
             "target_tokens": sum(record.target_tokens for record in records),
             "tokens_per_second": steady_tokens_per_second(records),
             "loss": [record.loss for record in records],
@@ -320,6 +324,7 @@ class Trainer:
                 "step": self._step.state(),
                 "random": random_state(self._device),
                 "position": self._position.state(),
+                "layout": self.config.layout(),
             }
         )
 
