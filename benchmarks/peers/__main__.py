@@ -5,16 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import shlex
-import subprocess
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.facts import place_and_time
 from benchmarks.peers import report
 from benchmarks.peers.cases import TINY, Case, base32, base8192
 from benchmarks.peers.race import Race, Schedule
@@ -26,9 +22,6 @@ from gapless.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-_PACKAGES = ("torch", "accelerate", "lightning", "pytorch-lightning", "transformers")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -143,7 +136,6 @@ def _case(options: argparse.Namespace) -> Case:
 
 def _facts(case: Case, schedule: Schedule, device: str) -> dict[str, Any]:
     config = case.config
-    command = f"python -m benchmarks.peers {shlex.join(sys.argv[1:])}".strip()
     budget = f"{config.batch_size} sentences" if config.batch_size else None
     return {
         "case": case.name,
@@ -154,34 +146,10 @@ def _facts(case: Case, schedule: Schedule, device: str) -> dict[str, Any]:
         f"{len(case.train):,} pairs, {case.workers} loader processes a row",
         "measured": f"Median of interleaved rounds of {schedule.steps} steps after "
         f"{schedule.warmup}, every row in a process of its own",
-        "hardware": resolve_device(device).describe(),
-        "host": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
-        "versions": _versions(),
-        "commit": _commit(),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": command,
+        **place_and_time(device, module="benchmarks.peers"),
         "schedule": asdict(schedule),
         "config": asdict(config),
     }
-
-
-def _versions() -> str:
-    found = []
-    for package in _PACKAGES:
-        try:
-            found.append(f"{package} {version(package)}")
-        except PackageNotFoundError:
-            continue
-    return ", ".join(found)
-
-
-def _commit() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return done.stdout.strip()
 
 
 def _write(stem: Path, facts: dict[str, Any], race: Race) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from gapless.nmt.task import prepare
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gapless.nmt.task import Task
+
 
 # Batches that are each padded to their longest sentence, on which peers and plans agree.
 PLAIN_LAYOUT: dict[str, Any] = {"pack": False, "fixed_shapes": False, "compile": False}
@@ -33,6 +36,9 @@ _BASE: dict[str, Any] = {
     "decoder_layers": 6,
     "dropout": 0.1,
 }
+
+# The Transformer big: 274 M parameters with the same vocabularies.
+_BIG: dict[str, Any] = _BASE | {"d_model": 1024, "heads": 16, "ffn": 4096}
 
 # Seconds on two CPU cores; shows that everything runs.
 TINY: dict[str, Any] = {
@@ -122,39 +128,88 @@ def base32(
     )
 
 
-def base8192(
-    *,
-    data: str,
-    workers: int,
-    precision: str = "bf16",
-    batch_tokens: int = 8192,
-    vocab_size: int = 32_000,
-    src: str = "en",
-    tgt: str = "zh",
-    **sizes: Any,
-) -> Case:
-    """Return a user's text in batches of 8,192 tokens; learns subwords first, which takes a while.
+def base8192(*, batch_tokens: int = 8192, **settings: Any) -> Case:
+    """Return a user's text in batches of 8,192 tokens, padding included.
+
+    Args:
+        batch_tokens: budget of a batch's longer side.
+        settings: as of `token_case`.
 
     Raises:
         DataError: anything about the data that cannot be used.
     """
-    config = TrainConfig(
-        data=data,
-        src=src,
-        tgt=tgt,
-        batch_tokens=batch_tokens,
-        precision=precision,
-        vocab_size=vocab_size,
-        **(_BASE | sizes),
-    )
-    task = prepare(config)
+    return token_case(f"base{batch_tokens}", batch_tokens=batch_tokens, **(_BASE | settings))
+
+
+def big25k(*, target_tokens: int = 25_000, **settings: Any) -> Case:
+    """Return the Transformer big on batches of about 25,000 target tokens, padding included.
+
+    A budget is that of the longer side: where the source is longer, it is that much larger.
+
+    Args:
+        target_tokens: of a batch.
+        settings: as of `token_case`.
+
+    Raises:
+        DataError: anything about the data that cannot be used.
+    """
+    case = token_case("big25k", batch_tokens=target_tokens, **(_BIG | settings))
+    src, tgt = case.train.src_lengths.mean(), case.train.tgt_lengths.mean()
+    budget = round(target_tokens * max(src, tgt) / tgt)
+    return replace(case, config=replace(case.config, batch_tokens=budget))
+
+
+def token_case(
+    name: str,
+    *,
+    workers: int,
+    batch_tokens: int,
+    data: str | None = None,
+    src: str = "en",
+    tgt: str = "zh",
+    vocab_size: int = 32_000,
+    num_pairs: int = 40_000,
+    **settings: Any,
+) -> Case:
+    """Return a case with a budget of tokens; learns subwords first, which takes a while.
+
+    Args:
+        name: of the case.
+        workers: loader processes.
+        batch_tokens: budget of a batch's longer side.
+        data: folder or file of sentence pairs; none: synthetic ones, as in `base32`.
+        src: source side of the data.
+        tgt: target side.
+        vocab_size: of each side.
+        num_pairs: synthetic ones.
+        settings: of model and precision.
+
+    Raises:
+        DataError: anything about the data that cannot be used.
+    """
+    config = TrainConfig(data=data, src=src, tgt=tgt, batch_tokens=batch_tokens, **settings)
+    if data is None:
+        train = synthetic_pairs(num_pairs, vocab_size=vocab_size, seed=config.seed)
+        return Case(
+            name=name,
+            config=config,
+            train=train,
+            vocabs=_vocabs(vocab_size, vocab_size),
+            workers=workers,
+        )
+    task = _text(data, src, tgt, vocab_size)
     return Case(
-        name=f"base{batch_tokens}",
+        name=name,
         config=config,
         train=task.train,
         vocabs=_vocabs(len(task.vocabs.src), len(task.vocabs.tgt)),
         workers=workers,
     )
+
+
+@cache
+def _text(data: str, src: str, tgt: str, vocab_size: int) -> Task:
+    return prepare(TrainConfig(data=data, src=src, tgt=tgt, vocab_size=vocab_size))
 
 
 def synthetic_pairs(count: int, *, vocab_size: int, seed: int) -> TokenPairs:

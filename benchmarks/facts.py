@@ -1,0 +1,53 @@
+"""Where and on what something was measured: it stands beside every number."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import subprocess
+import sys
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from gapless.device.select import resolve_device
+
+
+_PACKAGES = ("torch", "accelerate", "lightning", "pytorch-lightning", "transformers")
+
+
+def place_and_time(device: str, *, module: str) -> dict[str, str]:
+    """Return hardware, host, versions, commit, date, and the command of this process.
+
+    Args:
+        device: name of the device.
+        module: that was run, as `python -m` takes it.
+    """
+    return {
+        "hardware": resolve_device(device).describe(),
+        "host": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
+        "versions": _versions(),
+        "commit": _commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
+        "command": f"python -m {module} {shlex.join(sys.argv[1:])}".strip(),
+    }
+
+
+def _versions() -> str:
+    found = []
+    for package in _PACKAGES:
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            continue
+    return ", ".join(found)
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return done.stdout.strip()

@@ -1,0 +1,147 @@
+"""What the captured plan does on a device: figures, tables, files."""
+
+from __future__ import annotations
+
+import json
+from statistics import median
+
+import pytest
+from benchmarks.limits import main, rows_of
+from benchmarks.peers.cases import TINY, base32, big25k
+from benchmarks.peers.gapless_peer import GaplessPeer
+from benchmarks.peers.window import Window
+
+from benchmarks import limits_report
+from gapless.device.select import resolve_device
+
+
+def tiny_big25k(**settings):
+    return big25k(workers=0, precision="fp32", vocab_size=1_000, **TINY, **settings)
+
+
+OPTIONS = ["--tiny", "--device", "cpu", "--workers", "0", "--precision", "fp32"]
+OPTIONS += ["--rounds", "2", "--warmup", "1", "--steps", "2"]
+
+
+def test_a_row_has_its_figures_in_both_files(tmp_path, capsys):
+    """Packed eager rows of the big case, in a process of their own."""
+    chosen = ["--cases", "big25k", "--only", "eager", "--out", str(tmp_path)]
+
+    assert main([*OPTIONS, *chosen]) == 0
+
+    facts = json.loads((tmp_path / "limits.json").read_text(encoding="utf-8"))
+    (case,) = facts["cases"]
+    (row,) = case["rows"]
+    assert [r["steps"] for r in row["rounds"]] == [2, 2]
+    assert 0.0 < row["padding_share"] < 0.2
+    assert row["setup"]["layout"].startswith("packed into ")
+    assert row["utilisation"] is None
+    table = (tmp_path / "limits.md").read_text(encoding="utf-8")
+    assert "| packed, eager | " in table
+    printed = capsys.readouterr().out
+    assert table in printed
+    assert "big25k eager: round 2: " in printed
+
+
+def test_a_run_out_of_time_keeps_every_row_with_the_reason(tmp_path):
+    """Nothing was started, and the table says so."""
+    assert main([*OPTIONS, "--cases", "base32", "--time-limit", "0", "--out", str(tmp_path)]) == 1
+
+    table = (tmp_path / "limits.md").read_text(encoding="utf-8")
+    assert table.count("| not run, time was up |") == len(rows_of(base32(workers=0, **TINY)))
+
+
+def test_rows_of_a_case_have_the_same_loss():
+    """Padded, packed, and under the captured plan, of a step without dropout on all pairs."""
+    case = tiny_big25k(num_pairs=300, target_tokens=10_000, dropout=0.0)
+    device = resolve_device("cpu")
+    losses = []
+    for row in rows_of(case)[:3]:
+        peer = GaplessPeer(case, device, plan=row.plan, layout=row.layout)
+        peer.setup()
+        window = Window(device=device, warmup=0, steps=1)
+        peer.run(window, first=0)
+        losses.append(window.loss)
+
+    assert losses == pytest.approx([losses[0]] * 3, rel=0.01)
+
+
+def test_a_batch_of_the_big_case_has_the_target_tokens_asked_for():
+    """Also where the source is longer, whose tokens are then more."""
+    case = tiny_big25k(num_pairs=5_000, target_tokens=4_000)
+    layout = rows_of(case)[1].layout
+    peer = GaplessPeer(case, resolve_device("cpu"), plan="gapless", layout=layout)
+
+    counts = [case.count([batch])["target_tokens"] for batch in peer.batches]
+
+    assert median(counts) == pytest.approx(4_000, rel=0.03)
+
+
+def a_round(**figures):
+    return {
+        "steps": 10,
+        "seconds": 0.5,
+        "target_tokens": 1000,
+        "source_tokens": 2000,
+        "sentences": 50,
+        "model_flops": 5e12,
+        "padding_share": 0.01,
+        "gap_share": 0.25,
+        "host_waits": {"epoch_end": {"count": 1}},
+        "capture": None,
+        "peak_memory_bytes": 1,
+        "held_memory_bytes": 2**30,
+        **figures,
+    }
+
+
+def test_figures_are_medians_over_rounds():
+    """Speeds by wall time, utilisation by the peak, busy share by the step of the rounds."""
+    rounds = [a_round(), a_round(seconds=1.0), a_round(seconds=0.25, gap_share=0.5)]
+    found = {
+        "setup": {"warm_up_seconds": 3.0},
+        "rounds": rounds,
+        "profile": {"busy_ms_per_step": 40.0, "costliest_kernels": []},
+        "problem": None,
+    }
+
+    row = limits_report.summarize("x", "a row", found, peak_tflops=100.0)
+
+    assert row["ms_per_step"] == {"median": 50.0, "min": 25.0, "max": 100.0}
+    assert row["target_tokens_per_second"]["median"] == 2000.0
+    assert row["model_tflops"]["median"] == 10.0
+    assert row["utilisation"] == pytest.approx(0.1)
+    assert row["busy_share"] == pytest.approx(0.8)
+    assert row["gap_share"] == 0.25
+
+
+def test_a_captured_row_that_was_not_captured_says_why():
+    """Its figures are those of eager steps."""
+    capture = {"refusal": "step.py:3 reads a value"}
+    found = {
+        "setup": {"warm_up_seconds": 0.0},
+        "rounds": [a_round(capture=capture)],
+        "profile": {},
+        "problem": None,
+    }
+
+    row = limits_report.summarize("x", "a row", found, peak_tflops=None)
+
+    assert row["problem"] == "not captured: step.py:3 reads a value"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--cases", "huge"], "unknown case 'huge'; the cases are base32, base8192, big25k"),
+        (["--only", "fast"], "unknown row 'fast'; the rows are padded, eager, captured, compiled"),
+        (["--cases", "big25k", "--data", "no/such"], "no/such"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(tmp_path, capsys, options, message):
+    """Nothing is run; exit code 2."""
+    assert main([*OPTIONS, "--out", str(tmp_path), *options]) == 2
+
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
