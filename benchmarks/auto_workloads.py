@@ -4,7 +4,8 @@
 
 Every plan has a loop and a copy of the workload of its own, on the same batches. All are warmed up
 first, `auto` until it has decided; then they take turns, an epoch of `--steps` each, in rounds that
-begin with another plan each time. An epoch ends when its last loss is on the host, so nothing is
+begin with another plan each time. Every workload has a process of its own: one that fails stays in
+the table with its reason. An epoch ends when its last loss is on the host, so nothing is
 left out of its time. Ratios are taken round by round, since a shared host is slow for all plans of
 a round.
 """
@@ -14,9 +15,15 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import json
-import subprocess
+import multiprocessing
+import os
+import signal
+import sys
 import time
+import traceback
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -27,6 +34,8 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
+from benchmarks.facts import place_and_time
+from benchmarks.processes import fork_loader_workers, replace_text
 from gapless.device.select import resolve_device, seed_everything, set_numerics
 from gapless.pipeline.loop import TrainLoop
 from gapless.plans import PLANS
@@ -192,16 +201,21 @@ class Runner:
         return self.loop.plan.auto and self.loop.diagnosis is None
 
 
-def measure(name, plans, *, device, rounds, steps, tiny):
-    """Return what came of a workload under every plan."""
-    make = partial(WORKLOADS[name], tiny=tiny)
+def measure(name, plans, *, device, options, tell, is_late):
+    """Return what came of a workload under every plan; at least one round is run."""
+    make = partial(WORKLOADS[name], tiny=options.tiny)
     runners = {plan: Runner(plan, make, device) for plan in plans}
-    for runner in runners.values():
+    for plan, runner in runners.items():
+        start = time.perf_counter()
         runner.warm_up()
-    for number in range(rounds):
+        tell(f"{name}  {plan}: warm after {time.perf_counter() - start:.1f} s")
+    for number in range(options.rounds):
+        if number and is_late():
+            break
         order = [*plans[number % len(plans) :], *plans[: number % len(plans)]]
         for plan in order:
-            runners[plan].rounds.append(runners[plan].run(steps))
+            runners[plan].rounds.append(runners[plan].run(options.steps))
+            tell(f"{name}  round {number + 1}  {plan}: {runners[plan].rounds[-1]:.2f} ms a step")
     found = summarize(name, {plan: runner.rounds for plan, runner in runners.items()})
     auto, captured = runners["auto"].loop, runners["captured"].loop
     found["line"] = None if auto.diagnosis is None else auto.diagnosis.line
@@ -214,6 +228,62 @@ def measure(name, plans, *, device, rounds, steps, tiny):
     return found
 
 
+def measure_apart(name, plans, options, *, started_at):
+    """Do the same in a process of its own; a failure of any kind is told as `problem`."""
+    context = multiprocessing.get_context("spawn")
+    channel, theirs = context.Pipe(duplex=False)
+    process = context.Process(target=_serve, args=(theirs, name, plans, options, started_at))
+    process.start()
+    theirs.close()
+    try:
+        if not channel.poll(options.workload_limit):
+            return failed(name, f"did not finish in {options.workload_limit:.0f} s")
+        return channel.recv()
+    except EOFError:
+        process.join()
+        return failed(name, f"its process ended with exit code {process.exitcode}")
+    finally:
+        # With its loaders' workers, which it may have left behind.
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.join()
+
+
+def failed(name, problem):
+    """Return what there is to say of a workload that was not measured."""
+    return {"workload": name, "problem": problem}
+
+
+def _serve(channel, name, plans, options, started_at):
+    os.setpgrp()
+    fork_loader_workers()
+
+    # Wall clock, the only one that two processes share.
+    def seconds():
+        return (datetime.now(UTC) - started_at).total_seconds()
+
+    def tell(line):
+        print(f"{seconds():6.1f} s  {line}", flush=True)
+
+    def is_late():
+        return options.time_limit is not None and seconds() > options.time_limit
+
+    try:
+        device = resolve_device(options.device)
+        set_numerics(device, _precision(device), deterministic=False)
+        found = measure(name, plans, device=device, options=options, tell=tell, is_late=is_late)
+    except Exception as error:
+        traceback.print_exc()
+        first_line = str(error).strip().split("\n")[0]
+        found = failed(name, f"{type(error).__name__}: {first_line}")
+    channel.send(found)
+
+
+def _precision(device):
+    return "tf32" if device.is_accelerator else "fp32"
+
+
 def summarize(name, rounds):
     """Return medians, spreads, the best plan, and the ratio of `auto` to it."""
     medians = {plan: median(times) for plan, times in rounds.items()}
@@ -222,6 +292,7 @@ def summarize(name, rounds):
     ratios = [mine / its for mine, its in zip(rounds["auto"], rounds[best], strict=True)]
     return {
         "workload": name,
+        "problem": None,
         "ms_a_step": medians,
         "iqr_ms": {plan: _iqr(times) for plan, times in rounds.items()},
         "rounds_ms": rounds,
@@ -239,77 +310,85 @@ def _iqr(times):
 
 
 def table(results, plans):
-    """Return a Markdown table of ms a step, and auto's lines under it."""
+    """Return a Markdown table of ms a step, and auto's lines or what went wrong under it."""
     names = [found["workload"] for found in results]
     lines = ["| plan | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
     for plan in plans:
         cells = [
-            f"{found['ms_a_step'][plan]:.2f} ± {found['iqr_ms'][plan] / 2:.2f}"
+            "failed"
+            if found["problem"]
+            else f"{found['ms_a_step'][plan]:.2f} ± {found['iqr_ms'][plan] / 2:.2f}"
             for found in results
         ]
         lines.append(f"| `{plan}` | " + " | ".join(cells) + " |")
-    ratios = [f"{found['auto_to_best']:.3f} (`{found['best']}`)" for found in results]
-    lines.append("| `auto` to the best | " + " | ".join(ratios) + " |")
-    lines.append("")
-    lines += [f"{found['workload']}: {found['line']}" for found in results]
+    ratios = [
+        "-" if found["problem"] else f"{found['auto_to_best']:.3f} (`{found['best']}`)"
+        for found in results
+    ]
+    lines += ["| `auto` to the best | " + " | ".join(ratios) + " |", ""]
+    lines += [f"{found['workload']}: {found['problem'] or found['line']}" for found in results]
     return "\n".join(lines)
 
 
-def facts(device, options):
+def facts(options):
     """Return where and on what this was measured."""
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    device = resolve_device(options.device)
     return {
-        "hardware": device.describe(),
-        "torch": str(torch.__version__),
-        "commit": commit.stdout.strip() or None,
-        "date": time.strftime("%Y-%m-%d"),
+        **place_and_time(str(device.torch_device), module="benchmarks.auto_workloads"),
         "rounds": options.rounds,
         "steps": options.steps,
-        "precision": "tf32" if device.is_accelerator else "fp32",
+        "precision": _precision(device),
     }
 
 
 def main():
-    """Measure, print the table, write the file."""
+    """Measure, print the table, write the file; return the exit code."""
+    options = _parser().parse_args()
+    started_at = datetime.now(UTC)
+    found = facts(options)
+    plans = list(dict.fromkeys([*options.plans.split(","), "captured", "auto"]))
+    names = options.only.split(",")
+    unknown = [name for name in names if name not in WORKLOADS]
+    if unknown:
+        print(
+            f"unknown workload {unknown[0]!r}; there are {', '.join(WORKLOADS)}", file=sys.stderr
+        )
+        return 2
+    path = None if options.out is None else options.out / f"{found['date']}-auto-workloads.json"
+    results = []
+    for name in names:
+        seconds = (datetime.now(UTC) - started_at).total_seconds()
+        if options.time_limit is not None and seconds > options.time_limit:
+            results.append(failed(name, "not run, time was up"))
+        else:
+            results.append(measure_apart(name, plans, options, started_at=started_at))
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps({**found, "results": results}, indent=1))
+    print(table(results, plans))
+    if path is not None:
+        print(f"written to {path}")
+    return 1 if any(found["problem"] for found in results) else 0
+
+
+def _parser():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--steps", type=int, default=40, help="of each plan in each round")
     parser.add_argument("--only", default=",".join(WORKLOADS), help="workloads, with commas")
     parser.add_argument("--plans", default=",".join(PLANS), help="plans, with commas")
+    parser.add_argument("--workload-limit", type=float, default=300.0, help="seconds of each")
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        metavar="SECONDS",
+        help="begin no workload and no round but a workload's first after so long",
+    )
     parser.add_argument("--tiny", action="store_true", help="does it all run?")
     parser.add_argument("--out", type=Path, help="folder for the JSON file")
-    options = parser.parse_args()
-    device = resolve_device(options.device)
-    found = facts(device, options)
-    set_numerics(device, found["precision"], deterministic=False)
-    plans = list(dict.fromkeys([*options.plans.split(","), "captured", "auto"]))
-    results = []
-    for name in options.only.split(","):
-        start = time.perf_counter()
-        results.append(
-            measure(
-                name,
-                plans,
-                device=device,
-                rounds=options.rounds,
-                steps=options.steps,
-                tiny=options.tiny,
-            )
-        )
-        print(f"{name}: {time.perf_counter() - start:.0f} s", flush=True)
-    print(table(results, plans))
-    if options.out is not None:
-        path = options.out / f"{found['date']}-auto-workloads.json"
-        path.write_text(json.dumps({**found, "results": results}, indent=1), encoding="utf-8")
-        print(f"written to {path}")
+    return parser
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
