@@ -48,13 +48,14 @@ class GaplessPeer:
         self._config = config.resolved_for(is_accelerator=device.is_accelerator)
         self._case = case
         self._device = device
+        self._steps_to_decide: int | None = None
         # The one place where gapless's batches are made: padded or packed as the settings say.
         self._sampler = make_sampler(self._config, case.train)
         self.batches: Sequence[Microbatch] = list(self._sampler)
         self.setup_facts: dict[str, Any] = {"layout": self._sampler.describe_shapes()}
 
     def setup(self) -> None:
-        """Build model and loop; capture every shape if the plan captures; let `auto` decide."""
+        """Build model and loop; capture every shape if the plan captures."""
         seed_everything(self._config.seed)
         self._loop = TrainLoop(plan=self._config.resolved_plan(), device=self._device)
         with self._loop.compute():
@@ -69,21 +70,13 @@ class GaplessPeer:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
             self._loop.warm_up(examples, self._step, snapshot=snapshot)
-        elif self._loop.plan.auto:
-            self._let_auto_decide()
         self.setup_facts["warm_up_seconds"] = perf_counter() - start
-
-    def _let_auto_decide(self) -> None:
-        done = 0
-        while self._loop.diagnosis is None and done < _MOST_STEPS_TO_DECIDE:
-            batches: Any = take(self.batches, _STEPS_AT_A_TIME, first=done)
-            loader = make_loader(self._case.train, batches, workers=self._case.workers)
-            self._loop.run_epoch(loader, self._step)
-            done += _STEPS_AT_A_TIME
-        self.setup_facts["steps_to_decide"] = done
 
     def run(self, window: Window, *, first: int) -> None:
         """Train: the timed steps are an epoch of their own, its start and its end included."""
+        if self._loop.plan.auto and self._steps_to_decide is None:
+            # Not in the set-up, when other rows share the device.
+            self._let_auto_decide()
         batches: Any = take(self.batches, window.total, first=first)
         loader = make_loader(self._case.train, batches, workers=self._case.workers)
         source = iter(loader)
@@ -98,7 +91,17 @@ class GaplessPeer:
             "gap_share": result.gap_share,
             "capture": _as_dict(self._loop.capture),
             "diagnosis": _as_dict(self._loop.diagnosis),
+            "steps_to_decide": self._steps_to_decide,
         }
+
+    def _let_auto_decide(self) -> None:
+        done = 0
+        while self._loop.diagnosis is None and done < _MOST_STEPS_TO_DECIDE:
+            batches: Any = take(self.batches, _STEPS_AT_A_TIME, first=done)
+            loader = make_loader(self._case.train, batches, workers=self._case.workers)
+            self._loop.run_epoch(loader, self._step)
+            done += _STEPS_AT_A_TIME
+        self._steps_to_decide = done
 
 
 def _as_dict(found: Any) -> dict[str, Any] | None:
