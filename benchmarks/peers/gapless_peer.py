@@ -63,12 +63,13 @@ class GaplessPeer:
             task: Any = self._case
             parts = make_parts(self._config, task, device=self._device, total_updates=10**6)
             parts.model.train()
-            snapshot = Snapshot(parts.model, parts.step.optimizer)
         self._step = parts.step
         start = perf_counter()
         if self._loop.captures:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
+            with self._loop.compute():
+                snapshot = Snapshot(parts.model, parts.step.optimizer)
             self._loop.warm_up(examples, self._step, snapshot=snapshot)
         self.setup_facts["warm_up_seconds"] = perf_counter() - start
 
