@@ -5,7 +5,9 @@ from __future__ import annotations
 import multiprocessing
 import subprocess
 import sys
+import time
 from collections import Counter
+from dataclasses import replace
 from time import perf_counter, process_time
 
 import pytest
@@ -296,6 +298,94 @@ def test_a_plan_that_captures_does_so_in_the_warm_up_and_sees_the_same_batches()
     )
 
 
+# --- loaders with workers ---
+
+
+STARTS_SECONDS = 0.4
+
+
+class SlowStart(torch.utils.data.Dataset):
+    """Rows whose first one in a process is late, as if starting that process took so long."""
+
+    def __init__(self):
+        self.is_late = True
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if self.is_late:
+            time.sleep(STARTS_SECONDS)
+            self.is_late = False
+        return torch.full((4,), float(index))
+
+
+def with_workers(seen=None, **options):
+    """Return a function that builds the tiny workload with batches from worker processes."""
+
+    def make(device, plan):
+        workload = small()(device, plan)
+
+        def step(batch):
+            if seen is not None:
+                seen.append(len(multiprocessing.active_children()))
+            return workload.step(batch)
+
+        loader = torch.utils.data.DataLoader(SlowStart(), num_workers=1, **options)
+        return replace(workload, batches=loader, step=step)
+
+    return make
+
+
+def test_starting_workers_is_no_part_of_a_step():
+    """Each epoch starts one anew, which took that long; the steps of the round say nothing of it."""
+    seen = []
+
+    result = run_bench(with_workers(seen), ask(["gapless"], rounds=1, steps=12))
+
+    (found,) = result.plans[0].rounds
+    least_ms = 2 * 1000.0 * STARTS_SECONDS
+    assert (found.steps, found.epochs) == (12, 2)
+    assert found.start_ms >= least_ms
+    assert found.elapsed_ms >= found.start_ms + found.wall_ms
+    # What is left has no share of the start: each wait for a worker's start is longer than this.
+    assert found.data_wait_ms <= found.wall_ms < found.elapsed_ms - least_ms
+    # Workers live until the last step of their epoch, and are gone after the round.
+    assert min(seen) == 1
+    assert multiprocessing.active_children() == []
+    assert "starts its workers anew" in result.notes[0]
+
+
+@pytest.mark.parametrize("options", [{"persistent_workers": True}, {"num_workers": 0}])
+def test_other_loaders_are_timed_as_they_are(options):
+    """Persistent workers start once, in the warm-up; without any, the first batch is like others."""
+
+    def make(device, plan):
+        loader = torch.utils.data.DataLoader(SlowStart(), **{"num_workers": 1, **options})
+        return replace(small()(device, plan), batches=loader)
+
+    result = run_bench(make, ask(["gapless"], rounds=1))
+
+    assert result.plans[0].rounds[0].start_ms == 0.0
+    assert result.notes == ()
+
+
+def test_workers_are_gone_after_a_step_that_fails():
+    """Although the error is held, and with it the frames of the epoch."""
+
+    def make(device, plan):
+        def step(batch):
+            raise ZeroDivisionError
+
+        return replace(with_workers()(device, plan), step=step)
+
+    with pytest.raises(ZeroDivisionError) as caught:
+        run_bench(make, ask(["gapless"]))
+
+    assert caught.value is not None
+    assert multiprocessing.active_children() == []
+
+
 # --- rows and the whole ---
 
 
@@ -420,6 +510,31 @@ def test_processor_time_holds_that_of_children():
 
     assert ended >= 0.15
     assert running >= 0.15
+
+
+def test_processor_time_is_not_counted_in_ticks():
+    """A round of two milliseconds would have used none, or five times as much."""
+    own = process_time()
+    start = cpu_seconds()
+    while process_time() - own < 0.003:
+        pass
+    found = cpu_seconds() - start
+
+    assert 0.0 < found <= process_time() - own
+
+
+def test_processor_time_is_over_all_rounds_and_unknown_if_they_are_short():
+    """Half a core in rounds of 150 ms; one of them alone is too short for a system of ticks."""
+    (measured,) = run_bench(small(), ask(["gapless"], rounds=1)).plans
+    one = replace(measured.rounds[0], elapsed_ms=150.0, cpu_seconds=0.0)
+    other = replace(one, cpu_seconds=0.15)
+
+    def percent(*rounds):
+        row = make_row(replace(measured, rounds=rounds), identical=None, is_accelerator=False)
+        return row.host_cpu_percent
+
+    assert percent(one, other) == pytest.approx(50.0)
+    assert percent(other) is None
 
 
 def _spin(ready, leave):

@@ -43,6 +43,12 @@ _NVML_SECONDS = 2.5
 _MEMORY_MARGIN = 1.5
 
 
+_STARTS_WORKERS = (
+    "The loader starts its workers anew in every epoch. The time until their first batch is left "
+    "out of all times but host CPU; NVML, which would show it, is not read."
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class BenchSettings:
     """What is timed, and how.
@@ -271,7 +277,9 @@ class _Bench:
         self, contestant: Contestant, rounds: list[Round], nvml: Nvml | None
     ) -> Measured:
         percent = None
-        if nvml is not None:
+        if any(found.start_ms for found in rounds):
+            self.notes.append(_STARTS_WORKERS)
+        elif nvml is not None:
             percent = contestant.utilisation(nvml, seconds=_NVML_SECONDS)
         trace, steps = None, 0
         if self._settings.device.is_accelerator:

@@ -126,6 +126,8 @@ def host_cpu_between(low: float, high: float | None = None) -> Check:
     def check(row: PlanRow, rows: Rows) -> Finding:
         del rows
         found = row.host_cpu_percent
+        if found is None:
+            return "rounds too short to tell processor time", None
         return f"{found:.0f} % of one core", low <= found and (high is None or found <= high)
 
     return check

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.compare.run import StepsTaken
     from gapless.compare.workload import Workload
     from gapless.device.base import Device
     from gapless.device.nvml import Nvml
     from gapless.device.trace import KernelTrace
-    from gapless.pipeline.records import EpochResult
     from gapless.plans import Plan
 
 
@@ -44,20 +44,24 @@ class Round:
     Attributes:
         steps: that were taken.
         epochs: passes over the batches that they took.
-        wall_ms: from the first batch asked for to the last loss read.
+        wall_ms: from the first batch asked for to the last loss read, without `start_ms`.
+        start_ms: time in which the loader started workers, until the first batch was there.
+        elapsed_ms: all of the round, with starting and ending workers.
         weight: sum of the steps' weights.
         waits: host waits by reason.
         data_wait_ms: time the host waited for the loader.
         launch_ms: time the host spent in steps.
         busy_ms: time from the first to the last work of each step, summed.
         gap_ms: device time between steps; None on a CPU.
-        cpu_seconds: processor time of this process and its loader workers.
+        cpu_seconds: processor time of this process and its loader workers in `elapsed_ms`.
         num_graphs: shapes captured in this round.
     """
 
     steps: int
     epochs: int
     wall_ms: float
+    start_ms: float
+    elapsed_ms: float
     weight: float
     waits: SyncStats
     data_wait_ms: float
@@ -163,10 +167,13 @@ class Contestant:
         device = self._device
         device.reset_peak_memory()
         held_by_others = device.peak_memory_bytes() - self._kept_bytes
-        graphs, cpu = self._num_graphs(), cpu_seconds()
-        results = self._take()
+        graphs, start, cpu = self._num_graphs(), perf_counter(), cpu_seconds()
+        taken = self._take()
         found = _sum_of(
-            results, cpu_seconds=cpu_seconds() - cpu, num_graphs=self._num_graphs() - graphs
+            taken,
+            cpu_seconds=cpu_seconds() - cpu,
+            elapsed_ms=(perf_counter() - start) * 1000.0,
+            num_graphs=self._num_graphs() - graphs,
         )
         peak = device.peak_memory_bytes() - held_by_others
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak)
@@ -205,7 +212,7 @@ class Contestant:
         # Graphs and rings are the loop's, and whoever holds an error may hold this.
         del self._loop, self._workload
 
-    def _take(self, steps: int | None = None) -> list[EpochResult]:
+    def _take(self, steps: int | None = None) -> StepsTaken:
         workload = self.workload
         return take_steps(self._loop, workload.batches, workload.step, steps=steps or self._steps)
 
@@ -213,8 +220,8 @@ class Contestant:
         return 0 if self._loop.capture is None else self._loop.capture.num_graphs
 
 
-def _sum_of(results: list[EpochResult], *, cpu_seconds: float, num_graphs: int) -> Round:
-    waits = SyncStats()
+def _sum_of(taken: StepsTaken, *, cpu_seconds: float, elapsed_ms: float, num_graphs: int) -> Round:
+    results, waits = taken.epochs, SyncStats()
     for result in results:
         waits.merge(result.waits)
     gaps = [result.gap_ms for result in results if result.gap_ms is not None]
@@ -222,6 +229,8 @@ def _sum_of(results: list[EpochResult], *, cpu_seconds: float, num_graphs: int) 
         steps=sum(result.num_batches for result in results),
         epochs=len(results),
         wall_ms=sum(result.wall_ms for result in results),
+        start_ms=taken.start_ms,
+        elapsed_ms=elapsed_ms,
         weight=sum(result.weight for result in results),
         waits=waits,
         data_wait_ms=sum(result.data_wait_ms for result in results),

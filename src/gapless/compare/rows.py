@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from gapless.compare.contestant import Round
 
 
+# Where processor time is counted in ticks of 10 ms, one more or less is five percent of this.
+_LEAST_CPU_MS = 200.0
+
+
 def make_row(
     measured: Measured,
     *,
@@ -52,14 +56,20 @@ def make_row(
         waits_by_reason=_by_reason(rounds),
         data_wait_ms_per_step=per_step(lambda found: found.data_wait_ms),
         launch_ms_per_step=per_step(lambda found: found.launch_ms),
-        host_cpu_percent=median(
-            100.0 * found.cpu_seconds / (found.wall_ms / 1000.0) for found in rounds
-        ),
+        host_cpu_percent=_host_cpu_percent(rounds),
         compile_seconds=compile_seconds,
         diagnosis=measured.diagnosis,
         settings=asdict(get_plan(measured.plan)),
     )
     return _with_device_figures(row, measured) if is_accelerator else row
+
+
+def _host_cpu_percent(rounds: list[Round]) -> float | None:
+    """Return it over all rounds together: one may be too short for the clocks of some systems."""
+    elapsed_ms = sum(found.elapsed_ms for found in rounds)
+    if elapsed_ms < _LEAST_CPU_MS:
+        return None
+    return 100_000.0 * sum(found.cpu_seconds for found in rounds) / elapsed_ms
 
 
 def _with_device_figures(row: PlanRow, measured: Measured) -> PlanRow:

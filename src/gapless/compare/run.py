@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from gapless.compare.loader_start import EpochBatches
 from gapless.compare.watch import StateWatch
 from gapless.device.select import seed_everything, set_numerics
 from gapless.errors import BatchError, UserError
@@ -21,7 +21,7 @@ from gapless.pipeline.sync import SyncStats
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
     import torch
 
@@ -50,6 +50,20 @@ class RunSettings:
     precision: str
     deterministic: bool
     seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsTaken:
+    """Epochs that were taken one after the other.
+
+    Attributes:
+        epochs: the result of each; times are without `start_ms`.
+        start_ms: time in which loaders started their workers, until the first batch of each
+            epoch was there.
+    """
+
+    epochs: list[EpochResult]
+    start_ms: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +140,9 @@ def run_plan(
             if on_step is not None:
                 on_step(done)
 
-        results = take_steps(
+        epochs = take_steps(
             loop, workload.batches, watch.step, steps=steps, after_step=after_step
-        )
+        ).epochs
         with loop.compute(), loop.streams.sync.blocking("verify"):
             checksums, kept = watch.read_checksums(), watch.read_tensors(keep_all=keep_all)
         return RunRecord(
@@ -137,8 +151,8 @@ def run_plan(
             entries=watch.entries,
             checksums=checksums,
             kept=kept,
-            waits=_total_waits(results),
-            rounds=[result.num_batches for result in results],
+            waits=_total_waits(epochs),
+            rounds=[result.num_batches for result in epochs],
             num_replays=0 if loop.capture is None else loop.capture.num_replays,
         )
 
@@ -165,7 +179,7 @@ def take_steps(
     *,
     steps: int,
     after_step: OnStep | None = None,
-) -> list[EpochResult]:
+) -> StepsTaken:
     """Take so many steps; batches that end before are gone through again, as a further epoch.
 
     Args:
@@ -175,37 +189,43 @@ def take_steps(
         steps: how many, at least 1.
         after_step: called with the number of steps queued so far.
 
-    Returns:
-        The result of each epoch.
-
     Raises:
         UserError: there are no batches, or one cannot be moved.
-        Exception: whatever the workload raises.
+        Exception: whatever the workload raises; the loader's workers are gone by then.
 
-    Sync: Blocks the host as the plan says.
+    Sync: Blocks the host as the plan says, and until workers that a loader started have ended.
     """
-    results, done = list[EpochResult](), 0
+    results, done, start_ms = list[EpochResult](), 0, 0.0
     while done < steps:
         on_batch = None if after_step is None else partial(_after_batch, after_step, done)
+        epoch = EpochBatches(batches, steps - done)
         try:
-            part = LoaderPart(batches, partial(_at_most, steps - done))
+            part = LoaderPart(batches, epoch.take)
             result = loop.run_epoch(part, step, on_batch=on_batch)
         except BatchError as error:
             raise UserError(f"a batch of the workload: {error}") from error
+        finally:
+            epoch.end()
         if not result.num_batches:
             when = f"when gone through again after {done} steps" if done else "at all"
             raise UserError(
                 f"the workload's batches gave no batch {when}, expected at least one each time; "
                 "give a list or a loader"
             )
-        results.append(result)
+        results.append(_without_start(result, epoch.start_ms))
         done += result.num_batches
-    return results
+        start_ms += epoch.start_ms
+    return StepsTaken(epochs=results, start_ms=start_ms)
 
 
-def _at_most(count: int, batches: Iterable[Any]) -> Iterator[Any]:
-    # A generator, which the loop closes when an epoch is cut short, and a loader's workers with it.
-    yield from islice(batches, count)
+def _without_start(result: EpochResult, start_ms: float) -> EpochResult:
+    # Nothing of the epoch is under way before its first batch, so the whole of it is a delay.
+    # A simulated device has a clock of its own, which waiting for a loader does not move.
+    return replace(
+        result,
+        wall_ms=result.wall_ms - start_ms,
+        data_wait_ms=max(0.0, result.data_wait_ms - start_ms),
+    )
 
 
 def _after_batch(after_step: OnStep, done_before: int, progress: Progress) -> None:

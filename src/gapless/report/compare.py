@@ -75,7 +75,7 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
             _number(row.waited_ms_per_step),
             _number(row.data_wait_ms_per_step),
             _number(row.launch_ms_per_step),
-            f"{row.host_cpu_percent:.0f}%",
+            _percent(row.host_cpu_percent),
         )
         for row in report.rows
     ]

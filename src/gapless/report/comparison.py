@@ -77,8 +77,8 @@ class PlanRow:
         waits_by_reason: `{reason: {"count": ..., "ms": ...}}`, each a step.
         data_wait_ms_per_step: time the host waited for the loader.
         launch_ms_per_step: time the host spent in steps, queueing them (on a CPU: doing them).
-        host_cpu_percent: processor time of this process and its loader workers over wall time; 100
-            is one core.
+        host_cpu_percent: processor time of this process and its loader workers over the time of
+            all rounds together; 100 is one core. None if they are too short to tell.
         busy_ms_per_step: time in which the device ran kernels, by a trace of them.
         overlap_share: share of kernel time in which another kernel ran as well, by that trace.
         kernels_per_step: number of kernels, by that trace.
@@ -108,7 +108,7 @@ class PlanRow:
     waits_by_reason: dict[str, dict[str, float]]
     data_wait_ms_per_step: float
     launch_ms_per_step: float
-    host_cpu_percent: float
+    host_cpu_percent: float | None
     busy_ms_per_step: float | None = None
     overlap_share: float | None = None
     kernels_per_step: float | None = None
