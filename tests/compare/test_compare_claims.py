@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -53,7 +54,7 @@ def origins_dream():
                 host_cpu_percent=82.0,
             ),
             make(
-                "four-stream", 88.0, nvml_percent=92.0, overlap_share=0.2, peak_memory_bytes=2500
+                "four-stream", 90.0, nvml_percent=92.0, overlap_share=0.2, peak_memory_bytes=2500
             ),
             make("full", 87.0, peak_memory_bytes=2500),
         )
@@ -101,7 +102,6 @@ def test_a_world_where_nothing_changes_refutes_them():
 
     assert held == {
         "memory does not change",
-        "it pays best of the origin's plans",
         "the losses stay what they were",
     }
 
@@ -117,6 +117,20 @@ def test_a_world_where_nothing_changes_refutes_them():
         ({"host_cpu_percent": 79.0}, "events-interval", "80 to 85 %", "79 % of one core"),
         ({"peak_memory_bytes": 1100}, "full", "2 to 3 times", "1.10 times the peak memory"),
         ({"peak_memory_bytes": 4000}, "full", "2 to 3 times", "4.00 times the peak memory"),
+        (
+            {"host_cpu_percent": 300.0},
+            "events-interval",
+            "80 to 85 %",
+            "300 % of one core, more than claimed",
+        ),
+        (
+            {"nvml_percent": 99.0},
+            "four-stream",
+            "90 to 95 %",
+            "NVML 99 %, kernels 70 %, more than claimed",
+        ),
+        ({"nvml_percent": 90.0}, "deferred-loss", "5 to 10 points", "(+15 points), more than"),
+        ({"ms": 50.0}, "four-stream", "10 to 15 %", "(-50.0%), more than claimed"),
         ({"overlap_share": 0.0}, "four-stream", "overlap", "0.0% -> 0.0% of kernel time"),
         (
             {"waits": {"interval": 0.2}},
@@ -150,6 +164,45 @@ def test_a_gain_within_the_noise_confirms_nothing():
 
     assert claim.verdict == "refuted"
     assert claim.measured.endswith("within the spread of the rounds")
+
+
+@pytest.mark.parametrize(
+    ("rounds", "verdict", "measured"),
+    [
+        ([60.0, 61.0, 62.0], "confirmed", "full with 87.00"),
+        ([78.0, 85.0, 92.0], "refuted", "full with 87.00; within the spread of the rounds: full"),
+        ([84.0, 90.0, 96.0], "refuted", "within the spread of the rounds: four-stream, full"),
+        ([95.0, 95.5, 95.9], "refuted", "full with 87.00"),
+    ],
+)
+def test_a_plan_pays_best_if_it_is_faster_by_more_than_the_noise(rounds, verdict, measured):
+    """A tie confirms nothing, on whichever side its medians lie."""
+    rows = origins_dream()
+    rows["events-interval"] = make("events-interval", ms_per_step=Spread.of(rounds))
+
+    claim = find(verdicts(rows), "events-interval", PAYS_BEST)
+
+    assert claim.verdict == verdict
+    assert claim.measured.endswith(measured)
+
+
+RANGES = [
+    (claim, found.groups())
+    for claim in CLAIMS
+    if (found := re.search(r"(?<!\()\b([\d.]+) to ([\d.]+) ", claim.text))
+]
+
+
+@pytest.mark.parametrize(
+    ("claim", "ends"), RANGES, ids=[f"{claim.plan}: {claim.text}" for claim, _ in RANGES]
+)
+def test_a_range_that_a_claim_names_is_checked_at_both_ends(claim, ends):
+    """A check that knows one end of "80 to 85 %" would follow another rule than the others."""
+    cells = [cell.cell_contents for cell in claim.check.__closure__]
+    known = sorted(value for value in cells if isinstance(value, float))
+
+    factor = 100.0 if "less time" in claim.text else 1.0
+    assert [value * factor for value in known] == pytest.approx([float(end) for end in ends])
 
 
 def test_a_plan_that_was_not_compared_is_told_so():

@@ -19,6 +19,28 @@ Check: TypeAlias = Callable[[PlanRow, Rows], Finding]
 BEFORE = "blocking"
 
 
+_WITHIN_SPREAD = "within the spread of the rounds"
+
+# What a trace of kernels that never overlap may show all the same.
+_LEAST_OVERLAP = 0.01
+
+# Of a figure and of an end of a range, so that 1 - 95 / 100 is five percent.
+_ROUNDING = 1e-9
+
+
+def _judge(text: str, found: float, low: float, high: float = math.inf) -> Finding:
+    """Return the verdict on a figure: confirmed within the claimed range, both ends included.
+
+    A claim that names one end alone, such as "a tenth is left", has a range that is open or ends
+    where the figure does. Beyond the other end a claim is as wrong as before it, and says so.
+    """
+    if found > high + _ROUNDING:
+        return f"{text}, more than claimed", False
+    if found < low - _ROUNDING:
+        return f"{text}, less than claimed", False
+    return text, True
+
+
 def _reduction(ours: float, before: float) -> float | None:
     return 1.0 - ours / before if before else None
 
@@ -38,7 +60,7 @@ def every_tenth(*, reasons: tuple[str, ...] | None = None) -> Check:
         # One more, because our epochs end with a wait of their own.
         allowed = (math.ceil(row.steps_per_epoch / 10.0) + 1.0) / row.steps_per_epoch
         text = f"{before:.2f} -> {ours:.2f} a step ({ours / before - 1.0:+.0%})"
-        return text, ours / before <= allowed
+        return _judge(text, 1.0 - ours / before, 1.0 - allowed)
 
     return check
 
@@ -50,7 +72,7 @@ def less_waiting(least: float) -> Check:
         ours, before = row.waited_ms_per_step, rows[BEFORE].waited_ms_per_step
         found = _reduction(ours, before)
         text = f"{before:.2f} -> {ours:.2f} ms a step"
-        return (text, None) if found is None else (f"{text} ({-found:+.0%})", found >= least)
+        return (text, None) if found is None else _judge(f"{text} ({-found:+.0%})", found, least)
 
     return check
 
@@ -61,13 +83,13 @@ def waiting_between(low: float, high: float) -> Check:
     def check(row: PlanRow, rows: Rows) -> Finding:
         del rows
         found = row.waited_ms_per_step
-        return f"{found:.2f} ms a step", low <= found <= high
+        return _judge(f"{found:.2f} ms a step", found, low, high)
 
     return check
 
 
-def shorter(least: float, *, than: str = BEFORE) -> Check:
-    """Claim that an epoch becomes shorter by this share."""
+def shorter(low: float, high: float, *, than: str = BEFORE) -> Check:
+    """Claim that an epoch becomes shorter by a share in this range."""
 
     def check(row: PlanRow, rows: Rows) -> Finding:
         if than not in rows:
@@ -76,26 +98,24 @@ def shorter(least: float, *, than: str = BEFORE) -> Check:
         found = 1.0 - ours.median / theirs.median
         text = f"{theirs.median:.2f} -> {ours.median:.2f} ms a step ({-found:+.1%})"
         if ours.overlaps(theirs):
-            text += ", within the spread of the rounds"
-        return text, found >= least and not ours.overlaps(theirs)
+            return f"{text}, {_WITHIN_SPREAD}", False
+        return _judge(text, found, low, high)
 
     return check
 
 
-def utilisation_between(low: float, high: float | None = None) -> Check:
+def utilisation_between(low: float, high: float) -> Check:
     """Claim that the device is in use for so many percent of the time."""
 
     def check(row: PlanRow, rows: Rows) -> Finding:
         del rows
         text, found = _utilisation_of(row)
-        if found is None:
-            return text, None
-        return text, low <= found and (high is None or found <= high)
+        return (text, None) if found is None else _judge(text, found, low, high)
 
     return check
 
 
-def utilisation_rises(points: float, *, than: str = BEFORE) -> Check:
+def utilisation_rises(low: float, high: float = math.inf, *, than: str = BEFORE) -> Check:
     """Claim that the device is in use for so many percentage points more of the time."""
 
     def check(row: PlanRow, rows: Rows) -> Finding:
@@ -104,7 +124,8 @@ def utilisation_rises(points: float, *, than: str = BEFORE) -> Check:
         (ours, mine), (theirs, other) = _utilisation_of(row), _utilisation_of(rows[than])
         if mine is None or other is None:
             return "no device utilisation here", None
-        return f"{theirs} -> {ours} ({mine - other:+.0f} points)", mine - other >= points
+        rise = mine - other
+        return _judge(f"{theirs} -> {ours} ({rise:+.0f} points)", rise, low, high)
 
     return check
 
@@ -120,7 +141,7 @@ def _utilisation_of(row: PlanRow) -> tuple[str, float | None]:
     return f"NVML {row.nvml_percent:.0f} %{beside}", row.nvml_percent
 
 
-def host_cpu_between(low: float, high: float | None = None) -> Check:
+def host_cpu_between(low: float, high: float) -> Check:
     """Claim that the host uses so many percent of a core."""
 
     def check(row: PlanRow, rows: Rows) -> Finding:
@@ -128,7 +149,7 @@ def host_cpu_between(low: float, high: float | None = None) -> Check:
         found = row.host_cpu_percent
         if found is None:
             return "rounds too short to tell processor time", None
-        return f"{found:.0f} % of one core", low <= found and (high is None or found <= high)
+        return _judge(f"{found:.0f} % of one core", found, low, high)
 
     return check
 
@@ -140,7 +161,8 @@ def memory_times(low: float, high: float) -> Check:
         ours, before = row.peak_memory_bytes, rows[BEFORE].peak_memory_bytes
         if not ours or not before:
             return "no memory of its own here", None
-        return f"{ours / before:.2f} times the peak memory", low <= ours / before <= high
+        times = ours / before
+        return _judge(f"{times:.2f} times the peak memory", times, low, high)
 
     return check
 
@@ -151,7 +173,7 @@ def kernels_overlap(row: PlanRow, rows: Rows) -> Finding:
     if row.overlap_share is None or before is None:
         return "no kernel trace here", None
     text = f"{before:.1%} -> {row.overlap_share:.1%} of kernel time runs beside other kernels"
-    return text, row.overlap_share >= before + 0.01
+    return _judge(text, row.overlap_share - before, _LEAST_OVERLAP)
 
 
 def read_costs(low: float, high: float) -> Check:
@@ -163,7 +185,7 @@ def read_costs(low: float, high: float) -> Check:
         if reads is None or not reads["count"]:
             return "no loss was read by itself", None
         found = reads["ms"] / reads["count"]
-        return f"{found:.3f} ms a read", low <= found <= high
+        return _judge(f"{found:.3f} ms a read", found, low, high)
 
     return check
 
@@ -177,7 +199,7 @@ def same_losses(row: PlanRow, rows: Rows) -> Finding:
 
 
 def pays_best(row: PlanRow, rows: Rows) -> Finding:
-    """Claim that the origin's recommendation pays best: no other plan of its is faster."""
+    """Claim that the origin's recommendation pays best: it is faster than its other plans."""
     others = [name for name in _ORIGINS if name in rows and name != row.plan]
     best = min(others, key=lambda name: rows[name].ms_per_step.median, default=None)
     if best is None:
@@ -186,8 +208,10 @@ def pays_best(row: PlanRow, rows: Rows) -> Finding:
     text = (
         f"{ours.median:.2f} ms a step; the best of the others is {best} with {theirs.median:.2f}"
     )
-    is_beaten = theirs.median < ours.median and not theirs.overlaps(ours)
-    return text, not is_beaten
+    near = [name for name in others if ours.overlaps(rows[name].ms_per_step)]
+    if near:
+        text += f"; {_WITHIN_SPREAD}: {', '.join(near)}"
+    return text, not near and ours.median < theirs.median
 
 
 _ORIGINS = ("deferred-loss", "events", "interval", "events-interval", "four-stream", "full")
