@@ -240,6 +240,15 @@ def test_bits_that_nobody_compared_confirm_nothing():
     assert (claim.verdict, claim.measured) == ("not measurable here", "bits not compared")
 
 
+def test_processor_time_of_short_rounds_decides_nothing():
+    """Two claims rest on it."""
+    rows = {name: replace(row, host_cpu_percent=None) for name, row in origins_dream().items()}
+
+    found = [claim for claim in verdicts(rows).values() if "CPU" in claim.claim]
+
+    assert [claim.verdict for claim in found] == ["not measurable here"] * 2
+
+
 def test_without_the_driver_the_trace_tells_utilisation():
     """And without either nothing is claimed."""
     rows = origins_dream()

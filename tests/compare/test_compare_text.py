@@ -73,7 +73,9 @@ def make_report(**changed):
         settings={"steps": 50, "rounds": 3, "tolerance": None},
         rows=rows,
         claims=check_claims({row.plan: row for row in rows}, is_accelerator=True),
-        recommendation=recommend(rows, weights=parse_weights([]), is_accelerator=True),
+        recommendation=recommend(
+            rows, weights=parse_weights([]), is_accelerator=True, total_memory_bytes=3 * 2**30
+        ),
         notes=("A note.",),
         reproducible=True,
     )
@@ -100,7 +102,7 @@ def test_the_text_shows_where_the_time_went():
     assert "NVML 76 %, kernels 25 %" in lines
     assert "Recommended: captured" in lines
     assert "weights: speed 0.75, memory 0.25; --weight NAME=NUMBER sets others" in lines
-    assert "scores: captured 1.00, auto 1.00, blocking 0.45" in lines
+    assert "scores: captured 0.88, auto 0.88, blocking 0.33" in lines
     assert max(map(len, text.splitlines())) <= 110
 
 
@@ -122,6 +124,15 @@ def test_one_round_has_no_spread():
 
     assert " ".join(text.splitlines()[1].split()).startswith("blocking yes 10.00 n/a 20,000")
     assert "median of 1 round of 50 steps" in text
+
+
+def test_processor_time_of_short_rounds_is_not_shown():
+    """A figure that ticks of the clock decide is none."""
+    rows = tuple(replace(row, host_cpu_percent=None) for row in make_rows())
+
+    text = comparison_text(make_report(rows=rows))
+
+    assert text.splitlines()[1].split()[-1] == "n/a"
 
 
 def test_a_cpu_shows_no_device_table():

@@ -17,12 +17,13 @@ from gapless.report.comparison import ComparisonReport
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gapless.compare.bench import OnProgress
     from gapless.compare.contestant import PlanWorkload
     from gapless.compare.load import WorkloadFunction
     from gapless.compare.workload import Workload
+    from gapless.report.comparison import PlanRow, Recommendation
 
 
 REFERENCE = "blocking"
@@ -174,11 +175,20 @@ def compare(
         settings=_settings(settings),
         rows=rows,
         claims=check_claims(by_plan, is_accelerator=is_accelerator),
-        recommendation=recommend(
-            rows, weights=settings.weights, is_accelerator=is_accelerator, reference=REFERENCE
-        ),
+        recommendation=_recommend(rows, settings),
         notes=result.notes,
         reproducible=reproducible,
+    )
+
+
+def _recommend(rows: Sequence[PlanRow], settings: CompareSettings) -> Recommendation:
+    device = settings.bench.device
+    return recommend(
+        rows,
+        weights=settings.weights,
+        is_accelerator=device.is_accelerator,
+        total_memory_bytes=device.total_memory_bytes(),
+        reference=REFERENCE,
     )
 
 
@@ -188,5 +198,9 @@ def _settings(settings: CompareSettings) -> dict[str, Any]:
         for name, value in vars(settings.bench).items()
         if name not in ("device", "plans")
     }
-    rest = {"verify_steps": settings.verify_steps, "tolerance": settings.tolerance}
+    rest = {
+        "verify_steps": settings.verify_steps,
+        "tolerance": settings.tolerance,
+        "device_memory_bytes": settings.bench.device.total_memory_bytes(),
+    }
     return {"plans": list(settings.bench.plans), **bench, **rest}

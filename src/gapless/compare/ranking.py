@@ -2,7 +2,8 @@
 
 The origin weighed performance 30 %, difficulty of building 25 %, complexity 15 %, maintainability
 15 %, memory 10 % and risk 5 %, with marks that were guessed. Here speed stands for performance,
-and speed and memory keep their weights. The others say nothing about a choice any more: every plan
+and speed and memory keep their weights, with memory as a share of what the device has: held memory
+costs nothing until something else has no room. The others say nothing about a choice any more: every plan
 is built, and one flag, so they are equal for all. What is left of risk is whether a plan computes
 the same: one that does not is never recommended.
 
@@ -13,14 +14,15 @@ what they are worth shows in the speed.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.errors import UserError
 from gapless.report.comparison import PlanRow, Recommendation
+from gapless.report.text import megabytes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 
 DEFAULT_PLAN = "gapless"
@@ -34,9 +36,11 @@ DEFAULT_WEIGHTS = {
     "startup": 0.0,
 }
 
+_NONE_SOUND = "no plan computes the same bits"
+
 _EQUAL_FOR_ALL = ("difficulty", "complexity", "maintainability", "risk")
 
-# A start-up of so many seconds halves its score.
+# Capturing for so many seconds halves the score.
 _STARTUP_SECONDS = 60.0
 
 
@@ -82,18 +86,23 @@ def recommend(
     *,
     weights: Mapping[str, float],
     is_accelerator: bool,
+    total_memory_bytes: int | None = None,
     reference: str = "blocking",
 ) -> Recommendation:
     """Return the plan with the best weighted score, and why.
 
-    Each criterion gives 0 to 1: the best speed or least memory among the plans over a plan's own,
-    1 / (1 + host waits a step), the share of time in which the device is busy, and 1 / (1 +
-    minutes of capturing and compiling). What was not measured of any plan counts for none.
+    Each criterion gives 0 to 1: the least time of a step among the plans over a plan's own, the
+    share of the device's memory that a plan leaves free, 1 / (1 + host waits a step), the share of
+    time in which the device is busy, and 1 / (1 + minutes of capturing). What was not measured of
+    every plan counts for none. If the plan is not the fastest, the reasons name the one that is,
+    and what decided.
 
     Args:
         rows: of all plans.
         weights: of the criteria, summing to 1.
         is_accelerator: whether plans can differ by more than noise.
+        total_memory_bytes: memory of the device; None if it is not known, and memory counts for
+            nothing.
         reference: the plan that reasons compare with, if it is there.
     """
     sound = [row for row in rows if row.identical is not False]
@@ -102,38 +111,44 @@ def recommend(
     }
     if not sound:
         return Recommendation(
-            plan=None,
-            reasons=("no plan computes the same bits",),
-            scores={},
-            weights=dict(weights),
-            excluded=excluded,
+            plan=None, reasons=(_NONE_SOUND,), scores={}, weights=dict(weights), excluded=excluded
         )
-    in_force = _measured_weights(sound, weights)
-    scores = {row.plan: _score(row, sound, in_force) for row in sound}
+    marks = _marks(sound, total_memory_bytes)
+    in_force = _measured_weights(marks, weights)
+    scores = {
+        row.plan: sum(weight * marks[name][row.plan] for name, weight in in_force.items())
+        for row in sound
+    }
     # Sorting keeps the order of the rows, so of equal plans the simpler one comes first.
     ranked = dict(sorted(scores.items(), key=lambda item: -item[1]))
     by_name = {row.plan: row for row in sound}
+    plan, reasons = _on_a_cpu(sound)
     if is_accelerator:
         plan = next(iter(ranked))
-        reasons = _reasons(by_name[plan], sound, by_name.get(reference))
-    else:
-        plan = DEFAULT_PLAN if DEFAULT_PLAN in by_name else sound[0].plan
         reasons = (
-            "a CPU has no gaps to close: work runs in the host's own order, so plans differ by "
-            "noise alone",
-            f"{plan} needs no change when a GPU is there"
-            if plan == DEFAULT_PLAN
-            else f"of equal plans, {plan} is the first that was asked for",
+            *_reasons(by_name[plan], sound, by_name.get(reference)),
+            *_why_not_fastest(by_name[plan], sound, marks=marks, weights=in_force),
         )
     return Recommendation(
         plan=plan, reasons=reasons, scores=ranked, weights=in_force, excluded=excluded
     )
 
 
+def _on_a_cpu(rows: Sequence[PlanRow]) -> tuple[str, tuple[str, ...]]:
+    noise = (
+        "a CPU has no gaps to close: work runs in the host's own order, so plans differ by noise "
+        "alone"
+    )
+    if any(row.plan == DEFAULT_PLAN for row in rows):
+        return DEFAULT_PLAN, (noise, f"{DEFAULT_PLAN} needs no change when a GPU is there")
+    first = rows[0].plan
+    return first, (noise, f"of equal plans, {first} is the first that was asked for")
+
+
 # --- scores ---
 
 
-def _memory(row: PlanRow) -> float | None:
+def _memory(row: PlanRow) -> int | None:
     return row.held_memory_bytes or row.peak_memory_bytes or None
 
 
@@ -143,47 +158,51 @@ def _utilisation(row: PlanRow) -> float | None:
     return None if row.nvml_percent is None else row.nvml_percent / 100.0
 
 
-def _startup(row: PlanRow) -> float | None:
-    return (row.capture_seconds or 0.0) + (row.compile_seconds or 0.0)
+# By criterion, of every plan: 0 to 1, the more the better.
+Marks: TypeAlias = "dict[str, dict[str, float]]"
 
 
-_READ: dict[str, Callable[[PlanRow], float | None]] = {
-    "speed": lambda row: row.ms_per_step.median,
-    "memory": _memory,
-    "waits": lambda row: row.waits_per_step,
-    "utilisation": _utilisation,
-    "startup": _startup,
-}
+def _marks(rows: Sequence[PlanRow], total_memory_bytes: int | None) -> Marks:
+    """Return the marks of each criterion that was measured of every plan."""
+    fastest = min(row.ms_per_step.median for row in rows)
 
+    def speed(row: PlanRow) -> float:
+        return fastest / row.ms_per_step.median if row.ms_per_step.median else 1.0
 
-def _measured_weights(rows: Sequence[PlanRow], weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the weights of what was measured of every plan, summing to 1."""
-    known = {
-        name: weight
-        for name, weight in weights.items()
-        if all(_READ[name](row) is not None for row in rows)
+    def memory(row: PlanRow) -> float | None:
+        held = _memory(row)
+        if held is None or not total_memory_bytes:
+            return None
+        return max(0.0, 1.0 - held / total_memory_bytes)
+
+    def utilisation(row: PlanRow) -> float | None:
+        busy = _utilisation(row)
+        return None if busy is None else min(1.0, max(0.0, busy))
+
+    criteria: dict[str, Callable[[PlanRow], float | None]] = {
+        "speed": speed,
+        "memory": memory,
+        "waits": lambda row: 1.0 / (1.0 + row.waits_per_step),
+        "utilisation": utilisation,
+        # Compiled code is shared by all plans, so that it favours none.
+        "startup": lambda row: 1.0 / (1.0 + (row.capture_seconds or 0.0) / _STARTUP_SECONDS),
     }
+    found = {name: {row.plan: mark(row) for row in rows} for name, mark in criteria.items()}
+    return {
+        name: {plan: mark for plan, mark in marks.items() if mark is not None}
+        for name, marks in found.items()
+        if None not in marks.values()
+    }
+
+
+def _measured_weights(marks: Marks, weights: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights of what was measured of every plan, summing to 1."""
+    known = {name: weight for name, weight in weights.items() if name in marks}
     total = sum(known.values())
     if not total:
         # What was asked for cannot be measured here; speed always can.
         return {"speed": 1.0}
     return {name: weight / total for name, weight in known.items()}
-
-
-def _score(row: PlanRow, rows: Sequence[PlanRow], weights: Mapping[str, float]) -> float:
-    return sum(weight * _criterion(name, row, rows) for name, weight in weights.items())
-
-
-def _criterion(name: str, row: PlanRow, rows: Sequence[PlanRow]) -> float:
-    read = _READ[name]
-    value = read(row) or 0.0
-    if name in ("speed", "memory"):
-        least = min(read(other) or 0.0 for other in rows)
-        return least / value if value else 1.0
-    if name == "utilisation":
-        return min(1.0, max(0.0, value))
-    scale = _STARTUP_SECONDS if name == "startup" else 1.0
-    return 1.0 / (1.0 + value / scale)
 
 
 # --- reasons ---
@@ -223,13 +242,16 @@ def _busy(best: PlanRow, reference: PlanRow | None) -> str:
 
 
 def _costs(best: PlanRow, reference: PlanRow | None) -> str:
+    """Return what this plan takes beyond the reference, as far as printed figures show it."""
+    if reference is None or reference is best:
+        return ""
     costs = []
-    mine, other = _memory(best), None if reference is None else _memory(reference)
-    if mine and other and reference is not best:
+    mine, other = _memory(best), _memory(reference)
+    if mine and other and round(mine / other, 2) > 1.0:
         costs.append(f"{mine / other:.2f}x the memory")
-    seconds = _startup(best)
-    if seconds:
-        costs.append(f"{seconds:.1f} s of capturing and compiling at the start")
+    seconds = (best.capture_seconds or 0.0) - (reference.capture_seconds or 0.0)
+    if round(seconds, 1) > 0.0:
+        costs.append(f"{seconds:.1f} s of capturing at the start")
     return f"costs {' and '.join(costs)}" if costs else ""
 
 
@@ -238,3 +260,36 @@ def _equals(best: PlanRow, rows: Sequence[PlanRow]) -> str:
         row.plan for row in rows if row is not best and row.ms_per_step.overlaps(best.ms_per_step)
     ]
     return f"as fast within the spread of the rounds: {', '.join(near)}" if near else ""
+
+
+_SHOWN: dict[str, Callable[[PlanRow], str]] = {
+    "memory": lambda row: f"{megabytes(_memory(row) or 0)} held",
+    "waits": lambda row: f"{row.waits_per_step:.2f} host waits a step",
+    "utilisation": lambda row: f"device busy {_utilisation(row) or 0.0:.0%}",
+    "startup": lambda row: f"{row.capture_seconds or 0.0:.1f} s of capturing",
+}
+
+
+def _why_not_fastest(
+    best: PlanRow, rows: Sequence[PlanRow], *, marks: Marks, weights: Mapping[str, float]
+) -> Iterator[str]:
+    """Name the fastest plan and what outweighed its speed; nothing if it is the best."""
+    fastest = min(rows, key=lambda row: row.ms_per_step.median)
+    if fastest.ms_per_step.median == best.ms_per_step.median:
+        return
+    ratio = best.ms_per_step.median / fastest.ms_per_step.median
+    yield (
+        f"not the fastest: {fastest.plan} takes {fastest.ms_per_step.median:.2f} ms a step, "
+        f"{ratio:.2f}x the steps a second"
+    )
+    decided = [
+        name
+        for name, weight in weights.items()
+        if weight * (marks[name][best.plan] - marks[name][fastest.plan]) > 0.0
+    ]
+    if not decided:
+        yield "speed has no weight, and by what has some the first of equal plans was taken"
+        return
+    figures = [f"{name} ({_SHOWN[name](best)}, not {_SHOWN[name](fastest)})" for name in decided]
+    without = " ".join(f"--weight {name}=0" for name in decided)
+    yield f"decided by {' and '.join(figures)}; {without} leaves that out"
