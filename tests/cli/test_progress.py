@@ -51,7 +51,15 @@ def test_an_epoch_ends_in_its_account(kind, capsys, monkeypatch):
     observer.testing(12)
 
     out = capsys.readouterr().out
-    for part in ("runs/x", "auto: launch-bound", "epoch_end", "data wait", "launch", "device busy", "gap 10.0%"):
+    for part in (
+        "runs/x",
+        "auto: launch-bound",
+        "epoch_end",
+        "data wait",
+        "launch",
+        "device busy",
+        "gap 10.0%",
+    ):
         assert part in out
     assert "2,000 target tokens/s" in out
     assert "peak memory 3 MiB" in out
