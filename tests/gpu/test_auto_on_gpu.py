@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gapless.device.select import resolve_device, set_numerics
-from gapless.pipeline.capture import CaptureReport
+from gapless.pipeline.capture_report import CaptureReport
 from gapless.pipeline.loop import TrainLoop
 
 

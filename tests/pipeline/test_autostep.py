@@ -9,7 +9,7 @@ import pytest
 from gapless.device.cpu import CpuDevice
 from gapless.pipeline import autostep
 from gapless.pipeline.autostep import AutoStep
-from gapless.pipeline.capture import CaptureReport
+from gapless.pipeline.capture_report import CaptureReport
 
 
 class ScriptedStep:

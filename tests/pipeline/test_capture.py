@@ -144,8 +144,8 @@ def test_values_that_are_new_in_every_batch_end_capturing(monkeypatch):
     monkeypatch.setattr("gapless.pipeline.capture._MAX_SHAPES", 5)
     with SimulatedDevice(scheduler="asap") as device:
         step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
-        for number in range(20):
-            step((torch.ones(1), number))
+        for batch in gapless.prefetch([(torch.ones(1), number) for number in range(20)], device):
+            step(batch)
 
         assert step.report.num_eager == 20
         assert step.report.refusal == "more than 5 shapes or plain values in batches"

@@ -203,8 +203,9 @@ def hold_more_with_every_graph(device):
     held, capture = [30_000], device.capture
 
     def count(work, *, like=None):
+        graph = capture(work, like=like)
         held[0] += 30_000
-        return capture(work, like=like)
+        return graph
 
     device.capture = count
     device.reserved_memory_bytes = lambda: held[0]

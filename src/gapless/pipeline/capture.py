@@ -12,18 +12,18 @@ has to be copied out of it before the next replay overwrites it.
 
 from __future__ import annotations
 
-import traceback
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.select import random_state, set_random_state
+from gapless.pipeline.capture_report import GRADIENTS, MEMORY, NUMBERS, CaptureReport, refusal_of
 from gapless.pipeline.records import HostPart, SplitStep, StepLoss
+from gapless.pipeline.shapes import difference, shape_of
 from gapless.pipeline.structure import map_tensors, tensors_of
-from gapless.pipeline.updates import Updates
+from gapless.pipeline.updates import Gradients, Updates, Watched
 
 
 if TYPE_CHECKING:
@@ -44,44 +44,16 @@ _MAX_GRAPHS = 100
 # So many are counted; a plain value that is new in every batch makes each of them a shape.
 _MAX_SHAPES = 10_000
 
+# Batches of which no two are alike, after which the report says so.
+_NUM_UNLIKE = 200
+
 # Without a budget of the caller's own: what is left is for libraries and fragments.
 _BUDGET_SHARE = 0.8
 
-# Changes of an optimizer's numbers that cost new captures each: a schedule may make this many, or
-# one in so many steps.
+# Changes of what graphs hold on to cost new captures each: a schedule may make this many, or one
+# in so many steps.
 _MAX_CHANGES = 3
 _MIN_STEPS_A_CHANGE = 20
-
-_TORCH = str(Path(torch.__file__).parent)
-_ENGINE = str(Path(__file__).parents[1])
-
-
-@dataclass(kw_only=True)
-class CaptureReport:
-    """What is captured, and what is not.
-
-    Attributes:
-        num_graphs: captures made, one for each shape of batch.
-        num_replays: steps that ran as a graph.
-        num_eager: steps that did not.
-        seconds: time spent capturing; the device stood still for it.
-        refusal: why no further shape is captured, None if nothing stands against it. What is
-            captured already is still launched as a graph.
-    """
-
-    num_graphs: int = 0
-    num_replays: int = 0
-    num_eager: int = 0
-    seconds: float = 0.0
-    refusal: str | None = None
-
-    def __str__(self) -> str:
-        """Return one line: what ran as a graph, what did not, and why."""
-        done = (
-            f"captured {self.num_graphs} shapes in {self.seconds:.1f} s, "
-            f"{self.num_replays} steps replayed, {self.num_eager} run as written"
-        )
-        return done if self.refusal is None else f"{done}; no further shape: {self.refusal}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,6 +61,7 @@ class _Captured:
     graph: Graph
     inputs: list[torch.Tensor]
     out: Any
+    gradients: Gradients
 
 
 class CapturedStep:
@@ -97,8 +70,9 @@ class CapturedStep:
     Everything the step does on the device is captured; what it does on the host is not done
     again, but for a method `on_host(batch)` of the step, which is called before every batch.
     Plain values in a batch count as part of its shape, and plain values that the step returns
-    stay as they were when it was captured. Plain numbers of torch's optimizers are watched: when
-    one changes, such as a learning rate that is no tensor, shapes are captured anew.
+    stay as they were when it was captured. Numbers and memory of torch's optimizers are watched:
+    when a learning rate that is no tensor changes, or a checkpoint replaces state, shapes are
+    captured anew; so they are when gradients are not where captured work looks for them.
 
     Shapes are captured in the order in which they come for the third time, so what the budget
     leaves out are the shapes that come last, usually the rare ones.
@@ -141,10 +115,12 @@ class CapturedStep:
         self._num_seen: Counter[Hashable] = Counter()
         self._newest: Graph | None = None
         self._updates = Updates()
-        self._settings = self._updates.settings()
+        self._held = self._holds_on_to()
         self._num_changes = 0
         self._is_full = False
         self._calls: dict[Hashable, list[int]] = {}
+        self._ahead: set[Hashable] = set()
+        self._former: Any = None
 
     def __call__(self, batch: Any) -> Any:
         """Train on a batch and return what the step returns, valid until the next call.
@@ -153,7 +129,9 @@ class CapturedStep:
         """
         call_host_part(self.step, batch)
         key = self.shape = shape_of(batch)
-        self._forget_if_settings_changed()
+        if not self._is_on_device(batch):
+            return do_work(self.step, batch)
+        self._forget_if_changed(key)
         captured = self._graphs.get(key)
         if captured is None and self._num_seen[key] >= NUM_WARM_UPS:
             captured = self._capture(key, batch)
@@ -162,6 +140,7 @@ class CapturedStep:
         for target, source in zip(captured.inputs, tensors_of(batch), strict=True):
             target.copy_(source)
         captured.graph.replay()
+        captured.gradients.hand_out()
         self.report.num_replays += 1
         return captured.out
 
@@ -176,6 +155,8 @@ class CapturedStep:
         """
         call_host_part(self.step, batch)
         self.shape = shape_of(batch) if may_come_again else None
+        if not self._is_on_device(batch):
+            return do_work(self.step, batch)
         return self._run_eagerly(self.shape, batch)
 
     @property
@@ -191,25 +172,73 @@ class CapturedStep:
         self._graphs = {}
         self._newest = None
 
+    def _is_on_device(self, batch: Any) -> bool:
+        """Return whether all of a batch is there; count it as run as written if it is not."""
+        for tensor in tensors_of(batch):
+            if not self._device.holds(tensor):
+                self.report.num_eager += 1
+                if self.report.refusal is None:
+                    self.report.refusal = (
+                        f"a batch holds a tensor on {tensor.device} ({tensor.dtype}, shape "
+                        f"{tuple(tensor.shape)}), whose values a graph would keep; move it to the "
+                        "device, or make it a plain value"
+                    )
+                return False
+        return True
+
     def _run_eagerly(self, key: Hashable | None, batch: Any) -> Any:
         self.report.num_eager += 1
         if key is None or self.report.refusal is not None:
             return do_work(self.step, batch)
+        if self._num_seen[key] == NUM_WARM_UPS - 1:
+            batch = _static(batch)
         return self._run_watched(key, batch)
 
     def _run_watched(self, key: Hashable, batch: Any) -> Any:
-        with self._updates.watched() as calls:
+        is_first = self._num_seen[key] == 0
+        state = self._updates.state()
+        with self._updates.watched(finds_leaves=is_first) as seen:
             out = do_work(self.step, batch)
-        if self._calls.get(key, calls) != calls:
-            self.report.refusal = (
+        # In its first run a step makes state that it keeps.
+        is_replaced = not is_first and state != self._updates.state()
+        self.report.refusal = self._objection(key, seen, replaces_state=is_replaced)
+        self._num_seen[key] += 1
+        self._calls[key] = seen.calls
+        self._note_unlike(batch)
+        return out
+
+    def _objection(self, key: Hashable, seen: Watched, *, replaces_state: bool) -> str | None:
+        """Return why work that did this cannot be done again by a graph, None if it can."""
+        if self._calls.get(key, seen.calls) != seen.calls:
+            return (
                 "the step calls optimizers in some runs and not in others, as its own code on the "
                 "host decides; let the batch say so by a plain value"
             )
-        elif len(self._num_seen) > _MAX_SHAPES:
-            self.report.refusal = f"more than {_MAX_SHAPES:,} shapes or plain values in batches"
-        self._num_seen[key] += 1
-        self._calls[key] = calls
-        return out
+        if seen.schedulers:
+            return (
+                f"the step calls {seen.schedulers[0]}.step(), which counts on the host; call it "
+                "after the step, or in a method on_host of the step"
+            )
+        if replaces_state:
+            return (
+                "the step's optimizer replaces its state, or counts on the host, and captured work "
+                "keeps the state it has"
+            )
+        if len(self._num_seen) > _MAX_SHAPES:
+            return f"more than {_MAX_SHAPES:,} shapes or plain values in batches"
+        return None
+
+    def _note_unlike(self, batch: Any) -> None:
+        """Say so if no two batches of the first many are alike."""
+        if len(self._num_seen) == _NUM_UNLIKE - 1:
+            self._former = batch
+        elif len(self._num_seen) == _NUM_UNLIKE == self._num_seen.total():
+            self.report.note = (
+                f"no two of {_NUM_UNLIKE} batches are alike, so nothing is captured: "
+                f"{difference(self._former, batch)} differs; pad tensors to fewer shapes, and keep "
+                "other values out of the batch"
+            )
+            self._former = None
 
     def warm_up(
         self,
@@ -228,6 +257,9 @@ class CapturedStep:
 
         Sync: Blocks the host ("capture").
         """
+        if snapshot.refusal is not None:
+            self.report.note = f"shapes are captured as they come: {snapshot.refusal}"
+            return
         random = random_state(self._device)
         try:
             for number, batch in enumerate(batches, start=1):
@@ -242,75 +274,85 @@ class CapturedStep:
         key = shape_of(batch)
         if key in self._graphs or self.report.refusal is not None:
             return
+        self._ahead.add(key)
         batch = _static(batch)
         for _ in range(NUM_WARM_UPS):
             self._run_watched(key, batch)
-        self._settings = self._updates.settings()
+        self._held = self._holds_on_to()
         self._capture(key, batch)
 
-    def _forget_if_settings_changed(self) -> None:
-        """Drop all graphs when a number that they hold has changed."""
+    def _holds_on_to(self) -> dict[str, Hashable]:
+        """Return what graphs keep as it was, by what to say when it changes too often."""
+        return {NUMBERS: self._updates.settings(), MEMORY: self._updates.memory()}
+
+    def _forget_if_changed(self, key: Hashable) -> None:
+        """Drop all graphs when something that they hold on to has changed."""
         if self.report.refusal is not None and not self._graphs:
             return
-        settings = self._updates.settings()
-        if settings == self._settings:
+        held = self._holds_on_to()
+        what = next((what for what, value in held.items() if value != self._held[what]), None)
+        captured = self._graphs.get(key)
+        if what is None and captured is not None and not captured.gradients.are_in_place():
+            what = GRADIENTS
+        if what is None:
             return
         if self._graphs:
             self._num_changes += 1
-        self._settings = settings
+        self._held = held
         # The first time, the optimizers have only become known.
         self.forget()
         if self._is_full:
             self._is_full, self.report.refusal = False, None
         if self._num_changes > max(_MAX_CHANGES, self._num_steps() / _MIN_STEPS_A_CHANGE):
-            self.report.refusal = (
-                f"numbers of the optimizer have changed {self._num_changes} times, and captured "
-                "work keeps those it has; make the learning rate a tensor on the device"
-            )
+            self.report.refusal = what.format(self._num_changes)
 
     def _num_steps(self) -> int:
         return self.report.num_replays + self.report.num_eager
 
     def _capture(self, key: Hashable, batch: Any) -> _Captured | None:
         if self.report.refusal is None:
-            self.report.refusal = self._limit()
+            self.report.refusal = self._limit(key)
             self._is_full = self.report.refusal is not None
         if self.report.refusal is not None:
             return None
         static = _static(batch)
         outs: list[Any] = []
+        before: list[int] = []
         gradients = self._updates.gradients()
-        before = self._device.reserved_memory_bytes()
         start = self._device.now_ms()
+
+        def work() -> None:
+            # Read here: torch gives back free memory before a capture begins.
+            before.append(self._device.reserved_memory_bytes())
+            # Without its graph of gradients, which would hold on to more of the memory.
+            outs.append(map_tensors(do_work(self.step, static), torch.detach))
+
         try:
             with self._sync.blocking("capture"):
-                # Without its graph of gradients, which would hold on to more of the memory.
-                graph = self._device.capture(
-                    lambda: outs.append(map_tensors(do_work(self.step, static), torch.detach)),
-                    like=self._newest,
-                )
+                graph = self._device.capture(work, like=self._newest)
         except BaseException as error:
             # The backward pass did not run: gradients that it made hold nothing.
             for weight, gradient in gradients:
                 weight.grad = gradient
             if not isinstance(error, RuntimeError):
                 raise
-            self.report.refusal = _refusal(error)
+            self.report.refusal = refusal_of(error)
             return None
         finally:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
         self._largest_bytes = max(
-            self._largest_bytes, self._device.reserved_memory_bytes() - before
+            self._largest_bytes, self._device.reserved_memory_bytes() - before[0]
         )
         self._newest = graph
         self.report.num_graphs += 1
-        captured = _Captured(graph=graph, inputs=tensors_of(static), out=outs[0])
-        self._graphs[key] = captured
+        captured = self._graphs[key] = _Captured(
+            graph=graph, inputs=tensors_of(static), out=outs[0], gradients=Gradients(gradients)
+        )
         return captured
 
-    def _limit(self) -> str | None:
+    def _limit(self, key: Hashable) -> str | None:
         """Return why no further shape can be captured, None if one can."""
-        if self.only_ahead:
+        if self.only_ahead and key not in self._ahead:
             return "a batch has the shape of no bucket"
         if len(self._graphs) >= _MAX_GRAPHS:
             return f"{_MAX_GRAPHS} shapes are captured already; pad batches to fewer shapes"
@@ -350,33 +392,3 @@ def do_work(step: Any, batch: Any) -> Any:
 def loss_of(out: Any) -> StepLoss:
     """Return what a step returned as the record that the loop keeps of it."""
     return out if isinstance(out, StepLoss) else StepLoss(loss=out)
-
-
-def shape_of(batch: Any) -> Hashable:
-    """Return what two batches share that the same graph can take."""
-    shapes: list[Hashable] = []
-
-    def note(tensor: torch.Tensor) -> str:
-        shapes.append((tensor.shape, tensor.dtype))
-        return "tensor"
-
-    # What is left of the batch without its tensors: containers and plain values.
-    return (repr(map_tensors(batch, note)), tuple(shapes))  # type: ignore[arg-type]
-
-
-def _refusal(error: RuntimeError) -> str:
-    """Return the line of the step that forbids a capture, and what it does."""
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _ENGINE))]
-    where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
-    what = str(error).splitlines()[0]
-    hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
-    return where + what + hint
-
-
-# What torch and CUDA say, and what it means for a step.
-_HINTS = {
-    "called a synchronizing CUDA operation": " (the host reads a value there, which makes it wait)",
-    "uncaptured work": " (a loss of an earlier backward pass is still held; let go of it)",
-    "capturable": " (give the optimizer capturable=True)",
-}

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from gapless.device.select import resolve_device
 from gapless.pipeline.auto import ON_A_CPU, Diagnosis
 from gapless.pipeline.autostep import AutoStep
-from gapless.pipeline.capture import CapturedStep, CaptureReport, call_host_part, do_work, loss_of
+from gapless.pipeline.capture import CapturedStep, call_host_part, do_work, loss_of
 from gapless.pipeline.failures import noted_on
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Event
+    from gapless.pipeline.capture_report import CaptureReport
     from gapless.pipeline.snapshot import Snapshot
 
 

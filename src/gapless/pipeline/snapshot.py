@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 
+# State that these make when they first need it is zero; what their constructors make is copied.
+_BEGIN_AT_ZERO = frozenset(
+    getattr(torch.optim, name)
+    for name in ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "RAdam", "RMSprop", "SGD")
+)
+
+
 class Snapshot:
     """Copies of everything that a training step changes on the device.
 
@@ -35,12 +42,22 @@ class Snapshot:
         self._scaler_state = scaler.state_dict() if scaler is not None else {}
         self._copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the optimizer cannot be put back, None if it can."""
+        kind, groups = type(self._optimizer), self._optimizer.param_groups
+        if kind not in _BEGIN_AT_ZERO:
+            return f"how the state of {kind.__name__} begins is not known, to put it back"
+        if kind is torch.optim.SGD and any(g["momentum"] and g["dampening"] for g in groups):
+            return "the momentum of SGD with dampening begins with a gradient, not with zero"
+        return None
+
     @torch.no_grad()
     def restore(self) -> None:
         """Put everything back, into the same memory.
 
-        State that the optimizer made meanwhile is set to zero, as torch's optimizers begin, and
-        so are gradients: captured work that adds to them has to find them in their place.
+        State that the optimizer made meanwhile is set to zero, and so are gradients: captured
+        work that adds to them has to find them in their place.
 
         Sync: Does not block the host.
         """

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gapless.device.select import resolve_device
 from gapless.errors import BatchError, UserError
-from gapless.pipeline.capture import CapturedStep, CaptureReport, call_host_part, do_work
+from gapless.pipeline.capture import CapturedStep, call_host_part, do_work
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.snapshot import Snapshot
 from gapless.pipeline.structure import map_tensors
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device
+    from gapless.pipeline.capture_report import CaptureReport
     from gapless.pipeline.records import SplitStep
 
 
@@ -88,10 +89,11 @@ class StandaloneStep:
         self._device.wait_stream(self._stream, outer)
         try:
             with self._device.use_stream(self._stream):
-                self._captured.warm_up(prefetch(batches, self._device), snapshot=snapshot())
+                taken = snapshot()
+                self._captured.warm_up(prefetch(batches, self._device), snapshot=taken)
         finally:
             self._device.wait_stream(outer, self._stream)
-        self._captured.only_ahead = True
+        self._captured.only_ahead = taken.refusal is None
 
 
 def capture(

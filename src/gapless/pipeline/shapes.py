@@ -1,0 +1,57 @@
+"""What makes two batches alike for a captured step."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from gapless.pipeline.structure import map_tensors
+
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable, Iterator
+
+    import torch
+
+
+def shape_of(batch: Any) -> Hashable:
+    """Return what two batches share that the same graph can take."""
+    shapes: list[Hashable] = []
+
+    def note(tensor: torch.Tensor) -> str:
+        shapes.append((tensor.shape, tensor.dtype, tensor.device))
+        return "tensor"
+
+    # What is left of the batch without its tensors: containers and plain values.
+    return (repr(map_tensors(batch, note)), tuple(shapes))  # type: ignore[arg-type]
+
+
+def difference(first: Any, second: Any) -> str:
+    """Return what makes two batches of other shapes different, in a few words."""
+    return next(_plain_differences(first, second, "batch"), "the shape of its tensors")
+
+
+def _plain_differences(first: Any, second: Any, where: str) -> Iterator[str]:
+    parts, others = _parts(first, where), _parts(second, where)
+    if parts is None or others is None:
+        if not hasattr(first, "data_ptr") and repr(first) != repr(second):
+            yield f"{where} ({type(second).__name__})"
+    elif parts.keys() != others.keys():
+        yield f"what is in {where}"
+    else:
+        for name, part in parts.items():
+            yield from _plain_differences(part, others[name], name)
+
+
+def _parts(value: Any, where: str) -> dict[str, Any] | None:
+    """Return the parts of a container by their name, None for anything else."""
+    if dataclasses.is_dataclass(value):
+        return {
+            f"{where}.{one.name}": getattr(value, one.name) for one in dataclasses.fields(value)
+        }
+    if isinstance(value, Mapping):
+        return {f"{where}[{key!r}]": part for key, part in value.items()}
+    if isinstance(value, tuple | list):
+        return {f"{where}[{number}]": part for number, part in enumerate(value)}
+    return None
