@@ -266,3 +266,15 @@ def test_other_plans_diagnose_nothing():
     """Only `auto` speaks."""
     with TrainLoop(plan="gapless", device="cpu") as loop:
         assert loop.diagnosis is None
+
+
+def test_a_step_that_compiles_does_not_spoil_the_averages():
+    """One of ten took a second; a wait for the loader that is as rare counts in full."""
+    steps = [sample(10.0, host_ms=2.0) for _ in range(8)]
+    steps += [sample(1000.0, host_ms=990.0), sample(100.0, host_ms=2.0, data_wait_ms=90.0)]
+
+    found = Readings.of(steps, num_workers=None)
+
+    assert found.step_ms == pytest.approx(20.0)
+    assert found.host_ms == pytest.approx(2.0)
+    assert found.data_wait_ms == pytest.approx(10.0)

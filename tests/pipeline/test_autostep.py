@@ -179,3 +179,14 @@ def test_waits_for_data_are_taken_step_by_step():
     assert scripted.auto.diagnosis.bottleneck == "data"
     assert "the host waits 18.0 of 20.0 ms a step" in scripted.auto.diagnosis.line
     assert scripted.auto.diagnosis.workers_needed == 9
+
+
+def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
+    """No step follows another: after some, the diagnosis says so, and steps run as written."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
+    for _ in range(40):
+        assert scripted.auto("a") == "eager"
+        scripted.meter.observer(scripted.meter.label, 20.0, None)
+
+    assert scripted.auto.diagnosis.bottleneck == "none"
+    assert "none of 20 steps followed another" in scripted.auto.diagnosis.line

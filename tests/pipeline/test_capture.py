@@ -149,3 +149,56 @@ def test_values_that_are_new_in_every_batch_end_capturing(monkeypatch):
 
         assert step.report.num_eager == 20
         assert step.report.refusal == "more than 5 shapes or plain values in batches"
+
+
+UNLIKE = {
+    "a number": (lambda n: (torch.ones(2), {"step": n}), "batch[1]['step'] (int) differs"),
+    "a name": (lambda n: [torch.ones(2), f"{n}.png"], "batch[1] (str) differs"),
+    "a shape": (lambda n: (torch.ones(1 + n), 0), "the shape of its tensors differs"),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_batches_of_which_no_two_are_alike_are_told_from_what(case, monkeypatch):
+    """Nothing is ever captured then, and what keeps it from that is named."""
+    monkeypatch.setattr("gapless.pipeline.capture._NUM_UNLIKE", 8)
+    make, what = UNLIKE[case]
+    with SimulatedDevice(scheduler="asap") as device:
+        step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
+        for number, batch in enumerate(gapless.prefetch([make(n) for n in range(10)], device)):
+            assert (step.report.note is None) == (number < 8)
+            step(batch)
+
+        assert step.report.note.startswith("no two of 8 batches are alike")
+        assert what in str(step.report)
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings", "is_known"),
+    [
+        ("Adam", {}, True),
+        ("NAdam", {}, False),
+        ("SGD", {"momentum": 0.9, "dampening": 0.5}, False),
+    ],
+)
+def test_buckets_wait_where_the_optimizer_cannot_be_put_back(kind, settings, is_known):
+    """State of such an optimizer does not begin at zero: shapes are captured as they come."""
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.ones(2))
+    model = torch.nn.Module()
+    model.weight = weight
+    optimizer = getattr(torch.optim, kind)([weight], lr=0.1, **settings)
+    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+        step = gapless.capture(
+            lambda batch: (weight * batch).sum(),
+            buckets=[torch.ones(2)],
+            model=model,
+            optimizer=optimizer,
+            device=device,
+        )
+        assert step.report.num_graphs == is_known
+        for batch in gapless.prefetch([torch.ones(2)] * 4, device):
+            step(batch)
+
+        assert step.report.num_graphs == 1
+        assert ("shapes are captured as they come" in str(step.report)) is not is_known

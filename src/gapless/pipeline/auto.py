@@ -30,6 +30,9 @@ _BUSY_SHARE = 0.95
 # A step has to be faster as a graph by this share: graphs take memory.
 _GAIN_SHARE = 0.02
 
+# A step in which the host takes so many times as long as in most is one that compiled something.
+_OUTLIER = 5.0
+
 # A plan that has settled is measured again when its figures change by more than this share.
 _CHANGE_SHARE = 0.3
 
@@ -83,7 +86,8 @@ class Readings:
 
     @classmethod
     def of(cls, samples: Sequence[Sample], *, num_workers: int | None) -> Readings:
-        """Return the averages of at least one sample."""
+        """Return the averages of at least one sample, without steps that compiled something."""
+        samples = _typical(samples)
         sites = Counter(site for sample in samples for site in sample.waits)
         return cls(
             step_ms=fmean(sample.period_ms for sample in samples),
@@ -150,6 +154,24 @@ ON_A_CPU = Diagnosis(
     captures=False,
     reason="a CPU runs its work itself, so there are no gaps to close; runs as gapless",
 )
+
+
+def nothing_measured(num_steps: int) -> Diagnosis:
+    """Return what is said where no step follows another, as with one batch an epoch."""
+    return Diagnosis(
+        bottleneck="none",
+        captures=False,
+        reason=(
+            f"none of {num_steps} steps followed another without an end of an epoch between them, "
+            "so there is nothing to measure; runs as gapless"
+        ),
+    )
+
+
+def _typical(samples: Sequence[Sample]) -> Sequence[Sample]:
+    # Medians would not do: a loader with workers makes few steps wait, and those for long.
+    limit = _OUTLIER * median(sample.host_ms for sample in samples)
+    return [sample for sample in samples if sample.waits or sample.host_ms <= limit]
 
 
 def compare(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:

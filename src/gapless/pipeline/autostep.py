@@ -16,7 +16,16 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from gapless.pipeline.auto import Diagnosis, Pace, Readings, Sample, Trial, compare, diagnose
+from gapless.pipeline.auto import (
+    Diagnosis,
+    Pace,
+    Readings,
+    Sample,
+    Trial,
+    compare,
+    diagnose,
+    nothing_measured,
+)
 from gapless.pipeline.loaders import num_workers
 
 
@@ -34,6 +43,9 @@ _WARM_UP = 3
 
 # Steps that are measured in each way before anything is decided.
 _WINDOW = 10
+
+# Steps that follow no other, after which there is nothing to measure.
+_MAX_UNMEASURED = 20
 
 # Steps after which a trial ends although hardly any shape came again.
 _MAX_TRIAL = 200
@@ -85,6 +97,7 @@ class AutoStep:
         self._phase: _Phase = "warm-up"
         self._round = 0
         self._num_launched = 0
+        self._num_unmeasured = 0
         self._eager: list[Sample] = []
         self._replays: list[Sample] = []
         self._recent: list[Sample] = []
@@ -158,6 +171,7 @@ class AutoStep:
         if not isinstance(label, _Launched) or label.round != self._round or label.is_capture:
             return
         if period_ms is None:
+            self._note_unmeasured()
             return
         sample = Sample(
             is_replay=label.is_replay,
@@ -177,6 +191,16 @@ class AutoStep:
             self._replays.append(sample)
         elif self._phase == "settled":
             self._watch_pace(sample)
+
+    def _note_unmeasured(self) -> None:
+        self._num_unmeasured += 1
+        if (
+            self._phase == "measure"
+            and not self._eager
+            and self._num_unmeasured >= _MAX_UNMEASURED
+        ):
+            self.diagnosis = nothing_measured(self._num_unmeasured)
+            self._enter("settled")
 
     def _end_measurement(self) -> None:
         waits = [site for sample in self._eager for site in sample.waits]
