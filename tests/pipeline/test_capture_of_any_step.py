@@ -9,6 +9,7 @@ import torch
 
 import gapless
 from gapless.device.simulated.device import SimulatedDevice
+from gapless.pipeline.loop import TrainLoop
 
 
 DATA = [torch.randn(4, 3, generator=torch.Generator().manual_seed(n)) for n in range(12)]
@@ -174,3 +175,19 @@ def test_the_last_run_before_a_capture_takes_a_batch_of_its_own():
             step(batch)
 
         assert is_view == [True, False, False]
+
+
+def test_under_auto_the_last_run_before_a_capture_takes_a_batch_of_its_own():
+    """Its first steps run as written too, and one of them counts as that run."""
+    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+        is_view = []
+
+        def note(batch):
+            is_view.append(batch._is_view())
+            return batch.sum()
+
+        with TrainLoop(plan="auto", device=device) as loop:
+            loop.run_epoch(DATA * 4, note)
+
+        assert loop.capture.num_graphs == 1
+        assert is_view[:3] == [True, False, True]

@@ -113,16 +113,15 @@ def capture(
     as written, and is counted. What the step does on the host (printing, counting, drawing from
     Python's random numbers) is not done again by a graph, except for a method `on_host(batch)` of
     the step. Learning rates and other numbers of torch's optimizers are watched; make a rate that
-    changes every step a tensor on the device, and move schedules on outside of the step. On a CPU
-    it is the step itself.
+    changes every step a tensor on the device, and call schedules outside. On a CPU nothing changes.
 
     Args:
         step: takes a batch on the device, trains on it and returns its loss, or any structure of
             tensors. Adam and AdamW have to be made with `capturable=True`.
         buckets: example batches, one of each padded shape, in order of use: their shapes are
             captured now, without training on them, and no others later. What the memory budget
-            leaves out is the last of them. Needs `model` and `optimizer`; one whose state does
-            not begin at zero, such as NAdam, has shapes captured as they come.
+            leaves out is the last of them. Needs `model` and `optimizer` (not NAdam and others
+            whose state does not begin at zero: shapes are then captured as they come).
         model: whose weights and buffers are put back afterwards.
         optimizer: whose state is put back.
         scaler: of gradients, put back as well.
