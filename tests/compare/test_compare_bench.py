@@ -267,6 +267,9 @@ class Accelerator:
     def __getattr__(self, name):
         return getattr(CPU, name)
 
+    def holds(self, tensor):
+        return tensor.device.type == "cpu"
+
     def capture(self, work, *, like=None):
         work()
         return CPU.capture(work)

@@ -164,8 +164,8 @@ class Trainer:
         diagnosis, capture = self._loop.diagnosis, self._loop.capture
         if diagnosis is not None:
             text = diagnosis.line
-        elif capture is not None and capture.refusal is not None:
-            text = f"steps that are not captured run as written: {capture.refusal}"
+        elif capture is not None and (capture.refusal or capture.note):
+            text = f"steps that are not captured run as written: {capture.refusal or capture.note}"
         else:
             return
         if text not in self._noted:
