@@ -233,6 +233,8 @@ def start_command(*arguments):
         text=True,
         cwd=ROOT,
         env=environment,
+        # A shell that runs tests in the background has its children ignore Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
 
 
