@@ -25,7 +25,7 @@ def make_training(*, kind="sgd", rows=(16,), count=40):
         torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 1)
     ).cuda()
     if kind == "sgd":
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
     else:
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, capturable=kind == "capturable")
     draw = torch.Generator().manual_seed(1)

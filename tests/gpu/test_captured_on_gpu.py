@@ -63,6 +63,8 @@ def test_a_captured_run_on_packed_batches_equals_an_eager_one(tmp_path, precisio
     assert set(summary["host_waits"]) == {"epoch_end"}
 
 
+# Torch's compiler looks at whatever may warn; as errors those stop it.
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("layout", ["--pack", "--fixed-shapes"])
 def test_compiled_layers_learn_the_same(tmp_path, layout):
     """Without dropout, losses stay within rounding of bf16; twice in one process."""
