@@ -287,9 +287,7 @@ def _precision(device):
 def summarize(name, rounds):
     """Return medians, spreads, the best plan, and the ratio of `auto` to it."""
     medians = {plan: median(times) for plan, times in rounds.items()}
-    others = [plan for plan in medians if plan != "auto"]
-    best = min(others, key=medians.get)
-    ratios = [mine / its for mine, its in zip(rounds["auto"], rounds[best], strict=True)]
+    best = _best(rounds, range(len(rounds["auto"])))
     return {
         "workload": name,
         "problem": None,
@@ -297,9 +295,35 @@ def summarize(name, rounds):
         "iqr_ms": {plan: _iqr(times) for plan, times in rounds.items()},
         "rounds_ms": rounds,
         "best": best,
-        "auto_to_best": median(ratios),
-        "auto_to_best_rounds": ratios,
+        "auto_to_best": ratio_to_best(rounds),
+        "auto_to_best_rounds": _ratios(rounds, best, range(len(rounds["auto"]))),
     }
+
+
+def ratio_to_best(rounds):
+    """Return the ratio of `auto` to the best plan, the median over rounds.
+
+    Of many plans that are equally fast, the one that looks best in some rounds was lucky there. So
+    the best of every other round is compared in the rounds between, and the other way round.
+    """
+    count = len(rounds["auto"])
+    if count == 1:
+        return _ratios(rounds, _best(rounds, [0]), [0])[0]
+    halves = range(0, count, 2), range(1, count, 2)
+    ratios = []
+    for chosen, compared in (halves, halves[::-1]):
+        ratios += _ratios(rounds, _best(rounds, chosen), compared)
+    return median(ratios)
+
+
+def _best(rounds, numbers):
+    """Return the plan that is fastest in the median of some rounds."""
+    others = [plan for plan in rounds if plan != "auto"]
+    return min(others, key=lambda plan: median(rounds[plan][number] for number in numbers))
+
+
+def _ratios(rounds, best, numbers):
+    return [rounds["auto"][number] / rounds[best][number] for number in numbers]
 
 
 def _iqr(times):

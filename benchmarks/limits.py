@@ -24,6 +24,7 @@ from benchmarks.peers.cases import PLAIN_LAYOUT, TINY, base32, base8192, big25k
 from benchmarks.peers.gapless_peer import GaplessPeer
 from benchmarks.peers.worker import Order, RowError, RowProcess
 from benchmarks.processes import replace_text
+from benchmarks.taken_away import TAKE_AWAY
 from gapless.device.select import resolve_device
 from gapless.errors import UserError
 
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 
 _CASES = ("base32", "base8192", "big25k")
 
+# Those that take something away are run when they are named.
+_ROWS = "padded,eager,captured,compiled"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limit:
@@ -46,12 +50,14 @@ class Limit:
         title: for people.
         plan: name of the plan.
         layout: settings of layout and compiling.
+        without: what is taken away, a key of `TAKE_AWAY`.
     """
 
     name: str
     title: str
     plan: str
     layout: dict[str, Any]
+    without: str | None = None
 
 
 def rows_of(case: Case) -> list[Limit]:
@@ -59,15 +65,20 @@ def rows_of(case: Case) -> list[Limit]:
     by_sentences = case.config.batch_size is not None
     word = "few shapes" if by_sentences else "packed"
     layout = {"pack": not by_sentences, "fixed_shapes": by_sentences, "compile": False}
+    best: dict[str, Any] = {"plan": "captured", "layout": layout | {"compile": True}}
     return [
         Limit(name="padded", title="padded, eager", plan="gapless", layout=PLAIN_LAYOUT),
         Limit(name="eager", title=f"{word}, eager", plan="gapless", layout=layout),
         Limit(name="captured", title=f"{word}, captured", plan="captured", layout=layout),
-        Limit(
-            name="compiled",
-            title=f"{word}, captured, layers compiled",
-            plan="captured",
-            layout=layout | {"compile": True},
+        Limit(name="compiled", title=f"{word}, captured, layers compiled", **best),
+        *(
+            Limit(
+                name=f"no-{what.replace(' ', '-')}",
+                title=f"{word}, captured, layers compiled, without {what}",
+                without=what,
+                **best,
+            )
+            for what in TAKE_AWAY
         ),
     ]
 
@@ -101,7 +112,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.limits", description=__doc__)
     parser.add_argument("--cases", default=",".join(_CASES), help="names, with commas")
-    parser.add_argument("--only", default="padded,eager,captured,compiled", help="rows")
+    parser.add_argument("--only", default=_ROWS, help="rows: these, no-chunked-loss, ...")
     parser.add_argument("--data", help="folder or file of sentence pairs; none: synthetic ones")
     parser.add_argument("--src", default="en", help="source side of the data")
     parser.add_argument("--tgt", default="zh", help="target side")
@@ -162,7 +173,7 @@ class _Runner:
             found["problem"] = "not run, time was up"
         else:
             process = RowProcess(
-                partial(GaplessPeer, plan=row.plan, layout=row.layout),
+                partial(GaplessPeer, plan=row.plan, layout=row.layout, without=row.without),
                 case=case,
                 device=self._device,
                 log=self._logs / f"{case.name}-{row.name}.log",

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.parts import take
+from benchmarks.taken_away import TAKE_AWAY
 from gapless.device.select import seed_everything
 from gapless.nmt.batching import Microbatch, PairBatches, make_loader
 from gapless.nmt.parts import make_parts, make_sampler
@@ -36,14 +37,23 @@ class GaplessPeer:
         device: where.
         plan: name of the plan.
         layout: settings of layout and compiling; none: what `gapless train` decides itself.
+        without: what is taken away in this process, a key of `TAKE_AWAY`.
 
     Attributes:
         setup_facts: what the set-up found out.
     """
 
     def __init__(
-        self, case: Case, device: Device, *, plan: str, layout: dict[str, Any] | None = None
+        self,
+        case: Case,
+        device: Device,
+        *,
+        plan: str,
+        layout: dict[str, Any] | None = None,
+        without: str | None = None,
     ) -> None:
+        if without is not None:
+            TAKE_AWAY[without]()
         config = replace(case.config, plan=plan, **(layout or {}))
         self._config = config.resolved_for(is_accelerator=device.is_accelerator)
         self._case = case

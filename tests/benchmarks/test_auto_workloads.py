@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import sys
+
+import pytest
+from benchmarks.auto_workloads import summarize
 
 from benchmarks import auto_workloads
 
@@ -53,6 +57,23 @@ def test_a_process_that_dies_is_told_by_its_exit_code(monkeypatch, tmp_path):
     _, results = run(monkeypatch, tmp_path, "--only", "host-read")
 
     assert results[0]["problem"].startswith("its process ended with exit code ")
+
+
+def test_the_luck_of_a_plan_is_no_loss_of_auto():
+    """The best of many equal plans is compared where it was not chosen; a slower auto is seen."""
+    draw = random.Random(3)
+    names = [*(f"plan {number}" for number in range(9)), "auto"]
+    times = {name: [draw.uniform(0.8, 1.2) for _ in range(300)] for name in names}
+
+    assert summarize("equal", times)["auto_to_best"] == pytest.approx(1.0, abs=0.03)
+
+    times["auto"] = [1.3 * value for value in times["auto"]]
+    times["plan 4"] = [0.5 * value for value in times["plan 4"]]
+    found = summarize("unequal", times)
+    assert found["auto_to_best"] == pytest.approx(2.6, rel=0.05)
+    assert found["best"] == "plan 4"
+    one_round = {name: values[:1] for name, values in times.items()}
+    assert summarize("one", one_round)["auto_to_best"] > 1.0
 
 
 def test_an_unknown_workload_is_told_in_one_line(monkeypatch, tmp_path, capsys):

@@ -6,6 +6,7 @@ import json
 from statistics import median
 
 import pytest
+import torch
 from benchmarks.limits import main, rows_of
 from benchmarks.peers.cases import TINY, base32, big25k
 from benchmarks.peers.gapless_peer import GaplessPeer
@@ -13,6 +14,8 @@ from benchmarks.peers.window import Window
 
 from benchmarks import limits_report
 from gapless.device.select import resolve_device
+from gapless.nmt import attention
+from gapless.nmt.loss import LabelSmoothing
 
 
 def tiny_big25k(**settings):
@@ -48,7 +51,7 @@ def test_a_run_out_of_time_keeps_every_row_with_the_reason(tmp_path):
     assert main([*OPTIONS, "--cases", "base32", "--time-limit", "0", "--out", str(tmp_path)]) == 1
 
     table = (tmp_path / "limits.md").read_text(encoding="utf-8")
-    assert table.count("| not run, time was up |") == len(rows_of(base32(workers=0, **TINY)))
+    assert table.count("| not run, time was up |") == 4
 
 
 def test_rows_of_a_case_have_the_same_loss():
@@ -64,6 +67,33 @@ def test_rows_of_a_case_have_the_same_loss():
         losses.append(window.loss)
 
     assert losses == pytest.approx([losses[0]] * 3, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("what", "owner", "name"),
+    [
+        ("chunked loss", LabelSmoothing, "of_hidden"),
+        ("fused optimizer", torch.optim, "AdamW"),
+        ("packed attention", attention, "_KERNEL"),
+    ],
+)
+def test_what_is_taken_away_changes_no_loss(monkeypatch, what, owner, name):
+    """It is another way to compute the same, and is really another."""
+    case = tiny_big25k(num_pairs=300, target_tokens=2_000)
+    layout = rows_of(case)[1].layout
+    device = resolve_device("cpu")
+    losses, found = [], getattr(owner, name)
+    # Put back afterwards.
+    monkeypatch.setattr(owner, name, found)
+    for without in (None, what):
+        peer = GaplessPeer(case, device, plan="gapless", layout=layout, without=without)
+        peer.setup()
+        window = Window(device=device, warmup=0, steps=3)
+        peer.run(window, first=0)
+        losses.append(window.loss)
+
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert getattr(owner, name) is not found
 
 
 def test_a_batch_of_the_big_case_has_the_target_tokens_asked_for():
