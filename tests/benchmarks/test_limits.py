@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 from benchmarks.limits import main, rows_of
-from benchmarks.peers.cases import TINY, base32, big25k
+from benchmarks.peers.cases import TINY, big25k
 from benchmarks.peers.gapless_peer import GaplessPeer
 from benchmarks.peers.window import Window
 
