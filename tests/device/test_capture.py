@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 from torch.nn import functional as F
@@ -12,6 +14,13 @@ from gapless.device.simulated.device import SimulatedDevice
 SCHEDULERS = ["asap", "lazy", "random"]
 
 
+@contextmanager
+def on_a_stream(scheduler):
+    """Yield a device whose current stream is one of its own: the default one has no captures."""
+    with SimulatedDevice(scheduler=scheduler) as device, device.use_stream(device.create_stream()):
+        yield device
+
+
 def floats(device, count=4):
     return device.device_buffer(4 * count).view(torch.float32)
 
@@ -19,7 +28,7 @@ def floats(device, count=4):
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 def test_a_capture_does_nothing_until_it_is_replayed(scheduler):
     """Each replay works on the memory of the capture, with the values that it has by then."""
-    with SimulatedDevice(scheduler=scheduler) as device:
+    with on_a_stream(scheduler) as device:
         x, total = floats(device).fill_(1.0), floats(device).fill_(0.0)
         graph = device.capture(lambda: total.add_(x * 2))
         assert total.tolist() == [0.0] * 4
@@ -38,7 +47,7 @@ def test_every_replay_has_random_numbers_of_its_own(scheduler):
     expected = [F.dropout(torch.ones(32), 0.5) for _ in range(3)]
     state = torch.get_rng_state()
     torch.manual_seed(3)
-    with SimulatedDevice(scheduler=scheduler) as device:
+    with on_a_stream(scheduler) as device:
         x, y = floats(device, 32).fill_(1.0), floats(device, 32)
         kept = [floats(device, 32) for _ in range(3)]
         graph = device.capture(lambda: y.copy_(F.dropout(x, 0.5)))
@@ -53,7 +62,7 @@ def test_every_replay_has_random_numbers_of_its_own(scheduler):
 
 def test_a_replay_is_one_piece_of_work_for_the_checker():
     """It reads and writes all that the captured work does, on the stream of the replay."""
-    with SimulatedDevice(scheduler="asap") as device:
+    with on_a_stream("asap") as device:
         x, side = floats(device).fill_(1.0), device.create_stream()
         graph = device.capture(lambda: x.add_(1))
         device.wait_stream(side, device.current_stream())
@@ -64,12 +73,12 @@ def test_a_replay_is_one_piece_of_work_for_the_checker():
     assert [
         (race.first.agent, race.first.what, race.second.agent, race.second.what)
         for race in device.report.races
-    ] == [("stream 0", "graph replay", "default stream", "aten.add.Tensor")]
+    ] == [("stream 1", "graph replay", "stream 0", "aten.add.Tensor")]
 
 
 def test_capturing_touches_no_memory():
     """A capture beside a stream that works on the same memory is no race; nothing runs yet."""
-    with SimulatedDevice(scheduler="lazy") as device:
+    with on_a_stream("lazy") as device:
         x, side = floats(device), device.create_stream()
         device.wait_stream(side, device.current_stream())
         with device.use_stream(side):
@@ -86,7 +95,7 @@ def test_capturing_touches_no_memory():
 
 def test_streams_of_one_capture_can_race():
     """Work of two streams that nothing orders is found when it is captured."""
-    with SimulatedDevice(scheduler="lazy") as device:
+    with on_a_stream("lazy") as device:
         x, side = floats(device).fill_(1.0), device.create_stream()
 
         def work():
@@ -97,13 +106,13 @@ def test_streams_of_one_capture_can_race():
         device.capture(work)
 
     assert [(race.first.agent, race.second.agent) for race in device.report.races] == [
-        ("default stream", "stream 0")
+        ("stream 0", "stream 1")
     ]
 
 
 def test_streams_of_one_capture_can_be_ordered():
     """Events that are recorded and waited for inside order the captured work."""
-    with SimulatedDevice(scheduler="lazy") as device:
+    with on_a_stream("lazy") as device:
         x, side, event = floats(device).fill_(1.0), device.create_stream(), device.create_event()
 
         def work():
@@ -121,7 +130,7 @@ def test_streams_of_one_capture_can_be_ordered():
 
 def test_events_of_a_capture_order_nothing_outside():
     """A wait that is captured happens when it is replayed, and only there."""
-    with SimulatedDevice(scheduler="lazy") as device:
+    with on_a_stream("lazy") as device:
         x, side, stream = floats(device), device.create_stream(), device.current_stream()
         with device.use_stream(side):
             x.fill_(1.0)
@@ -133,7 +142,7 @@ def test_events_of_a_capture_order_nothing_outside():
 
 def test_replays_of_one_graph_keep_their_order():
     """The driver does not run a graph beside itself, whatever streams it is launched on."""
-    with SimulatedDevice(scheduler="random") as device:
+    with on_a_stream("random") as device:
         x, side = floats(device).fill_(1.0), device.create_stream()
         graph = device.capture(lambda: x.add_(1))
         graph.replay()
@@ -145,7 +154,7 @@ def test_replays_of_one_graph_keep_their_order():
 
 def test_memory_of_a_capture_is_the_graphs_own():
     """What was allocated inside is never handed out to work outside."""
-    with SimulatedDevice(scheduler="lazy") as device:
+    with on_a_stream("lazy") as device:
         x, addresses = floats(device).fill_(1.0), []
 
         def work():
@@ -185,7 +194,7 @@ REFUSED = {
 def test_what_waits_cannot_be_captured(name):
     """It raises at the call, and the device is as it was: work runs again at once."""
     message, work = REFUSED[name]
-    with SimulatedDevice(scheduler="asap") as device:
+    with on_a_stream("asap") as device:
         x = floats(device).fill_(1.0)
         with pytest.raises(RuntimeError, match=message):
             device.capture(lambda: work(device, x))
@@ -195,7 +204,7 @@ def test_what_waits_cannot_be_captured(name):
 
 def test_events_do_not_cross_the_edge_of_a_capture():
     """One recorded outside means nothing inside, and the other way round."""
-    with SimulatedDevice(scheduler="lazy") as device:
+    with on_a_stream("lazy") as device:
         event, stream = device.create_event(), device.current_stream()
         device.record_event(event, stream)
         with pytest.raises(RuntimeError, match="recorded outside a capture has no meaning inside"):
@@ -204,3 +213,12 @@ def test_events_do_not_cross_the_edge_of_a_capture():
         for use in (device.query_event, device.synchronize_event):
             with pytest.raises(RuntimeError, match="recorded inside a capture has no meaning out"):
                 use(event)
+
+
+def test_nothing_is_captured_on_the_default_stream():
+    """CUDA refuses it as well."""
+    with (
+        SimulatedDevice(scheduler="asap") as device,
+        pytest.raises(RuntimeError, match="cannot capture on the default stream"),
+    ):
+        device.capture(lambda: None)

@@ -116,6 +116,13 @@ def auto_leaves_a_device_bound_step_as_it_is(device):
     assert not loop._captured.has_graphs
 
 
+@scenario(durations={"step": 6.0, "kernel": 7.0, "launch": 1.0}, only="asap")
+def auto_sees_that_a_slow_host_is_ahead_of_a_slower_device(device):
+    """The host needs 12 ms to launch a step, and waits for the device for the rest of its 20."""
+    loop, _ = choose(device, step=in_region(device), run_ahead=8)
+    assert (loop.diagnosis.bottleneck, loop.diagnosis.captures) == ("device", False)
+
+
 @scenario(durations={"step": 10.0, "kernel": 0.5, "load": 35.0}, only="asap")
 def auto_says_how_many_workers_would_do(device):
     """Batches take 35 ms to make in the process, and the device needs under one for each."""

@@ -13,6 +13,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import threading
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
@@ -43,9 +44,10 @@ SHRUNK = [("staging.py", "depth + 2", "depth + 1")]
 # Tried in this order: most mutants are noticed by the first.
 SEEDS = [[1], [2, 3, 4, 5]]
 
-_order = []
+# Lines of the pipeline that a scenario calls functions of, by scenario, cheapest first.
+_reached = {}
 
-# Far more than any scenario takes; a mutant that hangs has been noticed.
+# Far more than any scenario takes under one schedule; a mutant that hangs has been noticed.
 _TIMEOUT_S = 10
 
 
@@ -158,11 +160,12 @@ def _import_anew(mutant):
 def judge(mutant):
     """Return who notices a mutant, None if nobody does. Runs in a process of its own."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(_TIMEOUT_S)
     scenarios = _import_anew(mutant)
+    names = [name for name, lines in _reached.items() if (mutant.file, mutant.line) in lines]
     for seeds in SEEDS:
-        for name in _order:
+        for name in names:
             for scheduler, seed in scenarios.schedules(name, seeds):
+                signal.alarm(_TIMEOUT_S)
                 try:
                     scenarios.run(name, scheduler=scheduler, seed=seed)
                 except scenarios.RaceError:
@@ -191,22 +194,55 @@ def _judge_apart(mutant):
     return mutant, verdict
 
 
-def _cheapest_first():
-    """Return the scenarios in order of their time; all must pass before anything is removed."""
-    seconds = {}
-    for _ in range(2):  # the first time also loads what torch loads late
-        for name in SCENARIOS:
-            start = perf_counter()
+class Reached:
+    """The lines of all functions of the pipeline that are called while it is entered."""
+
+    def __init__(self):
+        self._codes = set()
+
+    def __enter__(self):
+        # Called for every call, and with this answer for nothing else.
+        def note(frame, event, _):
+            self._codes.add(frame.f_code)
+
+        threading.settrace(note)
+        sys.settrace(note)
+        return self
+
+    def __exit__(self, *error):
+        sys.settrace(None)
+        threading.settrace(None)
+
+    def lines(self):
+        """Return them as (file, line)."""
+        found = set()
+        for code in self._codes:
+            path = Path(code.co_filename)
+            if path.parent == PIPELINE:
+                last = max(line for _, _, line in code.co_lines() if line)
+                found.update((path.name, line) for line in range(code.co_firstlineno, last + 1))
+        return found
+
+
+def reach_of_all():
+    """Return what each scenario reaches, cheapest first; all pass before anything is removed.
+
+    Run in this process: the children that judge inherit what torch loads late.
+    """
+    seconds, reached = {}, {}
+    for name in SCENARIOS:
+        start = perf_counter()
+        with Reached() as found:
             for scheduler, seed in schedules(name, [1]):
                 run(name, scheduler=scheduler, seed=seed)
-            seconds[name] = perf_counter() - start
-    return sorted(seconds, key=seconds.get)
+        seconds[name], reached[name] = perf_counter() - start, found.lines()
+    return {name: reached[name] for name in sorted(seconds, key=seconds.get)}
 
 
 def main(chosen=""):
     """Judge all mutants, or those whose line of the table contains a text."""
     torch.set_num_threads(1)
-    _order[:] = _cheapest_first()
+    _reached.update(reach_of_all())
     mutants = [mutant for mutant in find_mutants() if chosen in str(mutant)]
     num_killed = 0
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:

@@ -69,11 +69,11 @@ def test_a_mutant_differs_in_one_place(number):
 
 
 def test_a_survivor_is_told_and_fails():
-    """What nobody notices is printed as a survivor, and the tool exits with 1."""
+    """What no scenario reaches is printed as a survivor, and the tool exits with 1."""
     code = """
 import sys
 from simulation import mutants
-mutants.judge = lambda mutant: None
+mutants.reach_of_all = dict
 sys.exit(mutants.main("sync.py"))
 """
     done = subprocess.run(

@@ -135,7 +135,7 @@ class Simulation:
         self.timeline = Timeline(durations or {})
         self._num_streams = 0
         self._graph: SimulatedGraph | None = None
-        self.current = self.create_stream("default stream")
+        self.current = self._default_stream = self.create_stream("default stream")
         self.waits: list[tuple[str, str]] = []
         self.on_wait: list[Callable[[str, str], None]] = []
         self.is_quiet = False
@@ -355,10 +355,13 @@ class Simulation:
         """Return the work that a function queues, without doing it.
 
         Raises:
-            RuntimeError: a capture is running, or the function makes the host wait.
+            RuntimeError: a capture is running, the current stream is the default one, on which
+                CUDA captures nothing, or the function makes the host wait.
         """
         if self._graph is not None:
             raise RuntimeError("cannot capture inside a capture")
+        if self.current is self._default_stream:
+            raise RuntimeError("cannot capture on the default stream")
         self._graph = graph = SimulatedGraph(self)
         if like is not None:
             graph.pool = like.pool

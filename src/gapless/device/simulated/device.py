@@ -270,11 +270,12 @@ class SimulatedDevice:
         """Return the work that a function queues, to be launched again by `replay`.
 
         Args:
-            work: queues it on the current stream.
+            work: queues it on the current stream, which is not the default one.
             like: a graph whose memory this one may use as well.
 
         Raises:
-            RuntimeError: a capture is running, or the function makes the host wait.
+            RuntimeError: a capture is running, the current stream is the default one, on which
+                CUDA captures nothing, or the function makes the host wait.
         """
         return self._simulation.capture(work, like=like)
 
