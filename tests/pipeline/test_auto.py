@@ -76,9 +76,16 @@ CASES = {
     ),
     "data, unknown loader": (
         readings(step_ms=15.0, host_ms=2.5, data_wait_ms=12.0, busy_ms=3.0),
-        Trial(eager_ms=15.0, captured_ms=15.0, captured_busy_ms=2.0),
+        Trial(eager_ms=3.0, captured_ms=3.0, captured_busy_ms=2.0),
         "auto: data-bound: the host waits 12.0 of 15.0 ms a step for the loader; a loader 5.0 "
-        "times as fast would do; steps run as written, which takes 15.0 ms, and captured 15.0",
+        "times as fast would do; steps run as written, which takes 3.0 ms besides, and captured "
+        "3.0",
+    ),
+    "data, captured": (
+        readings(step_ms=8.8, host_ms=2.5, data_wait_ms=6.1, busy_ms=2.3, num_workers=2),
+        Trial(eager_ms=2.7, captured_ms=0.5, captured_busy_ms=0.44),
+        "auto: data-bound: the host waits 6.1 of 8.8 ms a step for the loader; 40 workers would "
+        "do, there are 2; captured, 0.50 ms a step besides",
     ),
     "host wait": (
         readings(step_ms=5.0, host_ms=4.8, busy_ms=4.5, waits={"train.py:31": 1.0}),
@@ -196,15 +203,19 @@ def test_more_workers_are_needed_than_are_too_few(num_workers, step_ms):
     periods=st.dictionaries(st.integers(0, 5), times, min_size=1),
     factor=st.floats(0.1, 3.0),
     counts=st.lists(st.integers(1, 4), min_size=12, max_size=12),
+    wait_ms=st.sampled_from([0.0, 7.0]),
 )
-def test_shapes_are_compared_with_themselves(periods, factor, counts):
-    """If every shape takes `factor` of its time as a graph, so does the whole, in any mixture."""
+def test_shapes_are_compared_with_themselves(periods, factor, counts, wait_ms):
+    """If every shape takes `factor` of its time as a graph, so does the whole, in any mixture.
+
+    A wait for data is no part of it.
+    """
     eager, replays = [], []
     for number, (shape, period_ms) in enumerate(periods.items()):
-        eager += [sample(period_ms, shape=shape)] * counts[2 * number]
-        replays += [sample(factor * period_ms, shape=shape, is_replay=True)] * counts[
-            2 * number + 1
-        ]
+        waits = {"shape": shape, "data_wait_ms": wait_ms, "busy_ms": 0.0}
+        eager += [sample(period_ms + wait_ms, **waits)] * counts[2 * number]
+        replay = sample(factor * period_ms + wait_ms, **waits, is_replay=True)
+        replays += [replay] * counts[2 * number + 1]
 
     found = compare(eager, [*replays, sample(1e9, shape="only as a graph", is_replay=True)])
 
@@ -216,6 +227,25 @@ def test_shapes_that_ran_in_one_way_only_say_nothing():
     """Then nothing is claimed about graphs."""
     assert compare([sample(1.0)], [sample(1.0, shape="b", is_replay=True)]) == Trial()
     assert compare([sample(1.0)], []).pays is False
+
+
+def test_the_loaders_luck_does_not_choose():
+    """A loader that was slow while graphs were tried says nothing against them."""
+    eager = [sample(3.1, data_wait_ms=0.6, host_ms=2.2, busy_ms=2.3)] * 10
+    replays = [sample(6.6, data_wait_ms=6.1, host_ms=0.1, busy_ms=0.3, is_replay=True)] * 10
+
+    found = compare(eager, replays)
+
+    assert (found.eager_ms, found.captured_ms) == pytest.approx((2.5, 0.5))
+    assert found.pays
+
+
+def test_a_wait_behind_a_busy_device_gains_nothing():
+    """The host waited for data while the device worked: the step takes what the device takes."""
+    eager = [sample(9.0, data_wait_ms=6.0, busy_ms=9.0, found_idle=False)] * 10
+    replays = [sample(9.0, data_wait_ms=0.0, busy_ms=9.0, is_replay=True)] * 10
+
+    assert compare(eager, replays).pays is False
 
 
 def test_readings_are_averages_and_count_waits():

@@ -61,6 +61,11 @@ class Sample:
     busy_ms: float
     period_ms: float
 
+    @property
+    def own_ms(self) -> float:
+        """What the step would have taken with its batch at hand, in milliseconds."""
+        return max(self.busy_ms, self.period_ms - self.data_wait_ms)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Readings:
@@ -105,7 +110,8 @@ class Trial:
     """What came of launching steps as graphs.
 
     Attributes:
-        eager_ms: of a step as written, on the shapes that were tried; None if none was.
+        eager_ms: of a step as written, on the shapes that were tried, the time the host waited
+            for data left out; None if none was.
         captured_ms: of the same steps as graphs.
         captured_busy_ms: of the device in them.
         refusal: why steps cannot be captured, None if they can.
@@ -178,12 +184,12 @@ def compare(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:
     """Return the time of a step as written and as a graph, on the shapes that ran as both.
 
     Each shape counts by its median, and as often as it came in both; shapes that ran in one way
-    only say nothing.
+    only say nothing. Waiting for data is the loader's time, and varies more than a graph can gain.
     """
-    periods: dict[Hashable, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
+    times: dict[Hashable, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for sample in (*eager, *replays):
-        periods[sample.shape][sample.is_replay].append(sample.period_ms)
-    both = [pair for pair in periods.values() if all(pair)]
+        times[sample.shape][sample.is_replay].append(sample.own_ms)
+    both = [pair for pair in times.values() if all(pair)]
     if not both:
         return Trial()
     weights = [len(first) + len(second) for first, second in both]
@@ -290,12 +296,13 @@ def _advice(bottleneck: Bottleneck, readings: Readings, needed: int | None) -> s
 
 
 def _done(bottleneck: Bottleneck, trial: Trial) -> str:
+    besides = " besides" if bottleneck == "data" else ""
     if trial.pays:
         assert trial.captured_ms is not None
-        return f"captured, {_ms(trial.captured_ms)} ms a step"
+        return f"captured, {_ms(trial.captured_ms)} ms a step{besides}"
     if trial.captured_ms is not None and trial.eager_ms is not None:
         return (
-            f"steps run as written, which takes {_ms(trial.eager_ms)} ms, and captured "
+            f"steps run as written, which takes {_ms(trial.eager_ms)} ms{besides}, and captured "
             f"{_ms(trial.captured_ms)}"
         )
     if bottleneck == "device":
