@@ -21,6 +21,7 @@ from gapless.nmt.batching import PairBatches, make_loader
 from gapless.nmt.compiling import compile_layers
 from gapless.nmt.decode import Decoder, DecodeSettings
 from gapless.nmt.evaluate import evaluate
+from gapless.nmt.facts import describe_model, describe_run
 from gapless.nmt.interrupt import StopRequest, until_stopped
 from gapless.nmt.loss_log import LossLog
 from gapless.nmt.parts import make_sampler
@@ -305,7 +306,7 @@ class Trainer:
             "bleu_detail": scores and scores.bleu_detail,
             "exact_match": scores and scores.exact_match,
             "test_sentences": scores and scores.count,
-            "parameters": sum(weight.numel() for weight in self.model.parameters()),
+            "parameters": self._num_parameters(),
             "skipped_long": self._task.skipped_long,
             "dropped_empty": self._task.corpus.dropped_empty,
             "diagnosis": None if self._loop.diagnosis is None else self._loop.diagnosis.line,
@@ -363,21 +364,17 @@ class Trainer:
         return self._position.epoch >= self.config.epochs or (left is not None and left <= 0)
 
     def _facts(self) -> dict[str, str]:
-        config, task, plan = self.config, self._task, self._loop.plan
-        parameters = sum(weight.numel() for weight in self.model.parameters())
-        skipped = f", {task.skipped_long} too long" if task.skipped_long else ""
-        return {
-            "run": str(self.run_dir),
-            "device": f"{self._device.torch_device} ({self._device.describe()}), "
-            f"torch {torch.__version__}, {config.precision}",
-            "plan": f"{plan.name}: {plan.streams} streams, waits with {plan.wait_with}, "
-            f"prefetch {plan.prefetch}, {self._num_workers()} workers, "
-            f"{'pinned' if plan.pin_memory else 'pageable'} staging"
-            f"{', layers compiled' if self.config.compile else ''}",
-            "data": f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
-            f"{len(task.train)} training pairs{skipped}, {len(task.corpus.val)} validation, "
-            f"{len(task.corpus.test)} test",
-            "model": f"{parameters:,} parameters, vocabulary {len(task.vocabs.src)} to "
-            f"{len(task.vocabs.tgt)}",
-            "batches": f"{len(self._sampler)} an epoch, {self._sampler.describe_shapes()}",
-        }
+        about = describe_run(
+            self.config,
+            self._task,
+            device=self._device,
+            plan=self._loop.plan,
+            workers=self._num_workers(),
+        )
+        sizes = describe_model(
+            self._task, parameters=self._num_parameters(), sampler=self._sampler
+        )
+        return {"run": str(self.run_dir), **about, **sizes}
+
+    def _num_parameters(self) -> int:
+        return sum(weight.numel() for weight in self.model.parameters())
