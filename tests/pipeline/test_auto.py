@@ -151,11 +151,37 @@ def test_a_late_host_is_bound_by_its_largest_part(
 @given(idle_share=st.floats(0.0, 0.5), host_ms=times, data_wait_ms=times)
 def test_a_device_that_is_mostly_behind_is_the_bottleneck(idle_share, host_ms, data_wait_ms):
     """However long the host takes for anything."""
-    found = find_bottleneck(
-        readings(idle_share=idle_share, host_ms=host_ms, data_wait_ms=data_wait_ms)
-    )
+    found = readings(idle_share=idle_share, host_ms=host_ms, data_wait_ms=data_wait_ms)
 
-    assert found == "device"
+    assert find_bottleneck(found) == "device"
+
+
+@pytest.mark.parametrize(
+    ("workers", "making_ms", "step_ms", "bottleneck"),
+    [
+        *((1, 40.0, 5.0, "data"), (2, 40.0, 5.0, "data"), (4, 80.0, 5.0, "data")),
+        *((8, 160.0, 10.0, "data"), (4, 80.0, 18.0, "data"), (4, 80.0, 25.0, "device")),
+    ],
+)
+def test_workers_deliver_at_once_and_are_still_too_few(workers, making_ms, step_ms, bottleneck):
+    """Only the first step of a burst finds the device idle, and the host waits for that batch."""
+    lost_ms = max(0.0, making_ms - workers * step_ms)
+    first = sample(
+        step_ms + lost_ms, busy_ms=step_ms, data_wait_ms=lost_ms, found_idle=lost_ms > 0
+    )
+    other = sample(step_ms, busy_ms=step_ms, found_idle=False)
+
+    found = Readings.of([first, *[other] * (workers - 1)] * 3, num_workers=workers)
+
+    assert find_bottleneck(found) == bottleneck
+
+
+def test_a_device_that_is_idle_now_and_then_is_not_the_loaders_fault():
+    """If the host hardly waited for data, no worker would help."""
+    found = readings(step_ms=10.0, host_ms=2.0, busy_ms=8.0, data_wait_ms=0.5, idle_share=0.4)
+
+    assert find_bottleneck(found) == "device"
+    assert find_bottleneck(replace(found, data_wait_ms=1.5)) == "data"
 
 
 def test_a_busy_device_is_not_blamed_on_the_loader():
@@ -257,7 +283,7 @@ def test_readings_are_averages_and_count_waits():
 
     found = Readings.of(steps, num_workers=3)
 
-    assert (found.step_ms, found.host_ms, found.idle_share) == (5.0, 1.5, 0.5)
+    assert (found.step_ms, found.host_ms, found.idle_share) == (5.0, 1.5, 0.4)
     assert found.waits == {"a.py:1": 2.0, "a.py:2": 0.5}
     assert found.num_workers == 3
 

@@ -7,9 +7,13 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.device.cpu import CpuDevice
+from gapless.device.simulated.device import SimulatedDevice
 from gapless.pipeline import autostep
 from gapless.pipeline.autostep import AutoStep
+from gapless.pipeline.capture import CapturedStep
 from gapless.pipeline.capture_report import CaptureReport
+from gapless.pipeline.sync import HostSync
+from gapless.pipeline.updates import Updates
 
 
 class ScriptedStep:
@@ -190,3 +194,22 @@ def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
 
     assert scripted.auto.diagnosis.bottleneck == "none"
     assert "none of 20 steps followed another" in scripted.auto.diagnosis.line
+
+
+def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
+    """What a capture has to know is found out in the first two runs of a shape."""
+    watched = []
+    real = Updates.watched
+
+    def counted(self, **how):
+        watched.append(how)
+        return real(self, **how)
+
+    monkeypatch.setattr(Updates, "watched", counted)
+    with SimulatedDevice(scheduler="asap") as device:
+        captured = CapturedStep(lambda batch: batch + 1, device=device, sync=HostSync(device))
+        for _ in range(6):
+            captured.run_eagerly(device.device_buffer(4))
+
+    assert [how["finds_leaves"] for how in watched] == [True, False]
+    assert captured.report.num_eager == 6

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 import pytest
 import torch
 
@@ -345,9 +347,8 @@ def rates_of_epochs(run_epoch, optimizer):
     return losses
 
 
-@scenario(num_seeds=VERY_FEW)
-def a_rate_that_changes_is_captured_anew(device):
-    """A learning rate that is a Python number takes effect also where work is captured."""
+def check_a_rate_that_changes(device, rate):
+    """Train plainly and captured with `rate()`, halved after every epoch; compare."""
 
     def plainly():
         losses = []
@@ -358,10 +359,11 @@ def a_rate_that_changes_is_captured_anew(device):
         return losses
 
     plain = WithSgd()
-    plain.train_by(torch.optim.SGD([plain.weight], lr=0.1))
+    plain.train_by(torch.optim.SGD([plain.weight], lr=rate()))
     expected = rates_of_epochs(plainly, plain.optimizer)
     model = WithSgd()
     model.train_by(on_device(device, model)[1])
+    model.optimizer.param_groups[0]["lr"] = rate()
     with TrainLoop(plan="captured", device=device) as loop:
         found = rates_of_epochs(
             lambda: loop.run_epoch(regression_data()[:6], model).losses, model.optimizer
@@ -370,6 +372,49 @@ def a_rate_that_changes_is_captured_anew(device):
     assert expected == found
     assert (loop.capture.num_graphs, loop.capture.num_eager) == (3, 2)
     assert loop.capture.refusal is None
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_rate_that_changes_is_captured_anew(device):
+    """A learning rate that is a Python number takes effect also where work is captured."""
+    check_a_rate_that_changes(device, lambda: 0.1)
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_rate_in_a_tensor_on_the_host_is_captured_anew(device):
+    """It is a number for the graph, whatever it is kept in."""
+    check_a_rate_that_changes(device, lambda: torch.tensor(0.1))
+
+
+@dataclass(frozen=True)
+class Part:
+    """A batch that keeps to itself what its step decides by."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    doubled: bool = field(repr=False)
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_plain_value_that_a_batch_does_not_print(device):
+    """It is part of the shape as any other is."""
+
+    class Deciding(Regression):
+        def forward(self, part):
+            return super().forward((2.0 * part.x if part.doubled else part.x, part.y))
+
+    data = [Part(x, y, n % 2 == 1) for n, (x, y) in enumerate(regression_data())]
+    plain, losses = Deciding(), []
+    for batch in data:
+        out = plain.forward(batch)
+        plain.backward(out)
+        losses.append(out.loss.item())
+    model = Deciding()
+    on_device(device, model)
+    with TrainLoop(plan="captured", device=device) as loop:
+        assert losses == loop.run_epoch(data, model).losses
+        assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
+    assert loop.capture.num_graphs == 2
 
 
 @scenario(num_seeds=VERY_FEW)

@@ -21,11 +21,14 @@ if TYPE_CHECKING:
 
 Bottleneck = Literal["data", "launch", "host wait", "host code", "device", "none"]
 
-# The host is late if it finds the device idle before more steps than this share.
+# The host is late if it finds the device idle before steps that take more than this share of time.
 _LATE_SHARE = 0.5
 
 # A device that is busy for this share of the time leaves nothing to gain by faster loading.
 _BUSY_SHARE = 0.95
+
+# Time that a device loses now and then is the loader's if the host waited for so much of it.
+_LOADERS_SHARE = 0.5
 
 # A step has to be faster as a graph by this share: graphs take memory.
 _GAIN_SHARE = 0.02
@@ -76,7 +79,9 @@ class Readings:
         host_ms: of the host inside the step.
         data_wait_ms: of the host, for the loader.
         busy_ms: of the device, from a step's first kernel to its last.
-        idle_share: share of steps before which the device was idle, 0 to 1.
+        idle_share: share of the time that is of steps before which the device was idle, 0 to 1.
+            Not of their number: workers deliver as many batches at once as there are workers, and
+            the host is late with the first of them alone.
         waits: how often a step the host waits inside it, by file:line.
         num_workers: processes that make batches, None if that is not known.
     """
@@ -99,7 +104,7 @@ class Readings:
             host_ms=fmean(sample.host_ms for sample in samples),
             data_wait_ms=fmean(sample.data_wait_ms for sample in samples),
             busy_ms=fmean(sample.busy_ms for sample in samples),
-            idle_share=fmean(sample.found_idle for sample in samples),
+            idle_share=_idle_share(samples),
             waits={site: count / len(samples) for site, count in sites.most_common()},
             num_workers=num_workers,
         )
@@ -174,6 +179,12 @@ def nothing_measured(num_steps: int) -> Diagnosis:
     )
 
 
+def _idle_share(samples: Sequence[Sample]) -> float:
+    total_ms = sum(sample.period_ms for sample in samples)
+    idle_ms = sum(sample.period_ms for sample in samples if sample.found_idle)
+    return idle_ms / total_ms if total_ms else 0.0
+
+
 def _typical(samples: Sequence[Sample]) -> Sequence[Sample]:
     # Medians would not do: a loader with workers makes few steps wait, and those for long.
     limit = _OUTLIER * median(sample.host_ms for sample in samples)
@@ -221,8 +232,11 @@ def diagnose(readings: Readings, trial: Trial) -> Diagnosis:
 
 def find_bottleneck(readings: Readings) -> Bottleneck:
     """Return what the others wait for."""
+    is_busy = readings.busy_ms >= _BUSY_SHARE * readings.step_ms
     if readings.idle_share <= _LATE_SHARE:
-        return "device"
+        lost_ms = readings.step_ms - readings.busy_ms
+        is_loaders = readings.data_wait_ms >= _LOADERS_SHARE * lost_ms
+        return "data" if is_loaders and not is_busy else "device"
     between_ms = readings.step_ms - readings.host_ms - readings.data_wait_ms
     # How much of the step is the wait is not known; but as long as there is one, the host cannot
     # be ahead.
@@ -233,7 +247,6 @@ def find_bottleneck(readings: Readings) -> Bottleneck:
         "host code": between_ms,
     }
     largest = max(parts, key=lambda name: parts[name])
-    is_busy = readings.busy_ms >= _BUSY_SHARE * readings.step_ms
     return "device" if is_busy and largest in ("data", "host code") else largest
 
 

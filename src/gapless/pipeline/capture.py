@@ -71,7 +71,7 @@ class CapturedStep:
     again, but for a method `on_host(batch)` of the step, which is called before every batch.
     Plain values in a batch count as part of its shape, and plain values that the step returns
     stay as they were when it was captured. Numbers and memory of torch's optimizers are watched:
-    when a learning rate that is no tensor changes, or a checkpoint replaces state, shapes are
+    when a learning rate on the host changes, or a checkpoint replaces state, shapes are
     captured anew; so they are when gradients are not where captured work looks for them.
 
     Shapes are captured in the order in which they come for the third time, so what the budget
@@ -114,7 +114,7 @@ class CapturedStep:
         self._graphs: dict[Hashable, _Captured] = {}
         self._num_seen: Counter[Hashable] = Counter()
         self._newest: Graph | None = None
-        self._updates = Updates()
+        self._updates = Updates(holds=device.holds)
         self._held = self._holds_on_to()
         self._num_changes = 0
         self._is_full = False
@@ -188,7 +188,8 @@ class CapturedStep:
 
     def _run_eagerly(self, key: Hashable | None, batch: Any) -> Any:
         self.report.num_eager += 1
-        if key is None or self.report.refusal is not None:
+        is_known = self._num_seen[key] >= NUM_WARM_UPS
+        if key is None or is_known or self.report.refusal is not None:
             return do_work(self.step, batch)
         if self._num_seen[key] == NUM_WARM_UPS - 1:
             batch = _static(batch)

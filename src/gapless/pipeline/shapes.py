@@ -6,25 +6,25 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from gapless.pipeline.structure import map_tensors
+import torch
 
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-    import torch
-
 
 def shape_of(batch: Any) -> Hashable:
-    """Return what two batches share that the same graph can take."""
-    shapes: list[Hashable] = []
+    """Return what two batches share that the same graph can take.
 
-    def note(tensor: torch.Tensor) -> str:
-        shapes.append((tensor.shape, tensor.dtype, tensor.device))
-        return "tensor"
-
-    # What is left of the batch without its tensors: containers and plain values.
-    return (repr(map_tensors(batch, note)), tuple(shapes))  # type: ignore[arg-type]
+    Containers are gone through and not asked for their text, which may leave out what a step
+    decides by.
+    """
+    if isinstance(batch, torch.Tensor):
+        return (batch.shape, batch.dtype, batch.device)
+    parts = _parts(batch, "")
+    if parts is None:
+        return (type(batch), repr(batch))
+    return (type(batch), *((name, shape_of(part)) for name, part in parts.items()))
 
 
 def difference(first: Any, second: Any) -> str:

@@ -38,9 +38,14 @@ class Watched:
 
 
 class Updates:
-    """Know the optimizers that a step calls, the weights that it trains, and their numbers now."""
+    """Know the optimizers that a step calls, the weights that it trains, and their numbers now.
 
-    def __init__(self) -> None:
+    Args:
+        holds: says whether a tensor is on the device, where captured work reads it anew.
+    """
+
+    def __init__(self, *, holds: Callable[[torch.Tensor], bool]) -> None:
+        self._holds = holds
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._leaves: dict[int, TensorWeakRef] = {}
 
@@ -72,14 +77,23 @@ class Updates:
             yield seen
 
     def settings(self) -> Hashable:
-        """Return all plain numbers of these optimizers, such as a rate that is no tensor.
+        """Return all numbers of these optimizers that lie on the host, such as a rate.
 
         Sync: Does not block the host.
         """
         return tuple(
-            tuple((name, value) for name, value in group.items() if _is_plain(value))
+            tuple((name, self._number(value)) for name, value in group.items() if name != "params")
             for group in self._groups()
         )
+
+    def _number(self, value: object) -> Hashable:
+        """Return a value that a graph keeps, None for what it does not."""
+        if isinstance(value, tuple):
+            return tuple(map(self._number, value))
+        if isinstance(value, torch.Tensor) and not self._holds(value):
+            # Read at once: it is no work of the device.
+            return float(value) if value.numel() == 1 else (value.data_ptr(), value._version)
+        return value if isinstance(value, int | float) else None
 
     def memory(self) -> Hashable:
         """Return where the weights of these optimizers and their state lie.
@@ -199,9 +213,3 @@ def _leaves_behind(tensors: Any) -> Iterator[torch.Tensor]:
         if isinstance(leaf, torch.Tensor) and leaf.is_leaf:
             yield leaf
         nodes += (parent for parent, _ in node.next_functions)
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, int | float)
