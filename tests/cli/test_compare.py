@@ -56,6 +56,12 @@ def by_chance(device):
     return make(device, wrong_after=1)
 
 
+def nans(device):
+    workload = make(device)
+    workload.model.weight.data.fill_(float("nan"))
+    return workload
+
+
 def unnamed(device):
     workload = make(device)
     return gapless.Workload(
@@ -225,6 +231,15 @@ def test_a_workload_that_is_not_reproducible_is_told_so_and_timed(compare):
     assert outcome.code == 1
     assert "blocking against itself: not reproducible by itself" in outcome.out
     assert "gapless against blocking" not in outcome.out
+    assert row_of(outcome.out, "blocking")[1] == row_of(outcome.out, "gapless")[1] == "?"
+
+
+def test_equal_bits_of_nan_are_no_verdict(compare):
+    """No plan is said to compute the same."""
+    outcome = compare("--workload", "c.py:nans", *QUICK, "--plans", "blocking,gapless")
+
+    assert outcome.code == 1
+    assert "  loss of step 1 is nan: from there on equal bits show nothing\n" in outcome.out
     assert row_of(outcome.out, "blocking")[1] == row_of(outcome.out, "gapless")[1] == "?"
 
 

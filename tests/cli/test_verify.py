@@ -91,6 +91,20 @@ def fails(device):
     return make(device, breaks)
 
 
+def nan_batches(device):
+    return make(device, batches=BatchesOf(float("nan")))
+
+
+class BatchesOf(Batches):
+    def __init__(self, value):
+        self.value = value
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            late = batch["n"] >= 3
+            yield {"x": torch.full((4, 8), self.value)} if late else batch
+
+
 def scatters(device):
     def breaks(model, done, ahead):
         torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
@@ -281,6 +295,21 @@ def test_a_workload_beyond_the_tolerance_by_itself_is_told_so(verify):
     assert "itself: not reproducible by itself within 1e-09, from step 5 on" in outcome.out
     assert "no seed reaches" in outcome.out
     assert "gapless against blocking:" not in outcome.out
+
+
+@pytest.mark.parametrize("bound", [[], ["--tolerance", "1e-2"]])
+def test_equal_bits_of_nan_prove_nothing(verify, bound):
+    """Every NaN is like another: the step is named, no plan is called identical, exit code 1."""
+    outcome = verify("--steps", "10", "--workload", "w.py:nan_batches", *bound)
+
+    assert (outcome.code, outcome.err) == (1, "")
+    assert "bit-identical" not in outcome.out
+    assert "blocking against itself: nothing shown" in outcome.out
+    assert "  loss of step 4 is nan: from there on equal bits show nothing\n" in outcome.out
+    assert "ask for 3 instead" in outcome.out
+    assert "gapless against blocking:" not in outcome.out
+    # What it advises.
+    assert verify("--steps", "3", "--workload", "w.py:nan_batches", *bound).code == 0
 
 
 def test_what_the_step_raises_reaches_the_user(tmp_path):

@@ -307,9 +307,9 @@ def test_a_tensor_that_only_one_plan_has_is_named():
     assert found.is_repeated
 
 
-@pytest.mark.parametrize("values", [(math.nan, math.nan), (1.0, math.nan), (0.0, -0.0)])
+@pytest.mark.parametrize("values", [(1.0, 1.0), (math.nan, 1.0), (0.0, -0.0)])
 def test_losses_are_compared_by_their_bits(values):
-    """A NaN agrees with itself; zero and minus zero do not agree."""
+    """Zero and minus zero do not agree."""
 
     def replace(built, loss):
         return torch.full_like(loss.detach(), values[0] if built.is_gapless else values[1])
@@ -317,6 +317,34 @@ def test_losses_are_compared_by_their_bits(values):
     _, plans = check(small(report=replace))
 
     assert plans.is_identical is (repr(values[0]) == repr(values[1]))
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("tolerance", [None, 1e-2])
+def test_losses_that_are_not_finite_show_nothing(value, tolerance):
+    """The runs agree, which does not hold, and no plan is run."""
+
+    def spoil(built, loss):
+        return torch.full_like(loss.detach(), value) if built.done == 6 else loss
+
+    (itself,) = check(small(report=spoil), tolerance=tolerance)
+
+    assert itself.agrees
+    assert not itself.holds
+    assert itself.first_not_finite == 6
+
+
+def test_a_nan_of_the_plan_alone_is_a_difference():
+    """The reference has a number there."""
+
+    def spoil(built, loss):
+        return loss.detach() * math.nan if built.done == 6 and built.is_gapless else loss
+
+    itself, plans = check(small(report=spoil))
+
+    assert itself.holds
+    assert not plans.agrees
+    assert (plans.first_not_finite, plans.difference.step) == (None, 6)
 
 
 def test_a_generator_that_batches_share_with_dropout_makes_plans_differ():

@@ -62,7 +62,8 @@ def verify(
     algorithms, and compares the loss of every step and, after every step, the batch, gradients,
     optimizer state, buffers and parameters.
 
-    Exit code: 0 identical, 1 different or not reproducible, 2 a mistake in what was asked.
+    Exit code: 0 identical, 1 different, not reproducible or a loss that is no finite number, 2 a
+    mistake in what was asked.
     """
     settings = VerifySettings(
         plan=plan,

@@ -53,6 +53,13 @@ def comparison_lines(comparison: Comparison) -> list[str]:
     return [*lines, *_rounds_line(comparison.theirs)] if is_itself else lines
 
 
+def not_finite_text(comparison: Comparison) -> str:
+    """Name the first loss of the reference that is no finite number; there has to be one."""
+    step = comparison.first_not_finite
+    assert step is not None
+    return f"loss of step {step} is {comparison.theirs.losses[step - 1]}"
+
+
 def waits_line(runs: Mapping[str, RunRecord]) -> str:
     """Return the host waits of each plan's run, by reason."""
     return "host waits: " + "; ".join(f"{name} {_waits(run.waits)}" for name, run in runs.items())
@@ -61,7 +68,12 @@ def waits_line(runs: Mapping[str, RunRecord]) -> str:
 def _verdict(comparison: Comparison, *, is_itself: bool) -> Iterator[str]:
     ours, theirs = comparison.ours.plan, comparison.theirs.plan
     head = f"{theirs} against itself" if is_itself else f"{ours} against {theirs}"
-    if comparison.is_identical:
+    not_finite = comparison.first_not_finite
+    if comparison.agrees and not_finite is not None:
+        yield f"{head}: nothing shown, although no difference was found"
+        yield f"  {not_finite_text(comparison)}: from there on equal bits show nothing"
+        yield from _advice_on_not_finite(not_finite)
+    elif comparison.is_identical:
         steps = comparison.ours.num_steps
         yield (
             f"{head}: bit-identical ({steps} losses, {comparison.num_tensors} tensors x {steps} "
@@ -142,6 +154,13 @@ def _advice(difference: Difference, *, is_itself: bool) -> tuple[str, ...]:
         is_batch = tensor is not None and tensor.name.startswith(BATCH_TENSOR)
         advice = _OTHER_BATCHES if is_batch else _NOT_REPRODUCIBLE
     return advice if difference.is_repeated else (*_NOT_REPEATED, *advice)
+
+
+def _advice_on_not_finite(step: int) -> Iterator[str]:
+    before = step - 1
+    yield "  Look for the cause in the batches, in the step or in the rate of learning."
+    if before:
+        yield f"  Until then steps can be compared: ask for {before} instead."
 
 
 def _within(head: str, closeness: Closeness, *, is_itself: bool) -> Iterator[str]:

@@ -97,9 +97,23 @@ class Comparison:
     closeness: Closeness | None
 
     @property
-    def holds(self) -> bool:
-        """Whether the runs agree as far as was asked for."""
+    def agrees(self) -> bool:
+        """Whether the runs agree as far as was asked for, whatever that shows."""
         return self.is_identical or (self.closeness is not None and self.closeness.is_within)
+
+    @property
+    def first_not_finite(self) -> int | None:
+        """The first step whose loss is NaN or infinite in the reference; None if none is.
+
+        A NaN spreads to every weight, and NaNs are equal whatever was computed before them.
+        """
+        losses = enumerate(self.theirs.losses, start=1)
+        return next((step for step, loss in losses if not math.isfinite(loss)), None)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the runs agree as far as was asked for, in numbers that can show it."""
+        return self.agrees and self.first_not_finite is None
 
     @property
     def num_tensors(self) -> int:
