@@ -143,6 +143,7 @@ def test_an_unknown_ending(gapless, tmp_path):
         (["--vocab-model", "wordpiece"], ["'wordpiece'", "bpe, unigram"]),
         (["--tokenizer", "moses"], ["'moses'", "sentencepiece, none"]),
         (["--columns", "en", "--data", "."], ["columns must be two names", "'en'"]),
+        (["--columns", "a"], ["columns is 'a'", "no data", "--data"]),
         (["--resume", "a", "--run-dir", "b"], ["--resume", "leave out", "--run-dir"]),
     ],
 )

@@ -127,6 +127,11 @@ class TrainConfig:
             raise UserError(
                 f"d-model {self.d_model} must be a multiple of twice the {self.heads} heads"
             )
+        if self.columns is not None and self.data is None:
+            raise UserError(
+                f"columns is {self.columns!r}, but there is no data whose columns it could name; "
+                "add --data or leave --columns out"
+            )
         if self.share == "all" and not self.shared_vocab:
             raise UserError("share all needs one vocabulary: add --shared-vocab")
         if self.pack and self.fixed_shapes:
