@@ -134,6 +134,23 @@ def auto_says_how_many_workers_would_do(device):
     assert f"{found.workers_needed} workers would do, there are 0" in found.line
 
 
+@scenario(durations={"step": 2.0, "kernel": 0.5, "load": 120.0}, only="asap")
+def auto_sees_that_workers_which_deliver_at_once_are_too_few(device):
+    """Four workers bring four batches every 120 ms; only before the first the device is idle."""
+
+    class Bursts(Loader):
+        def __iter__(self):
+            for number, batch in enumerate(self.batches):
+                if number % 4 == 0:
+                    device.spend("load")
+                yield batch
+
+    batches = Bursts(device, data(), num_workers=4)
+    loop, _ = choose(device, batches=batches, step=in_region(device), run_ahead=8)
+    assert loop.diagnosis.bottleneck == "data"
+    assert loop.diagnosis.workers_needed > 4
+
+
 @scenario(num_seeds=VERY_FEW)
 def auto_names_the_line_that_waits(device):
     """A step that reads its loss is not captured, and is not even tried."""
