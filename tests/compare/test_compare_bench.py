@@ -30,6 +30,7 @@ from gapless.device.trace import KernelTrace, summarise, trace_kernels
 from gapless.errors import DeviceError, UserError
 from gapless.pipeline.records import StepLoss
 from gapless.plans import PLANS, get_plan
+from gapless.report.compare import comparison_text
 
 
 CPU = resolve_device("cpu")
@@ -167,6 +168,24 @@ def test_without_room_for_all_plans_each_is_timed_by_itself(monkeypatch):
     assert turns(log, 4) == ["blocking"] * 5 + ["gapless"] * 4 + ["interval"] * 4
     assert [found.plan for found in result.plans] == ["blocking", "gapless", "interval"]
     assert "no room for all plans at once" in result.notes[0]
+
+
+@pytest.mark.parametrize("has_room", [True, False])
+def test_the_report_says_whether_plans_took_turns(monkeypatch, has_room):
+    """Above the note that says why they did not."""
+    if not has_room:
+        monkeypatch.setattr(benches, "free_memory_bytes", lambda device: 100)
+        monkeypatch.setattr(CPU, "reserved_memory_bytes", iter(range(0, 10**6, 80)).__next__)
+    asked = CompareSettings(bench=ask(), weights=parse_weights([]), verify_steps=0)
+
+    report = compare(
+        small(), asked, workload="small", verdicts={}, reproducible=None, commit=None
+    )
+
+    text = comparison_text(report)
+    assert ("3 rounds of 4 steps, plans in turns;" in text) is has_room
+    assert ("3 rounds of 4 steps, each plan by itself;" in text) is not has_room
+    assert ("no room for all plans at once" in text) is not has_room
 
 
 def test_running_out_of_memory_side_by_side_is_not_the_end():

@@ -221,7 +221,7 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
         f"bits      {asked.verify_steps} steps against {REFERENCE}, {bits}"
         if asked.verify_steps
         else "bits      not compared",
-        f"times     plans in turns: {', '.join(bench.plans)}",
+        f"plans     {', '.join(bench.plans)}",
         f"rounds    {bench.warm_ups} for warming up and {bench.rounds} timed, of {bench.steps} "
         f"steps each, seed {bench.seed}",
     ]

@@ -130,11 +130,13 @@ class BenchResult:
         compile_seconds: time spent compiling before the timed rounds, for all plans together,
             because they share the code.
         notes: what a reader has to know about these figures.
+        in_turns: whether each round took every plan; otherwise one plan was timed after the other.
     """
 
     plans: tuple[Measured, ...]
     compile_seconds: float
     notes: tuple[str, ...]
+    in_turns: bool
 
 
 class _NoRoomError(Exception):
@@ -167,7 +169,8 @@ def run_bench(
     except _NoRoomError:
         # Handled below: here the error's traceback still holds what filled the device.
         found = []
-    if not found:
+    in_turns = bool(found)
+    if not in_turns:
         release_cached_memory(settings.device)
         bench.notes.append(
             "The device has no room for all plans at once, so each was timed by itself: a drift "
@@ -178,6 +181,7 @@ def run_bench(
         plans=tuple(found),
         compile_seconds=bench.compile_clock.seconds,
         notes=tuple(dict.fromkeys(bench.notes)),
+        in_turns=in_turns,
     )
 
 

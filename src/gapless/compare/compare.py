@@ -178,6 +178,7 @@ def compare(
         recommendation=_recommend(rows, settings),
         notes=result.notes,
         reproducible=reproducible,
+        in_turns=result.in_turns,
     )
 
 

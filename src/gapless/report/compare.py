@@ -82,7 +82,8 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
     yield from columns(rows)
     rounds, steps = len(report.rows[0].ms_per_step.rounds), report.settings["steps"]
     plural = "" if rounds == 1 else "s"
-    yield f"median of {rounds} round{plural} of {steps} steps, plans in turns; times in ms a step"
+    order = "plans in turns" if report.in_turns else "each plan by itself"
+    yield f"median of {rounds} round{plural} of {steps} steps, {order}; times in ms a step"
     unsteady = [row.plan for row in report.rows if row.ms_per_step.relative > _UNSTEADY]
     if unsteady and report.is_accelerator:
         yield f"rounds more than {_UNSTEADY:.0%} apart, so read with care: {', '.join(unsteady)}"

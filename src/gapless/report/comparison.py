@@ -186,7 +186,8 @@ class ComparisonReport:
         claims: the origin's, checked.
         recommendation: the plan to use.
         notes: what a reader has to know about these figures.
-        reproducible: whether the reference equals itself; None if that was not looked at.
+        reproducible: whether the reference equals itself; None if that is not known.
+        in_turns: whether each round took every plan; otherwise one plan was timed after the other.
     """
 
     workload: str
@@ -202,3 +203,4 @@ class ComparisonReport:
     recommendation: Recommendation
     notes: tuple[str, ...] = ()
     reproducible: bool | None = None
+    in_turns: bool = True
