@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile
 
+from gapless.device.trace import summarise
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-
-
-_WORK = ("kernel", "gpu_memcpy", "gpu_memset")
 
 
 @dataclass(kw_only=True)
@@ -26,9 +25,8 @@ class KernelTimes:
 
     Attributes:
         num_kernels: kernels, those of replayed graphs included.
-        busy_ms: time in which a kernel, copy or fill ran; where several ran at once, it counts
-            once.
-        ms_by_name: time of all runs of each kernel, copy or fill, summed.
+        busy_ms: time in which a kernel ran; where several ran at once, it counts once.
+        ms_by_name: time of all runs of each kernel, summed.
     """
 
     num_kernels: int = 0
@@ -56,19 +54,18 @@ def watch_kernels(times: KernelTimes) -> Iterator[None]:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    times.num_kernels = sum(event.get("cat") == "kernel" for event in events)
-    work = [event for event in events if event.get("cat") in _WORK]
-    times.busy_ms = union_ms((event["ts"], event["dur"]) for event in work)
-    for event in work:
+    count_kernels(times, events)
+
+
+def count_kernels(times: KernelTimes, events: Iterable[dict[str, Any]]) -> None:
+    """Fill `times` from the events of a trace.
+
+    Copies and fills are left out: engines of their own run them beside kernels, so a device that
+    only copies would look busy.
+    """
+    kernels = [event for event in events if event.get("cat") == "kernel"]
+    found = summarise(kernels)
+    if found is not None:
+        times.num_kernels, times.busy_ms = found.num_kernels, found.busy_ms
+    for event in kernels:
         times.ms_by_name[event["name"]] += event["dur"] / 1000.0
-
-
-def union_ms(intervals: Iterable[tuple[float, float]]) -> float:
-    """Return the time covered by (start, duration) pairs in microseconds, in milliseconds."""
-    covered = 0.0
-    reached = float("-inf")
-    for start, duration in sorted(intervals):
-        end = start + duration
-        covered += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return covered / 1000.0

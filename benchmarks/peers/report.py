@@ -39,8 +39,8 @@ def summarize(result: RowResult) -> dict[str, Any]:
     if result.profile.get("kernels_per_step"):
         row["kernels_per_step"] = result.profile["kernels_per_step"]
         # Kernels last as long with a profiler as without; the host does not. So the share is that
-        # of a step of the timed rounds.
-        row["busy_share"] = min(1.0, result.profile["busy_ms_per_step"] / step_ms)
+        # of a step of the timed rounds, and by noise may be a little above 1.
+        row["busy_share"] = result.profile["busy_ms_per_step"] / step_ms
     for fact in ("host_waits", "gap_share", "capture", "diagnosis"):
         row[fact] = result.rounds[-1].get(fact)
     return row
@@ -97,7 +97,7 @@ def to_markdown(facts: dict[str, Any]) -> str:
         "",
         "\\* Own padding or packing: its steps hold other pairs than those of the other rows, so "
         "compare tokens. Tokens are target tokens to predict, padding excluded. Device busy: time "
-        "of kernels in a profile, over the step time of the rounds. Memory held: by "
+        "in which a kernel ran, in a profile, over the step time of the rounds. Memory held: by "
         "torch's allocator, graphs' pools and what it keeps for later included. Host waits and "
         "gap: as gapless counts them in the last round's timed steps, the wait at their end "
         "included; other rows do not count theirs.",

@@ -145,6 +145,20 @@ def test_figures_are_medians_over_rounds():
     assert row["gap_share"] == 0.25
 
 
+def test_a_busy_share_above_one_is_shown_as_it_is():
+    """A limit would hide a profile that does not fit the rounds."""
+    found = {
+        "setup": {"warm_up_seconds": 3.0},
+        "rounds": [a_round()],
+        "profile": {"busy_ms_per_step": 52.0, "costliest_kernels": []},
+        "problem": None,
+    }
+
+    row = limits_report.summarize("x", "a row", found, peak_tflops=None)
+
+    assert row["busy_share"] == pytest.approx(1.04)
+
+
 def test_a_captured_row_that_was_not_captured_says_why():
     """Its figures are those of eager steps."""
     capture = {"refusal": "step.py:3 reads a value"}

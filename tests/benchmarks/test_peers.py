@@ -20,7 +20,7 @@ from benchmarks.peers.__main__ import main
 from benchmarks.peers.cases import PLAIN_LAYOUT, TINY, base32
 from benchmarks.peers.flops import model_flops
 from benchmarks.peers.parts import BatchDict, make_loader, take
-from benchmarks.peers.profiling import union_ms
+from benchmarks.peers.profiling import KernelTimes, count_kernels
 from benchmarks.peers.race import Race, RowResult, Schedule
 from benchmarks.peers.rows import Row, all_rows
 from benchmarks.peers.window import Window
@@ -121,6 +121,10 @@ def test_a_window_surrounds_the_timed_steps_only():
     assert window.loss == 3.0
 
 
+def traced(start, duration, *, name="k", cat="kernel"):
+    return {"cat": cat, "ts": start, "dur": duration, "name": name}
+
+
 @pytest.mark.parametrize(
     ("intervals", "expected"),
     [
@@ -133,7 +137,23 @@ def test_a_window_surrounds_the_timed_steps_only():
 )
 def test_time_of_kernels_that_overlap_counts_once(intervals, expected):
     """Milliseconds of the union of (start, duration) in microseconds, in any order."""
-    assert union_ms(intervals) == pytest.approx(expected)
+    times = KernelTimes()
+
+    count_kernels(times, [traced(*interval) for interval in intervals])
+
+    assert times.busy_ms == pytest.approx(expected)
+    assert times.num_kernels == len(intervals)
+
+
+def test_copies_and_fills_do_not_make_a_device_busy():
+    """They have engines of their own, and run beside kernels or while none runs."""
+    times = KernelTimes()
+    others = [traced(2000, 5000, name=cat, cat=cat) for cat in ("gpu_memcpy", "gpu_memset")]
+
+    count_kernels(times, [{"ph": "M"}, *others, traced(1000, 2000), traced(9000, 1000, name="l")])
+
+    assert (times.num_kernels, times.busy_ms) == (2, 3.0)
+    assert [found["kernel"] for found in times.costliest(5)] == ["k", "l"]
 
 
 def measured(name, seconds, *, tokens=1000, busy_ms=None):
@@ -176,6 +196,18 @@ def test_busy_share_is_kernel_time_over_the_step_time_of_the_rounds():
     (row,) = rows_of(measured("plain", [0.4, 0.4], busy_ms=10.0))
 
     assert row["busy_share"] == pytest.approx(0.25)
+
+
+def test_a_busy_share_above_one_is_shown_as_it_is():
+    """A limit would hide a profile that does not fit the rounds."""
+    rows = rows_of(measured("plain", [0.4], busy_ms=42.0))
+    for row in rows:
+        row["host_waits"] = row["gap_share"] = None
+
+    table = report.to_markdown({name: name for name in (*NAMES, "measured")} | {"rows": rows})
+
+    assert rows[0]["busy_share"] == pytest.approx(1.05)
+    assert "| 105% |" in table
 
 
 NAMES = ("case", "model", "hardware", "versions", "commit", "date", "command", "batches")
