@@ -132,6 +132,43 @@ def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
         Trainer(config, observer=Silent(), resume=tmp_path / "run")
 
 
+@pytest.mark.parametrize("interrupt_after", [3, None])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"batch_size": 5}, "batch-size is 5, but the run began with 4"),
+        ({"batch_tokens": 40}, "batch-tokens is 40, but the run began with none"),
+        ({"seed": 2}, "seed is 2, but the run began with 1"),
+        ({"accumulate": 1}, "accumulate is 1, but the run began with 2"),
+        ({"max_length": 5}, "max-length is 5, but the run began with 20"),
+    ],
+)
+def test_what_orders_the_batches_does_not_change(
+    settings, tmp_path, flags, message, interrupt_after
+):
+    """With other batches, those done would be counted off an order in which they never stood."""
+    train({**settings, "epochs": 1}, tmp_path / "run", interrupt_after=interrupt_after)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    config = make_config({**flags, "epochs": 2}, file=tmp_path / "run" / "config.yaml")
+
+    with pytest.raises(UserError, match=f"^{message} and has to go on so; .*new run$"):
+        Trainer(config, observer=Silent(), resume=tmp_path / "run")
+    assert before == (tmp_path / "run" / "metrics.jsonl").read_bytes()
+
+
+def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
+    """Other text, also of the same lengths, is refused; the same text in another place is not."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    data = tmp_path / "d.tsv"
+    moved = data.rename(tmp_path / "moved.tsv")
+    config = make_config({"data": str(moved)}, file=tmp_path / "run" / "config.yaml")
+    Trainer(config, observer=Silent(), resume=tmp_path / "run")
+    data.write_text("".join(f"{line}\n" for line in reversed(moved.read_text().splitlines())))
+
+    with pytest.raises(UserError, match="training pairs are not the 56 that the run began with"):
+        resume(tmp_path / "run")
+
+
 def test_settings_are_kept_as_asked(settings, tmp_path):
     """What one device decides for itself is not forced on another by the file."""
     train(settings, tmp_path / "run", interrupt_after=3)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import signal
+import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -123,6 +124,13 @@ class TokenPairs:
     def tgt_lengths(self) -> NDArray[np.int64]:
         """Target tokens to predict of each pair, the end mark included."""
         return np.diff(self._tgt_starts) - 1
+
+    def checksum(self) -> int:
+        """Return a number that tells these pairs, in this order, from others."""
+        checksum = 0
+        for part in (self._src, self._src_starts, self._tgt, self._tgt_starts):
+            checksum = zlib.crc32(part.data, checksum)
+        return checksum
 
     def src(self, number: int) -> NDArray[np.int32]:
         """Return the source ids of one pair."""

@@ -161,9 +161,9 @@ def load_state(path: Path) -> dict[str, Any]:
         state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch.load raises many kinds for a broken file
         raise RunFolderError(f"{path} is not a whole checkpoint: {error}") from error
-    if "layout" not in state:
+    if "pairs" not in state:
         raise RunFolderError(
-            f"{path} is of an older version, which did not keep how its batches are laid out; "
+            f"{path} is of an older version, which did not keep what its batches are made of; "
             "start a new run"
         )
     return state

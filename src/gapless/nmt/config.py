@@ -156,7 +156,7 @@ class TrainConfig:
         )
 
     def resolved_for(
-        self, *, is_accelerator: bool, begun: Mapping[str, bool] | None = None
+        self, *, is_accelerator: bool, begun: Mapping[str, Any] | None = None
     ) -> TrainConfig:
         """Return these settings with what depends on the device decided: layout and compiling.
 
@@ -166,7 +166,7 @@ class TrainConfig:
 
         Raises:
             UserError: packing was asked for without a budget of tokens, or a run that goes on
-                cannot have the layout that was asked for.
+                cannot have the batches that were asked for.
         """
         if begun is not None:
             return self._as_begun(begun)
@@ -183,23 +183,26 @@ class TrainConfig:
         compiles = captures if self.compile is None else self.compile
         return replace(self, pack=pack, fixed_shapes=fixed, compile=compiles)
 
-    def _as_begun(self, begun: Mapping[str, bool]) -> TrainConfig:
-        for name in ("pack", "fixed_shapes"):
+    def _as_begun(self, begun: Mapping[str, Any]) -> TrainConfig:
+        # Also between epochs: another seed would hold out other pairs, and schedules count updates.
+        for name in ("pack", "fixed_shapes", *_BATCHES):
             asked = getattr(self, name)
-            if asked is not None and asked != begun[name]:
-                flag = name.replace("_", "-")
+            left_open = asked is None and name not in _BATCHES
+            if not left_open and asked != begun[name]:
                 raise UserError(
-                    f"{flag} is {str(asked).lower()}, but the run began with "
-                    f"{str(begun[name]).lower()} and has to go on so; leave the flag out"
+                    f"{name.replace('_', '-')} is {_shown(asked)}, but the run began with "
+                    f"{_shown(begun[name])} and has to go on so; leave the flag out, "
+                    "or start a new run"
                 )
         compiles = begun["compile"] if self.compile is None else self.compile
         return replace(
             self, pack=begun["pack"], fixed_shapes=begun["fixed_shapes"], compile=compiles
         )
 
-    def layout(self) -> dict[str, bool]:
-        """Return what `resolved_for` decided, for a run that goes on from here."""
-        return {name: bool(getattr(self, name)) for name in ("pack", "fixed_shapes", "compile")}
+    def layout(self) -> dict[str, Any]:
+        """Return what cuts and orders the batches, for a run that goes on from here."""
+        decided = {name: bool(getattr(self, name)) for name in ("pack", "fixed_shapes", "compile")}
+        return decided | {name: getattr(self, name) for name in _BATCHES}
 
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""
@@ -239,7 +242,14 @@ def _check_numbers(config: TrainConfig) -> None:
         raise UserError(f"seed must be at most {_MAX_SEED}, but is {config.seed}")
 
 
+def _shown(value: Any) -> str:
+    return "none" if value is None else str(value).lower()
+
+
 _MAX_SEED = 2**63 - 1
+
+# Batches done are counted, not named: what cuts and orders them has to stay as it is.
+_BATCHES = ("seed", "max_length", "batch_size", "batch_tokens", "accumulate")
 
 _LEAST: dict[str, float] = {
     "seed": 0,

@@ -14,6 +14,8 @@ from gapless.nmt.vocab import Vocab, WordVocab, train_subwords
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gapless.nmt.config import TrainConfig
 
 
@@ -47,6 +49,27 @@ class Task:
     train: TokenPairs
     val: TokenPairs
     skipped_long: int
+
+    def fingerprint(self) -> dict[str, int]:
+        """Return what tells these training pairs from others, for a run that goes on."""
+        return {"count": len(self.train), "checksum": self.train.checksum()}
+
+
+def check_pairs(found: Mapping[str, int], *, begun: Mapping[str, int]) -> None:
+    """Check that a run goes on with the training pairs that it began with.
+
+    Args:
+        found: fingerprint of the task.
+        begun: that of the task when the run began.
+
+    Raises:
+        DataError: the pairs are others, or in another order.
+    """
+    if found != begun:
+        raise DataError(
+            f"the {found['count']} training pairs are not the {begun['count']} that the run began "
+            "with; go on with the same data, sides and columns, or start a new run"
+        )
 
 
 def read_corpus(config: TrainConfig) -> Corpus:

@@ -28,7 +28,7 @@ from gapless.nmt.parts import make_sampler
 from gapless.nmt.position import Position
 from gapless.nmt.saver import Saver
 from gapless.nmt.step import TranslationStep
-from gapless.nmt.task import prepare
+from gapless.nmt.task import check_pairs, prepare
 from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.readback import DeferredLoss
@@ -76,10 +76,13 @@ class Trainer:
         set_numerics(self._device, config.precision, deterministic=config.deterministic)
         vocabs = runs.read_vocabs(resume, config) if resume else None
         state = checkpoint.load_state(checkpoint.state_path(resume)) if resume else None
-        self._task = prepare(config, vocabs=vocabs)
         resolved = config.resolved_for(
             is_accelerator=self._device.is_accelerator, begun=state and state["layout"]
         )
+        self._task = prepare(config, vocabs=vocabs)
+        self._fingerprint = self._task.fingerprint()
+        if state is not None:
+            check_pairs(self._fingerprint, begun=state["pairs"])
         # The folder keeps the settings as asked, so that its file serves on another device too.
         self.run_dir = resume or runs.create_run(config, self._task.vocabs)
         self.config = config = resolved
@@ -326,6 +329,7 @@ class Trainer:
                 "random": random_state(self._device),
                 "position": self._position.state(),
                 "layout": self.config.layout(),
+                "pairs": self._fingerprint,
             }
         )
 
