@@ -225,22 +225,31 @@ def test_a_plan_that_computes_something_else_is_named_and_not_recommended(compar
 
 
 def test_a_workload_that_is_not_reproducible_is_told_so_and_timed(compare):
-    """Nothing is said of the plans' bits then."""
-    outcome = compare("--workload", "c.py:by_chance", *QUICK, "--plans", "blocking,gapless")
+    """Nothing is said of the plans' bits then, and none is recommended: that is a condition."""
+    options = ["--plans", "blocking,gapless", "--json", "out.json"]
+    outcome = compare("--workload", "c.py:by_chance", *QUICK, *options)
 
     assert outcome.code == 1
     assert "blocking against itself: not reproducible by itself" in outcome.out
     assert "gapless against blocking" not in outcome.out
     assert row_of(outcome.out, "blocking")[1] == row_of(outcome.out, "gapless")[1] == "?"
+    assert "\nRecommended: none\n  the workload does not equal itself, so " in outcome.out
+    assert "\n  seed all that it draws from" in outcome.out
+    found = json.loads(Path("out.json").read_text())
+    assert (found["reproducible"], found["recommendation"]["plan"]) == (False, None)
 
 
 def test_equal_bits_of_nan_are_no_verdict(compare):
-    """No plan is said to compute the same."""
-    outcome = compare("--workload", "c.py:nans", *QUICK, "--plans", "blocking,gapless")
+    """No plan is said to compute the same, and none is recommended."""
+    options = ["--plans", "blocking,gapless", "--json", "out.json"]
+    outcome = compare("--workload", "c.py:nans", *QUICK, *options)
 
     assert outcome.code == 1
     assert "  loss of step 1 is nan: from there on equal bits show nothing\n" in outcome.out
     assert row_of(outcome.out, "blocking")[1] == row_of(outcome.out, "gapless")[1] == "?"
+    assert "\nRecommended: none\n  loss of step 1 is nan, so " in outcome.out
+    found = json.loads(Path("out.json").read_text())
+    assert (found["reproducible"], found["recommendation"]["plan"]) == (None, None)
 
 
 def test_bits_need_not_be_compared(compare):
@@ -251,6 +260,8 @@ def test_bits_need_not_be_compared(compare):
 
     assert outcome.code == 0
     assert "bits      not compared" in outcome.out
+    assert "\nRecommended: gapless\n" in outcome.out
+    assert outcome.out.endswith("\n  bits were not compared\n")
     assert "against itself" not in outcome.out
 
 

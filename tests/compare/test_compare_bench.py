@@ -178,9 +178,7 @@ def test_the_report_says_whether_plans_took_turns(monkeypatch, has_room):
         monkeypatch.setattr(CPU, "reserved_memory_bytes", iter(range(0, 10**6, 80)).__next__)
     asked = CompareSettings(bench=ask(), weights=parse_weights([]), verify_steps=0)
 
-    report = compare(
-        small(), asked, workload="small", verdicts={}, reproducible=None, commit=None
-    )
+    report = compare(small(), asked, workload="small", verdicts={}, itself=None, commit=None)
 
     text = comparison_text(report)
     assert ("3 rounds of 4 steps, plans in turns;" in text) is has_room
@@ -477,7 +475,7 @@ def test_every_plan_goes_through_the_whole_comparison():
     verdicts = {comparison.ours.plan: comparison.holds for comparison in found}
 
     report = compare(
-        small(), asked, workload="small", verdicts=verdicts, reproducible=True, commit="abc"
+        small(), asked, workload="small", verdicts=verdicts, itself=found[0], commit="abc"
     )
 
     assert all(verdicts.values())
@@ -485,6 +483,7 @@ def test_every_plan_goes_through_the_whole_comparison():
     assert {tuple(comparison.ours.rounds) for comparison in found} == {(3, 3)}
     assert [row.plan for row in report.rows] == list(PLANS)
     assert all(row.identical for row in report.rows)
+    assert report.reproducible
     assert (report.recommendation.plan, report.unit, report.commit) == ("gapless", "steps", "abc")
 
 

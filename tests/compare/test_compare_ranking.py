@@ -253,6 +253,28 @@ def test_a_plan_that_computes_something_else_is_never_recommended():
     assert best(make("wrong", identical=False)).plan is None
 
 
+@pytest.mark.parametrize("is_accelerator", [True, False])
+def test_without_a_verdict_on_bits_no_plan_is_recommended(is_accelerator):
+    """Computing the same is a condition; why it is not known takes the place of reasons."""
+    row = make("gapless", identical=None)
+
+    found = best(row, unknown=["why", "what to do"], is_accelerator=is_accelerator)
+
+    assert (found.plan, found.reasons) == (None, ("why", "what to do"))
+    assert (found.scores, found.excluded) == ({}, {})
+
+
+@pytest.mark.parametrize("is_accelerator", [True, False])
+def test_a_recommendation_without_a_look_at_bits_says_so(is_accelerator):
+    """Nobody wanted to know, so there is one all the same."""
+    one, other = make("gapless", identical=None), make("gapless")
+
+    found = best(one, is_accelerator=is_accelerator)
+
+    assert (found.plan, found.reasons[-1]) == ("gapless", "bits were not compared")
+    assert found.reasons[:-1] == best(other, is_accelerator=is_accelerator).reasons
+
+
 def test_what_was_not_measured_of_every_plan_does_not_count():
     """Without memory figures the weight goes to speed; without any, speed decides."""
     one, other = make("one", 5.0, held_memory_bytes=None), make("other", 4.0)

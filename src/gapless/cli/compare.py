@@ -40,6 +40,7 @@ from gapless.report.compare import NO_GAPS, comparison_json, comparison_text
 
 if TYPE_CHECKING:
     from gapless.compare.contestant import PlanWorkload
+    from gapless.compare.verify import Comparison
     from gapless.device.base import Device
     from gapless.nmt.config import TrainConfig
     from gapless.report.comparison import ComparisonReport
@@ -82,8 +83,9 @@ def compare(
     against it; and recommends a plan by weights that you can set. Without --workload it is the
     model of gapless train on the embedded corpus, or on your own text with --data.
 
-    Exit code: 0 done, 1 a plan computes something else or the workload is not reproducible, 2 a
-    mistake in what was asked.
+    Exit code: 0 done, 1 a plan computes something else or that cannot be told, because the
+    workload is not reproducible or gives losses that are no finite numbers, 2 a mistake in what
+    was asked.
     """
     found = resolve_device(device)
     asked = _settings(
@@ -111,7 +113,7 @@ def compare(
     if json is not None:
         replace_file(json, comparison_json(report).encode())
         typer.echo(f"written to {json}")
-    if report.reproducible is False or report.recommendation.excluded:
+    if report.recommendation.plan is None or report.recommendation.excluded:
         raise typer.Exit(1)
 
 
@@ -243,16 +245,15 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
 
     on_progress = show if sys.stderr.isatty() else None
     verdicts: dict[str, bool] = {}
-    reproducible: bool | None = None
+    itself: Comparison | None = None
     try:
         with users_errors():
             if asked.verify_steps:
                 one = in_one_process(work.make, get_plan(REFERENCE))
                 for comparison in verify_plans(one, asked, on_progress=on_progress):
                     bar.close()
-                    if reproducible is None:
-                        reproducible = comparison.holds
-                    if reproducible:
+                    itself = itself or comparison
+                    if itself.holds:
                         verdicts[comparison.ours.plan] = comparison.holds
                     for line in comparison_lines(comparison):
                         typer.echo(line)
@@ -261,7 +262,7 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
                 asked,
                 workload=work.name,
                 verdicts=verdicts,
-                reproducible=reproducible,
+                itself=itself,
                 commit=_commit(),
                 on_progress=on_progress,
             )

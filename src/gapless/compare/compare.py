@@ -12,6 +12,7 @@ from gapless.compare.bench import BenchSettings, run_bench
 from gapless.compare.claims import check_claims
 from gapless.compare.ranking import recommend
 from gapless.compare.rows import make_row
+from gapless.compare.text import not_comparable_lines
 from gapless.compare.verify import Comparison, VerifySettings, verify
 from gapless.report.comparison import ComparisonReport
 
@@ -130,7 +131,7 @@ def compare(
     *,
     workload: str,
     verdicts: dict[str, bool],
-    reproducible: bool | None,
+    itself: Comparison | None,
     commit: str | None,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
@@ -141,7 +142,8 @@ def compare(
         settings: what is compared.
         workload: what it is called.
         verdicts: whether each plan computes what the reference does, from `verify_plans`.
-        reproducible: whether the reference equals itself; None if nobody looked.
+        itself: the reference compared with itself, the first of `verify_plans`; None if bits were
+            not to be compared. If it does not hold no plan is recommended.
         commit: of the source tree, if it is known.
         on_progress: called with what is under way, how much is done, and how much there is.
 
@@ -175,14 +177,23 @@ def compare(
         settings=_settings(settings),
         rows=rows,
         claims=check_claims(by_plan, is_accelerator=is_accelerator),
-        recommendation=_recommend(rows, settings),
+        recommendation=_recommend(rows, settings, itself),
         notes=result.notes,
-        reproducible=reproducible,
+        reproducible=_is_reproducible(itself),
         in_turns=result.in_turns,
     )
 
 
-def _recommend(rows: Sequence[PlanRow], settings: CompareSettings) -> Recommendation:
+def _is_reproducible(itself: Comparison | None) -> bool | None:
+    if itself is None:
+        return None
+    # Of a workload that gives NaN it is not known.
+    return None if itself.agrees and not itself.holds else itself.holds
+
+
+def _recommend(
+    rows: Sequence[PlanRow], settings: CompareSettings, itself: Comparison | None
+) -> Recommendation:
     device = settings.bench.device
     return recommend(
         rows,
@@ -190,6 +201,7 @@ def _recommend(rows: Sequence[PlanRow], settings: CompareSettings) -> Recommenda
         is_accelerator=device.is_accelerator,
         total_memory_bytes=device.total_memory_bytes(),
         reference=REFERENCE,
+        unknown=() if itself is None else not_comparable_lines(itself),
     )
 
 

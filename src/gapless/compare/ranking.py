@@ -5,7 +5,7 @@ The origin weighed performance 30 %, difficulty of building 25 %, complexity 15 
 and speed and memory keep their weights, with memory as a share of what the device has: held memory
 costs nothing until something else has no room. The others say nothing about a choice any more: every plan
 is built, and one flag, so they are equal for all. What is left of risk is whether a plan computes
-the same: one that does not is never recommended.
+the same: one that does not is never recommended, and none is if that could not be found out.
 
 Three further criteria are measured and can be given weight: they have none by themselves, because
 what they are worth shows in the speed.
@@ -37,6 +37,7 @@ DEFAULT_WEIGHTS = {
 }
 
 _NONE_SOUND = "no plan computes the same bits"
+_NOT_COMPARED = "bits were not compared"
 
 _EQUAL_FOR_ALL = ("difficulty", "complexity", "maintainability", "risk")
 
@@ -88,6 +89,7 @@ def recommend(
     is_accelerator: bool,
     total_memory_bytes: int | None = None,
     reference: str = "blocking",
+    unknown: Sequence[str] = (),
 ) -> Recommendation:
     """Return the plan with the best weighted score, and why.
 
@@ -104,15 +106,17 @@ def recommend(
         total_memory_bytes: memory of the device; None if it is not known, and memory counts for
             nothing.
         reference: the plan that reasons compare with, if it is there.
+        unknown: why it could not be found out which plans compute the same, and what to do; then
+            none is recommended. What nobody wanted to know is no such reason.
     """
+    if unknown:
+        return _none(unknown, weights)
     sound = [row for row in rows if row.identical is not False]
     excluded = {
         row.plan: "does not compute the same bits" for row in rows if row.identical is False
     }
     if not sound:
-        return Recommendation(
-            plan=None, reasons=(_NONE_SOUND,), scores={}, weights=dict(weights), excluded=excluded
-        )
+        return _none([_NONE_SOUND], weights, excluded)
     marks = _marks(sound, total_memory_bytes)
     in_force = _measured_weights(marks, weights)
     scores = {
@@ -129,8 +133,24 @@ def recommend(
             *_reasons(by_name[plan], sound, by_name.get(reference)),
             *_why_not_fastest(by_name[plan], sound, marks=marks, weights=in_force),
         )
+    if any(row.identical is None for row in sound):
+        reasons = (*reasons, _NOT_COMPARED)
     return Recommendation(
         plan=plan, reasons=reasons, scores=ranked, weights=in_force, excluded=excluded
+    )
+
+
+def _none(
+    reasons: Iterable[str],
+    weights: Mapping[str, float],
+    excluded: Mapping[str, str] | None = None,
+) -> Recommendation:
+    return Recommendation(
+        plan=None,
+        reasons=tuple(reasons),
+        scores={},
+        weights=dict(weights),
+        excluded=dict(excluded or {}),
     )
 
 

@@ -60,6 +60,26 @@ def not_finite_text(comparison: Comparison) -> str:
     return f"loss of step {step} is {comparison.theirs.losses[step - 1]}"
 
 
+def not_comparable_lines(itself: Comparison) -> tuple[str, ...]:
+    """Say why nothing can be compared with a reference, and what to do; nothing if it can.
+
+    Args:
+        itself: two runs of the reference.
+    """
+    if itself.holds:
+        return ()
+    if not itself.agrees:
+        return (
+            "the workload does not equal itself, so whether a plan computes the same is not known",
+            "seed all that it draws from and let it run deterministic algorithms, or allow more "
+            "with --tolerance",
+        )
+    return (
+        f"{not_finite_text(itself)}, so whether a plan computes the same is not known",
+        "find out where that comes from, or compare the steps before it with --verify-steps",
+    )
+
+
 def waits_line(runs: Mapping[str, RunRecord]) -> str:
     """Return the host waits of each plan's run, by reason."""
     return "host waits: " + "; ".join(f"{name} {_waits(run.waits)}" for name, run in runs.items())
