@@ -81,8 +81,8 @@ def train(settings, run, **watch):
     return trainer.train()
 
 
-def resume(run, **watch):
-    config = make_config({}, file=run / "config.yaml")
+def resume(run, *, flags=None, **watch):
+    config = make_config(flags or {}, file=run / "config.yaml")
     return Trainer(config, observer=Silent(**watch), resume=run).train()
 
 
@@ -272,3 +272,77 @@ def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
 
     assert first["batches"] == again["batches"] == len(read_losses(tmp_path / "run"))
     assert before == (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
+
+
+def read_epochs(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [
+        (row["kind"], row["step"], row.get("loss"), row.get("val_loss"))
+        for row in rows
+        if row["kind"] != "train"
+    ]
+
+
+def check_alike(whole, parts, of_whole, of_parts):
+    """Two runs have the same losses, records, epochs, checkpoints and final weights."""
+    assert of_whole["loss"] == of_parts["loss"]
+    assert of_whole["epochs"] == of_parts["epochs"]
+    assert read_losses(whole) == read_losses(parts)
+    assert [step for step, _ in read_losses(parts)] == list(range(of_whole["batches"]))
+    assert read_epochs(whole) == read_epochs(parts)
+    names = [
+        sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, parts)
+    ]
+    assert names[0] == names[1]
+    assert same_end(whole, parts)
+
+
+# An epoch has 7 updates.
+@pytest.mark.parametrize("ends", [(3, 5), (10, 12), (10, 14), (10, 17), (7, 17), (3, 10, 11, 30)])
+def test_a_run_that_ended_by_its_updates_goes_on_to_more(settings, tmp_path, ends):
+    """Ended inside an epoch it takes the rest of it, as a run would that never ended there."""
+    settings = {**settings, "epochs": 5, "schedule": "constant"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    of_whole = train({**settings, "max_steps": ends[-1]}, whole)
+    first = train({**settings, "max_steps": ends[0]}, parts)
+    for end in ends[1:]:
+        of_parts = resume(parts, flags={"max_steps": end})
+
+    assert first["steps"] == ends[0]
+    assert first["bleu"] is not None
+    check_alike(whole, parts, of_whole, of_parts)
+
+
+def test_an_end_inside_an_epoch_is_validated_and_tested_once(settings, tmp_path):
+    """A run that has ended so stays ended when it is resumed; it still can go on to more."""
+    settings = {**settings, "epochs": 5, "schedule": "constant", "val_interval": 4}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    of_whole = train({**settings, "max_steps": 17}, whole)
+    first = train({**settings, "max_steps": 10}, parts)
+    before = read_epochs(parts)
+    weights = (parts / "checkpoints" / "final.safetensors").read_bytes()
+    again = resume(parts)
+
+    assert [(kind, step) for kind, step, _, _ in before] == [
+        ("epoch", 1),
+        ("epoch", 2),
+        ("test", 2),
+    ]
+    assert [val_loss is None for _, _, _, val_loss in before] == [True, False, True]
+    assert before == read_epochs(parts)
+    assert (first["steps"], first["loss"]) == (again["steps"], again["loss"])
+    assert weights == (parts / "checkpoints" / "final.safetensors").read_bytes()
+    check_alike(whole, parts, of_whole, resume(parts, flags={"max_steps": 17}))
+
+
+def test_a_run_may_be_stopped_at_its_last_update(settings, tmp_path):
+    """An interrupt just before the end by updates loses nothing of the epoch either."""
+    settings = {**settings, "epochs": 5, "schedule": "constant"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    of_whole = train({**settings, "max_steps": 17}, whole)
+    stopped = train({**settings, "max_steps": 10}, parts, interrupt_after=20)
+
+    assert stopped["interrupted"]
+    assert stopped["steps"] == 10
+    check_alike(whole, parts, of_whole, resume(parts, flags={"max_steps": 17}))

@@ -212,6 +212,9 @@ class BucketSampler(Sampler[Microbatch]):
         shapes: few shapes to pad to or to pack into, made with the same budget; None pads each
             batch to its longest sentence.
 
+    Attributes:
+        whole_epoch: batches of this epoch, with those that are left out at either end.
+
     Raises:
         ValueError: neither budget is given.
     """
@@ -253,6 +256,7 @@ class BucketSampler(Sampler[Microbatch]):
             batches = [batches[number] for number in random.permutation(len(batches))]
         end = None if max_updates is None else skip + max_updates * self._accumulate
         self._epoch = self._group(batches)[skip:end]
+        self.whole_epoch = len(batches)
 
     def __len__(self) -> int:
         return len(self._epoch)

@@ -135,6 +135,8 @@ class Trainer:
             loader = make_loader(self._task.train, self._sampler, workers=self._num_workers())
             while not self._is_finished() and not stop.is_set:
                 self._run_epoch(loader, folder, stop)
+            if self._position.batches and not stop.is_set:
+                self._end_epoch(folder, is_whole=False)
             scores = None if stop.is_set else self._test(folder)
             summary = self._summary(scores, interrupted=stop.is_set)
             folder.write_summary(summary)
@@ -183,9 +185,8 @@ class Trainer:
     ) -> None:
         at, losses = self._position, self._loop.losses
         self._sampler.set_epoch(at.epoch, skip=at.batches, max_updates=self._updates_left())
-        num_batches = len(self._sampler)
         self._observer.epoch_started(
-            at.epoch + 1, num_batches=num_batches, num_epochs=self.config.epochs
+            at.epoch + 1, num_batches=len(self._sampler), num_epochs=self.config.epochs
         )
         log = LossLog(folder, losses, first_batch=at.batches_before)
 
@@ -203,17 +204,18 @@ class Trainer:
             weights=losses.weights[len(losses.weights) - result.num_batches :],
             peak_memory_bytes=self._device.peak_memory_bytes(),
         )
-        if stop.is_set and result.num_batches < num_batches:
+        # Stopped, or at the last update of `max_steps`: a run that goes on takes the rest.
+        if at.batches < self._sampler.whole_epoch:
             self._save_state()
         else:
             self._end_epoch(folder)
 
-    def _end_epoch(self, folder: runs.RunFolder) -> None:
+    def _end_epoch(self, folder: runs.RunFolder, *, is_whole: bool = True) -> None:
         at = self._position
-        record = at.end_epoch()
-        self._saver.save_weights(self.model, checkpoint.epoch_path(self.run_dir, at.epoch))
+        record = at.end_epoch() if is_whole else at.records[-1]
+        self._saver.save_weights(self.model, checkpoint.epoch_path(self.run_dir, record.epoch))
         self._saver.drop_old_epochs(keep=self.config.average)
-        if at.epoch % self.config.val_interval == 0 or self._is_finished():
+        if record.epoch % self.config.val_interval == 0 or self._is_finished():
             record.validation.update(self._validate())
             if record.validation["val_loss"] < at.best_loss:
                 at.best_loss = record.validation["val_loss"]
@@ -223,7 +225,7 @@ class Trainer:
         self._save_state()
         folder.log(
             "epoch",
-            step=at.epoch,
+            step=record.epoch,
             loss=record.loss,
             tokens_per_second=record.tokens_per_second,
             gap_share=record.gap_share,
@@ -261,7 +263,7 @@ class Trainer:
         test = self._task.corpus.test
         self._observer.testing(len(test))
         scores = self._score(test, beam=self.config.beam)
-        folder.log("test", step=self._position.epoch, bleu=scores.bleu, chrf=scores.chrf)
+        folder.log("test", step=len(self._position.records), bleu=scores.bleu, chrf=scores.chrf)
         return scores
 
     def _score(self, pairs: Pairs, *, beam: int) -> Scores:
@@ -288,7 +290,7 @@ class Trainer:
             "torch": str(torch.__version__),
             "precision": self.config.precision,
             "interrupted": interrupted,
-            "epochs": self._position.epoch,
+            "epochs": len(records),
             "steps": self._step.num_updates,
             "batches": sum(record.num_batches for record in records),
             "padding_share": self._padding_share,
