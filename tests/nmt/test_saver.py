@@ -37,7 +37,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatc
     before = model.weight.detach().clone()
     with saver:
         saver.save_weights(model, tmp_path / "w")
-        saver.save_state({"weight": model.weight, "list": [1, model.bias], "layout": {}})
+        saver.save_state({"weight": model.weight, "list": [1, model.bias], "pairs": {}})
         with torch.no_grad():
             model.weight.zero_()
         assert not (tmp_path / "w").exists()
