@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
 from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.nmt.config import make_config
@@ -272,6 +274,21 @@ def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
 
     assert first["batches"] == again["batches"] == len(read_losses(tmp_path / "run"))
     assert before == (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):
+    """Training seconds, updates and batches are of the whole run, so its wall time is too."""
+    readings = itertools.count(0, 100)
+    monkeypatch.setattr("gapless.nmt.trainer.perf_counter", lambda: next(readings))
+    train(settings, tmp_path / "run", interrupt_after=3)
+    state = torch.load(tmp_path / "run" / "checkpoints" / "state.pt", weights_only=True)
+    kept = state["position"]["wall_seconds"]
+    # The second process takes no time at all.
+    monkeypatch.setattr("gapless.nmt.trainer.perf_counter", lambda: 5)
+
+    assert kept >= 100
+    assert resume(tmp_path / "run")["wall_seconds"] == kept
+    assert resume(tmp_path / "run")["wall_seconds"] == kept
 
 
 def read_epochs(run):

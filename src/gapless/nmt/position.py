@@ -24,6 +24,7 @@ class Position:
         weights: of those batches.
         records: of the epochs done, and of the unfinished one if batches of it are done.
         best_loss: lowest validation loss so far.
+        wall_seconds: that the run took so far, in all its processes.
     """
 
     epoch: int = 0
@@ -32,6 +33,7 @@ class Position:
     weights: list[float] = field(default_factory=list)
     records: list[EpochRecord] = field(default_factory=list)
     best_loss: float = math.inf
+    wall_seconds: float = 0.0
 
     @property
     def batches_before(self) -> int:

@@ -72,6 +72,7 @@ class Trainer:
     ) -> None:
         self._observer = observer
         self._started_at = perf_counter()
+        self._earlier_seconds = 0.0
         self._device = resolve_device(config.device)
         set_numerics(self._device, config.precision, deterministic=config.deterministic)
         vocabs = runs.read_vocabs(resume, config) if resume else None
@@ -317,13 +318,17 @@ class Trainer:
             "diagnosis": None if self._loop.diagnosis is None else self._loop.diagnosis.line,
             "warm_up_seconds": self._warm_up_seconds,
             "train_seconds": sum(record.wall_ms for record in records) / 1000.0,
-            "wall_seconds": perf_counter() - self._started_at,
+            "wall_seconds": self._wall_seconds(),
             "peak_memory_bytes": max((r.peak_memory_bytes for r in records), default=0),
         }
 
     # --- what a run goes on from ---
 
+    def _wall_seconds(self) -> float:
+        return self._earlier_seconds + perf_counter() - self._started_at
+
     def _save_state(self) -> None:
+        self._position.wall_seconds = self._wall_seconds()
         self._saver.save_state(
             {
                 "model": dict(self.model.named_parameters()),
@@ -340,6 +345,7 @@ class Trainer:
         checkpoint.set_weights(self.model, state["model"], path=path)
         self._step.load_state(state["step"])
         self._position = Position.of_state(state["position"])
+        self._earlier_seconds = self._position.wall_seconds
         runs.forget_later(
             self.run_dir,
             batches=self._position.batches_before,
