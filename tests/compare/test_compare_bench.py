@@ -13,7 +13,7 @@ from time import perf_counter, process_time
 import pytest
 import torch
 
-from gapless.compare import bench as benches
+from gapless.compare import bench as benches, contestant as contestants
 from gapless.compare.bench import BenchSettings, run_bench
 from gapless.compare.compare import CompareSettings, FirstBatches, compare, verify_plans
 from gapless.compare.compile_time import CompileClock
@@ -28,6 +28,7 @@ from gapless.device.select import resolve_device
 from gapless.device.simulated.device import SimulatedDevice
 from gapless.device.trace import KernelTrace, summarise, trace_kernels
 from gapless.errors import DeviceError, UserError
+from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.records import StepLoss
 from gapless.plans import PLANS, get_plan
 from gapless.report.compare import comparison_text
@@ -316,6 +317,75 @@ def test_a_plan_that_captures_does_so_in_the_warm_up_and_sees_the_same_batches()
         "alone.",
         "No kernels, busy time or gap: torch's profiler saw no kernel.",
     )
+
+
+def bench_on_a_simulated_gpu(make, plans, **changed):
+    with SimulatedDevice(scheduler="asap", durations={"kernel": 0.1, "launch": 0.2}) as device:
+        return run_bench(make, ask(plans, device=device, rounds=2, **changed))
+
+
+def is_undecided(result):
+    return any("auto had not decided when the rounds began" in note for note in result.notes)
+
+
+def test_auto_has_decided_before_it_is_timed():
+    """One round of warm-up is too short for that, so it takes more; others take what was asked."""
+    log = []
+
+    result = bench_on_a_simulated_gpu(small(log), ["gapless", "auto"])
+
+    auto = result.plans[1]
+    assert auto.diagnosis is not None
+    assert not is_undecided(result)
+    # Nothing of the trial is left for the rounds that count.
+    assert [found.num_graphs for found in auto.rounds] == [0, 0]
+    assert Counter(plan for plan, _ in log)["gapless"] == 3 * 4
+
+
+def test_all_plans_see_the_same_batches_after_a_warm_up_of_auto():
+    """Although its loader that shuffles has been gone through more often by then."""
+    given = {}
+
+    def make(device, plan):
+        workload = small(shuffle=True)(device, plan)
+        seen = given.setdefault(plan.name, [])
+        loader = workload.batches
+        loader.collate_fn = lambda items: seen.append(float(items[0][0])) or torch.stack(items)
+        return workload
+
+    bench_on_a_simulated_gpu(make, ["gapless", "auto"], steps=3)
+
+    assert given["gapless"] == given["auto"]
+    assert len(given["auto"]) > 4 * 3
+
+
+def test_auto_that_never_decides_is_timed_with_a_note(monkeypatch):
+    """There is a limit of steps: two rounds of warm-up reach it, where one was asked for."""
+    given = []
+    monkeypatch.setattr(TrainLoop, "diagnosis", None)
+    monkeypatch.setattr(contestants, "_MOST_WARM_UP_STEPS", 7)
+
+    def make(device, plan):
+        workload = small()(device, plan)
+        loader = workload.batches
+        loader.collate_fn = lambda items: given.append(items) or torch.stack(items)
+        return workload
+
+    result = bench_on_a_simulated_gpu(make, ["auto"])
+
+    # The pass that builds, two rounds of warm-up, and two that count.
+    assert len(given) == (1 + 2 + 2) * 4
+    assert is_undecided(result)
+
+
+def test_a_cpu_has_nothing_for_auto_to_decide():
+    """Its warm-up is as long as asked for."""
+    log = []
+
+    result = run_bench(small(log), ask(["auto"]))
+
+    assert len(log) == 4 * 4
+    assert not is_undecided(result)
 
 
 # --- loaders with workers ---

@@ -214,6 +214,9 @@ class _Bench:
                 for number, plan in enumerate(plans):
                     self._on_progress(f"warm-up of {plan}", number, len(plans))
                     contestants.append(self._prepared(plan, contestants))
+            most = max(contestant.num_warm_ups for contestant in contestants)
+            for contestant in contestants:
+                contestant.catch_up(most)
             rounds = self._take_turns(contestants)
             return self._measure(contestants, rounds)
         except torch.OutOfMemoryError as error:
@@ -242,6 +245,11 @@ class _Bench:
         except BaseException:
             contestant.close()
             raise
+        if contestant.is_undecided:
+            self.notes.append(
+                f"{plan} had not decided when the rounds began: its times are partly those of what "
+                "it tries."
+            )
         return contestant
 
     def _take_turns(self, contestants: Sequence[Contestant]) -> dict[str, list[Round]]:

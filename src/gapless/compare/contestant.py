@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.compare.host_time import cpu_seconds
-from gapless.compare.run import seed_all, take_steps
+from gapless.compare.run import pass_over, seed_all, take_steps
 from gapless.device.memory import release_cached_memory
 from gapless.device.nvml import Sampler
 from gapless.device.trace import trace_kernels
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
 
 # Builds a workload for a plan, which may say how many processes make its batches.
 PlanWorkload: TypeAlias = "Callable[[torch.device, Plan], Workload]"
+
+# Steps of warming up after which a plan that measures by itself is timed although it has not
+# decided. Trying graphs takes it 200 steps, and what it waits for are readings of the device.
+_MOST_WARM_UP_STEPS = 900
 
 # A launch-bound step is a thousand kernels and more, at some hundred bytes each.
 _MAX_TRACED_STEPS = 50
@@ -87,6 +91,7 @@ class Contestant:
     Attributes:
         peak_memory_bytes: most memory that its tensors held so far, what others hold left out.
         held_memory_bytes: memory that torch took from the device for it, after the warm-up.
+        num_warm_ups: rounds that it took for warming up, or only went through.
         unit: what the weights of its steps count.
     """
 
@@ -103,6 +108,7 @@ class Contestant:
         self._kept_bytes = 0
         self.peak_memory_bytes = 0
         self.held_memory_bytes = 0
+        self.num_warm_ups = 0
 
     @property
     def workload(self) -> Workload:
@@ -121,8 +127,16 @@ class Contestant:
         found = self._loop.diagnosis
         return None if found is None else found.line
 
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the plan measures by itself, and has not chosen yet how its steps run."""
+        return self.plan.auto and self._loop.diagnosis is None
+
     def prepare(self, *, rounds: int) -> None:
         """Build the workload, capture what the plan captures, and take rounds for warming up.
+
+        A plan that measures by itself takes more of them until it has decided, up to a limit:
+        what it tries until then is no measure of it.
 
         Sync: Blocks the host.
         """
@@ -132,13 +146,29 @@ class Contestant:
         device.reset_peak_memory()
         kept_before = device.peak_memory_bytes()
         self._build()
-        for _ in range(rounds):
+        while self.num_warm_ups < rounds or self._needs_more():
             self._take()
+            self.num_warm_ups += 1
         self.peak_memory_bytes = device.peak_memory_bytes() - kept_before
         # Right after a reset the peak is what is held now.
         device.reset_peak_memory()
         self._kept_bytes = device.peak_memory_bytes() - kept_before
         self.held_memory_bytes = device.reserved_memory_bytes() - held_before
+
+    def _needs_more(self) -> bool:
+        return self.is_undecided and self.num_warm_ups * self._steps < _MOST_WARM_UP_STEPS
+
+    def catch_up(self, num_warm_ups: int) -> None:
+        """Go through the batches of warm-up rounds that another plan took beyond this one's.
+
+        A loader that shuffles then gives both the same batches in the rounds that count. No step
+        is taken, which would take longer and change nothing: this plan is warm.
+
+        Sync: Does not block the host on the device; waits for the loader.
+        """
+        for _ in range(num_warm_ups - self.num_warm_ups):
+            pass_over(self.workload.batches, steps=self._steps)
+        self.num_warm_ups = max(self.num_warm_ups, num_warm_ups)
 
     def _build(self) -> None:
         seed_all(self._seed)

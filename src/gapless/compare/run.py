@@ -218,6 +218,27 @@ def take_steps(
     return StepsTaken(epochs=results, start_ms=start_ms)
 
 
+def pass_over(batches: Iterable[Any], *, steps: int) -> None:
+    """Ask for the batches of so many steps, as `take_steps` does, and drop them.
+
+    Args:
+        batches: on the CPU; they have given batches before.
+        steps: how many, at least 1.
+
+    Sync: Does not block the host on the device; waits for the loader.
+    """
+    done = 0
+    while done < steps:
+        epoch = EpochBatches(batches, steps - done)
+        try:
+            found = sum(1 for _ in epoch.take(batches))
+        finally:
+            epoch.end()
+        if not found:
+            return
+        done += found
+
+
 def _without_start(result: EpochResult, start_ms: float) -> EpochResult:
     # Nothing of the epoch is under way before its first batch, so the whole of it is a delay.
     # A simulated device has a clock of its own, which waiting for a loader does not move.
