@@ -179,6 +179,27 @@ def test_settings_are_kept_as_asked(settings, tmp_path):
     assert all(f"{name}: null" in text for name in ("pack", "fixed_shapes", "compile"))
 
 
+def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
+    """A run that was to go on to more updates and is stopped again goes on to as many."""
+    settings = {**settings, "epochs": 5, "schedule": "constant"}
+    train({**settings, "max_steps": 4}, tmp_path / "run")
+    stopped = resume(tmp_path / "run", flags={"max_steps": 8}, interrupt_after=3)
+    assert stopped["interrupted"]
+
+    assert resume(tmp_path / "run")["steps"] == 8
+
+
+def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
+    """The file still says what the run is."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+
+    with pytest.raises(RunFolderError):
+        resume(tmp_path / "run", flags={"d_model": 64})
+
+    assert before == (tmp_path / "run" / "config.yaml").read_bytes()
+
+
 def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):
     """The missing state is named."""
     train(settings, tmp_path / "run")

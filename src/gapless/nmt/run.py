@@ -138,8 +138,17 @@ def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
     else:
         vocabs.src.save(path / "vocab.src")
         vocabs.tgt.save(path / "vocab.tgt")
-    replace_file(path / CONFIG, config.to_yaml().encode())
+    write_config(path, config)
     return path
+
+
+def write_config(path: Path, config: TrainConfig) -> None:
+    """Keep the settings of a run in its folder.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    replace_file(path / CONFIG, config.to_yaml().encode())
 
 
 def _next_free(parent: Path) -> Path:

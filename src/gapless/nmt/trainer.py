@@ -86,7 +86,8 @@ class Trainer:
             check_pairs(self._fingerprint, begun=state["pairs"])
         # The folder keeps the settings as asked, so that its file serves on another device too.
         self.run_dir = resume or runs.create_run(config, self._task.vocabs)
-        self.config = config = resolved
+        asked, self.config = config, resolved
+        config = resolved
         self._position = Position()
         self._warm_up_seconds = 0.0
         self._noted: set[str] = set()
@@ -113,6 +114,8 @@ class Trainer:
             )
             if state is not None:
                 self._load_state(state)
+        if resume is not None:
+            runs.write_config(resume, asked)
 
     def train(self) -> dict[str, Any]:
         """Train, score the final model on the test pairs, and return the summary.
