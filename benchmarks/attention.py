@@ -38,6 +38,7 @@ CASES = {
     "big, sentences": {"heads": 16, "tokens": 25_024, "mean": 28},
     "big, prose": {"heads": 16, "tokens": 25_024, "mean": 60},
 }
+_TINY = {"heads": 2, "tokens": 128, "mean": 8}
 _WIDTH, _LONGEST = 64, 256
 _DROPOUT = 0.0
 
@@ -219,12 +220,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure_all(
     options: argparse.Namespace, device: Device, facts: dict[str, Any], stem: Path
 ) -> None:
-    for name, case in CASES.items():
-        sized = case | {"tokens": 256} if options.tiny else case
+    cases = {"tiny": _TINY} if options.tiny else CASES
+    for name, case in cases.items():
         for causal in (False, True):
             title = f"{name}, causal" if causal else name
             facts["cases"][title] = measure(
-                sized, device=device, causal=causal, rounds=options.rounds
+                case, device=device, causal=causal, rounds=options.rounds
             )
         replace_text(stem.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
         replace_text(stem.with_suffix(".md"), to_markdown(facts))

@@ -168,7 +168,7 @@ def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
     data.write_text("".join(f"{line}\n" for line in reversed(moved.read_text().splitlines())))
 
     with pytest.raises(UserError, match="training pairs are not the 56 that the run began with"):
-        resume(tmp_path / "run")
+        resume(tmp_path / "run", flags={"data": str(data)})
 
 
 def test_settings_are_kept_as_asked(settings, tmp_path):
