@@ -14,7 +14,7 @@ from simulation.sweep import plan_runs
 
 ROOT = Path(__file__).parents[2]
 # `make sweep` tries two hundred.
-NUM_SEEDS = 15
+NUM_SEEDS = 10
 
 
 @pytest.mark.slow
