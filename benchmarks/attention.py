@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from benchmarks.facts import place_and_time
+from benchmarks.facts import heading, place_and_time
 from benchmarks.processes import replace_text
 from gapless.device.select import resolve_device, seed_everything
 from gapless.nmt.attention import Packed, _attend_packed, _attend_padded
@@ -47,10 +47,8 @@ def flash(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pattern: Packed
 ) -> torch.Tensor:
     """FlashAttention as torch ships it."""
-    starts, longest = pattern.query_starts, pattern.longest
-    sizes = (starts, starts, longest, longest)
     out: torch.Tensor = torch.ops.aten._flash_attention_forward(
-        queries, keys, values, *sizes, _DROPOUT, pattern.is_causal, False
+        queries, keys, values, *_sizes(pattern), _DROPOUT, pattern.is_causal, False
     )[0]
     return out
 
@@ -59,12 +57,15 @@ def cudnn(
     queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, pattern: Packed
 ) -> torch.Tensor:
     """The fused attention of cuDNN, on ragged rows."""
-    starts, longest = pattern.query_starts, pattern.longest
-    sizes = (starts, starts, longest, longest)
     out: torch.Tensor = torch.ops.aten._cudnn_attention_forward(
-        queries, keys, values, None, *sizes, True, _DROPOUT, pattern.is_causal
+        queries, keys, values, None, *_sizes(pattern), True, _DROPOUT, pattern.is_causal
     )[0]
     return out
+
+
+def _sizes(pattern: Packed) -> tuple[torch.Tensor, torch.Tensor, int, int]:
+    longest = pattern.longest
+    return pattern.query_starts, pattern.key_starts, longest, longest
 
 
 KERNELS: dict[str, Callable[..., torch.Tensor]] = {
@@ -174,11 +175,7 @@ def _summarize(row: dict[str, Any], lengths: torch.Tensor, heads: int, *, causal
 def to_markdown(facts: dict[str, Any]) -> str:
     """Return a table of all cases and kernels."""
     lines = [
-        "# Attention to packed sentences",
-        "",
-        f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}, {facts['date']}.",
-        f"`{facts['command']}`",
-        "",
+        *heading("Attention to packed sentences", facts),
         "Milliseconds of one layer, median of the rounds; TFLOP/s of both passes, of pairs of "
         "tokens that see each other. Error: the largest difference of a gradient from that of "
         "padded rows.",

@@ -10,6 +10,7 @@ import sys
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 from gapless.device.select import resolve_device
 
@@ -32,6 +33,17 @@ def place_and_time(device: str, *, module: str) -> dict[str, str]:
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
         "command": f"python -m {module} {shlex.join(sys.argv[1:])}".strip(),
     }
+
+
+def heading(title: str, facts: dict[str, Any]) -> list[str]:
+    """Return the first lines of a Markdown file: what was measured, where, and by which command."""
+    return [
+        f"# {title}",
+        "",
+        f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}, {facts['date']}.",
+        f"`{facts['command']}`",
+        "",
+    ]
 
 
 def _versions() -> str:

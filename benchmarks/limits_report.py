@@ -5,6 +5,8 @@ from __future__ import annotations
 from statistics import median
 from typing import Any
 
+from benchmarks.facts import heading
+
 
 def summarize(
     name: str, title: str, found: dict[str, Any], *, peak_tflops: float | None
@@ -69,11 +71,7 @@ _HEADER = (
 def to_markdown(facts: dict[str, Any]) -> str:
     """Return a table a case, with what was run and where above them."""
     lines = [
-        "# Limits",
-        "",
-        f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}, {facts['date']}.",
-        f"`{facts['command']}`",
-        "",
+        *heading("Limits", facts),
         f"{facts['measured']}. Steps: median, least and most of the rounds. Tokens: without "
         "padding. Model TFLOP/s: 6 operations for each weight and token that it is applied to, "
         "attention's products, no look-ups, no padding "

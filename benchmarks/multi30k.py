@@ -23,7 +23,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.facts import place_and_time
+from benchmarks.facts import heading, place_and_time
 from benchmarks.processes import replace_text
 from gapless.errors import UserError
 
@@ -240,11 +240,7 @@ _HEADER = (
 def to_markdown(facts: dict[str, Any]) -> str:
     """Return a table of all rows, with what was run and where above it."""
     lines = [
-        "# Multi30k English-German, test 2016",
-        "",
-        f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}, {facts['date']}.",
-        f"`{facts['command']}`",
-        "",
+        *heading("Multi30k English-German, test 2016", facts),
         f"Tokenised, lower-cased BLEU; published: {facts['published_bleu']}. Training: all epochs, "
         "from the first batch to the last loss of each; warm-up: compiling and capturing before "
         "it; the whole command: imports, data, checkpoints, validations and final decoding too.",

@@ -6,6 +6,8 @@ from html import escape
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.facts import heading
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,11 +85,7 @@ def to_markdown(facts: dict[str, Any]) -> str:
     """Return the table, with what was run and where above it."""
     rows = facts["rows"]
     lines = [
-        f"# {facts['case']}: {facts['model']}",
-        "",
-        f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}, {facts['date']}.",
-        f"`{facts['command']}`",
-        "",
+        *heading(f"{facts['case']}: {facts['model']}", facts),
         f"{facts['batches']}. {facts['measured']}.",
         *_shortened(facts),
         "",

@@ -293,18 +293,25 @@ class Accelerator:
         return CPU.capture(work)
 
 
-def test_a_plan_that_captures_does_so_in_the_warm_up_and_sees_the_same_batches():
-    """One graph for the one shape, none in a timed round, and a loader that is not ahead."""
-    loads = {}
+def noting_loads(found):
+    """Return a workload whose loader shuffles, and notes under its plan what it loads."""
 
     def make(device, plan):
         workload = small(shuffle=True)(device, plan)
-        seen = loads.setdefault(plan.name, [])
+        seen = found.setdefault(plan.name, [])
         loader = workload.batches
         loader.collate_fn = lambda items: seen.append(float(items[0][0])) or torch.stack(items)
         return workload
 
-    result = run_bench(make, ask(["gapless", "captured"], steps=3, device=Accelerator()))
+    return make
+
+
+def test_a_plan_that_captures_does_so_in_the_warm_up_and_sees_the_same_batches():
+    """One graph for the one shape, none in a timed round, and a loader that is not ahead."""
+    loads = {}
+    result = run_bench(
+        noting_loads(loads), ask(["gapless", "captured"], steps=3, device=Accelerator())
+    )
 
     gapless, captured = result.plans
     assert (gapless.capture, captured.capture["num_graphs"]) == (None, 1)
@@ -345,15 +352,7 @@ def test_auto_has_decided_before_it_is_timed():
 def test_all_plans_see_the_same_batches_after_a_warm_up_of_auto():
     """Although its loader that shuffles has been gone through more often by then."""
     given = {}
-
-    def make(device, plan):
-        workload = small(shuffle=True)(device, plan)
-        seen = given.setdefault(plan.name, [])
-        loader = workload.batches
-        loader.collate_fn = lambda items: seen.append(float(items[0][0])) or torch.stack(items)
-        return workload
-
-    bench_on_a_simulated_gpu(make, ["gapless", "auto"], steps=3)
+    bench_on_a_simulated_gpu(noting_loads(given), ["gapless", "auto"], steps=3)
 
     assert given["gapless"] == given["auto"]
     assert len(given["auto"]) > 4 * 3

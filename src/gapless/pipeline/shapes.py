@@ -46,7 +46,7 @@ def _plain_differences(first: Any, second: Any, where: str) -> Iterator[str]:
 
 def _parts(value: Any, where: str) -> dict[str, Any] | None:
     """Return the parts of a container by their name, None for anything else."""
-    if dataclasses.is_dataclass(value):
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {
             f"{where}.{one.name}": getattr(value, one.name) for one in dataclasses.fields(value)
         }

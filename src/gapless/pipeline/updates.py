@@ -90,8 +90,8 @@ class Updates:
         """Return a value that a graph keeps, None for what it does not."""
         if isinstance(value, tuple):
             return tuple(map(self._number, value))
-        if isinstance(value, torch.Tensor) and not self._holds(value):
-            # Read at once: it is no work of the device.
+        if isinstance(value, torch.Tensor) and value.is_cpu and not self._holds(value):
+            # Read at once: it is no work of a device.
             return float(value) if value.numel() == 1 else (value.data_ptr(), value._version)
         return value if isinstance(value, int | float) else None
 
