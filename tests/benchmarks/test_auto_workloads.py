@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from statistics import fmean
 
 import pytest
 from benchmarks.auto_workloads import summarize
@@ -63,10 +64,15 @@ def test_the_luck_of_a_plan_is_no_loss_of_auto():
     """The best of many equal plans is compared where it was not chosen; a slower auto is seen."""
     draw = random.Random(3)
     names = [*(f"plan {number}" for number in range(9)), "auto"]
-    times = {name: [draw.uniform(0.8, 1.2) for _ in range(300)] for name in names}
 
-    assert summarize("equal", times)["auto_to_best"] == pytest.approx(1.0, abs=0.03)
+    def measured(rounds):
+        return {name: [draw.uniform(0.8, 1.2) for _ in range(rounds)] for name in names}
 
+    # A plan chosen in the rounds it is compared in would look a tenth faster than `auto`.
+    ratios = [summarize("equal", measured(6))["auto_to_best"] for _ in range(300)]
+    assert fmean(ratios) == pytest.approx(1.0, abs=0.03)
+
+    times = measured(300)
     times["auto"] = [1.3 * value for value in times["auto"]]
     times["plan 4"] = [0.5 * value for value in times["plan 4"]]
     found = summarize("unequal", times)
