@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.peers.flops import model_flops
-from gapless.nmt.batching import BucketSampler, Microbatch, TokenPairs
+from gapless.nmt.batching import BucketSampler, Microbatch
 from gapless.nmt.config import TrainConfig
+from gapless.nmt.pairs import TokenPairs
 from gapless.nmt.parts import make_sampler
 from gapless.nmt.shapes import choose_shapes
 from gapless.nmt.task import prepare

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from gapless.nmt.batching import Batch, Microbatch, PairBatches, TokenPairs
+from gapless.nmt.batching import Batch, Microbatch, PairBatches
 from gapless.nmt.loss import LabelSmoothing, LossCompute
 from gapless.nmt.run import build_model
 from gapless.nmt.schedule import learning_rate
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.model import Transformer
+    from gapless.nmt.pairs import TokenPairs
 
 
 class Peer(Protocol):

@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.nmt.batching import BucketSampler, TokenPairs, make_loader
+from gapless.nmt.batching import BucketSampler, make_loader
+from gapless.nmt.pairs import TokenPairs
 from gapless.nmt.vocab import BOS, EOS, PAD
 
 

@@ -8,10 +8,11 @@ import torch
 from hypothesis import example, given, settings, strategies as st
 
 from gapless.nmt.attention import Packed, _attend_padded
-from gapless.nmt.batching import Batch, BucketSampler, Microbatch, PairBatches, TokenPairs
+from gapless.nmt.batching import Batch, BucketSampler, Microbatch, PairBatches
 from gapless.nmt.loss import LabelSmoothing, LossCompute
 from gapless.nmt.model import ModelSizes, Transformer
 from gapless.nmt.packing import choose_packings, fill
+from gapless.nmt.pairs import TokenPairs
 from gapless.nmt.vocab import BOS, EOS, PAD
 
 

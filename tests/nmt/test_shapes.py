@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gapless.nmt.batching import BucketSampler, PairBatches, TokenPairs
+from gapless.nmt.batching import BucketSampler, PairBatches
+from gapless.nmt.pairs import TokenPairs
 from gapless.nmt.shapes import Shape, choose_shapes, cut
 from gapless.nmt.vocab import BOS, EOS, PAD
 

@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from gapless.device.select import resolve_device
-from gapless.nmt.batching import BucketSampler, TokenPairs, make_loader
+from gapless.nmt.batching import BucketSampler, make_loader
 from gapless.nmt.config import make_config
 from gapless.nmt.model import ModelSizes, Transformer
+from gapless.nmt.pairs import TokenPairs
 from gapless.nmt.step import TranslationStep
 from gapless.plans import PLANS
 

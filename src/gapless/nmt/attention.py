@@ -152,13 +152,13 @@ def _attend_padded(
     dropout: float,
 ) -> torch.Tensor:
     """Do the same where no kernel does: a padded row for each sentence, [N, H, E]."""
-    query_at, _ = _rows(pattern.query_starts, pattern.longest)
-    key_at, is_key = _rows(pattern.key_starts, pattern.longest)
+    longest = pattern.longest
+    query_at, _ = _rows(pattern.query_starts, longest, num_tokens=len(queries_NHE))
+    key_at, is_key = _rows(pattern.key_starts, longest, num_tokens=len(keys_MHE))
     # A row without keys may see anything: nothing is taken from it, and NaN would spread.
     mask = (is_key | ~is_key.any(dim=1, keepdim=True))[:, None, None, :]
     if pattern.is_causal:
-        size = (pattern.longest, pattern.longest)
-        mask = mask & torch.ones(size, dtype=torch.bool, device=mask.device).tril()
+        mask = mask & torch.ones((longest, longest), dtype=torch.bool, device=mask.device).tril()
     heads_RHLE = F.scaled_dot_product_attention(
         queries_NHE[query_at].transpose(1, 2),
         keys_MHE[key_at].transpose(1, 2),
@@ -168,12 +168,18 @@ def _attend_padded(
     )
     token = torch.arange(len(queries_NHE), device=queries_NHE.device)
     starts = pattern.query_starts.long()
-    row = torch.searchsorted(starts[1:], token, right=True)
+    # Of all starts and not of a slice, which compiled layers could not search (torch 2.11).
+    row = torch.searchsorted(starts, token, right=True) - 1
     return heads_RHLE.transpose(1, 2)[row, token - starts[row]]
 
 
-def _rows(starts: torch.Tensor, longest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which token stands where in padded rows, [R, longest], and whether one does."""
+def _rows(
+    starts: torch.Tensor, longest: int, *, num_tokens: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which token stands where in padded rows, [R, longest], and whether one does.
+
+    Where none does, some token further on is named: if it were always the same one, thousands of
+    gradients would have to be added up in its place, one after the other.
+    """
     at = starts[:-1, None].long() + torch.arange(longest, device=starts.device)
-    is_token = at < starts[1:, None]
-    return torch.where(is_token, at, 0), is_token
+    return at.clamp(max=num_tokens - 1), at < starts[1:, None]

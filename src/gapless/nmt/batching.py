@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import signal
-import zlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -21,9 +20,11 @@ from gapless.nmt.vocab import BOS, EOS, PAD
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from gapless.nmt.pairs import Rows, TokenPairs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,47 +101,6 @@ def causal_mask(trg: torch.Tensor) -> torch.Tensor:
     return (trg != PAD).unsqueeze(1) & before
 
 
-class TokenPairs:
-    """Many sentence pairs as flat arrays, cheap to share with worker processes.
-
-    Args:
-        src: token ids of each source sentence, without marks.
-        tgt: token ids of each target sentence, without marks.
-    """
-
-    def __init__(self, src: Sequence[Sequence[int]], tgt: Sequence[Sequence[int]]) -> None:
-        self._src, self._src_starts = _flatten([[*ids, EOS] for ids in src])
-        self._tgt, self._tgt_starts = _flatten([[BOS, *ids, EOS] for ids in tgt])
-
-    def __len__(self) -> int:
-        return len(self._src_starts) - 1
-
-    @property
-    def src_lengths(self) -> NDArray[np.int64]:
-        """Source tokens of each pair, the end mark included."""
-        return np.diff(self._src_starts)
-
-    @property
-    def tgt_lengths(self) -> NDArray[np.int64]:
-        """Target tokens to predict of each pair, the end mark included."""
-        return np.diff(self._tgt_starts) - 1
-
-    def checksum(self) -> int:
-        """Return a number that tells these pairs, in this order, from others."""
-        checksum = 0
-        for part in (self._src, self._src_starts, self._tgt, self._tgt_starts):
-            checksum = zlib.crc32(part.data, checksum)
-        return checksum
-
-    def src(self, number: int) -> NDArray[np.int32]:
-        """Return the source ids of one pair."""
-        return self._src[self._src_starts[number] : self._src_starts[number + 1]]
-
-    def tgt(self, number: int) -> NDArray[np.int32]:
-        """Return the target ids of one pair."""
-        return self._tgt[self._tgt_starts[number] : self._tgt_starts[number + 1]]
-
-
 @dataclass(frozen=True, kw_only=True)
 class Microbatch:
     """Which pairs make a batch.
@@ -165,8 +125,7 @@ class PairBatches(Dataset[AnyBatch]):
         self._pairs = pairs
 
     def __getitem__(self, micro: Microbatch) -> AnyBatch:
-        src = [self._pairs.src(number) for number in micro.pairs]
-        tgt = [self._pairs.tgt(number) for number in micro.pairs]
+        src, tgt = self._pairs.take(micro.pairs)
         if isinstance(micro.shape, Packing):
             return pack(
                 src,
@@ -175,18 +134,15 @@ class PairBatches(Dataset[AnyBatch]):
                 update_tokens=micro.update_tokens,
                 ends_update=micro.ends_update,
             )
-        src_len, tgt_len = max(map(len, src)), max(map(len, tgt))
+        size = (len(micro.pairs), int(src.lengths.max()), int(tgt.lengths.max()))
         if micro.shape is not None:
-            # Rows that fill up the batch: a source to attend to, and nothing to predict.
-            num_empty = micro.shape.rows - len(src)
-            src += [np.array([EOS], dtype=np.int32)] * num_empty
-            tgt += [np.array([BOS], dtype=np.int32)] * num_empty
-            src_len, tgt_len = micro.shape.src_len, micro.shape.tgt_len + 1
-        ntokens = int(self._pairs.tgt_lengths[micro.pairs].sum())
+            size = (micro.shape.rows, micro.shape.src_len, micro.shape.tgt_len + 1)
+        num_rows, src_len, tgt_len = size
         return TokenBatch(
-            src=_pad(src, src_len),
-            tgt=_pad(tgt, tgt_len),
-            ntokens=torch.tensor(ntokens),
+            # Rows that fill up the batch: a source to attend to, and nothing to predict.
+            src=_pad(src, (num_rows, src_len), filler=EOS),
+            tgt=_pad(tgt, (num_rows, tgt_len), filler=BOS),
+            ntokens=torch.tensor(len(tgt.ids) - len(tgt.lengths)),
             norm=torch.tensor(micro.update_tokens),
             ends_update=micro.ends_update,
         )
@@ -383,14 +339,9 @@ def _ignore_signals(worker: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
 
-def _flatten(sentences: list[list[int]]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
-    lengths = [len(ids) for ids in sentences]
-    flat = np.fromiter((i for ids in sentences for i in ids), dtype=np.int32, count=sum(lengths))
-    return flat, np.concatenate(([0], np.cumsum(lengths, dtype=np.int64)))
-
-
-def _pad(rows: list[NDArray[np.int32]], length: int) -> torch.Tensor:
-    padded = np.full((len(rows), length), PAD, dtype=np.int64)
-    for number, row in enumerate(rows):
-        padded[number, : len(row)] = row
+def _pad(rows: Rows, shape: tuple[int, int], *, filler: int) -> torch.Tensor:
+    """Return rows of equal length; those that are not there begin with the filler."""
+    padded = np.full(shape, PAD, dtype=np.int64)
+    padded[len(rows.lengths) :, 0] = filler
+    padded[np.repeat(np.arange(len(rows.lengths)), rows.lengths), rows.positions()] = rows.ids
     return torch.from_numpy(padded)

@@ -22,9 +22,11 @@ from gapless.nmt.vocab import PAD
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from gapless.nmt.pairs import Rows
 
 
 # Numbers of tokens are rounded up to a multiple of this, which matrix kernels like, and lengths
@@ -256,34 +258,28 @@ def _balanced(
 
 
 def pack(
-    src: Sequence[NDArray[np.int32]],
-    tgt: Sequence[NDArray[np.int32]],
-    packing: Packing,
-    *,
-    update_tokens: int,
-    ends_update: bool,
+    src: Rows, tgt: Rows, packing: Packing, *, update_tokens: int, ends_update: bool
 ) -> PackedBatch:
     """Return the batch of these pairs.
 
     Args:
-        src: source ids of each, with end.
-        tgt: target ids of each, with begin and end.
+        src: sources with end.
+        tgt: targets with begin and end.
         packing: the shape.
         update_tokens: target tokens of the whole update.
         ends_update: whether this is the update's last batch.
     """
-    src_lengths = np.array([len(ids) for ids in src])
-    tgt_lengths = np.array([len(ids) - 1 for ids in tgt])
-    src_rows, tgt_rows = _with_padding_rows(src_lengths, tgt_lengths, packing)
+    trg, trg_y = tgt.without_last(), tgt.without_first()
+    src_rows, tgt_rows = _with_padding_rows(src.lengths, trg.lengths, packing)
     return PackedBatch(
-        src=_joined(src, packing.src_tokens),
-        src_positions=_positions(src_lengths, packing.src_tokens),
+        src=_filled(src.ids, packing.src_tokens, PAD),
+        src_positions=_filled(src.positions(), packing.src_tokens, 0),
         src_starts=_starts(src_rows),
-        trg=_joined([ids[:-1] for ids in tgt], packing.tgt_tokens),
-        trg_y=_joined([ids[1:] for ids in tgt], packing.tgt_tokens),
-        tgt_positions=_positions(tgt_lengths, packing.tgt_tokens),
+        trg=_filled(trg.ids, packing.tgt_tokens, PAD),
+        trg_y=_filled(trg_y.ids, packing.tgt_tokens, PAD),
+        tgt_positions=_filled(trg.positions(), packing.tgt_tokens, 0),
         tgt_starts=_starts(tgt_rows),
-        ntokens=torch.tensor(int(tgt_lengths.sum())),
+        ntokens=torch.tensor(len(trg.ids)),
         norm=torch.tensor(update_tokens),
         longest=packing.longest,
         ends_update=ends_update,
@@ -308,19 +304,10 @@ def _starts(lengths: NDArray[np.int64]) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
 
 
-def _joined(sentences: Sequence[NDArray[np.int32]], length: int) -> torch.Tensor:
-    joined = np.full(length, PAD, dtype=np.int64)
-    tokens = np.concatenate(sentences)
-    joined[: len(tokens)] = tokens
-    return torch.from_numpy(joined)
-
-
-def _positions(lengths: NDArray[np.int64], length: int) -> torch.Tensor:
-    """Return the position of each token; 0 for padding."""
-    positions = np.zeros(length, dtype=np.int64)
-    ends = np.cumsum(lengths)
-    positions[: ends[-1]] = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
-    return torch.from_numpy(positions)
+def _filled(values: NDArray[np.int64], length: int, filler: int) -> torch.Tensor:
+    filled = np.full(length, filler, dtype=np.int64)
+    filled[: len(values)] = values
+    return torch.from_numpy(filled)
 
 
 def _round_up(tokens: float) -> int:

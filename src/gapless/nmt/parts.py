@@ -17,10 +17,11 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from gapless.device.base import Device
-    from gapless.nmt.batching import AnyBatch, TokenPairs
+    from gapless.nmt.batching import AnyBatch
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.model import Transformer
     from gapless.nmt.packing import Packings
+    from gapless.nmt.pairs import TokenPairs
     from gapless.nmt.shapes import Shapes
     from gapless.nmt.task import Task
 

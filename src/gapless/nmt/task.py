@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
 from gapless.nmt import demo
-from gapless.nmt.batching import TokenPairs
 from gapless.nmt.corpus import Corpus, Pairs, load_corpus
+from gapless.nmt.pairs import TokenPairs
 from gapless.nmt.vocab import Vocab, WordVocab, train_subwords
 
 
