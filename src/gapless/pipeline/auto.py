@@ -84,6 +84,7 @@ class Readings:
             the host is late with the first of them alone.
         waits: how often a step the host waits inside it, by file:line.
         num_workers: processes that make batches, None if that is not known.
+        num_cores: of this machine, None if that is not known.
     """
 
     step_ms: float
@@ -93,9 +94,12 @@ class Readings:
     idle_share: float
     waits: dict[str, float]
     num_workers: int | None = None
+    num_cores: int | None = None
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], *, num_workers: int | None) -> Readings:
+    def of(
+        cls, samples: Sequence[Sample], *, num_workers: int | None, num_cores: int | None = None
+    ) -> Readings:
         """Return the averages of at least one sample, without steps that compiled something."""
         samples = _typical(samples)
         sites = Counter(site for sample in samples for site in sample.waits)
@@ -107,6 +111,7 @@ class Readings:
             idle_share=_idle_share(samples),
             waits={site: count / len(samples) for site, count in sites.most_common()},
             num_workers=num_workers,
+            num_cores=num_cores,
         )
 
 
@@ -264,8 +269,9 @@ def workers_needed(readings: Readings, trial: Trial) -> int | None:
 
 def _without_data_ms(readings: Readings, trial: Trial) -> float:
     """Return what a step would take if every batch were there in time."""
-    if trial.pays and trial.captured_busy_ms is not None:
-        found = trial.captured_busy_ms
+    if trial.pays and trial.captured_ms is not None:
+        # Also what the host needs to launch it, which may be more than the device's part.
+        found = max(trial.captured_ms, trial.captured_busy_ms or 0.0)
     else:
         found = max(readings.busy_ms, readings.step_ms - readings.data_wait_ms)
     return max(found, 1e-3)
@@ -305,7 +311,12 @@ def _advice(bottleneck: Bottleneck, readings: Readings, needed: int | None) -> s
         times = readings.step_ms / max(rest_ms, 1e-3)
         return f"a loader {times:.1f} times as fast would do"
     one = "1 worker" if needed == 1 else f"{needed} workers"
-    return f"{one} would do, there are {readings.num_workers}"
+    if readings.num_cores is None or needed <= readings.num_cores:
+        return f"{one} would do, there are {readings.num_workers}"
+    return (
+        f"{one} would do, there are {readings.num_workers} and {readings.num_cores} cores; make "
+        "batches cheaper, or ahead of the run"
+    )
 
 
 def _done(bottleneck: Bottleneck, trial: Trial) -> str:

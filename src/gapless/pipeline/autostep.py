@@ -12,6 +12,7 @@ wait; steps go on as before until enough of them have been read.
 
 from __future__ import annotations
 
+import os
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -224,7 +225,9 @@ class AutoStep:
         )
 
     def _decide(self) -> None:
-        readings = Readings.of(self._eager, num_workers=self._num_workers)
+        readings = Readings.of(
+            self._eager, num_workers=self._num_workers, num_cores=os.cpu_count()
+        )
         trial = compare(self._eager, self._replays)
         if trial.captured_ms is None:
             trial = Trial(refusal=self.captured.report.refusal)
