@@ -19,7 +19,7 @@ demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sente
 	$(BIN)/gapless evaluate runs/demo
 
 test: $(VENV)/.installed-test lint  ## Lint, types, import rules and all tests that need no GPU.
-	$(BIN)/python -m pytest -n logical --maxprocesses 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check
