@@ -14,8 +14,8 @@ import torch
 from gapless.compare.checksum import Checksums
 from gapless.compare.state import Entry, batch_tensors, state_tensors
 from gapless.errors import UserError
-from gapless.pipeline.capture import call_host_part
 from gapless.pipeline.records import SplitStep, StepLoss
+from gapless.pipeline.steps import call_host_part
 
 
 if TYPE_CHECKING:

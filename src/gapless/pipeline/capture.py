@@ -13,15 +13,24 @@ has to be copied out of it before the next replay overwrites it.
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.device.select import random_state, set_random_state
-from gapless.pipeline.capture_report import GRADIENTS, MEMORY, NUMBERS, CaptureReport, refusal_of
-from gapless.pipeline.records import HostPart, SplitStep, StepLoss
+from gapless.pipeline.capture_report import (
+    GRADIENTS,
+    MEMORY,
+    NUMBERS,
+    CaptureReport,
+    objection_to,
+    refusal_of,
+)
+from gapless.pipeline.modes import Modes
 from gapless.pipeline.shapes import difference, shape_of
+from gapless.pipeline.steps import call_host_part, do_work
 from gapless.pipeline.structure import map_tensors, tensors_of
 from gapless.pipeline.updates import Gradients, Updates, Watched
 
@@ -30,7 +39,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
     from gapless.device.base import Device, Graph
-    from gapless.pipeline.records import WholeStep
+    from gapless.pipeline.records import SplitStep, WholeStep
     from gapless.pipeline.snapshot import Snapshot
     from gapless.pipeline.sync import HostSync
 
@@ -121,6 +130,7 @@ class CapturedStep:
         self._calls: dict[Hashable, list[int]] = {}
         self._ahead: set[Hashable] = set()
         self._former: Any = None
+        self._modes: Modes | None = None
 
     def __call__(self, batch: Any) -> Any:
         """Train on a batch and return what the step returns, valid until the next call.
@@ -128,17 +138,19 @@ class CapturedStep:
         Sync: Does not block the host, but where a shape is captured ("capture").
         """
         call_host_part(self.step, batch)
-        key = self.shape = shape_of(batch)
-        if not self._is_on_device(batch):
+        if not self._can_be_kept(batch):
             return do_work(self.step, batch)
+        key = self.shape = self._kind_of(batch)
         self._forget_if_changed(key)
         captured = self._graphs.get(key)
         if captured is None and self._num_seen[key] >= NUM_WARM_UPS:
             captured = self._capture(key, batch)
         if captured is None:
             return self._run_eagerly(key, batch)
-        for target, source in zip(captured.inputs, tensors_of(batch), strict=True):
-            target.copy_(source)
+        # A step may have made its input require gradients, and autograd is not to keep batches.
+        with torch.no_grad():
+            for target, source in zip(captured.inputs, tensors_of(batch), strict=True):
+                target.copy_(source)
         captured.graph.replay()
         captured.gradients.hand_out()
         self.report.num_replays += 1
@@ -154,9 +166,9 @@ class CapturedStep:
         Sync: Does not block the host, unless the step does.
         """
         call_host_part(self.step, batch)
-        self.shape = shape_of(batch) if may_come_again else None
-        if not self._is_on_device(batch):
+        if not self._can_be_kept(batch):
             return do_work(self.step, batch)
+        self.shape = self._kind_of(batch) if may_come_again else None
         return self._run_eagerly(self.shape, batch)
 
     @property
@@ -172,19 +184,22 @@ class CapturedStep:
         self._graphs = {}
         self._newest = None
 
-    def _is_on_device(self, batch: Any) -> bool:
-        """Return whether all of a batch is there; count it as run as written if it is not."""
-        for tensor in tensors_of(batch):
-            if not self._device.holds(tensor):
-                self.report.num_eager += 1
-                if self.report.refusal is None:
-                    self.report.refusal = (
-                        f"a batch holds a tensor on {tensor.device} ({tensor.dtype}, shape "
-                        f"{tuple(tensor.shape)}), whose values a graph would keep; move it to the "
-                        "device, or make it a plain value"
-                    )
-                return False
-        return True
+    def _kind_of(self, batch: Any) -> Hashable:
+        """Return what batches share that the same graph can take."""
+        if self._modes is None:
+            self._modes = Modes(self.step, device_type=self._device.torch_device.type)
+        return (shape_of(batch), self._modes.now())
+
+    def _can_be_kept(self, batch: Any) -> bool:
+        """Return whether memory of ours can take a batch's place; count it as eager if not."""
+        objection = objection_to(batch, holds=self._device.holds)
+        if objection is None:
+            return True
+        self.shape = None
+        self.report.num_eager += 1
+        if self.report.refusal is None:
+            self.report.refusal = objection
+        return False
 
     def _run_eagerly(self, key: Hashable | None, batch: Any) -> Any:
         self.report.num_eager += 1
@@ -196,13 +211,19 @@ class CapturedStep:
         return self._run_watched(key, batch)
 
     def _run_watched(self, key: Hashable, batch: Any) -> Any:
-        is_first = self._num_seen[key] == 0
-        state = self._updates.state()
-        with self._updates.watched(finds_leaves=is_first) as seen:
+        is_first, is_last = self._num_seen[key] == 0, self._num_seen[key] == NUM_WARM_UPS - 1
+        state, reads = self._updates.state(), list[str]()
+        with (
+            self._updates.watched(finds_leaves=is_first) as seen,
+            self._device.watch_reads(reads.append) if is_last else nullcontext(),
+        ):
             out = do_work(self.step, batch)
         # In its first run a step makes state that it keeps.
         is_replaced = not is_first and state != self._updates.state()
         self.report.refusal = self._objection(key, seen, replaces_state=is_replaced)
+        if reads and self.report.refusal is None:
+            # Not tried: a capture that fails there has done half of the step's work on the host.
+            self.report.refusal = f"{reads[0]} makes the host wait for the device"
         self._num_seen[key] += 1
         self._calls[key] = seen.calls
         self._note_unlike(batch)
@@ -272,7 +293,7 @@ class CapturedStep:
             set_random_state(self._device, random)
 
     def _warm_up(self, batch: Any) -> None:
-        key = shape_of(batch)
+        key = self._kind_of(batch)
         if key in self._graphs or self.report.refusal is not None:
             return
         self._ahead.add(key)
@@ -373,23 +394,3 @@ def _static(batch: Any) -> Any:
     tensors of their own, and nothing can be compiled during a capture.
     """
     return map_tensors(batch, torch.clone)
-
-
-def call_host_part(step: object, batch: Any) -> None:
-    """Do what a step does on the host for each batch, if it does anything."""
-    if isinstance(step, HostPart):
-        step.on_host(batch)
-
-
-def do_work(step: Any, batch: Any) -> Any:
-    """Queue both parts of a step, or the whole, on the current stream; return what it returns."""
-    if isinstance(step, SplitStep):
-        out = step.forward(batch)
-        step.backward(out)
-        return out
-    return step(batch)
-
-
-def loss_of(out: Any) -> StepLoss:
-    """Return what a step returned as the record that the loop keeps of it."""
-    return out if isinstance(out, StepLoss) else StepLoss(loss=out)

@@ -5,17 +5,25 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from gapless.errors import BatchError
+from gapless.pipeline.structure import tensors_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 # What changed, and what to do about it.
 NUMBERS = (
     "numbers of the optimizer have changed {} times, and captured work keeps those it has; make "
-    "the learning rate a tensor on the device"
+    "the learning rate a tensor on the device, and fill it in place"
 )
 MEMORY = (
-    "weights or optimizer state have been replaced {} times, and captured work keeps those it has; "
+    "weights or optimizer state have been replaced, or (un)frozen, {} times, and captured work keeps those it has; "
     "copy new values into them"
 )
 GRADIENTS = (
@@ -67,6 +75,33 @@ def refusal_of(error: RuntimeError) -> str:
     what = str(error).splitlines()[0]
     hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
     return where + what + hint
+
+
+def objection_to(batch: Any, *, holds: Callable[[torch.Tensor], bool]) -> str | None:
+    """Return why a graph could not take this batch, None if it can.
+
+    Args:
+        batch: of any structure.
+        holds: says whether a tensor is on the device.
+    """
+    try:
+        tensors = tensors_of(batch)
+    except BatchError as error:
+        return str(error)
+    for tensor in tensors:
+        what = f"a batch holds a tensor on {tensor.device} ({tensor.dtype}, shape "
+        what += f"{tuple(tensor.shape)})"
+        if not holds(tensor):
+            return (
+                f"{what}, whose values a graph would keep; move it to the device, or make it a "
+                "plain value"
+            )
+        if tensor.requires_grad:
+            return (
+                f"{what} that requires gradients, which a graph would not bring to it; call "
+                "requires_grad_() in the step"
+            )
+    return None
 
 
 # What torch and CUDA say, and what it means for a step.

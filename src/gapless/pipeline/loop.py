@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from gapless.device.select import resolve_device
 from gapless.pipeline.auto import ON_A_CPU, Diagnosis
 from gapless.pipeline.autostep import AutoStep
-from gapless.pipeline.capture import CapturedStep, call_host_part, do_work, loss_of
+from gapless.pipeline.capture import CapturedStep
 from gapless.pipeline.failures import noted_on
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.readback import DeferredLoss, RunningMean
 from gapless.pipeline.records import EpochResult, Progress, SplitStep, StepLoss, WholeStep
 from gapless.pipeline.staging import StagingRing
+from gapless.pipeline.steps import call_host_part, do_work, loss_of
 from gapless.pipeline.streams import EventPool, StreamManager
 from gapless.pipeline.sync import SyncStats
 from gapless.plans import Plan, get_plan
@@ -193,7 +194,7 @@ class TrainLoop:
     def _prepared(self, step: SplitStep | WholeStep) -> SplitStep | WholeStep:
         if not (self.plan.capture or self.plan.auto) or not self.device.is_accelerator:
             return step
-        if self._captured is None or self._captured.step is not step:
+        if self._captured is None or self._captured.step != step:
             self._captured = CapturedStep(
                 step,
                 device=self.device,
@@ -342,9 +343,8 @@ class _EpochRun:
         self.progress.diagnosis = loop.diagnosis
 
     def _gap_share(self) -> float | None:
-        if not self._device.is_accelerator:
-            return None
-        return (self._loop._meter.reading() - self._meter_before).gap_share
+        reading = self._loop._meter.reading() - self._meter_before
+        return reading.gap_share if self._device.is_accelerator else None
 
     def finish(self) -> None:
         """Read what is still on the device, and leave streams and events as they were found.

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
 
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+
+
 def shape_of(batch: Any) -> Hashable:
     """Return what two batches share that the same graph can take.
 
@@ -47,11 +50,17 @@ def _plain_differences(first: Any, second: Any, where: str) -> Iterator[str]:
 def _parts(value: Any, where: str) -> dict[str, Any] | None:
     """Return the parts of a container by their name, None for anything else."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {
-            f"{where}.{one.name}": getattr(value, one.name) for one in dataclasses.fields(value)
-        }
+        fields = {one.name: getattr(value, one.name) for one in dataclasses.fields(value)}
+        return {f"{where}.{name}": part for name, part in (_extra(value) | fields).items()}
     if isinstance(value, Mapping):
-        return {f"{where}[{key!r}]": part for key, part in value.items()}
+        extra = {f"{where}.{name}": part for name, part in _extra(value).items()}
+        return extra | {f"{where}[{key!r}]": part for key, part in value.items()}
     if isinstance(value, tuple | list):
         return {f"{where}[{number}]": part for number, part in enumerate(value)}
     return None
+
+
+def _extra(value: Any) -> dict[str, Any]:
+    """Return plain attributes beside a container's parts, by which a step may decide as well."""
+    attributes = getattr(value, "__dict__", {})
+    return {name: part for name, part in attributes.items() if isinstance(part, _PLAIN)}

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gapless.device.select import resolve_device
 from gapless.errors import BatchError, UserError
-from gapless.pipeline.capture import CapturedStep, call_host_part, do_work
+from gapless.pipeline.capture import CapturedStep
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.snapshot import Snapshot
+from gapless.pipeline.steps import call_host_part, do_work
 from gapless.pipeline.structure import map_tensors
 from gapless.pipeline.sync import HostSync, SyncStats
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
@@ -21,7 +22,7 @@ from torch.utils.weak import TensorWeakRef
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterable, Iterator
 
 
 @dataclass
@@ -88,21 +89,29 @@ class Updates:
 
     def _number(self, value: object) -> Hashable:
         """Return a value that a graph keeps, None for what it does not."""
-        if isinstance(value, tuple):
+        if isinstance(value, tuple | list):
             return tuple(map(self._number, value))
-        if isinstance(value, torch.Tensor) and value.is_cpu and not self._holds(value):
-            # Read at once: it is no work of a device.
-            return float(value) if value.numel() == 1 else (value.data_ptr(), value._version)
-        return value if isinstance(value, int | float) else None
+        if not isinstance(value, torch.Tensor):
+            return value if isinstance(value, Number) else None
+        if self._holds(value):
+            return value.data_ptr()
+        # Read at once: it is no work of a device.
+        return float(value) if value.numel() == 1 else (value.data_ptr(), value._version)
 
     def memory(self) -> Hashable:
-        """Return where the weights of these optimizers and their state lie.
+        """Return where weights and optimizer state lie, and which weights are trained.
 
         Sync: Does not block the host.
         """
-        found = [weight.data_ptr() for group in self._groups() for weight in group["params"]]
+        found: list[Hashable] = [
+            (weight.data_ptr(), weight.requires_grad) for weight in self._weights()
+        ]
         for optimizer in self._living():
-            found += map(id, optimizer.state.values())
+            found += [
+                part.data_ptr() if isinstance(part, torch.Tensor) else part is None
+                for state in optimizer.state.values()
+                for part in (state.values() if isinstance(state, dict) else [state])
+            ]
         return tuple(found)
 
     def state(self) -> Hashable:
@@ -120,14 +129,20 @@ class Updates:
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Return every weight with the gradient that it has now."""
+        return [(weight, weight.grad) for weight in self._weights()]
+
+    def _weights(self) -> Iterable[torch.Tensor]:
+        """Return the weights of the optimizers, and those behind the step's backward passes."""
         weights = {id(weight): weight for group in self._groups() for weight in group["params"]}
         for key, reference in list(self._leaves.items()):
+            if key in weights:
+                continue
             leaf = reference()
             if leaf is None:
                 del self._leaves[key]
             else:
-                weights[id(leaf)] = leaf
-        return [(weight, weight.grad) for weight in weights.values()]
+                weights[key] = leaf
+        return weights.values()
 
     def _noting(self, backward: Callable[..., None]) -> Callable[..., None]:
         def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,8 +181,8 @@ class Gradients:
             # If one tensor took the place of another, the step began by letting go of the first.
             if found is None or left is None or left is found:
                 self._needed.append((weight, found))
-            # Others are not kept: graphs that make gradients in turns share their memory.
-            if found is None and left is not None:
+            # Kept, also where the step has made use of them: who reads them finds the newest.
+            if left is not None and left is not found:
                 self._made.append((weight, left))
 
     def are_in_place(self) -> bool:
