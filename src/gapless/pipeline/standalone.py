@@ -114,7 +114,9 @@ def capture(
     as written, and is counted. What the step does on the host (printing, counting, drawing from
     Python's random numbers) is not done again by a graph, except for a method `on_host(batch)` of
     the step. Learning rates and other numbers of torch's optimizers are watched; make a rate that
-    changes every step a tensor on the device, and call schedules outside. On a CPU nothing changes.
+    changes every step a tensor on the device, fill it in place, and call schedules outside. Modules
+    in training and in evaluation mode have graphs of their own. Another optimizer, or other plain
+    numbers that the step itself uses, need a new `capture`. On a CPU nothing changes.
 
     Args:
         step: takes a batch on the device, trains on it and returns its loss, or any structure of
