@@ -111,26 +111,25 @@ def capture(
     """Return a step that is launched as one CUDA graph for each shape of batch.
 
     Each shape runs as written twice and is then captured; a shape that is not captured goes on
-    as written, and is counted. What the step does on the host (printing, counting, drawing from
-    Python's random numbers) is not done again by a graph, except for a method `on_host(batch)` of
-    the step. Learning rates and other numbers of torch's optimizers are watched; make a rate that
-    changes every step a tensor on the device, fill it in place, and call schedules outside. Modules
-    in training and in evaluation mode have graphs of their own. Another optimizer, or other plain
-    numbers that the step itself uses, need a new `capture`. On a CPU nothing changes.
+    as written, and is counted. What the step does on the host (printing, counting, Python's random
+    numbers) is not done again by a graph, but for a method `on_host(batch)` of the step. Numbers of
+    torch's optimizers are watched; make a rate that changes every step a tensor on the device, fill
+    it in place, and call schedules outside. Modules in training and in evaluation have graphs of
+    their own; another optimizer needs a new `capture`. A CPU changes nothing.
 
     Args:
         step: takes a batch on the device, trains on it and returns its loss, or any structure of
-            tensors. Adam and AdamW have to be made with `capturable=True`.
-        buckets: example batches, one of each padded shape, in order of use: their shapes are
-            captured now, without training on them, and no others later. What the memory budget
-            leaves out is the last of them. Needs `model` and `optimizer` (not NAdam and others
-            whose state does not begin at zero: shapes are then captured as they come).
-        model: whose weights and buffers are put back afterwards.
+            tensors. Adam and AdamW need `capturable=True`.
+        buckets: example batches, one of each padded shape: captured now in this order, as far as
+            the memory budget goes, without training on them, and no others later. Needs `model`
+            and `optimizer` (not NAdam and others whose state does not begin at zero: shapes are
+            then captured as they come).
+        model: whose weights and buffers are put back.
         optimizer: whose state is put back.
         scaler: of gradients, put back as well.
         device: a device or its name.
-        memory_budget_bytes: device memory of the process above which no further shape is
-            captured; None: four fifths of the device's.
+        memory_budget_bytes: of the process, above which no further shape is captured; None: four
+            fifths of the device's.
         stats: where the waits that captures are ("capture") are counted.
 
     Raises:
@@ -148,12 +147,8 @@ def capture(
     Sync: Blocks the host if there are buckets ("capture"); otherwise does not.
     """
     found = resolve_device(device)
-    captured = CapturedStep(
-        step,
-        device=found,
-        sync=HostSync(found, stats=stats),
-        memory_budget_bytes=memory_budget_bytes,
-    )
+    sync = HostSync(found, stats=stats)
+    captured = CapturedStep(step, device=found, sync=sync, memory_budget_bytes=memory_budget_bytes)
     made = StandaloneStep(captured, device=found)
     if buckets is not None:
         parts = _needed(model, "model"), _needed(optimizer, "optimizer")
