@@ -240,6 +240,20 @@ def test_only_sentences_that_are_too_long(gapless, tiny_data):
     check_refused(outcome, "more than 1 tokens", "--max-length")
 
 
+def test_only_validation_sentences_that_are_too_long(gapless, tmp_path):
+    """There would be no best model, and no loss to find it by."""
+    for name, words in (("train", 2), ("val", 9), ("test", 2)):
+        for side in ("en", "zh"):
+            rows = [" ".join("abcdefghi"[n % 3 :][:words]) for n in range(20)]
+            (tmp_path / f"{name}.{side}").write_text("\n".join(rows) + "\n")
+
+    outcome = gapless(
+        "train", "--data", tmp_path, "--tokenizer", "none", *TINY, "--max-length", "3"
+    )
+
+    check_refused(outcome, "all 20 validation pairs have more than 3 tokens", "--max-length")
+
+
 def test_long_sentences_are_skipped_and_counted_in_training(gapless, tiny_data, tmp_path):
     """Training goes on without them, and the summary says how many there were."""
     data = write(

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from gapless.cli.workloads import translation_workload
+from gapless.cli.workloads import in_one_process, translation_workload
 from gapless.nmt.config import make_config
+from gapless.nmt.task import prepare
 from gapless.plans import PLANS
 
 
@@ -284,12 +285,24 @@ def test_an_epoch_is_as_long_as_a_round(tiny_data):
     settings = {"data": str(tiny_data), "batch_size": 8, "vocab_size": 300, "d_model": 16}
     config = make_config({**settings, "heads": 2, "ffn": 16, "accumulate": 2})
 
-    make = translation_workload(config, steps=3)
+    make = translation_workload(config, prepare(config), steps=3)
     workload = make(torch.device("cpu"), PLANS["gapless"].with_knobs(workers=0))
 
     # Whole updates, of two batches each.
     assert len(list(workload.batches)) == 4
     assert (workload.unit, workload.batches.num_workers) == ("target tokens", 0)
+
+
+def test_bits_are_compared_on_batches_of_one_process(tiny_data):
+    """Also where --workers asks for processes, which are for the timed rounds."""
+    settings = {"data": str(tiny_data), "batch_size": 8, "vocab_size": 300, "d_model": 16}
+    config = make_config({**settings, "heads": 2, "ffn": 16, "workers": 2})
+    task, device = prepare(config), torch.device("cpu")
+
+    one = in_one_process(config, task, plan=PLANS["full"], steps=3)(device)
+    timed = translation_workload(config, task, steps=3)(device, PLANS["gapless"])
+
+    assert (one.batches.num_workers, timed.batches.num_workers) == (0, 2)
 
 
 @pytest.mark.parametrize(

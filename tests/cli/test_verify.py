@@ -145,6 +145,20 @@ def no_loss():
     )
 
 
+def leaves():
+    workload = make()
+    def step(batch):
+        raise SystemExit(0)
+    return gapless.Workload(
+        model=workload.model, optimizer=workload.optimizer, batches=Batches(), step=step
+    )
+
+
+def without_optimizer():
+    workload = make()
+    return gapless.Workload(model=workload.model, batches=Batches(), step=workload.step)
+
+
 def with_arguments(rate, device, size=3, *, decay):
     return make()
 
@@ -373,6 +387,8 @@ def test_flags_that_cannot_be(verify, arguments, parts):
         ("w.py:no_batches", ["batches gave no batch at all"]),
         ("w.py:with_set", ["a batch of the workload: cannot move a builtins.set"]),
         ("w.py:no_loss", ["step returned", "type NoneType", "expected its loss as a tensor"]),
+        ("w.py:leaves", ["the workload called sys.exit(0)", "before the comparison was done"]),
+        ("w.py:without_optimizer", ["without_optimizer in w.py", "missing", "'optimizer'"]),
         ("raises.py:make", ["raises.py cannot be imported: raises.py:3: ZeroDivisionError"]),
         ("exits.py:make", ["exits.py cannot be imported: exits.py:2: SystemExit: 3"]),
         ("broken.py:make", ["broken.py cannot be imported: broken.py:2: SyntaxError"]),

@@ -230,6 +230,17 @@ def test_bytes_that_are_not_utf8_are_named():
 # --- what is left out, and held out ---
 
 
+def test_blank_lines_of_a_table_are_no_pairs(tmp_path):
+    """As editors leave them between blocks and at the end."""
+    path = tmp_path / "train.tsv"
+    path.write_text("".join(f"a{n}\tb{n}\n\n" for n in range(40)) + "  \n", encoding="utf-8")
+
+    corpus = load_corpus(path, src="en", tgt="zh", columns=None, seed=1)
+
+    assert sum(len(split.src) for split in (corpus.train, corpus.val, corpus.test)) == 40
+    assert corpus.dropped_empty == 0
+
+
 def test_pairs_with_an_empty_side_are_dropped_and_counted(tmp_path):
     """Training leaves out pairs without text on a side; validation and test keep theirs."""
     rows = [("a", "一"), ("", "二"), ("c", "  "), ("\u3000", ""), ("e", "五")]

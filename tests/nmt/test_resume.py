@@ -143,6 +143,7 @@ def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
         ({"seed": 2}, "seed is 2, but the run began with 1"),
         ({"accumulate": 1}, "accumulate is 1, but the run began with 2"),
         ({"max_length": 5}, "max-length is 5, but the run began with 20"),
+        ({"heads": 4}, "heads is 4, but the run began with 2"),
     ],
 )
 def test_what_orders_the_batches_does_not_change(

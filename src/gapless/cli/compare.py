@@ -34,12 +34,14 @@ from gapless.device.select import resolve_device, set_numerics
 from gapless.errors import UserError
 from gapless.nmt.config import make_config
 from gapless.nmt.files import replace_file
+from gapless.nmt.task import prepare
 from gapless.plans import PLANS, get_plan
 from gapless.report.compare import NO_GAPS, comparison_json, comparison_text
 
 
 if TYPE_CHECKING:
     from gapless.compare.contestant import PlanWorkload
+    from gapless.compare.load import WorkloadFunction
     from gapless.compare.verify import Comparison
     from gapless.device.base import Device
     from gapless.nmt.config import TrainConfig
@@ -178,10 +180,18 @@ def _check_writable(path: Path) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Work:
-    """What is compared: its name, what builds it for a plan, and a training run's settings."""
+    """What is compared.
+
+    Attributes:
+        name: of it.
+        make: builds it for a plan.
+        one: builds the same for all plans.
+        config: of a training run.
+    """
 
     name: str
     make: PlanWorkload
+    one: WorkloadFunction
     config: TrainConfig | None = None
 
 
@@ -190,16 +200,20 @@ def _work(
 ) -> _Work:
     if spec is None:
         settings = _config(asked, config=config, given=given)
+        # What cannot be laid out so is told before the text is read.
+        settings.resolved_for(is_accelerator=asked.bench.device.is_accelerator)
+        task, steps = prepare(settings), asked.bench.steps
         return _Work(
             name=f"model of gapless train on {settings.data or 'the embedded corpus'}",
-            make=translation_workload(settings, steps=asked.bench.steps),
+            make=translation_workload(settings, task, steps=steps),
+            one=in_one_process(settings, task, plan=get_plan(REFERENCE), steps=steps),
             config=settings,
         )
     if given or config is not None:
         extra = ", ".join(["config"] * (config is not None) + list(given)).replace("_", "-")
         raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
     users = users_workload(spec, precision=asked.bench.precision)
-    return _Work(name=spec, make=lambda torch_device, plan: users(torch_device))
+    return _Work(name=spec, make=lambda torch_device, plan: users(torch_device), one=users)
 
 
 def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any]) -> TrainConfig:
@@ -249,8 +263,7 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     try:
         with users_errors():
             if asked.verify_steps:
-                one = in_one_process(work.make, get_plan(REFERENCE))
-                for comparison in verify_plans(one, asked, on_progress=on_progress):
+                for comparison in verify_plans(work.one, asked, on_progress=on_progress):
                     bar.close()
                     itself = itself or comparison
                     if itself.holds:

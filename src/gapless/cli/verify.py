@@ -12,7 +12,6 @@ import typer
 from gapless.cli.progress import StepBar
 from gapless.cli.workloads import (
     in_one_process,
-    translation_workload,
     users_errors,
     users_workload,
 )
@@ -20,6 +19,7 @@ from gapless.compare.text import comparison_lines, waits_line
 from gapless.compare.verify import VerifySettings, verify as compare_runs
 from gapless.device.select import resolve_device, set_numerics
 from gapless.nmt.config import make_config
+from gapless.nmt.task import prepare
 from gapless.plans import get_plan
 
 
@@ -86,8 +86,9 @@ def _demo(settings: VerifySettings) -> WorkloadFunction:
     config = make_config(
         {"dropout": _DROPOUT, "precision": settings.precision, "seed": settings.seed}
     )
-    make = translation_workload(config, steps=settings.steps)
-    return in_one_process(make, get_plan(settings.plan))
+    return in_one_process(
+        config, prepare(config), plan=get_plan(settings.plan), steps=settings.steps
+    )
 
 
 def _facts(settings: VerifySettings, workload: str | None) -> list[str]:

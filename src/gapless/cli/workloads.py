@@ -17,7 +17,6 @@ from gapless.device.select import resolve_device
 from gapless.errors import UserError
 from gapless.nmt.batching import BucketSampler, make_loader
 from gapless.nmt.parts import make_parts
-from gapless.nmt.task import prepare
 from gapless.plans import Plan
 
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from gapless.compare.load import WorkloadFunction
     from gapless.device.base import Device
     from gapless.nmt.config import TrainConfig
+    from gapless.nmt.task import Task
 
 
 TOKENS = "target tokens"
@@ -47,17 +47,14 @@ def users_workload(spec: str, *, precision: str) -> WorkloadFunction:
     return load_workload(spec)
 
 
-def translation_workload(config: TrainConfig, *, steps: int) -> PlanWorkload:
+def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> PlanWorkload:
     """Return a function that builds what `gapless train` trains, with the batches of one epoch.
 
     Args:
         config: of the run; the function asks it for everything but the plan.
+        task: made from it.
         steps: batches of the epoch, as far as the text gives so many.
-
-    Raises:
-        DataError: anything about the data that cannot be used.
     """
-    task = prepare(config)
 
     def make(torch_device: torch.device, plan: Plan) -> Workload:
         device = resolve_device(torch_device)
@@ -83,16 +80,26 @@ def _num_workers(plan: Plan, device: Device) -> int:
     return max(0, min(plan.workers, (os.cpu_count() or 1) - busy))
 
 
-def in_one_process(make: PlanWorkload, plan: Plan) -> WorkloadFunction:
-    """Return the same workload for any plan, with batches that the training process makes."""
-    return lambda torch_device: make(torch_device, replace(plan, workers=0))
+def in_one_process(config: TrainConfig, task: Task, *, plan: Plan, steps: int) -> WorkloadFunction:
+    """Return the same for any plan, with batches that the training process makes in any case."""
+    make = translation_workload(replace(config, workers=0), task, steps=steps)
+    return lambda torch_device: make(torch_device, plan)
 
 
 @contextmanager
 def users_errors() -> Iterator[None]:
-    """Let an OSError of the workload out as Python prints it: here it is no full disk of ours."""
+    """Say what an error of the workload means here.
+
+    An OSError is printed as Python does: it is no full disk of ours. An exit would be taken for a
+    verdict.
+    """
     try:
         yield
+    except SystemExit as error:
+        raise UserError(
+            f"the workload called sys.exit({error.code!r}) before the comparison was done, "
+            "expected it to return; take the call out"
+        ) from error
     except OSError as error:
         traceback.print_exception(error)
         raise typer.Exit(1) from error

@@ -43,7 +43,16 @@ def load_workload(spec: str) -> WorkloadFunction:
     takes_device = _takes_device(function, f"{name} in {path}")
 
     def make(device: torch.device) -> Workload:
-        made = function(device=device) if takes_device else function()
+        try:
+            made = function(device=device) if takes_device else function()
+        except TypeError as error:
+            if "Workload.__init__()" not in str(error):
+                raise
+            what = str(error).removeprefix("Workload.__init__() ")
+            raise UserError(
+                f"{name} in {path} makes a gapless.Workload that is {what}; it takes model, "
+                "optimizer, batches, step and unit, each by its name"
+            ) from error
         if not isinstance(made, Workload):
             raise UserError(
                 f"{name} in {path} returned an object of type {type(made).__name__}, expected a "

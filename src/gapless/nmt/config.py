@@ -185,10 +185,10 @@ class TrainConfig:
 
     def _as_begun(self, begun: Mapping[str, Any]) -> TrainConfig:
         # Also between epochs: another seed would hold out other pairs, and schedules count updates.
-        for name in ("pack", "fixed_shapes", *_BATCHES):
+        for name in ("pack", "fixed_shapes", *_KEPT):
             asked = getattr(self, name)
-            left_open = asked is None and name not in _BATCHES
-            if not left_open and asked != begun[name]:
+            left_open = asked is None and name not in _KEPT
+            if not left_open and asked != begun.get(name, asked):
                 raise UserError(
                     f"{name.replace('_', '-')} is {_shown(asked)}, but the run began with "
                     f"{_shown(begun[name])} and has to go on so; leave the flag out, "
@@ -202,7 +202,7 @@ class TrainConfig:
     def layout(self) -> dict[str, Any]:
         """Return what cuts and orders the batches, for a run that goes on from here."""
         decided = {name: bool(getattr(self, name)) for name in ("pack", "fixed_shapes", "compile")}
-        return decided | {name: getattr(self, name) for name in _BATCHES}
+        return decided | {name: getattr(self, name) for name in _KEPT}
 
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""
@@ -248,8 +248,12 @@ def _shown(value: Any) -> str:
 
 _MAX_SEED = 2**63 - 1
 
-# Batches done are counted, not named: what cuts and orders them has to stay as it is.
-_BATCHES = ("seed", "max_length", "batch_size", "batch_tokens", "accumulate")
+# Batches done are counted, not named: what cuts and orders them has to stay as it is. So has what
+# makes ids of words, and what no weight's shape would show.
+_KEPT = (
+    *("seed", "max_length", "batch_size", "batch_tokens", "accumulate"),
+    *("tokenizer", "vocab_size", "vocab_model", "heads", "norm"),
+)
 
 _LEAST: dict[str, float] = {
     "seed": 0,

@@ -288,6 +288,8 @@ def _read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, str] | No
 def _tsv_rows(path: Path) -> list[tuple[str, str]]:
     rows = []
     for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip(" "):
+            continue
         cells = line.split("\t")
         if len(cells) < 2:
             raise DataError(

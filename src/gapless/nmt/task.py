@@ -119,12 +119,13 @@ def prepare(config: TrainConfig, *, vocabs: Vocabs | None = None) -> Task:
     corpus = read_corpus(config)
     vocabs = vocabs or _make_vocabs(corpus.train, config)
     train, skipped = _encode(corpus.train, vocabs, max_length=config.max_length)
-    if not len(train):
-        raise DataError(
-            f"all {skipped} training pairs have more than {config.max_length} tokens; "
-            "raise --max-length"
-        )
-    val, _ = _encode(corpus.val, vocabs, max_length=config.max_length)
+    val, skipped_val = _encode(corpus.val, vocabs, max_length=config.max_length)
+    for pairs, count, kind in ((train, skipped, "training"), (val, skipped_val, "validation")):
+        if count and not len(pairs):
+            raise DataError(
+                f"all {count} {kind} pairs have more than {config.max_length} tokens; "
+                "raise --max-length"
+            )
     return Task(corpus=corpus, vocabs=vocabs, train=train, val=val, skipped_long=skipped)
 
 
