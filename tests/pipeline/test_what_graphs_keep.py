@@ -79,6 +79,27 @@ class UpdateAfterAStepThatBeginsAnew(Training):
         self.optimizer.step()
 
 
+class HasAHeadForEachShape(Training):
+    """Weights become known with the shape that trains them."""
+
+    data = batches(*[4, 4, 4, 2, 2, 2, 3, 3, 3, 1, 1, 1, 5, 5, 5] * 2)
+
+    def __init__(self, device):
+        super().__init__(device)
+        heads = [torch.nn.Parameter(on(device, torch.ones(1))) for _ in range(5)]
+        self.heads = torch.nn.ParameterList(heads)
+        self.optimizer = torch.optim.SGD([*self.model.parameters(), *heads], lr=0.01)
+
+    def step(self, batch):
+        loss = (self.model(batch) * self.heads[len(batch) - 1]).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def after(self):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+
 class GradientsAreRead(Training):
     def after(self):
         return [weight.grad.norm().item() for weight in self.model.parameters()]
@@ -230,6 +251,7 @@ def run(kind, *, captured):
 CASES = {
     # Kind: graphs, replays.
     UpdateAfterAStepThatBeginsAnew: (2, 20),
+    HasAHeadForEachShape: (5, 20),
     GradientsAreRead: (1, 10),
     # Once more, as gradients or momentum are gone or new after the first step of that kind.
     Freezes: (3, 10),

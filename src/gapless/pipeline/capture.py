@@ -32,7 +32,7 @@ from gapless.pipeline.modes import Modes
 from gapless.pipeline.shapes import difference, shape_of
 from gapless.pipeline.steps import call_host_part, do_work
 from gapless.pipeline.structure import map_tensors, tensors_of
-from gapless.pipeline.updates import Gradients, Updates, Watched
+from gapless.pipeline.updates import Trained, Updates, Watched
 
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _Captured:
     graph: Graph
     inputs: list[torch.Tensor]
     out: Any
-    gradients: Gradients
+    trained: Trained
 
 
 class CapturedStep:
@@ -152,7 +152,7 @@ class CapturedStep:
             for target, source in zip(captured.inputs, tensors_of(batch), strict=True):
                 target.copy_(source)
         captured.graph.replay()
-        captured.gradients.hand_out()
+        captured.trained.hand_out()
         self.report.num_replays += 1
         return captured.out
 
@@ -314,8 +314,11 @@ class CapturedStep:
         held = self._holds_on_to()
         what = next((what for what, value in held.items() if value != self._held[what]), None)
         captured = self._graphs.get(key)
-        if what is None and captured is not None and not captured.gradients.are_in_place():
-            what = GRADIENTS
+        if what is None and captured is not None:
+            if not captured.trained.are_in_place():
+                what = MEMORY
+            elif not captured.trained.have_gradients_in_place():
+                what = GRADIENTS
         if what is None:
             return
         if self._graphs:
@@ -368,7 +371,7 @@ class CapturedStep:
         self._newest = graph
         self.report.num_graphs += 1
         captured = self._graphs[key] = _Captured(
-            graph=graph, inputs=tensors_of(static), out=outs[0], gradients=Gradients(gradients)
+            graph=graph, inputs=tensors_of(static), out=outs[0], trained=Trained(gradients)
         )
         return captured
 

@@ -89,19 +89,21 @@ def objection_to(batch: Any, *, holds: Callable[[torch.Tensor], bool]) -> str | 
     except BatchError as error:
         return str(error)
     for tensor in tensors:
-        what = f"a batch holds a tensor on {tensor.device} ({tensor.dtype}, shape "
-        what += f"{tuple(tensor.shape)})"
         if not holds(tensor):
             return (
-                f"{what}, whose values a graph would keep; move it to the device, or make it a "
-                "plain value"
+                f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the "
+                "device, or make it a plain value"
             )
         if tensor.requires_grad:
             return (
-                f"{what} that requires gradients, which a graph would not bring to it; call "
-                "requires_grad_() in the step"
+                f"a batch holds {_named(tensor)} that requires gradients, which a graph would not "
+                "bring to it; call requires_grad_() in the step"
             )
     return None
+
+
+def _named(tensor: torch.Tensor) -> str:
+    return f"a tensor on {tensor.device} ({tensor.dtype}, shape {tuple(tensor.shape)})"
 
 
 # What torch and CUDA say, and what it means for a step.

@@ -38,7 +38,7 @@ class Modes:
         roots = _modules(step, _DEPTH, set())
         found = dict.fromkeys(module for root in roots for module in root.modules())
         self._modules = list(found)
-        self._dropouts = [one for one in found if isinstance(getattr(one, "p", None), float)]
+        self._dropouts = [one for one in found if isinstance(getattr(one, "p", None), int | float)]
 
     def now(self) -> Hashable:
         """Return all of them.

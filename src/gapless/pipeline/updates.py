@@ -22,7 +22,7 @@ from torch.utils.weak import TensorWeakRef
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 
 @dataclass
@@ -99,13 +99,11 @@ class Updates:
         return float(value) if value.numel() == 1 else (value.data_ptr(), value._version)
 
     def memory(self) -> Hashable:
-        """Return where weights and optimizer state lie, and which weights are trained.
+        """Return which weights the optimizers have, and where their state lies.
 
         Sync: Does not block the host.
         """
-        found: list[Hashable] = [
-            (weight.data_ptr(), weight.requires_grad) for weight in self._weights()
-        ]
+        found = [id(weight) for group in self._groups() for weight in group["params"]]
         for optimizer in self._living():
             found += [
                 part.data_ptr() if isinstance(part, torch.Tensor) else part is None
@@ -128,21 +126,18 @@ class Updates:
         )
 
     def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Return every weight with the gradient that it has now."""
-        return [(weight, weight.grad) for weight in self._weights()]
+        """Return every weight with the gradient that it has now.
 
-    def _weights(self) -> Iterable[torch.Tensor]:
-        """Return the weights of the optimizers, and those behind the step's backward passes."""
+        Weights are those of the optimizers, and those behind the step's backward passes.
+        """
         weights = {id(weight): weight for group in self._groups() for weight in group["params"]}
         for key, reference in list(self._leaves.items()):
-            if key in weights:
-                continue
             leaf = reference()
             if leaf is None:
                 del self._leaves[key]
             else:
-                weights[key] = leaf
-        return weights.values()
+                weights[id(leaf)] = leaf
+        return [(weight, weight.grad) for weight in weights.values()]
 
     def _noting(self, backward: Callable[..., None]) -> Callable[..., None]:
         def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -163,8 +158,8 @@ class Updates:
             yield from optimizer.param_groups
 
 
-class Gradients:
-    """Gradients where a graph looks for them, and where it leaves them.
+class Trained:
+    """The weights that a graph trains: where they lie, and their gradients.
 
     Captured work writes to the memory that gradients had in the capture, also when the loop has
     set them to None since.
@@ -174,6 +169,7 @@ class Gradients:
     """
 
     def __init__(self, before: list[tuple[torch.Tensor, torch.Tensor | None]]) -> None:
+        self._lie = [(weight, weight.data_ptr(), weight.requires_grad) for weight, _ in before]
         self._needed: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
         for weight, found in before:
@@ -186,6 +182,13 @@ class Gradients:
                 self._made.append((weight, left))
 
     def are_in_place(self) -> bool:
+        """Return whether the weights lie where they lay, and are (un)frozen as they were."""
+        return all(
+            weight.data_ptr() == pointer and weight.requires_grad is requires_grad
+            for weight, pointer, requires_grad in self._lie
+        )
+
+    def have_gradients_in_place(self) -> bool:
         """Return whether a replay finds the gradients that it adds to, or none as then."""
         return all(weight.grad is found for weight, found in self._needed)
 
