@@ -200,7 +200,10 @@ class TrainConfig:
         )
 
     def layout(self) -> dict[str, Any]:
-        """Return what cuts and orders the batches, for a run that goes on from here."""
+        """Return what a run that goes on from here has to have as it was.
+
+        It cuts and orders the batches, makes ids of words, or changes the model unseen.
+        """
         decided = {name: bool(getattr(self, name)) for name in ("pack", "fixed_shapes", "compile")}
         return decided | {name: getattr(self, name) for name in _KEPT}
 
