@@ -9,6 +9,7 @@ from __future__ import annotations
 from simulation import (  # noqa: F401
     capturing,
     choosing,
+    copies,
     failures,
     losses,
     prefetching,

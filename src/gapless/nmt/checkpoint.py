@@ -26,36 +26,14 @@ BEST = "best.safetensors"
 STATE = "state.pt"
 
 
-def save_weights(model: nn.Module, path: Path) -> None:
-    """Write the weights of a model.
-
-    Raises:
-        OSError: the disk is full; the former file is still there.
-
-    Sync: Blocks the host until the weights are copied.
-    """
-    write_weights(host_weights(model), path)
-
-
 def write_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Write weights that are in host memory.
+    """Write weights that are in host memory, dense.
 
     Raises:
         OSError: the disk is full; the former file is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, safetensors.torch.save(weights))
-
-
-def host_weights(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of the weights in host memory, shared ones once, under their first name.
-
-    Sync: Blocks the host until the weights are copied.
-    """
-    return {
-        name: weight.detach().to("cpu", copy=True).contiguous()
-        for name, weight in model.named_parameters()
-    }
 
 
 def load_weights(model: nn.Module, path: Path) -> None:
@@ -118,6 +96,11 @@ def epoch_path(run_dir: Path, epoch: int) -> Path:
     return run_dir / FOLDER / f"epoch{epoch:04d}.safetensors"
 
 
+def best_path(run_dir: Path) -> Path:
+    """Return where the weights of the lowest validation loss are kept."""
+    return run_dir / FOLDER / BEST
+
+
 def epoch_paths(run_dir: Path) -> list[Path]:
     """Return the epoch checkpoints of a run, oldest first."""
     found = (run_dir / FOLDER).glob("epoch*.safetensors")
@@ -141,7 +124,7 @@ def save_state(state: dict[str, Any], path: Path) -> None:
     Raises:
         OSError: the disk is full; the former file is still there.
 
-    Sync: Blocks the host until everything is copied.
+    Sync: Blocks the host until tensors on a device are copied.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from gapless.nmt import checkpoint
-from gapless.pipeline.structure import map_tensors
+from gapless.pipeline.failures import noted_on
+from gapless.pipeline.hostcopy import HostCopy
 
 
 if TYPE_CHECKING:
@@ -24,67 +26,122 @@ if TYPE_CHECKING:
 _MAX_PENDING = 4
 
 
-class Saver:
-    """Copies weights and state to the host at once, and writes them in another thread.
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What the thread is to do, once these copies have reached the host."""
 
-    Files are written in the order of the calls, each whole or not at all. After one that cannot
-    be written nothing more is, and the next call says why.
+    do: Callable[[], None]
+    needs: tuple[HostCopy, ...] = ()
+
+    def is_ready(self) -> bool:
+        return all(copy.is_done() for copy in self.needs)
+
+
+class Saver:
+    """Copies weights and state to the host, and writes them in another thread.
+
+    The copies are queued on the current stream and taken up by `poll`, so that training need not
+    wait for them. Files are written in the order of the calls, each whole or not at all. After
+    one that cannot be written nothing more is, and a later call says why.
 
     Args:
         run_dir: of the run.
-        sync: the door for the waits that the copies are, counted as "checkpoint".
+        sync: the door for the waits at the end, counted as "checkpoint".
     """
 
     def __init__(self, run_dir: Path, *, sync: HostSync) -> None:
         self._run_dir = run_dir
         self._sync = sync
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
+        self._copying: deque[_Job] = deque()
         self._pending: deque[Future[None]] = deque()
         self._failure: BaseException | None = None
 
-    def save_weights(self, model: torch.nn.Module, path: Path) -> None:
-        """Save the weights as they are now.
+    def copy_weights(self, model: torch.nn.Module) -> HostCopy:
+        """Queue a copy of the weights, shared ones once, under their first name.
+
+        Sync: Does not block the host on the device.
+        """
+        return HostCopy(dict(model.named_parameters()), device=self._sync.device)
+
+    def save_weights(self, weights: HostCopy, path: Path) -> None:
+        """Save weights as they were when they were copied.
 
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Blocks the host until the weights are copied.
+        Sync: Does not block the host on the device, unless many copies are still on their way.
         """
-        with self._sync.blocking("checkpoint"):
-            weights = checkpoint.host_weights(model)
-        self._submit(lambda: checkpoint.write_weights(weights, path))
+        self._add(_Job(do=lambda: checkpoint.write_weights(weights.value, path), needs=(weights,)))
 
-    def save_state(self, state: dict[str, Any]) -> None:
+    def save_state(self, state: dict[str, Any], *, weights: HostCopy) -> None:
         """Save the state from which the run goes on.
 
+        Args:
+            state: everything but the weights, as it is now.
+            weights: of the same moment.
+
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Blocks the host until everything is copied.
+        Sync: Does not block the host on the device, unless many copies are still on their way.
         """
-        with self._sync.blocking("checkpoint"):
-            copied = map_tensors(state, _on_host)
-        self._submit(lambda: checkpoint.save_state(copied, checkpoint.state_path(self._run_dir)))
+        rest = HostCopy(state, device=self._sync.device)
+        path = checkpoint.state_path(self._run_dir)
+
+        def write() -> None:
+            checkpoint.save_state({"model": weights.value, **rest.value}, path)
+
+        self._add(_Job(do=write, needs=(weights, rest)))
 
     def drop_old_epochs(self, *, keep: int) -> None:
         """Remove all but the newest epoch checkpoints, once those before are written."""
-        self._submit(lambda: checkpoint.drop_old_epochs(self._run_dir, keep=keep))
+        self._add(_Job(do=lambda: checkpoint.drop_old_epochs(self._run_dir, keep=keep)))
+
+    def poll(self) -> None:
+        """Let the thread write what has reached the host; to be called now and then.
+
+        Raises:
+            OSError: an earlier file could not be written.
+
+        Sync: Does not block the host on the device; waits for the thread if it is far behind.
+        """
+        while self._copying and self._copying[0].is_ready():
+            self._submit(self._copying.popleft())
 
     def finish(self) -> None:
-        """Wait until everything is written.
+        """Wait until everything is copied and written.
 
         Raises:
             OSError: a file could not be written.
+
+        Sync: Blocks the host until the last copy is done.
         """
+        self._take_all()
         while self._pending:
             self._pending.popleft().result()
         if self._failure is not None:
             raise self._failure
 
-    def _submit(self, job: Callable[[], None]) -> None:
+    def _add(self, job: _Job) -> None:
+        self._copying.append(job)
+        self.poll()
+        if len(self._copying) > _MAX_PENDING:
+            self._take_oldest()
+
+    def _take_oldest(self) -> None:
+        for copy in self._copying[0].needs:
+            copy.wait(self._sync, reason="checkpoint")
+        self._submit(self._copying.popleft())
+
+    def _take_all(self) -> None:
+        while self._copying:
+            self._take_oldest()
+
+    def _submit(self, job: _Job) -> None:
         while self._pending and (self._pending[0].done() or len(self._pending) >= _MAX_PENDING):
             self._pending.popleft().result()
-        self._pending.append(self._thread.submit(self._do, job))
+        self._pending.append(self._thread.submit(self._do, job.do))
 
     def _do(self, job: Callable[[], None]) -> None:
         if self._failure is not None:
@@ -107,9 +164,9 @@ class Saver:
         try:
             if error is None:
                 self.finish()
+            else:
+                # What was saved before it is kept.
+                with noted_on(error):
+                    self._take_all()
         finally:
             self._thread.shutdown()
-
-
-def _on_host(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to("cpu", copy=True)

@@ -34,7 +34,7 @@ from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.snapshot import Snapshot
 from gapless.pipeline.sync import HostSync, SyncStats
-from gapless.report.records import steady_tokens_per_second, total_gap_share, total_waits
+from gapless.report.records import run_totals
 
 
 if TYPE_CHECKING:
@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from gapless.nmt.corpus import Pairs
     from gapless.nmt.metrics import Scores
     from gapless.nmt.observer import Observer
+    from gapless.pipeline.hostcopy import HostCopy
     from gapless.pipeline.records import Progress
 
 
@@ -197,6 +198,7 @@ class Trainer:
         def on_batch(progress: Progress) -> None:
             log.write_new()
             self._note_decisions()
+            self._saver.poll()
             self._observer.batch_queued(progress, num_updates=self._step.num_updates)
 
         self.model.train()
@@ -210,23 +212,22 @@ class Trainer:
         )
         # Stopped, or at the last update of `max_steps`: a run that goes on takes the rest.
         if at.batches < self._sampler.whole_epoch:
-            self._save_state()
+            self._save_state(self._copy_weights())
         else:
             self._end_epoch(folder)
 
     def _end_epoch(self, folder: runs.RunFolder, *, is_whole: bool = True) -> None:
         at = self._position
         record = at.end_epoch() if is_whole else at.records[-1]
-        self._saver.save_weights(self.model, checkpoint.epoch_path(self.run_dir, record.epoch))
+        weights = self._copy_weights()
+        self._saver.save_weights(weights, checkpoint.epoch_path(self.run_dir, record.epoch))
         self._saver.drop_old_epochs(keep=self.config.average)
         if record.epoch % self.config.val_interval == 0 or self._is_finished():
             record.validation.update(self._validate())
             if record.validation["val_loss"] < at.best_loss:
                 at.best_loss = record.validation["val_loss"]
-                self._saver.save_weights(
-                    self.model, self.run_dir / checkpoint.FOLDER / checkpoint.BEST
-                )
-        self._save_state()
+                self._saver.save_weights(weights, checkpoint.best_path(self.run_dir))
+        self._save_state(weights)
         folder.log(
             "epoch",
             step=record.epoch,
@@ -263,7 +264,7 @@ class Trainer:
         weights = checkpoint.average_weights(paths)
         with self._loop.compute(), self._outside_sync.blocking("checkpoint"):
             checkpoint.set_weights(self.model, weights, path=paths[-1])
-        self._saver.save_weights(self.model, self.run_dir / checkpoint.FOLDER / checkpoint.FINAL)
+        checkpoint.write_weights(weights, self.run_dir / checkpoint.FOLDER / checkpoint.FINAL)
         test = self._task.corpus.test
         self._observer.testing(len(test))
         scores = self._score(test, beam=self.config.beam)
@@ -285,7 +286,6 @@ class Trainer:
             return evaluate(decoder, self._task.vocabs, pairs, settings, config=config).scores
 
     def _summary(self, scores: Scores | None, *, interrupted: bool) -> dict[str, Any]:
-        records = self._position.records
         return {
             "plan": self.config.plan,
             "plan_settings": asdict(self._loop.plan),
@@ -294,20 +294,11 @@ class Trainer:
             "torch": str(torch.__version__),
             "precision": self.config.precision,
             "interrupted": interrupted,
-            "epochs": len(records),
             "steps": self._step.num_updates,
-            "batches": sum(record.num_batches for record in records),
+            **run_totals(self._position.records),
             "padding_share": self._padding_share,
-            "target_tokens": sum(record.target_tokens for record in records),
-            "tokens_per_second": steady_tokens_per_second(records),
-            "loss": [record.loss for record in records],
-            "host_waits": total_waits(records),
             "host_waits_outside_training": self._outside.as_dict(),
-            "gap_share": total_gap_share(records),
             "capture": None if self._loop.capture is None else asdict(self._loop.capture),
-            "data_wait_ms": sum(record.data_wait_ms for record in records),
-            "launch_ms": sum(record.launch_ms for record in records),
-            "busy_ms": sum(record.busy_ms for record in records),
             "bleu": scores and scores.bleu,
             "chrf": scores and scores.chrf,
             "signature": scores and scores.bleu_signature,
@@ -320,9 +311,7 @@ class Trainer:
             "dropped_empty": self._task.corpus.dropped_empty,
             "diagnosis": None if self._loop.diagnosis is None else self._loop.diagnosis.line,
             "warm_up_seconds": self._warm_up_seconds,
-            "train_seconds": sum(record.wall_ms for record in records) / 1000.0,
             "wall_seconds": self._wall_seconds(),
-            "peak_memory_bytes": max((r.peak_memory_bytes for r in records), default=0),
         }
 
     # --- what a run goes on from ---
@@ -330,18 +319,28 @@ class Trainer:
     def _wall_seconds(self) -> float:
         return self._earlier_seconds + perf_counter() - self._started_at
 
-    def _save_state(self) -> None:
+    def _copy_weights(self) -> HostCopy:
+        with self._loop.compute():
+            return self._saver.copy_weights(self.model)
+
+    def _save_state(self, weights: HostCopy) -> None:
         self._position.wall_seconds = self._wall_seconds()
-        self._saver.save_state(
-            {
-                "model": dict(self.model.named_parameters()),
-                "step": self._step.state(),
-                "random": random_state(self._device),
-                "position": self._position.state(),
-                "layout": self.config.layout(),
-                "pairs": self._fingerprint,
-            }
-        )
+        state = {
+            "step": self._state_of_step(),
+            "random": random_state(self._device),
+            "position": self._position.state(),
+            "layout": self.config.layout(),
+            "pairs": self._fingerprint,
+        }
+        with self._loop.compute():
+            self._saver.save_state(state, weights=weights)
+
+    def _state_of_step(self) -> dict[str, object]:
+        if not self._step.scaler.is_enabled():
+            return self._step.state()
+        # A GradScaler gives its state as numbers.
+        with self._loop.compute(), self._outside_sync.blocking("checkpoint"):
+            return self._step.state()
 
     def _load_state(self, state: dict[str, Any]) -> None:
         path = checkpoint.state_path(self.run_dir)

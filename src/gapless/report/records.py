@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
@@ -63,6 +63,24 @@ class EpochRecord:
 
 
 _SUMMED = ("num_batches", "target_tokens", "wall_ms", "data_wait_ms", "launch_ms", "busy_ms")
+
+
+def run_totals(records: Sequence[EpochRecord]) -> dict[str, Any]:
+    """Return what a run did in all its epochs, as plain values for `summary.json`."""
+    return {
+        "epochs": len(records),
+        "batches": sum(record.num_batches for record in records),
+        "target_tokens": sum(record.target_tokens for record in records),
+        "tokens_per_second": steady_tokens_per_second(records),
+        "loss": [record.loss for record in records],
+        "host_waits": total_waits(records),
+        "gap_share": total_gap_share(records),
+        "data_wait_ms": sum(record.data_wait_ms for record in records),
+        "launch_ms": sum(record.launch_ms for record in records),
+        "busy_ms": sum(record.busy_ms for record in records),
+        "train_seconds": sum(record.wall_ms for record in records) / 1000.0,
+        "peak_memory_bytes": max((record.peak_memory_bytes for record in records), default=0),
+    }
 
 
 def total_waits(records: Sequence[EpochRecord]) -> dict[str, dict[str, float]]:
