@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from gapless.pipeline.sync import HostSync
 
 
-# Copies that wait to be written take memory.
-_MAX_PENDING = 4
+# Of two epochs: each has weights, the best ones, a state, and old files to remove. Copies that
+# wait to be written take memory.
+_MAX_JOBS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +55,7 @@ class Saver:
         self._sync = sync
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
         self._copying: deque[_Job] = deque()
-        self._pending: deque[Future[None]] = deque()
+        self._writing: deque[Future[None]] = deque()
         self._failure: BaseException | None = None
 
     def copy_weights(self, model: torch.nn.Module) -> HostCopy:
@@ -70,7 +71,7 @@ class Saver:
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless many copies are still on their way.
+        Sync: Does not block the host on the device, unless eight files wait to be written.
         """
         self._add(_Job(do=lambda: checkpoint.write_weights(weights.value, path), needs=(weights,)))
 
@@ -84,7 +85,7 @@ class Saver:
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless many copies are still on their way.
+        Sync: Does not block the host on the device, unless eight files wait to be written.
         """
         rest = HostCopy(state, device=self._sync.device)
         path = checkpoint.state_path(self._run_dir)
@@ -104,7 +105,7 @@ class Saver:
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device; waits for the thread if it is far behind.
+        Sync: Does not block the host.
         """
         while self._copying and self._copying[0].is_ready():
             self._submit(self._copying.popleft())
@@ -118,16 +119,20 @@ class Saver:
         Sync: Blocks the host until the last copy is done.
         """
         self._take_all()
-        while self._pending:
-            self._pending.popleft().result()
+        while self._writing:
+            self._writing.popleft().result()
         if self._failure is not None:
             raise self._failure
 
     def _add(self, job: _Job) -> None:
+        # Taken up by `poll` rather than here: the thread would be in the way of what comes
+        # between two epochs, while the device has nothing to do.
         self._copying.append(job)
-        self.poll()
-        if len(self._copying) > _MAX_PENDING:
-            self._take_oldest()
+        while len(self._copying) + len(self._writing) > _MAX_JOBS:
+            if self._writing:
+                self._writing.popleft().result()
+            else:
+                self._take_oldest()
 
     def _take_oldest(self) -> None:
         for copy in self._copying[0].needs:
@@ -139,9 +144,9 @@ class Saver:
             self._take_oldest()
 
     def _submit(self, job: _Job) -> None:
-        while self._pending and (self._pending[0].done() or len(self._pending) >= _MAX_PENDING):
-            self._pending.popleft().result()
-        self._pending.append(self._thread.submit(self._do, job.do))
+        while self._writing and self._writing[0].done():
+            self._writing.popleft().result()
+        self._writing.append(self._thread.submit(self._do, job.do))
 
     def _do(self, job: Callable[[], None]) -> None:
         if self._failure is not None:

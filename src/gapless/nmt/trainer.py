@@ -18,7 +18,7 @@ from gapless.device.select import (
 )
 from gapless.nmt import checkpoint, run as runs
 from gapless.nmt.batching import PairBatches, make_loader
-from gapless.nmt.compiling import compile_layers
+from gapless.nmt.compiling import compile_layers, layers_as_written
 from gapless.nmt.decode import Decoder, DecodeSettings
 from gapless.nmt.evaluate import evaluate
 from gapless.nmt.facts import describe_model, describe_run
@@ -244,9 +244,10 @@ class Trainer:
         loader = make_loader(self._task.val, sampler, workers=0)
         self.model.eval()
         losses = DeferredLoss(self._device, stats=self._outside)
-        with self._loop.compute():
+        with self._loop.compute(), layers_as_written():
             for batch in self._loop.prefetch(loader):
                 losses.add(self._step.evaluate(batch), weight=batch.ntokens)
+                self._saver.poll()
             losses.drain(reason="validation")
         val = self._task.corpus.val
         scores = self._score(val.take(range(min(len(val), _VALIDATION_SENTENCES))), beam=1)
@@ -282,7 +283,7 @@ class Trainer:
             max_length=config.max_length,
             early_stopping=config.early_stopping,
         )
-        with self._loop.compute():
+        with self._loop.compute(), layers_as_written():
             return evaluate(decoder, self._task.vocabs, pairs, settings, config=config).scores
 
     def _summary(self, scores: Scores | None, *, interrupted: bool) -> dict[str, Any]:

@@ -1,0 +1,40 @@
+"""What is compiled, and what is not worth it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from gapless.cli.main import run_command
+
+
+# Torch's compiler looks at whatever may warn; as errors those stop it.
+@pytest.mark.filterwarnings("ignore")
+def test_layers_are_compiled_for_training_alone(tmp_path, monkeypatch):
+    """Validations and the final test run as written; all epochs run what was compiled at first."""
+    draw, had_gradients = random.Random(1), []
+    rows = [" ".join(draw.choice("abcd") for _ in range(draw.randint(2, 5))) for _ in range(40)]
+    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    make = torch.compile
+
+    def note(graph, inputs):
+        del inputs
+        had_gradients.append(torch.is_grad_enabled())
+        return graph.forward
+
+    def compile_layer(call, **options):
+        del options
+        return make(call, backend=note) if hasattr(call, "__self__") else call
+
+    monkeypatch.setattr(torch, "compile", compile_layer)
+    command = ["train", "--data", str(tmp_path / "d.tsv"), "--run-dir", str(tmp_path / "run")]
+    command += ["--d-model", "16", "--ffn", "16", "--heads", "2", "--tokenizer", "none"]
+    command += ["--encoder-layers", "1", "--decoder-layers", "1", "--compile", "--device", "cpu"]
+    command += ["--epochs", "3", "--val-interval", "1", "--workers", "0"]
+
+    assert run_command(command) == 0
+
+    assert len(had_gradients) >= 2
+    assert all(had_gradients)
