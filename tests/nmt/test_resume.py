@@ -251,40 +251,64 @@ def test_a_run_may_stop_many_times(settings, tmp_path):
 
 
 KILLED = """
-import json, os, signal, sys
+import json, os, signal, sys, time
+from pathlib import Path
 from gapless.nmt.config import make_config
 from gapless.nmt.trainer import Trainer
 
 class Killer:
-    left = 20
+    left = int(sys.argv[2])
     def __getattr__(self, name):
         return lambda *args, **kwargs: None
     def batch_queued(self, progress, *, num_updates):
         self.left -= 1
         if not self.left:
+            while not state.exists():
+                time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
-Trainer(make_config(json.loads(sys.argv[1])), observer=Killer()).train()
+settings = json.loads(sys.argv[1])
+state = Path(settings["run_dir"]) / "checkpoints" / "state.pt"
+Trainer(make_config(settings), observer=Killer()).train()
 """
 
 
-def test_a_killed_run_goes_on_from_its_last_epoch(settings, tmp_path):
-    """Without a chance to save anything, the state of the last whole epoch is good."""
-    whole = train(settings, tmp_path / "whole")
-    run = tmp_path / "killed"
+def kill(settings, run, *, after):
+    """Train in a process of its own that is killed after some batches and the first state."""
+    settings = json.dumps({**settings, "run_dir": str(run)})
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, json.dumps({**settings, "run_dir": str(run)})],
+        [sys.executable, "-c", KILLED, settings, str(after)],
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
 
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("batches", [20, 40])
+def test_a_killed_run_goes_on_from_the_last_saved_epoch(settings, tmp_path, batches):
+    """In the epoch after it, or in a later one: short epochs do not all save their state."""
+    whole = train(settings, tmp_path / "whole")
+    run = tmp_path / "killed"
+    kill(settings, run, after=batches)
+
     resumed = resume(run)
 
-    assert done.returncode == -signal.SIGKILL
     assert whole["loss"] == resumed["loss"]
     assert whole["batches"] == resumed["batches"]
     assert read_losses(tmp_path / "whole") == read_losses(run)
     assert same_end(tmp_path / "whole", run)
+
+
+def test_a_killed_run_that_is_to_end_before_its_death(settings, tmp_path):
+    """Weights of epochs after its state have no part in its end, those before it are there."""
+    settings["average"] = 3
+    train(settings, tmp_path / "whole")
+    kill({**settings, "epochs": 8}, tmp_path / "killed", after=80)
+
+    resume(tmp_path / "killed", flags={"epochs": 3})
+
+    assert same_end(tmp_path / "whole", tmp_path / "killed")
 
 
 def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):

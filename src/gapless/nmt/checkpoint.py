@@ -113,6 +113,13 @@ def drop_old_epochs(run_dir: Path, *, keep: int) -> None:
         path.unlink(missing_ok=True)
 
 
+def drop_later_epochs(run_dir: Path, *, epochs: int) -> None:
+    """Remove the checkpoints of all but the first epochs."""
+    for path in epoch_paths(run_dir):
+        if path.stem > epoch_path(run_dir, epochs).stem:
+            path.unlink(missing_ok=True)
+
+
 def state_path(run_dir: Path) -> Path:
     """Return where the state of a run is kept."""
     return run_dir / FOLDER / STATE

@@ -13,7 +13,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from gapless.errors import RunFolderError
-from gapless.nmt.checkpoint import FINAL, FOLDER, load_weights
+from gapless.nmt.checkpoint import FINAL, FOLDER, drop_later_epochs, load_weights
 from gapless.nmt.config import TrainConfig, make_config
 from gapless.nmt.files import naming, replace_file
 from gapless.nmt.model import ModelSizes, Transformer
@@ -95,15 +95,16 @@ class RunFolder:
 
 
 def forget_later(path: Path, *, batches: int, epochs: int) -> None:
-    """Drop from `metrics.jsonl` what a run logged after the state it goes on from.
+    """Drop what a run logged, and the weights it saved, after the state it goes on from.
 
-    A run that was killed has logged more than it saved; it will log the same batches again.
+    A run that was killed has done more than its state says; it will do the same again.
 
     Args:
         path: the run folder.
         batches: batches done in the state.
         epochs: epochs done in the state.
     """
+    drop_later_epochs(path, epochs=epochs)
     metrics = path / "metrics.jsonl"
     if not metrics.is_file():
         return

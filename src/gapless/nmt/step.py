@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.config import TrainConfig
     from gapless.nmt.model import Transformer
+    from gapless.pipeline.sync import HostSync
 
 
 class TranslationStep:
@@ -134,11 +136,17 @@ class TranslationStep:
         # Captured work that adds to gradients of earlier batches has to find them in their place.
         self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
 
-    def state(self) -> dict[str, object]:
-        """Return what must be kept to go on exactly, besides the weights."""
+    def state(self, *, sync: HostSync) -> dict[str, object]:
+        """Return what must be kept to go on exactly, besides the weights.
+
+        Sync: Does not block the host, unless gradients are scaled: a `GradScaler` gives its state
+            as numbers. That wait is counted as "checkpoint".
+        """
+        with sync.blocking("checkpoint") if self.scaler.is_enabled() else nullcontext():
+            scaler = self.scaler.state_dict()
         return {
             "optimizer": self.optimizer.state_dict(),
-            "scaler": self.scaler.state_dict(),
+            "scaler": scaler,
             "num_updates": self.num_updates,
         }
 

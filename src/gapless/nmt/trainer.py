@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import asdict
 from time import perf_counter
@@ -54,6 +55,10 @@ if TYPE_CHECKING:
 # Greedy translations of so many validation sentences show where a run stands.
 _VALIDATION_SENTENCES = 200
 
+# A run that is killed loses so much, and at least its epoch. Where an epoch takes a fraction of a
+# second, a state for each would keep the disk and a thread busy for nothing.
+_STATE_SECONDS = 5.0
+
 
 class Trainer:
     """One training run, from its settings to `summary.json`.
@@ -91,6 +96,7 @@ class Trainer:
         config = resolved
         self._position = Position()
         self._warm_up_seconds = 0.0
+        self._saved_at = -math.inf
         self._noted: set[str] = set()
         self._outside = SyncStats()
         self._outside_sync = HostSync(self._device, stats=self._outside)
@@ -142,6 +148,7 @@ class Trainer:
                 self._run_epoch(loader, folder, stop)
             if self._position.batches and not stop.is_set:
                 self._end_epoch(folder, is_whole=False)
+            self._save_state(self._copy_weights())
             scores = None if stop.is_set else self._test(folder)
             summary = self._summary(scores, interrupted=stop.is_set)
             folder.write_summary(summary)
@@ -210,10 +217,8 @@ class Trainer:
             weights=losses.weights[len(losses.weights) - result.num_batches :],
             peak_memory_bytes=self._device.peak_memory_bytes(),
         )
-        # Stopped, or at the last update of `max_steps`: a run that goes on takes the rest.
-        if at.batches < self._sampler.whole_epoch:
-            self._save_state(self._copy_weights())
-        else:
+        # Otherwise it was stopped, or is at the last update of `max_steps`.
+        if at.batches >= self._sampler.whole_epoch:
             self._end_epoch(folder)
 
     def _end_epoch(self, folder: runs.RunFolder, *, is_whole: bool = True) -> None:
@@ -221,13 +226,13 @@ class Trainer:
         record = at.end_epoch() if is_whole else at.records[-1]
         weights = self._copy_weights()
         self._saver.save_weights(weights, checkpoint.epoch_path(self.run_dir, record.epoch))
-        self._saver.drop_old_epochs(keep=self.config.average)
         if record.epoch % self.config.val_interval == 0 or self._is_finished():
             record.validation.update(self._validate())
             if record.validation["val_loss"] < at.best_loss:
                 at.best_loss = record.validation["val_loss"]
                 self._saver.save_weights(weights, checkpoint.best_path(self.run_dir))
-        self._save_state(weights)
+        if perf_counter() - self._saved_at > _STATE_SECONDS:
+            self._save_state(weights)
         folder.log(
             "epoch",
             step=record.epoch,
@@ -325,23 +330,19 @@ class Trainer:
             return self._saver.copy_weights(self.model)
 
     def _save_state(self, weights: HostCopy) -> None:
+        self._saved_at = perf_counter()
         self._position.wall_seconds = self._wall_seconds()
-        state = {
-            "step": self._state_of_step(),
-            "random": random_state(self._device),
-            "position": self._position.state(),
-            "layout": self.config.layout(),
-            "pairs": self._fingerprint,
-        }
         with self._loop.compute():
+            state = {
+                "step": self._step.state(sync=self._outside_sync),
+                "random": random_state(self._device),
+                "position": self._position.state(),
+                "layout": self.config.layout(),
+                "pairs": self._fingerprint,
+            }
             self._saver.save_state(state, weights=weights)
-
-    def _state_of_step(self) -> dict[str, object]:
-        if not self._step.scaler.is_enabled():
-            return self._step.state()
-        # A GradScaler gives its state as numbers.
-        with self._loop.compute(), self._outside_sync.blocking("checkpoint"):
-            return self._step.state()
+        # Not earlier: the state before needs the epochs up to its own.
+        self._saver.drop_old_epochs(keep=self.config.average)
 
     def _load_state(self, state: dict[str, Any]) -> None:
         path = checkpoint.state_path(self.run_dir)
