@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gapless.errors import (
         BatchError as BatchError,
         GaplessError as GaplessError,
+        LossError as LossError,
         NonFiniteLossError as NonFiniteLossError,
         UserError as UserError,
     )
@@ -39,6 +40,7 @@ _HOME = {
     "EpochResult": "gapless.pipeline.records",
     "GaplessError": "gapless.errors",
     "LossCompute": "gapless.nmt.loss",
+    "LossError": "gapless.errors",
     "NonFiniteLossError": "gapless.errors",
     "PLANS": "gapless.plans",
     "Plan": "gapless.plans",

@@ -6,6 +6,7 @@
     |   +-- DeviceError           a device or precision that is unknown or absent
     |   +-- DataError             text, pairs or vocabulary that cannot be used
     |   +-- RunFolderError        a folder that is not a run, or a run that cannot go on
+    |   +-- LossError             a step returned something that is no loss
     +-- BatchError                a batch that holds something the pipeline cannot move
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
 
@@ -41,6 +42,10 @@ class RunFolderError(UserError):
 
 class BatchError(GaplessError, TypeError):
     """A batch holds a value that the pipeline does not know how to move."""
+
+
+class LossError(UserError):
+    """What is given as a loss, or as its weight, is not one number."""
 
 
 class NonFiniteLossError(GaplessError, ArithmeticError):

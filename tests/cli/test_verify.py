@@ -386,7 +386,7 @@ def test_flags_that_cannot_be(verify, arguments, parts):
         ("w.py:one_batch_left", ["gave no batch when gone through again after 12 steps"]),
         ("w.py:no_batches", ["batches gave no batch at all"]),
         ("w.py:with_set", ["a batch of the workload: cannot move a builtins.set"]),
-        ("w.py:no_loss", ["step returned", "type NoneType", "expected its loss as a tensor"]),
+        ("w.py:no_loss", ["a loss must be a tensor", "but is None", "let the step return"]),
         ("w.py:leaves", ["the workload called sys.exit(0)", "before the comparison was done"]),
         ("w.py:without_optimizer", ["without_optimizer in w.py", "missing", "'optimizer'"]),
         ("raises.py:make", ["raises.py cannot be imported: raises.py:3: ZeroDivisionError"]),

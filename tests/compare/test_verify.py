@@ -511,10 +511,10 @@ def test_settings_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        (None, "returned an object of type NoneType, expected its loss as a tensor"),
-        (0.5, "returned an object of type float"),
-        (torch.ones(3), r"a loss of shape \[3\], expected one number"),
-        (StepLoss(loss=torch.ones(2)), r"a loss of shape \[2\]"),
+        (None, "a loss must be a tensor with one number, but is None"),
+        (0.5, "but is a float; let the step return its loss"),
+        (torch.ones(3), r"but is a tensor of shape \(3,\)"),
+        (StepLoss(loss=torch.ones(2)), r"but is a tensor of shape \(2,\)"),
     ],
 )
 def test_a_step_that_returns_no_loss_is_refused(out, message):

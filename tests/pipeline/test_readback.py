@@ -7,6 +7,7 @@ import math
 import weakref
 from fractions import Fraction
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings, strategies as st
@@ -48,6 +49,36 @@ def test_every_loss_is_read_once_in_order(actions):
     losses.drain()
 
     assert [float(n) for n in range(added)] == losses.history
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [
+        (None, "is None"),
+        (1.5, "is a float"),
+        (torch.zeros(4), r"is a tensor of shape \(4,\) and torch.float32"),
+        ((torch.zeros(()), 1), "is a tuple"),
+        (torch.tensor(1j), r"is a tensor of shape \(\) and torch.complex64"),
+    ],
+)
+@pytest.mark.parametrize("plan", ["blocking", "gapless"])
+def test_what_is_no_loss_is_named(plan, loss, found):
+    """A step that returns something else is told what it returned, in one line."""
+    with pytest.raises(gapless.LossError, match=f"one number, but {found}; let the step return"):
+        gapless.run_epoch([torch.zeros(1)], lambda batch: loss, plan=plan, device="cpu")
+
+
+def test_what_is_no_weight_is_named():
+    """Numbers of any kind weigh, and tensors with one number; nothing else does."""
+    losses = gapless.DeferredLoss("cpu")
+    for weight in (2, 2.0, np.float32(2), torch.tensor([2])):
+        losses.add(torch.ones(1), weight=weight)
+    for weight in ("2", None, torch.ones(2)):
+        with pytest.raises(gapless.LossError, match="weight of a loss must be a number"):
+            losses.add(torch.ones(1), weight=weight)
+
+    assert losses.mean() == 1.0
+    assert losses.weights == [2.0] * 4
 
 
 def test_a_loss_is_read_even_when_the_loop_fails():
@@ -146,7 +177,7 @@ def test_losses_of_any_floating_dtype_keep_their_value(dtype):
 def test_a_loss_that_is_no_number_is_refused_and_not_counted():
     """More than one element is a mistake of the caller, and leaves no row behind."""
     losses = gapless.DeferredLoss("cpu")
-    with pytest.raises(RuntimeError):
+    with pytest.raises(gapless.LossError, match="one number"):
         losses.add(torch.ones(2))
     losses.add(torch.tensor(3.0))
 

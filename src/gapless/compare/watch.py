@@ -13,7 +13,6 @@ import torch
 
 from gapless.compare.checksum import Checksums
 from gapless.compare.state import Entry, batch_tensors, state_tensors
-from gapless.errors import UserError
 from gapless.pipeline.records import SplitStep, StepLoss
 from gapless.pipeline.steps import call_host_part
 
@@ -129,13 +128,7 @@ class _WatchedSplitStep(_HostPart):
     """A step in two parts whose batches are recorded."""
 
     def forward(self, batch: Any) -> StepLoss:
-        out = self._step.forward(batch)
-        if not isinstance(out, StepLoss):
-            raise UserError(
-                f"forward of the workload's step returned an object of type {type(out).__name__}, "
-                "expected a gapless.StepLoss; return gapless.StepLoss(loss=...)"
-            )
-        _check_loss(out)
+        out: StepLoss = self._step.forward(batch)
         return out
 
     def backward(self, out: StepLoss) -> None:
@@ -147,24 +140,9 @@ class _WatchedStep(_HostPart):
 
     def __call__(self, batch: Any) -> StepLoss | torch.Tensor:
         out: StepLoss | torch.Tensor = self._step(batch)
-        _check_loss(out)
         return out
 
 
 def _watched(step: SplitStep | WholeStep, watch: StateWatch) -> SplitStep | WholeStep:
     kind = _WatchedSplitStep if isinstance(step, SplitStep) else _WatchedStep
     return kind(step, watch)
-
-
-def _check_loss(out: object) -> None:
-    loss = out.loss if isinstance(out, StepLoss) else out
-    if not isinstance(loss, torch.Tensor):
-        raise UserError(
-            f"the workload's step returned an object of type {type(loss).__name__}, expected its "
-            "loss as a tensor that is still on the device, or a gapless.StepLoss"
-        )
-    if loss.numel() != 1:
-        raise UserError(
-            f"the workload's step returned a loss of shape {list(loss.shape)}, expected one "
-            "number; take its mean or sum"
-        )

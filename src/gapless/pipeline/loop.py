@@ -282,7 +282,7 @@ class _EpochRun:
         with self._device.use_stream(backward):
             step.backward(out)
         self._chain(backward, forward)
-        return out
+        return loss_of(out)
 
     def _chain(self, before: Any, after: Any) -> None:
         """Let stream `after` wait for what was queued on `before`."""

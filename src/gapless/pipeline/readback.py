@@ -17,11 +17,13 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
+from numbers import Real
 from typing import TYPE_CHECKING, Self
 
 import torch
 
 from gapless.device.select import resolve_device
+from gapless.errors import LossError
 from gapless.pipeline.failures import noted_on
 from gapless.pipeline.streams import EventPool
 from gapless.pipeline.sync import HostSync, SyncStats
@@ -103,8 +105,12 @@ class DeferredLoss:
                 behind it is not kept alive.
             weight: of this batch in the mean, such as its number of tokens.
 
+        Raises:
+            LossError: one of them is not one number.
+
         Sync: Does not block the host, unless 1,024 losses wait to be read ("loss_ring").
         """
+        _check(loss, weight)
         if self._num_added - len(self.history) >= _ROWS:
             self._make_room()
         write_row(self._rows[self._num_added % _ROWS], loss, weight)
@@ -258,6 +264,29 @@ def write_row(row: torch.Tensor, loss: torch.Tensor, weight: torch.Tensor | floa
         row[1].copy_(weight.detach().reshape(()))
     else:
         row[1].fill_(float(weight))
+
+
+def _check(loss: object, weight: object) -> None:
+    if not _is_number(loss):
+        raise LossError(
+            f"a loss must be a tensor with one number, but is {_described(loss)}; let the step "
+            "return its loss, still on the device, or a gapless.StepLoss"
+        )
+    if not (_is_number(weight) or isinstance(weight, Real)):
+        raise LossError(
+            "the weight of a loss must be a number, or a tensor with one, but is "
+            f"{_described(weight)}"
+        )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+    return "None" if value is None else f"a {type(value).__qualname__}"
 
 
 def _ring_ranges(start: int, end: int) -> list[tuple[int, int]]:
