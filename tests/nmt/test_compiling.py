@@ -36,5 +36,5 @@ def test_layers_are_compiled_for_training_alone(tmp_path, monkeypatch):
 
     assert run_command(command) == 0
 
-    assert len(had_gradients) >= 2
-    assert all(had_gradients)
+    # A graph for each of the two kinds of layers.
+    assert had_gradients == [True, True]

@@ -263,7 +263,7 @@ class Killer:
     def batch_queued(self, progress, *, num_updates):
         self.left -= 1
         if not self.left:
-            while not state.exists():
+            while not state.exists() or len(list(state.parent.glob("epoch*"))) < int(sys.argv[3]):
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -273,11 +273,11 @@ Trainer(make_config(settings), observer=Killer()).train()
 """
 
 
-def kill(settings, run, *, after):
-    """Train in a process of its own that is killed after some batches and the first state."""
+def kill(settings, run, *, after, files=1):
+    """Train in a process of its own that is killed after some batches, a state and epoch files."""
     settings = json.dumps({**settings, "run_dir": str(run)})
     done = subprocess.run(
-        [sys.executable, "-c", KILLED, settings, str(after)],
+        [sys.executable, "-c", KILLED, settings, str(after), str(files)],
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
@@ -304,22 +304,47 @@ def test_a_killed_run_that_is_to_end_before_its_death(settings, tmp_path):
     """Weights of epochs after its state have no part in its end, those before it are there."""
     settings["average"] = 3
     train(settings, tmp_path / "whole")
-    kill({**settings, "epochs": 8}, tmp_path / "killed", after=80)
+    kill({**settings, "epochs": 8}, tmp_path / "killed", after=80, files=4)
 
     resume(tmp_path / "killed", flags={"epochs": 3})
 
     assert same_end(tmp_path / "whole", tmp_path / "killed")
 
 
+def test_a_run_is_not_changed_before_it_goes_on(settings, tmp_path):
+    """To make a trainer of it removes neither lines nor weights that are ahead of its state."""
+    run = tmp_path / "run"
+    kill(settings, run, after=40, files=2)
+    before = read_losses(run), sorted((run / "checkpoints").iterdir())
+
+    Trainer(make_config({}, file=run / "config.yaml"), observer=Silent(), resume=run)
+
+    assert before == (read_losses(run), sorted((run / "checkpoints").iterdir()))
+
+
+def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
+    """A killed run that goes on to an earlier end forgets the best weights of what is lost."""
+    run = tmp_path / "run"
+    settings = {**settings, "lr": 1e-3, "schedule": "constant", "average": 8, "dropout": 0.0}
+    kill({**settings, "epochs": 8}, run, after=80, files=5)
+
+    resume(run, flags={"epochs": 1})
+
+    best = (run / "checkpoints" / "best.safetensors").read_bytes()
+    assert best == (run / "checkpoints" / "epoch0001.safetensors").read_bytes()
+
+
 def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
     """Nothing is trained again, and the final weights are the same bytes."""
     first = train(settings, tmp_path / "run")
     before = (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
+    state = (tmp_path / "run" / "checkpoints" / "state.pt").stat().st_mtime_ns
 
     again = resume(tmp_path / "run")
 
     assert first["batches"] == again["batches"] == len(read_losses(tmp_path / "run"))
     assert before == (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
+    assert state == (tmp_path / "run" / "checkpoints" / "state.pt").stat().st_mtime_ns
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):

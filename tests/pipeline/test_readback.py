@@ -71,14 +71,14 @@ def test_what_is_no_loss_is_named(plan, loss, found):
 def test_what_is_no_weight_is_named():
     """Numbers of any kind weigh, and tensors with one number; nothing else does."""
     losses = gapless.DeferredLoss("cpu")
-    for weight in (2, 2.0, np.float32(2), torch.tensor([2])):
+    for weight in (2, 2.0, np.float32(2), np.array(2), Fraction(2), torch.tensor([2])):
         losses.add(torch.ones(1), weight=weight)
     for weight in ("2", None, torch.ones(2)):
         with pytest.raises(gapless.LossError, match="weight of a loss must be a number"):
             losses.add(torch.ones(1), weight=weight)
 
     assert losses.mean() == 1.0
-    assert losses.weights == [2.0] * 4
+    assert losses.weights == [2.0] * 6
 
 
 def test_a_loss_is_read_even_when_the_loop_fails():

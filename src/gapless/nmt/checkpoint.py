@@ -104,19 +104,30 @@ def best_path(run_dir: Path) -> Path:
 def epoch_paths(run_dir: Path) -> list[Path]:
     """Return the epoch checkpoints of a run, oldest first."""
     found = (run_dir / FOLDER).glob("epoch*.safetensors")
-    return sorted(path for path in found if re.fullmatch(r"epoch\d+", path.stem))
+    return sorted((path for path in found if re.fullmatch(r"epoch\d+", path.stem)), key=_epoch_of)
 
 
-def drop_old_epochs(run_dir: Path, *, keep: int) -> None:
-    """Remove all but the newest epoch checkpoints."""
+def _epoch_of(path: Path) -> int:
+    return int(path.stem.removeprefix("epoch"))
+
+
+def drop_old_epochs(run_dir: Path, *, keep: int, state_epoch: int) -> None:
+    """Remove epoch checkpoints but the newest, and those that a run needs to go on.
+
+    Args:
+        run_dir: of the run.
+        keep: epochs that a final average is made of.
+        state_epoch: epochs done in the saved state; as many up to there are kept as well.
+    """
     for path in epoch_paths(run_dir)[:-keep]:
-        path.unlink(missing_ok=True)
+        if not state_epoch - keep < _epoch_of(path) <= state_epoch:
+            path.unlink(missing_ok=True)
 
 
 def drop_later_epochs(run_dir: Path, *, epochs: int) -> None:
     """Remove the checkpoints of all but the first epochs."""
     for path in epoch_paths(run_dir):
-        if path.stem > epoch_path(run_dir, epochs).stem:
+        if _epoch_of(path) > epochs:
             path.unlink(missing_ok=True)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from dataclasses import asdict
 from time import perf_counter
@@ -55,10 +54,6 @@ if TYPE_CHECKING:
 # Greedy translations of so many validation sentences show where a run stands.
 _VALIDATION_SENTENCES = 200
 
-# A run that is killed loses so much, and at least its epoch. Where an epoch takes a fraction of a
-# second, a state for each would keep the disk and a thread busy for nothing.
-_STATE_SECONDS = 5.0
-
 
 class Trainer:
     """One training run, from its settings to `summary.json`.
@@ -96,11 +91,10 @@ class Trainer:
         config = resolved
         self._position = Position()
         self._warm_up_seconds = 0.0
-        self._saved_at = -math.inf
+        self._saved_batches: int | None = None
         self._noted: set[str] = set()
         self._outside = SyncStats()
         self._outside_sync = HostSync(self._device, stats=self._outside)
-        self._saver = Saver(self.run_dir, sync=self._outside_sync)
         seed_everything(config.seed)
         self._loop = TrainLoop(
             plan=config.resolved_plan(),
@@ -121,6 +115,12 @@ class Trainer:
             )
             if state is not None:
                 self._load_state(state)
+        self._saver = Saver(
+            self.run_dir,
+            sync=self._outside_sync,
+            keep=config.average,
+            state_epoch=self._position.epoch,
+        )
         if resume is not None:
             runs.write_config(resume, asked)
 
@@ -134,6 +134,9 @@ class Trainer:
         Sync: Blocks the host as the plan says, and between epochs.
         """
         self._observer.started(self._facts())
+        runs.forget_later(
+            self.run_dir, batches=self._position.batches_before, epochs=self._position.epoch
+        )
         with (
             self._loop,
             self._saver,
@@ -148,7 +151,8 @@ class Trainer:
                 self._run_epoch(loader, folder, stop)
             if self._position.batches and not stop.is_set:
                 self._end_epoch(folder, is_whole=False)
-            self._save_state(self._copy_weights())
+            if self._saved_batches != self._position.batches_before:
+                self._save_state(self._copy_weights())
             scores = None if stop.is_set else self._test(folder)
             summary = self._summary(scores, interrupted=stop.is_set)
             folder.write_summary(summary)
@@ -225,13 +229,13 @@ class Trainer:
         at = self._position
         record = at.end_epoch() if is_whole else at.records[-1]
         weights = self._copy_weights()
-        self._saver.save_weights(weights, checkpoint.epoch_path(self.run_dir, record.epoch))
+        self._saver.save_epoch(weights, record.epoch)
         if record.epoch % self.config.val_interval == 0 or self._is_finished():
             record.validation.update(self._validate())
             if record.validation["val_loss"] < at.best_loss:
                 at.best_loss = record.validation["val_loss"]
-                self._saver.save_weights(weights, checkpoint.best_path(self.run_dir))
-        if perf_counter() - self._saved_at > _STATE_SECONDS:
+                self._saver.save_best(weights)
+        if self._saver.state_is_due():
             self._save_state(weights)
         folder.log(
             "epoch",
@@ -330,7 +334,6 @@ class Trainer:
             return self._saver.copy_weights(self.model)
 
     def _save_state(self, weights: HostCopy) -> None:
-        self._saved_at = perf_counter()
         self._position.wall_seconds = self._wall_seconds()
         with self._loop.compute():
             state = {
@@ -340,9 +343,8 @@ class Trainer:
                 "layout": self.config.layout(),
                 "pairs": self._fingerprint,
             }
-            self._saver.save_state(state, weights=weights)
-        # Not earlier: the state before needs the epochs up to its own.
-        self._saver.drop_old_epochs(keep=self.config.average)
+            self._saver.save_state(state, weights=weights, epoch=self._position.epoch)
+        self._saved_batches = self._position.batches_before
 
     def _load_state(self, state: dict[str, Any]) -> None:
         path = checkpoint.state_path(self.run_dir)
@@ -350,11 +352,7 @@ class Trainer:
         self._step.load_state(state["step"])
         self._position = Position.of_state(state["position"])
         self._earlier_seconds = self._position.wall_seconds
-        runs.forget_later(
-            self.run_dir,
-            batches=self._position.batches_before,
-            epochs=self._position.epoch,
-        )
+        self._saved_batches = self._position.batches_before
         set_random_state(self._device, state["random"])
 
     # --- sizes ---

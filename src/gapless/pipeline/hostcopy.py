@@ -19,7 +19,7 @@ class HostCopy:
     """Copy all tensors of a structure to page-locked host memory, as they are now.
 
     The copies are queued on the current stream: what is queued there afterwards may change the
-    tensors. Tensors that are on the host already are copied at once.
+    tensors. Tensors that are not on the device are cloned at once, where they are.
 
     Args:
         value: tensors in tuples, lists, mappings and dataclasses, to any depth, beside plain

@@ -17,7 +17,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from dataclasses import dataclass
-from numbers import Real
 from typing import TYPE_CHECKING, Self
 
 import torch
@@ -272,7 +271,9 @@ def _check(loss: object, weight: object) -> None:
             f"a loss must be a tensor with one number, but is {_described(loss)}; let the step "
             "return its loss, still on the device, or a gapless.StepLoss"
         )
-    if not (_is_number(weight) or isinstance(weight, Real)):
+    # Whatever `float` takes; of tensors, those with one number.
+    is_tensor = isinstance(weight, torch.Tensor)
+    if not (_is_number(weight) if is_tensor else hasattr(weight, "__float__")):
         raise LossError(
             "the weight of a loss must be a number, or a tensor with one, but is "
             f"{_described(weight)}"
