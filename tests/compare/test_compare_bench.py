@@ -15,7 +15,7 @@ import torch
 
 from gapless.compare import bench as benches, contestant as contestants
 from gapless.compare.bench import BenchSettings, run_bench
-from gapless.compare.compare import CompareSettings, FirstBatches, compare, verify_plans
+from gapless.compare.compare import CompareSettings, compare, verify_plans
 from gapless.compare.compile_time import CompileClock
 from gapless.compare.contestant import Contestant
 from gapless.compare.host_time import cpu_seconds
@@ -457,6 +457,22 @@ def test_other_loaders_are_timed_as_they_are(options):
 
     assert result.plans[0].rounds[0].start_ms == 0.0
     assert result.notes == ()
+    assert multiprocessing.active_children() == []
+
+
+def test_a_loader_that_all_plans_share_keeps_its_workers_while_it_is_needed():
+    """One made outside the function, with workers that it keeps from epoch to epoch."""
+    loader = torch.utils.data.DataLoader(SlowStart(), num_workers=1, persistent_workers=True)
+    log = []
+
+    def make(device, plan):
+        return replace(small(log)(device, plan), batches=loader)
+
+    for _ in range(2):
+        result = run_bench(make, ask(["blocking", "gapless"], rounds=2, steps=9))
+        assert [len(plan.rounds) for plan in result.plans] == [2, 2]
+
+    assert multiprocessing.active_children() == []
 
 
 def test_workers_are_gone_after_a_step_that_fails():
@@ -571,13 +587,6 @@ def test_bits_of_replays_are_compared_where_a_device_captures():
     assert captured.ours.rounds == [2] * 6
     assert comparison_lines(captured)[0].endswith("x 12 steps, 10 of them replays)")
     assert "replays" not in comparison_lines(gapless)[0]
-
-
-def test_the_first_batches_can_be_gone_through_again():
-    """As often as the list behind them."""
-    few = FirstBatches([1, 2, 3], 2)
-
-    assert [list(few), list(few)] == [[1, 2], [1, 2]]
 
 
 # --- instruments ---

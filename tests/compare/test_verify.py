@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 import random
+from contextlib import nullcontext
+from dataclasses import replace
+from itertools import islice
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from gapless.compare.difference import (
     element_difference,
@@ -521,6 +526,29 @@ def test_a_step_that_returns_no_loss_is_refused(out, message):
     """What came back and what should have are both named."""
     with pytest.raises(UserError, match=message):
         check(small(report=lambda built, loss: out))
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_workers_that_a_loader_keeps_are_ended(fails):
+    """Rather than met by a garbage collection, in which torch waits for each of them in vain."""
+    loaders = []
+
+    def make(device):
+        workload = small()(device)
+        batches = list(islice(workload.batches, 4))
+        loaders.append(DataLoader(batches, None, num_workers=1, persistent_workers=True))
+
+        def step(batch):
+            assert multiprocessing.active_children()
+            return None if fails else workload.step(batch)
+
+        return replace(workload, batches=loaders[-1], step=step)
+
+    with pytest.raises(UserError) if fails else nullcontext():
+        assert all(comparison.is_identical for comparison in check(make))
+
+    assert loaders
+    assert multiprocessing.active_children() == []
 
 
 def test_batches_that_run_dry_are_refused():

@@ -14,6 +14,7 @@ from gapless.compare.ranking import recommend
 from gapless.compare.rows import make_row
 from gapless.compare.text import not_comparable_lines
 from gapless.compare.verify import Comparison, VerifySettings, verify
+from gapless.pipeline.loaders import LoaderPart
 from gapless.report.comparison import ComparisonReport
 
 
@@ -69,22 +70,6 @@ class CompareSettings:
         )
 
 
-class FirstBatches:
-    """The first few batches of a loader; can be gone through as often as the loader.
-
-    Args:
-        batches: the loader, or a list.
-        count: most batches of a pass.
-    """
-
-    def __init__(self, batches: Iterable[Any], count: int) -> None:
-        self._batches = batches
-        self._count = count
-
-    def __iter__(self) -> Iterator[Any]:
-        yield from islice(self._batches, self._count)
-
-
 def verify_plans(
     make: WorkloadFunction,
     settings: CompareSettings,
@@ -110,9 +95,12 @@ def verify_plans(
     steps = settings.verify_steps
     num_batches = -(-steps // _PASSES[settings.bench.device.is_accelerator])
 
+    def first(loader: Iterable[Any]) -> Iterator[Any]:
+        yield from islice(loader, num_batches)
+
     def few(device: torch.device) -> Workload:
         workload = make(device)
-        return replace(workload, batches=FirstBatches(workload.batches, num_batches))
+        return replace(workload, batches=LoaderPart(workload.batches, first))
 
     on_step: Callable[[str, int], None] | None = None
     if on_progress is not None:

@@ -12,6 +12,7 @@ from gapless.compare.run import pass_over, seed_all, take_steps
 from gapless.device.memory import release_cached_memory
 from gapless.device.nvml import Sampler
 from gapless.device.trace import trace_kernels
+from gapless.pipeline.loaders import end_kept_workers
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.snapshot import Snapshot
 from gapless.pipeline.sync import SyncStats
@@ -236,9 +237,11 @@ class Contestant:
     def close(self) -> None:
         """Let go of the workload, its loop and their memory; nothing can be asked afterwards.
 
-        Sync: Does not block the host.
+        Sync: Does not block the host on the device; waits for workers that a loader keeps to end.
         """
         self._loop.close()
+        if self._workload is not None:
+            end_kept_workers(self._workload.batches)
         # Graphs and rings are the loop's, and whoever holds an error may hold this.
         del self._loop, self._workload
 

@@ -14,7 +14,7 @@ from gapless.compare.loader_start import EpochBatches
 from gapless.compare.watch import StateWatch
 from gapless.device.select import seed_everything, set_numerics
 from gapless.errors import BatchError, UserError
-from gapless.pipeline.loaders import LoaderPart
+from gapless.pipeline.loaders import LoaderPart, end_kept_workers
 from gapless.pipeline.loop import TrainLoop
 from gapless.pipeline.records import EpochResult, SplitStep, WholeStep
 from gapless.pipeline.sync import SyncStats
@@ -135,14 +135,10 @@ def run_plan(
             workload = make(device.torch_device)
             watch = StateWatch(workload, device=device, copy_of=copy_of)
 
-        def after_step(done: int) -> None:
-            watch.step_done()
-            if on_step is not None:
-                on_step(done)
-
-        epochs = take_steps(
-            loop, workload.batches, watch.step, steps=steps, after_step=after_step
-        ).epochs
+        try:
+            epochs = _take_watched(loop, workload, watch, steps=steps, on_step=on_step)
+        finally:
+            end_kept_workers(workload.batches)
         with loop.compute(), loop.streams.sync.blocking("verify"):
             checksums, kept = watch.read_checksums(), watch.read_tensors(keep_all=keep_all)
         return RunRecord(
@@ -155,6 +151,18 @@ def run_plan(
             rounds=[result.num_batches for result in epochs],
             num_replays=0 if loop.capture is None else loop.capture.num_replays,
         )
+
+
+def _take_watched(
+    loop: TrainLoop, workload: Workload, watch: StateWatch, *, steps: int, on_step: OnStep | None
+) -> list[EpochResult]:
+    def after_step(done: int) -> None:
+        watch.step_done()
+        if on_step is not None:
+            on_step(done)
+
+    taken = take_steps(loop, workload.batches, watch.step, steps=steps, after_step=after_step)
+    return taken.epochs
 
 
 def _total_waits(results: list[EpochResult]) -> SyncStats:
