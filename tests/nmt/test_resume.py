@@ -9,13 +9,16 @@ import random
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
 
+from gapless.device.select import resolve_device
 from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.nmt.config import make_config
 from gapless.nmt.trainer import Trainer
+from gapless.pipeline.sync import HostSync
 
 
 class Silent:
@@ -263,12 +266,19 @@ class Killer:
     def batch_queued(self, progress, *, num_updates):
         self.left -= 1
         if not self.left:
-            while not state.exists() or len(list(state.parent.glob("epoch*"))) < int(sys.argv[3]):
+            end = time.monotonic() + 20
+            while not is_saved():
+                if time.monotonic() > end:
+                    sys.exit("not saved in time")
                 time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
 
 settings = json.loads(sys.argv[1])
-state = Path(settings["run_dir"]) / "checkpoints" / "state.pt"
+folder = Path(settings["run_dir"]) / "checkpoints"
+
+def is_saved():
+    return (folder / "state.pt").exists() and len(list(folder.glob("epoch*"))) >= int(sys.argv[3])
+
 Trainer(make_config(settings), observer=Killer()).train()
 """
 
@@ -332,6 +342,35 @@ def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
 
     best = (run / "checkpoints" / "best.safetensors").read_bytes()
     assert best == (run / "checkpoints" / "epoch0001.safetensors").read_bytes()
+
+
+def test_only_a_scaler_has_to_be_waited_for(train_tiny):
+    """It gives its state as numbers; the wait is declared, and there is none without it."""
+    step, sync = train_tiny(plan="gapless", num_batches=2).step, HostSync(resolve_device("cpu"))
+    step.state(sync=sync)
+    assert sync.stats.sync_count == 0
+    step.scaler = torch.amp.GradScaler("cpu")
+
+    assert step.state(sync=sync)["scaler"]["scale"] == step.scaler.get_scale()
+    assert sync.stats.by_reason["checkpoint"].count == 1
+
+
+def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkeypatch):
+    """A long validation does not put off the checkpoint of the epoch before it."""
+    score, seen = Trainer._score, []
+
+    def wait_for_weights(trainer, pairs, *, beam):
+        path = tmp_path / "run" / "checkpoints" / "epoch0001.safetensors"
+        end = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        seen.append(path.exists())
+        return score(trainer, pairs, beam=beam)
+
+    monkeypatch.setattr(Trainer, "_score", wait_for_weights)
+    train({**settings, "epochs": 1, "val_interval": 1}, tmp_path / "run")
+
+    assert seen == [True, True]
 
 
 def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):

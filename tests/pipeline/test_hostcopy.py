@@ -61,6 +61,8 @@ def test_a_structure_comes_with_all_its_tensors_and_values(device):
     assert result["part"].name == "name"
     assert result["here"][0].tolist() == [6.0]
     assert result["flags"].tolist() == [True, False, True]
+    found = [result["list"][0], result["part"].tensor, result["here"][0], result["flags"]]
+    assert [one.dtype for one in found] == [torch.float32, torch.int64, torch.float32, torch.bool]
 
 
 def test_nothing_is_shared_with_what_was_copied(device):

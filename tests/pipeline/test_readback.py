@@ -68,6 +68,30 @@ def test_what_is_no_loss_is_named(plan, loss, found):
         gapless.run_epoch([torch.zeros(1)], lambda batch: loss, plan=plan, device="cpu")
 
 
+class Parts:
+    """A step in two parts whose first one returns the loss itself."""
+
+    def __init__(self):
+        self.seen = []
+
+    def forward(self, batch):
+        return batch.sum()
+
+    def backward(self, out):
+        self.seen.append(out)
+
+
+@pytest.mark.parametrize("plan", ["gapless", "four-stream"])
+def test_the_first_part_of_a_step_may_return_the_loss_itself(plan):
+    """With both parts on one stream, and on two."""
+    parts = Parts()
+
+    result = gapless.run_epoch([torch.full((2,), 1.5)] * 3, parts, plan=plan, device="cpu")
+
+    assert result.losses == [3.0] * 3
+    assert [float(out) for out in parts.seen] == [3.0] * 3
+
+
 def test_what_is_no_weight_is_named():
     """Numbers of any kind weigh, and tensors with one number; nothing else does."""
     losses = gapless.DeferredLoss("cpu")

@@ -50,7 +50,7 @@ class Saver:
 
     The copies are queued on the current stream and taken up by `poll`, so that training need not
     wait for them. Files are written in the order of the calls, each whole or not at all. After
-    one that cannot be written nothing more is, and the next call says why.
+    one that cannot be written nothing more is, and the next `poll` says why.
 
     Args:
         run_dir: of the run.
@@ -70,8 +70,8 @@ class Saver:
         self._best: HostCopy | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
         self._copying: deque[_Job] = deque()
-        # By number, so that the thread never holds the last reference to a copy: page-locked
-        # memory must not be given back while this thread captures a graph.
+        # By number, so that the writing thread never holds the last reference to a copy: its
+        # page-locked memory must not be given back while the training thread captures a graph.
         self._jobs: dict[int, _Job] = {}
         self._writing: deque[tuple[int, Future[None]]] = deque()
         self._numbers = itertools.count()
@@ -96,7 +96,10 @@ class Saver:
         self._drop_old_epochs()
 
     def save_best(self, weights: HostCopy) -> None:
-        """Save weights as the best so far, together with the state that says so."""
+        """Save weights as the best so far, together with the next state, which says so.
+
+        Sync: Does not block the host.
+        """
         self._best = weights
 
     def state_is_due(self) -> bool:

@@ -23,8 +23,8 @@ NUMBERS = (
     "the learning rate a tensor on the device, and fill it in place"
 )
 MEMORY = (
-    "weights or optimizer state have been replaced, or (un)frozen, {} times, and captured work keeps those it has; "
-    "copy new values into them"
+    "weights or optimizer state have been replaced, or (un)frozen, {} times, and captured work "
+    "keeps those it has; copy new values into them"
 )
 GRADIENTS = (
     "gradients are not those that captured work adds to, {} times; call zero_grad() in the step, "
