@@ -21,8 +21,9 @@ import torch
 
 from benchmarks.facts import heading, place_and_time
 from benchmarks.processes import replace_text
-from gapless.device.select import resolve_device, seed_everything
-from gapless.nmt.attention import Packed, _attend_packed, _attend_padded
+from gapless.device.find import resolve_device
+from gapless.device.numerics import seed_everything
+from gapless.nmt.model.attention import Packed, _attend_packed, _attend_padded
 
 
 if TYPE_CHECKING:

@@ -36,8 +36,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.facts import place_and_time
 from benchmarks.processes import fork_loader_workers, replace_text
-from gapless.device.select import resolve_device, seed_everything, set_numerics
-from gapless.pipeline.loop import TrainLoop
+from gapless.device.find import resolve_device
+from gapless.device.numerics import seed_everything, set_numerics
+from gapless.loop.train_loop import TrainLoop
 from gapless.plans import PLANS
 
 

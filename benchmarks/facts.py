@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gapless.device.select import resolve_device
+from gapless.device.find import resolve_device
 
 
 _PACKAGES = ("torch", "accelerate", "lightning", "pytorch-lightning", "transformers")

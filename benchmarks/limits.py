@@ -25,7 +25,7 @@ from benchmarks.peers.gapless_peer import GaplessPeer
 from benchmarks.peers.worker import Order, RowError, RowProcess
 from benchmarks.processes import replace_text
 from benchmarks.taken_away import TAKE_AWAY
-from gapless.device.select import resolve_device
+from gapless.device.find import resolve_device
 from gapless.errors import UserError
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.nmt import attention
-from gapless.nmt.loss import LabelSmoothing
+from gapless.nmt.model import attention
+from gapless.nmt.model.loss import LabelSmoothing
 
 
 if TYPE_CHECKING:

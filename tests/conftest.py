@@ -9,13 +9,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from gapless.device.select import resolve_device, seed_everything, set_numerics
-from gapless.nmt.batching import BucketSampler, make_loader
-from gapless.nmt.config import make_config
-from gapless.nmt.model import ModelSizes, Transformer
-from gapless.nmt.pairs import TokenPairs
-from gapless.nmt.step import TranslationStep
-from gapless.pipeline.loop import EpochResult, TrainLoop
+from gapless.device.find import resolve_device
+from gapless.device.numerics import seed_everything, set_numerics
+from gapless.loop.train_loop import EpochResult, TrainLoop
+from gapless.nmt.data.batching import BucketSampler, make_loader
+from gapless.nmt.data.token_pairs import TokenPairs
+from gapless.nmt.model.transformer import ModelSizes, Transformer
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.translation_step import TranslationStep
 
 
 def pytest_runtest_setup(item):

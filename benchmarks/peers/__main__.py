@@ -16,7 +16,7 @@ from benchmarks.peers.cases import TINY, Case, base32, base8192
 from benchmarks.peers.race import Race, Schedule
 from benchmarks.peers.rows import Row, all_rows
 from benchmarks.processes import replace_text
-from gapless.device.select import resolve_device
+from gapless.device.find import resolve_device
 from gapless.errors import UserError
 
 

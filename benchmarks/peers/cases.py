@@ -10,18 +10,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.peers.flops import model_flops
-from gapless.nmt.batching import BucketSampler, Microbatch
-from gapless.nmt.config import TrainConfig
-from gapless.nmt.pairs import TokenPairs
-from gapless.nmt.parts import make_sampler
-from gapless.nmt.shapes import choose_shapes
-from gapless.nmt.task import prepare
+from gapless.nmt.data.batching import BucketSampler, Microbatch
+from gapless.nmt.data.padded import choose_shapes
+from gapless.nmt.data.token_pairs import TokenPairs
+from gapless.nmt.run.build import make_sampler
+from gapless.nmt.run.config import TrainConfig
+from gapless.nmt.run.task import prepare
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.nmt.task import Task
+    from gapless.nmt.run.task import Task
 
 
 # Batches that are each padded to their longest sentence, on which peers and plans agree.

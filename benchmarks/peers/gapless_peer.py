@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.peers.parts import take
 from benchmarks.taken_away import TAKE_AWAY
-from gapless.device.select import seed_everything
-from gapless.nmt.batching import Microbatch, PairBatches, make_loader
-from gapless.nmt.parts import make_parts, make_sampler
-from gapless.pipeline.loop import TrainLoop
-from gapless.pipeline.snapshot import Snapshot
+from gapless.device.numerics import seed_everything
+from gapless.graphs.snapshot import Snapshot
+from gapless.loop.train_loop import TrainLoop
+from gapless.nmt.data.batching import Microbatch, PairBatches, make_loader
+from gapless.nmt.run.build import make_parts, make_sampler
 
 
 if TYPE_CHECKING:

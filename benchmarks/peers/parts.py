@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from gapless.nmt.batching import Batch, Microbatch, PairBatches
-from gapless.nmt.loss import LabelSmoothing, LossCompute
-from gapless.nmt.run import build_model
-from gapless.nmt.schedule import learning_rate
+from gapless.nmt.data.batching import Batch, Microbatch, PairBatches
+from gapless.nmt.model.loss import LabelSmoothing, LossCompute
+from gapless.nmt.run.run_folder import build_model
+from gapless.nmt.run.schedule import learning_rate
 
 
 if TYPE_CHECKING:
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
     from gapless.device.base import Device
-    from gapless.nmt.config import TrainConfig
-    from gapless.nmt.model import Transformer
-    from gapless.nmt.pairs import TokenPairs
+    from gapless.nmt.data.token_pairs import TokenPairs
+    from gapless.nmt.model.transformer import Transformer
+    from gapless.nmt.run.config import TrainConfig
 
 
 class Peer(Protocol):

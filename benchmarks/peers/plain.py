@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.peers.parts import BatchDict, make_loader, make_model, make_optimizer
-from gapless.device.select import autocast
+from gapless.device.numerics import autocast
 
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
     from gapless.device.base import Device
-    from gapless.nmt.batching import Microbatch
+    from gapless.nmt.data.batching import Microbatch
 
 
 class PlainPeer:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch.profiler import ProfilerActivity, profile
 
-from gapless.device.trace import summarise
+from gapless.device.instruments.kernel_trace import summarise
 
 
 if TYPE_CHECKING:

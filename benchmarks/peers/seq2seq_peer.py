@@ -23,7 +23,7 @@ from benchmarks.peers.parts import (
     make_model,
     make_optimizer,
 )
-from gapless.nmt.vocab import BOS, EOS, PAD
+from gapless.nmt.data.vocab import BOS, EOS, PAD
 
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
     from gapless.device.base import Device
-    from gapless.nmt.batching import Microbatch
+    from gapless.nmt.data.batching import Microbatch
 
 
 class Seq2SeqPeer:

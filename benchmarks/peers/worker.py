@@ -18,7 +18,8 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import fork_loader_workers
-from gapless.device.select import resolve_device, set_numerics
+from gapless.device.find import resolve_device
+from gapless.device.numerics import set_numerics
 
 
 if TYPE_CHECKING:

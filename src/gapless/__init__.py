@@ -19,40 +19,41 @@ if TYPE_CHECKING:
         NonFiniteLossError as NonFiniteLossError,
         UserError as UserError,
     )
-    from gapless.nmt.batching import Batch as Batch
-    from gapless.nmt.loss import LossCompute as LossCompute
-    from gapless.pipeline.epoch import run_epoch as run_epoch
-    from gapless.pipeline.loop import TrainLoop as TrainLoop
+    from gapless.graphs.capture import capture as capture
+    from gapless.loop.epoch import run_epoch as run_epoch
+    from gapless.loop.train_loop import TrainLoop as TrainLoop
+    from gapless.nmt.data.batching import Batch as Batch
+    from gapless.nmt.model.loss import LossCompute as LossCompute
     from gapless.pipeline.prefetch import prefetch as prefetch
     from gapless.pipeline.readback import DeferredLoss as DeferredLoss
-    from gapless.pipeline.records import EpochResult as EpochResult, StepLoss as StepLoss
-    from gapless.pipeline.standalone import capture as capture
+    from gapless.pipeline.step import StepLoss as StepLoss
     from gapless.pipeline.streams import StreamManager as StreamManager
-    from gapless.pipeline.sync import SyncStats as SyncStats
     from gapless.plans import PLANS as PLANS, Plan as Plan
+    from gapless.records.epoch import EpochResult as EpochResult
+    from gapless.records.wait_stats import SyncStats as SyncStats
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Batch": "gapless.nmt.batching",
+    "Batch": "gapless.nmt.data.batching",
     "BatchError": "gapless.errors",
     "DeferredLoss": "gapless.pipeline.readback",
-    "EpochResult": "gapless.pipeline.records",
+    "EpochResult": "gapless.records.epoch",
     "GaplessError": "gapless.errors",
-    "LossCompute": "gapless.nmt.loss",
+    "LossCompute": "gapless.nmt.model.loss",
     "LossError": "gapless.errors",
     "NonFiniteLossError": "gapless.errors",
     "PLANS": "gapless.plans",
     "Plan": "gapless.plans",
     "StreamManager": "gapless.pipeline.streams",
-    "StepLoss": "gapless.pipeline.records",
-    "SyncStats": "gapless.pipeline.sync",
-    "TrainLoop": "gapless.pipeline.loop",
+    "StepLoss": "gapless.pipeline.step",
+    "SyncStats": "gapless.records.wait_stats",
+    "TrainLoop": "gapless.loop.train_loop",
     "UserError": "gapless.errors",
     "Workload": "gapless.compare.workload",
-    "capture": "gapless.pipeline.standalone",
+    "capture": "gapless.graphs.capture",
     "prefetch": "gapless.pipeline.prefetch",
-    "run_epoch": "gapless.pipeline.epoch",
+    "run_epoch": "gapless.loop.epoch",
 }
 
 __all__ = ["__version__", *sorted(_HOME)]

@@ -13,9 +13,9 @@ from benchmarks.peers.gapless_peer import GaplessPeer
 from benchmarks.peers.window import Window
 
 from benchmarks import limits_report
-from gapless.device.select import resolve_device
-from gapless.nmt import attention
-from gapless.nmt.loss import LabelSmoothing
+from gapless.device.find import resolve_device
+from gapless.nmt.model import attention
+from gapless.nmt.model.loss import LabelSmoothing
 
 
 def tiny_big25k(**settings):

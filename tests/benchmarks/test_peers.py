@@ -26,9 +26,9 @@ from benchmarks.peers.rows import Row, all_rows
 from benchmarks.peers.window import Window
 from torch import nn
 
-from gapless.device.select import resolve_device
-from gapless.nmt.parts import make_sampler
-from gapless.nmt.run import build_model
+from gapless.device.find import resolve_device
+from gapless.nmt.run.build import make_sampler
+from gapless.nmt.run.run_folder import build_model
 
 
 ROOT = Path(__file__).parents[2]

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gapless.device.select import Precision
+from gapless.device.numerics import Precision
 from gapless.plans import PLANS
 
 

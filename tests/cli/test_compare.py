@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from gapless.cli.workloads import in_one_process, translation_workload
-from gapless.nmt.config import make_config
-from gapless.nmt.task import prepare
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.task import prepare
 from gapless.plans import PLANS
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from gapless.cli import progress as shown
-from gapless.pipeline.records import Progress
-from gapless.report.records import EpochRecord
+from gapless.records.epoch import EpochRecord, Progress
 
 
 SRC = str(Path(__file__).parents[2] / "src")

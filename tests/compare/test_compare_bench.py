@@ -13,25 +13,25 @@ from time import perf_counter, process_time
 import pytest
 import torch
 
-from gapless.compare import bench as benches, contestant as contestants
+from gapless.compare import bench as benches, entrant as contestants
 from gapless.compare.bench import BenchSettings, run_bench
-from gapless.compare.compare import CompareSettings, compare, verify_plans
-from gapless.compare.compile_time import CompileClock
-from gapless.compare.contestant import Contestant
-from gapless.compare.host_time import cpu_seconds
+from gapless.compare.compare_plans import CompareSettings, compare, verify_plans
+from gapless.compare.entrant import Contestant
+from gapless.compare.plan_rows import make_row
 from gapless.compare.ranking import parse_weights
-from gapless.compare.rows import make_row
-from gapless.compare.text import comparison_lines
+from gapless.compare.verdict_lines import comparison_lines
 from gapless.compare.workload import Workload
-from gapless.device.nvml import Nvml, Sampler
-from gapless.device.select import resolve_device
-from gapless.device.simulated.device import SimulatedDevice
-from gapless.device.trace import KernelTrace, summarise, trace_kernels
+from gapless.device.find import resolve_device
+from gapless.device.instruments.compile_clock import CompileClock
+from gapless.device.instruments.cpu_clock import cpu_seconds
+from gapless.device.instruments.kernel_trace import KernelTrace, summarise, trace_kernels
+from gapless.device.instruments.nvml import Nvml, Sampler
 from gapless.errors import DeviceError, UserError
-from gapless.pipeline.loop import TrainLoop
-from gapless.pipeline.records import StepLoss
+from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.step import StepLoss
 from gapless.plans import PLANS, get_plan
-from gapless.report.compare import comparison_text
+from gapless.report.comparison_text import comparison_text
+from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 CPU = resolve_device("cpu")

@@ -9,7 +9,7 @@ import pytest
 
 from gapless.compare.claims import CLAIMS, check_claims
 from gapless.plans import PLANS
-from gapless.report.comparison import PlanRow, Spread
+from gapless.records.comparison import PlanRow, Spread
 
 
 def make(plan, ms=100.0, *, waits=None, **changed):

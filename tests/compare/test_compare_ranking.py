@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights, recommend
 from gapless.errors import UserError
-from gapless.report.comparison import PlanRow, Spread
+from gapless.records.comparison import PlanRow, Spread
 
 
 CRITERIA = list(DEFAULT_WEIGHTS)

@@ -19,15 +19,15 @@ from gapless.compare.difference import (
     first_tensor_difference,
     relative_tensor_difference,
 )
-from gapless.compare.run import RunRecord
-from gapless.compare.verify import VerifySettings, verify
+from gapless.compare.plan_run import RunRecord
+from gapless.compare.verify_plan import VerifySettings, verify
 from gapless.compare.workload import Workload
-from gapless.device.select import resolve_device
-from gapless.device.simulated.device import SimulatedDevice
+from gapless.device.find import resolve_device
 from gapless.errors import UserError
-from gapless.pipeline.records import StepLoss
-from gapless.pipeline.sync import SyncStats
+from gapless.pipeline.step import StepLoss
 from gapless.plans import PLANS
+from gapless.records.wait_stats import SyncStats
+from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 class Batches:

@@ -8,9 +8,10 @@ import warnings
 import pytest
 import torch
 
-from gapless.device.select import resolve_device, set_numerics
-from gapless.pipeline.capture_report import CaptureReport
-from gapless.pipeline.loop import TrainLoop
+from gapless.device.find import resolve_device
+from gapless.device.numerics import set_numerics
+from gapless.graphs.capture_report import CaptureReport
+from gapless.loop.train_loop import TrainLoop
 
 
 pytestmark = pytest.mark.gpu

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.select import resolve_device, set_numerics
-from gapless.pipeline.loop import TrainLoop
+from gapless.device.find import resolve_device
+from gapless.device.numerics import set_numerics
+from gapless.loop.train_loop import TrainLoop
 
 
 pytestmark = [

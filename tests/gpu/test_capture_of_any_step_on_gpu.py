@@ -8,7 +8,8 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.select import resolve_device, set_numerics
+from gapless.device.find import resolve_device
+from gapless.device.numerics import set_numerics
 
 
 pytestmark = [

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from gapless.cli.main import run_command
-from gapless.device.select import resolve_device
-from gapless.nmt import checkpoint
-from gapless.pipeline.hostcopy import HostCopy
-from gapless.pipeline.sync import HostSync
+from gapless.device.find import resolve_device
+from gapless.nmt.run import checkpoints as checkpoint
+from gapless.pipeline.host_copy import HostCopy
+from gapless.pipeline.host_waits import HostSync
 from gapless.testing import forbid_waits
 
 
@@ -66,7 +66,7 @@ def train(folder, plan):
 
 def test_no_epoch_waits_for_its_checkpoint(tmp_path, monkeypatch):
     """Every epoch's weights are saved, the same under two plans; waits are those of the end."""
-    monkeypatch.setattr("gapless.nmt.saver._STATE_SECONDS", 1e9)
+    monkeypatch.setattr("gapless.nmt.run.saver._STATE_SECONDS", 1e9)
     runs = [train(tmp_path / plan, plan) for plan in ("gapless", "captured")]
 
     for run, summary in runs:

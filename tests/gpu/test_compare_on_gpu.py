@@ -9,12 +9,12 @@ import torch
 
 from gapless.cli.main import run_command
 from gapless.compare.bench import BenchSettings, run_bench
-from gapless.compare.rows import make_row
+from gapless.compare.plan_rows import make_row
 from gapless.compare.workload import Workload
-from gapless.device.memory import free_memory_bytes, release_cached_memory
-from gapless.device.nvml import Nvml, Sampler
-from gapless.device.select import resolve_device
-from gapless.device.trace import trace_kernels
+from gapless.device.find import resolve_device
+from gapless.device.instruments.kernel_trace import trace_kernels
+from gapless.device.instruments.memory import free_memory_bytes, release_cached_memory
+from gapless.device.instruments.nvml import Nvml, Sampler
 from gapless.plans import PLANS
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.select import resolve_device
-from gapless.pipeline.loop import TrainLoop
+from gapless.device.find import resolve_device
+from gapless.loop.train_loop import TrainLoop
 
 
 pytestmark = pytest.mark.gpu

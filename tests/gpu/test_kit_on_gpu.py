@@ -13,8 +13,8 @@ import torch
 
 import gapless
 from gapless import testing
-from gapless.device.select import resolve_device
-from gapless.pipeline.loop import TrainLoop
+from gapless.device.find import resolve_device
+from gapless.loop.train_loop import TrainLoop
 from gapless.plans import PLANS
 from simulation import controls
 
@@ -312,7 +312,7 @@ sys.path.insert(0, "tests")
 import gapless
 from gapless import testing
 from simulation import controls
-from gapless.pipeline.loop import TrainLoop
+from gapless.loop.train_loop import TrainLoop
 
 def step(batch):
     return (batch @ weight).pow(2).mean()

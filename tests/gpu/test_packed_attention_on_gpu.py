@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.nmt.attention import Packed, _attend_packed, _attend_padded
+from gapless.nmt.model.attention import Packed, _attend_packed, _attend_padded
 
 
 pytestmark = pytest.mark.gpu

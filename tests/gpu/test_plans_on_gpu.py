@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.device.select import resolve_device, set_numerics
+from gapless.device.find import resolve_device
+from gapless.device.numerics import set_numerics
 from gapless.plans import PLANS
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.compare.verify import VerifySettings, verify
+from gapless.compare.verify_plan import VerifySettings, verify
 from gapless.compare.workload import Workload
-from gapless.device.select import resolve_device
+from gapless.device.find import resolve_device
 from gapless.plans import PLANS
 
 

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 import gapless
-from gapless.nmt.interrupt import StopRequest, until_stopped
-from gapless.pipeline.loop import TrainLoop
+from gapless.loop.train_loop import TrainLoop
+from gapless.nmt.run.interrupt import StopRequest, until_stopped
 
 
 class PlannedError(Exception):

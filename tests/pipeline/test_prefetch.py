@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gapless
-from gapless.pipeline.structure import map_tensors, tensors_of
+from gapless.pipeline.tree import map_tensors, tensors_of
 
 
 class Named(NamedTuple):

@@ -13,10 +13,10 @@ from hypothesis import given, settings, strategies as st
 
 import gapless
 from gapless.device.cpu import CpuDevice
+from gapless.pipeline.host_waits import HostSync
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.staging import StagingRing
-from gapless.pipeline.sync import HostSync
 
 
 class LateEvent:

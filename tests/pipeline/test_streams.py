@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gapless
-from gapless.device.select import resolve_device
+from gapless.device.find import resolve_device
 from gapless.errors import DeviceError
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.streams import EventPool, lanes

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from gapless.report.records import (
+from gapless.records.epoch import (
     EpochRecord,
     steady_tokens_per_second,
     total_gap_share,

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import gapless
-from gapless.pipeline import capture as captures
-from gapless.pipeline.loop import TrainLoop
-from gapless.pipeline.snapshot import Snapshot
+from gapless.graphs import captured_step as captures
+from gapless.graphs.snapshot import Snapshot
+from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
 

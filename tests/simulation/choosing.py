@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 import gapless
-from gapless.pipeline import autostep
-from gapless.pipeline.loop import TrainLoop
+from gapless.loop import auto as autostep
+from gapless.loop.train_loop import TrainLoop
 from simulation.capturing import on_device
 from simulation.registry import VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 import gapless
-from gapless.pipeline.sync import HostSync
+from gapless.pipeline.host_waits import HostSync
 
 
 class _Prefetcher:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gapless.pipeline.hostcopy import HostCopy
-from gapless.pipeline.sync import HostSync
+from gapless.pipeline.host_copy import HostCopy
+from gapless.pipeline.host_waits import HostSync
 from simulation.registry import scenario
 from simulation.workloads import number
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 import torch
 
 import gapless
-from gapless.pipeline.loop import TrainLoop
+from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.readback import DeferredLoss
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from gapless.pipeline.host_waits import HostSync
 from gapless.pipeline.readback import DeferredLoss
-from gapless.pipeline.sync import HostSync
 from simulation.registry import scenario
 from simulation.workloads import number
 

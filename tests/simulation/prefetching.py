@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 import gapless
-from gapless.pipeline.sync import HostSync
+from gapless.pipeline.host_waits import HostSync
 from simulation.registry import scenario
 from simulation.workloads import Sums, make_prefetcher, numbered, read_back
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.device.simulated.device import SimulatedDevice
+from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 if TYPE_CHECKING:

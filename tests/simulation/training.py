@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from gapless.pipeline.loop import TrainLoop
-from gapless.pipeline.sync import HostSync
+from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.host_waits import HostSync
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario
 from simulation.workloads import (

@@ -7,10 +7,10 @@ from functools import cache
 import torch
 
 import gapless
-from gapless.pipeline.loop import TrainLoop
+from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.host_waits import HostSync
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.staging import StagingRing
-from gapless.pipeline.sync import HostSync
 
 
 NUM_BATCHES = 11

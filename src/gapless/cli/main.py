@@ -10,11 +10,11 @@ from typing import Annotated, NoReturn
 import typer
 
 from gapless import __version__
-from gapless.cli.compare import compare
-from gapless.cli.evaluate import evaluate
-from gapless.cli.train import train
-from gapless.cli.translate import translate
-from gapless.cli.verify import verify
+from gapless.cli.compare_command import compare
+from gapless.cli.evaluate_command import evaluate
+from gapless.cli.train_command import train
+from gapless.cli.translate_command import translate
+from gapless.cli.verify_command import verify
 from gapless.errors import GaplessError, UserError
 from gapless.plans import PLANS
 from gapless.report.text import columns

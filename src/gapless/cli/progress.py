@@ -14,9 +14,8 @@ from gapless.report.text import duration, epoch_table, share
 
 
 if TYPE_CHECKING:
-    from gapless.nmt.observer import Observer
-    from gapless.pipeline.records import Progress
-    from gapless.report.records import EpochRecord
+    from gapless.nmt.run.observer import Observer
+    from gapless.records.epoch import EpochRecord, Progress
 
 
 _BAR_SECONDS = 0.2

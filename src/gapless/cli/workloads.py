@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING
 import torch
 import typer
 
-from gapless.compare.load import load_workload
 from gapless.compare.workload import Workload
-from gapless.device.select import resolve_device
+from gapless.compare.workload_file import load_workload
+from gapless.device.find import resolve_device
 from gapless.errors import UserError
-from gapless.nmt.batching import BucketSampler, make_loader
-from gapless.nmt.parts import make_parts
+from gapless.nmt.data.batching import BucketSampler, make_loader
+from gapless.nmt.run.build import make_parts
 from gapless.plans import Plan
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gapless.compare.contestant import PlanWorkload
-    from gapless.compare.load import WorkloadFunction
+    from gapless.compare.entrant import PlanWorkload
+    from gapless.compare.workload_file import WorkloadFunction
     from gapless.device.base import Device
-    from gapless.nmt.config import TrainConfig
-    from gapless.nmt.task import Task
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.task import Task
 
 
 TOKENS = "target tokens"

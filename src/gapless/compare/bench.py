@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from gapless.compare.compile_time import CompileClock
-from gapless.compare.contestant import Contestant, PlanWorkload, Round
-from gapless.device.memory import free_memory_bytes, release_cached_memory
-from gapless.device.nvml import Nvml
-from gapless.device.select import set_numerics
+from gapless.compare.entrant import Contestant, PlanWorkload, Round
+from gapless.device.instruments.compile_clock import CompileClock
+from gapless.device.instruments.memory import free_memory_bytes, release_cached_memory
+from gapless.device.instruments.nvml import Nvml
+from gapless.device.numerics import set_numerics
 from gapless.errors import DeviceError, UserError
 from gapless.plans import get_plan
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from gapless.device.base import Device
-    from gapless.device.trace import KernelTrace
+    from gapless.device.instruments.kernel_trace import KernelTrace
 
 
 # Called with what is under way, how much of it is done, and how much there is.

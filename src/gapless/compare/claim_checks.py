@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TypeAlias
 
-from gapless.report.comparison import PlanRow
+from gapless.records.comparison import PlanRow
 
 
 Rows: TypeAlias = Mapping[str, PlanRow]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gapless.compare import claim_checks as checks
-from gapless.report.comparison import (
+from gapless.records.comparison import (
     CONFIRMED,
     NOT_MEASURABLE,
     REFUTED,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.compare.state import Entry
+from gapless.compare.model_state import Entry
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from gapless.compare.run import RunRecord
+    from gapless.compare.plan_run import RunRecord
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ import math
 from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.errors import UserError
-from gapless.report.comparison import PlanRow, Recommendation
+from gapless.records.comparison import PlanRow, Recommendation
 from gapless.report.text import megabytes
 
 

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import torch
 
 from gapless.errors import UserError
-from gapless.pipeline.records import SplitStep, StepLoss
+from gapless.pipeline.step import SplitStep, StepLoss
 
 
 WorkloadStep: TypeAlias = SplitStep | Callable[[Any], StepLoss | torch.Tensor]

@@ -1,7 +1,7 @@
 """What the pipeline asks of a device: streams, events, buffers and copies.
 
 Backends are `gapless.device.cuda`, `gapless.device.cpu` and, for tests of anything that orders
-streams, `gapless.device.simulated`. Stream and event handles belong to
+streams, `gapless.testing.simulated`. Stream and event handles belong to
 the backend that made them; nobody else looks inside.
 """
 
@@ -99,13 +99,13 @@ class Device(Protocol):
     def synchronize_event(self, event: Event) -> None:
         """Wait for the last record of `event`.
 
-        Sync: Blocks the host. Only `gapless.pipeline.sync` may call this.
+        Sync: Blocks the host. Only `gapless.pipeline.host_waits` may call this.
         """
 
     def synchronize_stream(self, stream: Stream) -> None:
         """Wait for all work queued on `stream`.
 
-        Sync: Blocks the host. Only `gapless.pipeline.sync` may call this.
+        Sync: Blocks the host. Only `gapless.pipeline.host_waits` may call this.
         """
 
     def elapsed_ms(self, start: Event, end: Event) -> float:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.device.call_site import call_site
 from gapless.device.cuda_waits import watch_waits
-from gapless.device.sites import call_site
 
 
 if TYPE_CHECKING:
@@ -106,14 +106,14 @@ class CudaDevice:
     def synchronize_event(self, event: torch.cuda.Event) -> None:
         """Wait for the last record of `event`.
 
-        Sync: Blocks the host. Only `gapless.pipeline.sync` may call this.
+        Sync: Blocks the host. Only `gapless.pipeline.host_waits` may call this.
         """
         event.synchronize()
 
     def synchronize_stream(self, stream: torch.cuda.Stream) -> None:
         """Wait for all work queued on `stream`.
 
-        Sync: Blocks the host. Only `gapless.pipeline.sync` may call this.
+        Sync: Blocks the host. Only `gapless.pipeline.host_waits` may call this.
         """
         stream.synchronize()
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.device.sites import call_site
+from gapless.device.call_site import call_site
 from gapless.errors import DeviceError
 
 

@@ -1,4 +1,4 @@
-"""Streams, staging, prefetch, readback, waits and the loop that joins them.
+"""Moves batches to the device and numbers back.
 
 Data flows one way: loader -> staging ring (pinned) -> transfer stream -> device ring -> step ->
 readback ring -> history.

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from gapless.device.select import resolve_device
-from gapless.errors import BatchError
-from gapless.pipeline.failures import end_loader, noted_on
+from gapless.device.find import resolve_device
+from gapless.errors import BatchError, noted_on
+from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.loaders import end_loader
 from gapless.pipeline.staging import StagedBatch, StagingRing
-from gapless.pipeline.sync import HostSync, SyncStats
 
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Stream
+    from gapless.records.wait_stats import SyncStats
 
 
 BatchT = TypeVar("BatchT")

@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from gapless.device.select import resolve_device
-from gapless.errors import LossError
-from gapless.pipeline.failures import noted_on
+from gapless.device.find import resolve_device
+from gapless.errors import LossError, noted_on
+from gapless.pipeline.host_waits import HostSync
 from gapless.pipeline.streams import EventPool
-from gapless.pipeline.sync import HostSync, SyncStats
 
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from gapless.device.base import Device, Event, Stream
+    from gapless.records.wait_stats import SyncStats
 
 
 _ROWS = 1024

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import BatchError
-from gapless.pipeline.structure import map_tensors, tensors_of
+from gapless.pipeline.tree import map_tensors, tensors_of
 
 
 if TYPE_CHECKING:
     from gapless.device.base import Device, Event, Stream
-    from gapless.pipeline.sync import HostSync
+    from gapless.pipeline.host_waits import HostSync
 
 
 # Wide enough for every vector load and for every dtype's alignment.

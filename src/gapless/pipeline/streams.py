@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from gapless.device.select import resolve_device
-from gapless.pipeline.sync import HostSync, SyncStats
+from gapless.device.find import resolve_device
+from gapless.pipeline.host_waits import HostSync
 from gapless.plans import MAX_STREAMS
 
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Event, Stream
+    from gapless.records.wait_stats import SyncStats
 
 
 @dataclass(frozen=True, kw_only=True)

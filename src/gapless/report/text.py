@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.report.records import EpochRecord
+    from gapless.records.epoch import EpochRecord
 
 
 def epoch_table(record: EpochRecord) -> str:

@@ -13,7 +13,11 @@ Nothing of the product imports this package.
 
 from __future__ import annotations
 
-from gapless.device.simulated.device import SimulatedDevice as SimulatedDevice
+from gapless.device.wait_counts import (
+    WaitCount as WaitCount,
+    count_waits as count_waits,
+    forbid_waits as forbid_waits,
+)
 from gapless.testing.checks import (
     LossReader as LossReader,
     check_prefetcher as check_prefetcher,
@@ -25,11 +29,7 @@ from gapless.testing.simulate import (
     SimulationResult as SimulationResult,
     simulate as simulate,
 )
-from gapless.testing.waits import (
-    WaitCount as WaitCount,
-    count_waits as count_waits,
-    forbid_waits as forbid_waits,
-)
+from gapless.testing.simulated.simulated_device import SimulatedDevice as SimulatedDevice
 
 
 __all__ = [

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.device.select import resolve_device
-from gapless.pipeline.sync import HostSync
+from gapless.device.find import resolve_device
+from gapless.pipeline.host_waits import HostSync
 
 
 if TYPE_CHECKING:

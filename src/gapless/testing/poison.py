@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gapless.device.select import resolve_device
+from gapless.device.find import resolve_device
 
 
 if TYPE_CHECKING:

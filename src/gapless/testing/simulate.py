@@ -6,13 +6,13 @@ import traceback
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gapless.device.simulated.device import SimulatedDevice
+from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from gapless.device.simulated.queues import Scheduler
+    from gapless.testing.simulated.queues import Scheduler
 
 
 @dataclass(frozen=True)

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.device.simulated.device import SimulatedDevice
-from gapless.pipeline.loop import TrainLoop
-from gapless.pipeline.records import StepLoss
+from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.step import StepLoss
 from gapless.plans import get_plan
+from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from gapless.device.simulated.timeline import Timeline
     from gapless.plans import Plan
+    from gapless.testing.simulated.virtual_clock import Timeline
 
 
 # Batches at the start of an epoch that are not counted: the pipeline fills.

@@ -1,0 +1,369 @@
+"""`gapless compare`."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Optional
+
+import torch
+import typer
+
+from gapless.cli.progress import StepBar
+from gapless.cli.train_options import flag, set_options, setting_options
+from gapless.cli.workloads import (
+    in_one_process,
+    translation_workload,
+    users_errors,
+    users_workload,
+)
+from gapless.compare.bench import BenchSettings
+from gapless.compare.compare_plans import (
+    REFERENCE,
+    CompareSettings,
+    compare as compare_plans,
+    verify_plans,
+)
+from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights
+from gapless.compare.verdict_lines import comparison_lines
+from gapless.device.find import resolve_device
+from gapless.device.numerics import set_numerics
+from gapless.errors import UserError
+from gapless.files import replace_file
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.task import prepare
+from gapless.plans import PLANS, get_plan
+from gapless.report.comparison_text import NO_GAPS, comparison_json, comparison_text
+
+
+if TYPE_CHECKING:
+    from gapless.compare.entrant import PlanWorkload
+    from gapless.compare.verify_plan import Comparison
+    from gapless.compare.workload_file import WorkloadFunction
+    from gapless.device.base import Device
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.records.comparison import ComparisonReport
+
+
+# On a GPU, enough for steady figures; on two cores of a CPU, well below two minutes.
+_DEFAULTS = {True: (50, 5, 3, 48), False: (12, 3, 1, 6)}
+_CPU_SECONDS = 45.0
+
+_WEIGHTS = ", ".join(f"{name} {weight:g}" for name, weight in DEFAULT_WEIGHTS.items())
+
+# What only a whole run has, and what is another option here.
+_NOT_HERE = (
+    *("plan", "streams", "sync_interval", "loss_interval", "prefetch", "pin_memory", "run_ahead"),
+    *("epochs", "max_steps", "run_dir", "deterministic", "val_interval", "average", "beam"),
+    *("length_penalty", "early_stopping", "device", "precision", "seed"),
+)
+
+
+def compare(
+    plans: Optional[str],
+    steps: Optional[int],
+    rounds: Optional[int],
+    warm_ups: Optional[int],
+    verify_steps: Optional[int],
+    tolerance: Optional[float],
+    weight: Optional[list[str]],
+    json: Optional[Path],
+    seed: int,
+    device: str,
+    precision: Optional[str],
+    workload: Optional[str],
+    config: Optional[Path],
+    **settings: Any,
+) -> None:
+    """Compare every plan on the same work, and recommend one.
+
+    First compares bits: every plan has to give the same losses and tensors. Then times the plans
+    in turns, and says of each where its time went; checks the claims of the project's origin
+    against it; and recommends a plan by weights that you can set. Without --workload it is the
+    model of gapless train on the embedded corpus, or on your own text with --data.
+
+    Exit code: 0 done, 1 a plan computes something else or that cannot be told, because the
+    workload is not reproducible or gives losses that are no finite numbers, 2 a mistake in what
+    was asked.
+    """
+    found = resolve_device(device)
+    asked = _settings(
+        found,
+        plans=plans,
+        counts=(steps, rounds, warm_ups, verify_steps),
+        tolerance=tolerance,
+        weights=parse_weights(weight or []),
+        seed=seed,
+        precision=precision or _precision_of(None if workload else config),
+    )
+    if json is not None:
+        _check_writable(json)
+    # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
+    set_numerics(
+        found,
+        asked.bench.precision,
+        deterministic=bool(asked.verify_steps) and tolerance is None,
+    )
+    given = {name: value for name, value in settings.items() if value is not None}
+    work = _work(workload, asked, config=config, given=given)
+    typer.echo("\n".join(_facts(asked, work)))
+    report = _run(asked, work)
+    typer.echo(f"\n{comparison_text(report)}")
+    if json is not None:
+        replace_file(json, comparison_json(report).encode())
+        typer.echo(f"written to {json}")
+    if report.recommendation.plan is None or report.recommendation.excluded:
+        raise typer.Exit(1)
+
+
+def _precision_of(config: Path | None) -> str:
+    return "fp32" if config is None else make_config({}, file=config).precision
+
+
+def _settings(
+    device: Device,
+    *,
+    plans: str | None,
+    counts: tuple[int | None, ...],
+    tolerance: float | None,
+    weights: dict[str, float],
+    seed: int,
+    precision: str,
+) -> CompareSettings:
+    steps, rounds, warm_ups, verify_steps = (
+        default if count is None else count
+        for count, default in zip(counts, _DEFAULTS[device.is_accelerator], strict=True)
+    )
+    names = PLANS if plans is None else [name.strip() for name in plans.split(",")]
+    asked = CompareSettings(
+        bench=BenchSettings(
+            plans=tuple(name for name in names if name),
+            device=device,
+            steps=steps,
+            rounds=rounds,
+            warm_ups=warm_ups,
+            seed=seed,
+            precision=precision,
+            # Asked for, rounds are taken however long they last.
+            seconds=_CPU_SECONDS if counts == (None,) * 4 and not device.is_accelerator else None,
+        ),
+        weights=weights,
+        verify_steps=verify_steps,
+        tolerance=tolerance,
+    )
+    if verify_steps < 0:
+        raise UserError(f"verify-steps must be 0 or more, but is {verify_steps}")
+    # Checks seed and tolerance as well, whether bits are compared or not.
+    replace(asked, verify_steps=max(1, verify_steps)).verify_settings()
+    return asked
+
+
+def _check_writable(path: Path) -> None:
+    """Refuse a place that cannot be written before the work is done, not after it."""
+    folder = path.parent
+    if path.is_dir():
+        found = "is a folder"
+    elif not folder.is_dir():
+        found = f"lies in {folder}, which does not exist"
+    elif not os.access(folder, os.W_OK):
+        found = f"lies in {folder}, which cannot be written"
+    else:
+        return
+    raise UserError(f"json {path} {found}; name a file in a folder that is there")
+
+
+# --- the workload ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Work:
+    """What is compared.
+
+    Attributes:
+        name: of it.
+        make: builds it for a plan.
+        one: builds the same for all plans.
+        config: of a training run.
+    """
+
+    name: str
+    make: PlanWorkload
+    one: WorkloadFunction
+    config: TrainConfig | None = None
+
+
+def _work(
+    spec: str | None, asked: CompareSettings, *, config: Path | None, given: dict[str, Any]
+) -> _Work:
+    if spec is None:
+        settings = _config(asked, config=config, given=given)
+        # What cannot be laid out so is told before the text is read.
+        settings.resolved_for(is_accelerator=asked.bench.device.is_accelerator)
+        task, steps = prepare(settings), asked.bench.steps
+        return _Work(
+            name=f"model of gapless train on {settings.data or 'the embedded corpus'}",
+            make=translation_workload(settings, task, steps=steps),
+            one=in_one_process(settings, task, plan=get_plan(REFERENCE), steps=steps),
+            config=settings,
+        )
+    if given or config is not None:
+        extra = ", ".join(["config"] * (config is not None) + list(given)).replace("_", "-")
+        raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
+    users = users_workload(spec, precision=asked.bench.precision)
+    return _Work(name=spec, make=lambda torch_device, plan: users(torch_device), one=users)
+
+
+def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any]) -> TrainConfig:
+    flags = {**given, "precision": asked.bench.precision, "seed": asked.bench.seed}
+    # One layout of batches for all plans: the one that can be captured. Compiled layers round
+    # differently, so they are for all plans or for none.
+    flags["plan"] = "captured"
+    made = make_config(flags, file=config)
+    return made if made.compile else replace(made, compile=False)
+
+
+def _facts(asked: CompareSettings, work: _Work) -> list[str]:
+    bench = asked.bench
+    bits = "deterministic algorithms, every bit"
+    if asked.tolerance is not None:
+        bits = f"within {asked.tolerance:g}"
+    lines = [
+        f"workload  {work.name}",
+        f"device    {bench.device.torch_device} ({bench.device.describe()}), "
+        f"torch {torch.__version__}, {bench.precision}",
+        f"bits      {asked.verify_steps} steps against {REFERENCE}, {bits}"
+        if asked.verify_steps
+        else "bits      not compared",
+        f"plans     {', '.join(bench.plans)}",
+        f"rounds    {bench.warm_ups} for warming up and {bench.rounds} timed, of {bench.steps} "
+        f"steps each, seed {bench.seed}",
+    ]
+    if work.config is not None and bench.device.is_accelerator:
+        lines.append("batches   laid out under every plan as gapless train does under captured")
+    if not bench.device.is_accelerator:
+        lines += [f"note      {NO_GAPS[0]}", f"          {NO_GAPS[1]}"]
+    return [*lines, ""]
+
+
+# --- running ---
+
+
+def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
+    bar = StepBar("done")
+
+    def show(title: str, done: int, total: int) -> None:
+        bar.show(title, done, of=total)
+
+    on_progress = show if sys.stderr.isatty() else None
+    verdicts: dict[str, bool] = {}
+    itself: Comparison | None = None
+    try:
+        with users_errors():
+            if asked.verify_steps:
+                for comparison in verify_plans(work.one, asked, on_progress=on_progress):
+                    bar.close()
+                    itself = itself or comparison
+                    if itself.holds:
+                        verdicts[comparison.ours.plan] = comparison.holds
+                    for line in comparison_lines(comparison):
+                        typer.echo(line)
+            report = compare_plans(
+                work.make,
+                asked,
+                workload=work.name,
+                verdicts=verdicts,
+                itself=itself,
+                commit=_commit(),
+                on_progress=on_progress,
+            )
+    finally:
+        bar.close()
+    training = None if work.config is None else asdict(work.config)
+    return replace(report, settings={**report.settings, "training": training})
+
+
+def _commit() -> str | None:
+    """Return the commit of our source tree, with a + if it was changed; None outside one."""
+    here = Path(__file__).parent
+    if not (here.parents[2] / ".git").exists():
+        return None
+    git = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
+    try:
+        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None
+
+
+# --- options ---
+
+
+def _parameter(
+    name: str, kind: Any, default: Any, text: str, *, metavar: str | None = None
+) -> inspect.Parameter:
+    option = typer.Option(flag(name), help=text, metavar=metavar)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=default,
+        annotation=Annotated[kind, option],
+    )
+
+
+def _options() -> list[inspect.Parameter]:
+    gpu, cpu = _DEFAULTS[True], _DEFAULTS[False]
+    either = [f"[default: {a} on a GPU, {b} on a CPU]" for a, b in zip(gpu, cpu, strict=True)]
+    return [
+        _parameter(
+            "plans", Optional[str], None, "Which to compare; none: all.", metavar="A,B,..."
+        ),
+        _parameter("steps", Optional[int], None, f"Steps of a round. {either[0]}"),
+        _parameter("rounds", Optional[int], None, f"Timed rounds of each plan. {either[1]}"),
+        _parameter("warm_ups", Optional[int], None, f"Rounds before those. {either[2]}"),
+        _parameter(
+            "verify_steps",
+            Optional[int],
+            None,
+            f"Steps in which bits are compared; 0: none. {either[3]}",
+        ),
+        _parameter(
+            "tolerance",
+            Optional[float],
+            None,
+            "Largest relative difference that counts as none; None: not one bit.",
+        ),
+        _parameter(
+            "weight",
+            Optional[list[str]],
+            None,
+            f"Weight of a criterion of the recommendation; may be repeated. Defaults: {_WEIGHTS}.",
+            metavar="NAME=NUMBER",
+        ),
+        _parameter("json", Optional[Path], None, "File for all figures; a row a plan."),
+        _parameter("seed", int, 1, "Of torch, numpy and random, for every plan."),
+        _parameter("device", str, "auto", "auto, cpu, cuda or cuda:N."),
+        _parameter(
+            "precision",
+            Optional[str],
+            None,
+            "fp32 or tf32; without --workload also bf16 or fp16. [default: fp32, or as in the "
+            "--config]",
+        ),
+        _parameter(
+            "workload",
+            Optional[str],
+            None,
+            "Python file and the function in it that returns a gapless.Workload; none: the model "
+            "of gapless train, with its options, which are those below.",
+            metavar="FILE:FUNCTION",
+        ),
+        _parameter("config", Optional[Path], None, "config.yaml of a run; flags win over it."),
+        *setting_options(leave_out=_NOT_HERE),
+    ]
+
+
+set_options(compare, _options())

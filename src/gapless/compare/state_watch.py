@@ -1,0 +1,147 @@
+"""Watch the training state of a workload, step by step, without a host wait.
+
+A checksum of every tensor on the device is queued behind each step, on the step's own stream,
+and stays on the device until the epoch is over: the plan that is watched waits no more often
+than without, only its steps are longer.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.compare.checksum import Checksums
+from gapless.compare.model_state import Entry, batch_tensors, state_tensors
+from gapless.pipeline.step import SplitStep, StepLoss, call_host_part
+
+
+if TYPE_CHECKING:
+    from gapless.compare.workload import Workload
+    from gapless.device.base import Device
+    from gapless.pipeline.step import WholeStep
+
+
+class StateWatch:
+    """Collect checksums of a workload's batches and training state.
+
+    Args:
+        workload: built already; its state is recorded at once, as that of step 0.
+        device: where its steps run.
+        copy_of: number of a step and name of a tensor to copy, on the device, as it is then.
+
+    Attributes:
+        entries: what each step's checksums are of; those of step 0 first.
+        step: the workload's own, with each batch recorded before it. `step_done` has to be
+            called after it, apart, because captured work is launched again without it.
+
+    Raises:
+        UserError: a tensor of the state cannot be compared.
+    """
+
+    def __init__(
+        self, workload: Workload, *, device: Device, copy_of: tuple[int, str] | None = None
+    ) -> None:
+        self._workload = workload
+        self._copy_of = copy_of
+        self._copy: dict[str, torch.Tensor] = {}
+        self._device = device.torch_device
+        sizes = [tensor.numel() for tensor in state_tensors(workload).values()]
+        self._checksums = Checksums(self._device, num_elements=max(sizes, default=0))
+        self._rows: list[torch.Tensor] = []
+        self._batch: dict[str, torch.Tensor] = {}
+        self._batch_sums: list[torch.Tensor] = []
+        self.entries: list[tuple[Entry, ...]] = []
+        self.step = _watched(workload.step, self)
+        self.step_done()
+
+    def batch_arrived(self, batch: Any) -> None:
+        """Take the checksums of a batch, before its step.
+
+        Sync: Does not block the host.
+        """
+        self._batch = self._on_device(batch_tensors(batch))
+        self._batch_sums = [self._checksums.take(tensor) for tensor in self._batch.values()]
+
+    def step_done(self) -> None:
+        """Take the checksums of what a step left.
+
+        Sync: Does not block the host.
+        """
+        tensors = self._on_device(state_tensors(self._workload))
+        sums = self._batch_sums + [self._checksums.take(tensor) for tensor in tensors.values()]
+        tensors = self._batch | tensors
+        if self._copy_of is not None and self._copy_of[0] == len(self._rows):
+            name = self._copy_of[1]
+            self._copy = {name: tensors[name].detach().clone()} if name in tensors else {}
+        entries = tuple(Entry.of(*item) for item in tensors.items())
+        same = self.entries and self.entries[-1] == entries
+        self.entries.append(self.entries[-1] if same else entries)
+        empty = torch.empty(0, dtype=torch.int64, device=self._device)
+        self._rows.append(torch.stack(sums) if sums else empty)
+
+    def read_checksums(self) -> list[list[int]]:
+        """Return the checksums of every step, those of step 0 first.
+
+        Sync: Blocks the host until the last step is done; call it inside a declared wait.
+        """
+        flat, start, rows = torch.cat(self._rows).tolist(), 0, []
+        for row in self._rows:
+            rows.append(flat[start : start + len(row)])
+            start += len(row)
+        return rows
+
+    def read_tensors(self, *, keep_all: bool) -> dict[str, torch.Tensor]:
+        """Return copies on the host of the last state, and the copy that was made before.
+
+        Args:
+            keep_all: copy also those that are on the device.
+
+        Sync: Blocks the host until they are copied; call it inside a declared wait.
+        """
+        tensors = self._batch | state_tensors(self._workload)
+        last = {
+            name: tensor.detach().cpu().clone()
+            for name, tensor in tensors.items()
+            if keep_all or tensor.device != self._device
+        }
+        return last | {name: tensor.cpu() for name, tensor in self._copy.items()}
+
+    def _on_device(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: item for name, item in tensors.items() if item.device == self._device}
+
+
+class _HostPart:
+    """What a watched step does for each batch, also when captured work follows."""
+
+    def __init__(self, step: SplitStep | WholeStep, watch: StateWatch) -> None:
+        self._step: Any = step
+        self._watch = watch
+
+    def on_host(self, batch: Any) -> None:
+        self._watch.batch_arrived(batch)
+        call_host_part(self._step, batch)
+
+
+class _WatchedSplitStep(_HostPart):
+    """A step in two parts whose batches are recorded."""
+
+    def forward(self, batch: Any) -> StepLoss:
+        out: StepLoss = self._step.forward(batch)
+        return out
+
+    def backward(self, out: StepLoss) -> None:
+        self._step.backward(out)
+
+
+class _WatchedStep(_HostPart):
+    """A whole step whose batches are recorded."""
+
+    def __call__(self, batch: Any) -> StepLoss | torch.Tensor:
+        out: StepLoss | torch.Tensor = self._step(batch)
+        return out
+
+
+def _watched(step: SplitStep | WholeStep, watch: StateWatch) -> SplitStep | WholeStep:
+    kind = _WatchedSplitStep if isinstance(step, SplitStep) else _WatchedStep
+    return kind(step, watch)

@@ -1,0 +1,56 @@
+"""Name the line that asked for something."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+
+# Code in these folders asks on behalf of somebody else.
+_inner_folders = [str(Path(__file__).parent), str(Path(torch.__file__).parent), "<"]
+_INNER_ENDS = ("contextlib.py", "threading.py", "/warnings.py")
+_INNER_NAMES = ("__torch_dispatch__", "__torch_function__")
+
+_is_inner: dict[CodeType, bool] = {}
+_sites: dict[tuple[CodeType, int], str] = {}
+
+
+def hide_folder(folder: Path) -> None:
+    """Leave the code of a folder out of what `call_site` names, as a backend's own code is."""
+    _inner_folders.append(str(folder))
+
+
+def call_site() -> str:
+    """Return file:line of the nearest caller outside torch and outside all hidden folders."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        code = frame.f_code
+        inner = _is_inner.get(code)
+        if inner is None:
+            inner = _is_inner[code] = _belongs_to_torch_or_us(code)
+        if not inner:
+            return _site(code, frame.f_lineno)
+        frame = frame.f_back
+    return "unknown"
+
+
+def _belongs_to_torch_or_us(code: CodeType) -> bool:
+    name = code.co_filename
+    return (
+        name.startswith(tuple(_inner_folders))
+        or name.endswith(_INNER_ENDS)
+        or code.co_name in _INNER_NAMES
+    )
+
+
+def _site(code: CodeType, line: int) -> str:
+    if (code, line) not in _sites:
+        _sites[code, line] = f"{Path(code.co_filename).name}:{line}"
+    return _sites[code, line]

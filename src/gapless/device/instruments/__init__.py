@@ -1,0 +1,1 @@
+"""What can be read off a device and its host: kernels, utilisation, memory, clocks."""

@@ -1,0 +1,82 @@
+"""Precision, determinism and random numbers of the process."""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Literal, get_args
+
+import torch
+
+from gapless.errors import DeviceError
+
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from gapless.device.base import Device
+
+
+Precision = Literal["fp32", "tf32", "bf16", "fp16"]
+
+_HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None:
+    """Set float32 matrix products and deterministic algorithms for the whole process.
+
+    Also keeps torch from an attention kernel whose gradients are wrong.
+
+    Args:
+        device: where the work will run.
+        precision: `fp32`, `tf32`, `bf16` or `fp16`.
+        deterministic: make equal runs give equal bits; a little slower.
+
+    Raises:
+        DeviceError: the precision is unknown, or this device does not offer it.
+    """
+    if precision not in get_args(Precision):
+        raise DeviceError(
+            f"unknown precision {precision!r}; the precisions are {', '.join(get_args(Precision))}"
+        )
+    if precision in ("tf32", "fp16") and not device.is_accelerator:
+        raise DeviceError(
+            f"precision {precision} needs a GPU, but the device is cpu; use fp32 or bf16"
+        )
+    # The backward pass of cuDNN's fused attention gives NaN where a mask is used and the length
+    # is 64 modulo 128 (pytorch#196678; torch 2.11 on an H200, seen with 64 tokens in bf16).
+    # Torch picks it first on Hopper; its other kernels are right.
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    exact = precision == "fp32" or not device.is_accelerator
+    torch.set_float32_matmul_precision("highest" if exact else "high")
+    if deterministic:
+        # cuBLAS reads this at its first call; without it two streams may round differently.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(deterministic)
+
+
+def autocast(device: Device, precision: str) -> AbstractContextManager[object]:
+    """Return the context in which a forward pass runs at this precision."""
+    if precision not in _HALF:
+        return nullcontext()
+    return torch.autocast(device.torch_device.type, dtype=_HALF[precision])
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch's generators on the host and on every device."""
+    torch.manual_seed(seed)
+
+
+def random_state(device: Device) -> dict[str, torch.Tensor]:
+    """Return the state of the generators that training draws from."""
+    state = {"cpu": torch.get_rng_state()}
+    if device.torch_device.type == "cuda":
+        state["device"] = torch.cuda.get_rng_state(device.torch_device)
+    return state
+
+
+def set_random_state(device: Device, state: dict[str, torch.Tensor]) -> None:
+    """Restore what `random_state` returned."""
+    torch.set_rng_state(state["cpu"])
+    if device.torch_device.type == "cuda" and "device" in state:
+        torch.cuda.set_rng_state(state["device"], device.torch_device)

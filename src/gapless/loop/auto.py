@@ -1,0 +1,252 @@
+"""A step that is measured, tried as a graph, and run in the way that is faster.
+
+Both ways give the same bits, so the run may go from one to the other between two steps. Times of
+the device come from the events of the gap meter, which are read late, so measuring makes nobody
+wait; steps go on as before until enough of them have been read.
+
+    warm-up    kernels are loaded and chosen; not measured
+    measure    steps as written: what holds the loop back?
+    trial      shapes that came before are captured: is it faster?
+    settled    the faster way; when the pace changes, measure again, a few times at most
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from gapless.pipeline.loaders import num_workers
+from gapless.records.bottleneck import (
+    Diagnosis,
+    Pace,
+    Readings,
+    Sample,
+    Trial,
+    compare,
+    diagnose,
+    nothing_measured,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from gapless.device.base import Device
+    from gapless.graphs.captured_step import CapturedStep
+    from gapless.pipeline.meter import GapMeter
+    from gapless.pipeline.prefetch import Prefetcher
+
+
+# Steps before the first measurement.
+_WARM_UP = 3
+
+# Steps that are measured in each way before anything is decided.
+_WINDOW = 10
+
+# Steps that follow no other, after which there is nothing to measure.
+_MAX_UNMEASURED = 20
+
+# Steps after which a trial ends although hardly any shape came again.
+_MAX_TRIAL = 200
+
+# Steps whose pace is compared with that of the first so many after a decision.
+_SETTLED_WINDOW = 100
+
+_MAX_RECHECKS = 5
+
+_Phase = Literal["warm-up", "measure", "trial", "settled"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Launched:
+    """What the host knows of a step when it has queued it."""
+
+    round: int
+    is_replay: bool
+    is_capture: bool
+    shape: Hashable
+    host_ms: float
+    data_wait_ms: float
+    found_idle: bool
+    waits: tuple[str, ...]
+
+
+class AutoStep:
+    """Choose how a step runs, from measurements of its first batches.
+
+    Args:
+        captured: the step, which can run in both ways.
+        device: where it runs.
+        meter: of the same steps; this one's observer.
+
+    Attributes:
+        captured: the step, which can run in both ways.
+        diagnosis: the last one made, None before the first.
+    """
+
+    def __init__(self, captured: CapturedStep, *, device: Device, meter: GapMeter) -> None:
+        self.captured = captured
+        self.diagnosis: Diagnosis | None = None
+        self._device = device
+        self._meter = meter
+        meter.observer = self._step_read
+        self._prefetcher: Prefetcher[Any] | None = None
+        self._num_workers: int | None = None
+        self._data_wait_ms = 0.0
+        self._phase: _Phase = "warm-up"
+        self._round = 0
+        self._num_launched = 0
+        self._num_unmeasured = 0
+        self._eager: list[Sample] = []
+        self._replays: list[Sample] = []
+        self._recent: list[Sample] = []
+        self._pace: Pace | None = None
+        self._num_rechecks = 0
+        self._is_refused_for_waits = False
+
+    def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
+        """Take data waits from this prefetcher from here on, and workers from its loader.
+
+        Sync: Does not block the host.
+        """
+        self._prefetcher = prefetcher
+        self._data_wait_ms = prefetcher.data_wait_ms
+        self._num_workers = num_workers(batches)
+
+    def __call__(self, batch: Any) -> Any:
+        """Train on a batch and return what the step returns, valid until the next call.
+
+        Sync: Does not block the host, but where a shape is captured ("capture"), and where the
+            step does so itself.
+        """
+        assert self._prefetcher is not None
+        report, sites = self.captured.report, list[str]()
+        num_replays, num_graphs = report.num_replays, report.num_graphs
+        data_wait_ms = self._prefetcher.data_wait_ms - self._data_wait_ms
+        self._data_wait_ms = self._prefetcher.data_wait_ms
+        found_idle = self._meter.is_idle()
+        start = self._device.now_ms()
+        out = self._run(batch, sites)
+        self._meter.label = _Launched(
+            round=self._round,
+            is_replay=report.num_replays > num_replays,
+            is_capture=report.num_graphs > num_graphs,
+            shape=self.captured.shape,
+            host_ms=self._device.now_ms() - start,
+            data_wait_ms=data_wait_ms,
+            found_idle=found_idle,
+            waits=tuple(sites),
+        )
+        self._after_launch()
+        return out
+
+    def _run(self, batch: Any, sites: list[str]) -> Any:
+        if self._captures():
+            return self.captured(batch)
+        is_watched = self._phase == "measure" and self._num_launched < _WINDOW
+        with self._device.watch_reads(sites.append) if is_watched else nullcontext():
+            return self.captured.run_eagerly(batch, may_come_again=self._phase != "settled")
+
+    def _captures(self) -> bool:
+        if self._phase == "settled":
+            return self.diagnosis is not None and self.diagnosis.captures
+        return self._phase == "trial"
+
+    def _after_launch(self) -> None:
+        self._num_launched += 1
+        if self._phase == "warm-up" and self._num_launched >= _WARM_UP:
+            self._enter("measure")
+        elif self._phase == "trial" and self._is_trial_over():
+            self._decide()
+
+    def _enter(self, phase: _Phase) -> None:
+        self._phase = phase
+        # Steps that were launched before are read later, and are not of this phase.
+        self._round += 1
+        self._num_launched = 0
+
+    def _step_read(self, label: object, busy_ms: float, period_ms: float | None) -> None:
+        """Take in the device's times of a step, which the meter has read."""
+        if not isinstance(label, _Launched) or label.round != self._round or label.is_capture:
+            return
+        if period_ms is None:
+            self._note_unmeasured()
+            return
+        sample = Sample(
+            is_replay=label.is_replay,
+            shape=label.shape,
+            host_ms=label.host_ms,
+            data_wait_ms=label.data_wait_ms,
+            found_idle=label.found_idle,
+            waits=label.waits,
+            busy_ms=busy_ms,
+            period_ms=period_ms,
+        )
+        if self._phase == "measure":
+            self._eager.append(sample)
+            if len(self._eager) >= _WINDOW:
+                self._end_measurement()
+        elif self._phase == "trial" and sample.is_replay:
+            self._replays.append(sample)
+        elif self._phase == "settled":
+            self._watch_pace(sample)
+
+    def _note_unmeasured(self) -> None:
+        self._num_unmeasured += 1
+        if (
+            self._phase == "measure"
+            and not self._eager
+            and self._num_unmeasured >= _MAX_UNMEASURED
+        ):
+            self.diagnosis = nothing_measured(self._num_unmeasured)
+            self._enter("settled")
+
+    def _end_measurement(self) -> None:
+        waits = [site for sample in self._eager for site in sample.waits]
+        if waits and self.captured.report.refusal is None:
+            # Known without an attempt, which would fail there.
+            self.captured.report.refusal = f"{waits[0]} makes the host wait for the device"
+            self._is_refused_for_waits = True
+        if waits or self._cannot_capture():
+            self._decide()
+        else:
+            self._enter("trial")
+
+    def _cannot_capture(self) -> bool:
+        return self.captured.report.refusal is not None and not self.captured.has_graphs
+
+    def _is_trial_over(self) -> bool:
+        return (
+            len(self._replays) >= _WINDOW
+            or self._num_launched >= _MAX_TRIAL
+            or self._cannot_capture()
+        )
+
+    def _decide(self) -> None:
+        readings = Readings.of(
+            self._eager, num_workers=self._num_workers, num_cores=os.cpu_count()
+        )
+        trial = compare(self._eager, self._replays)
+        if trial.captured_ms is None:
+            trial = Trial(refusal=self.captured.report.refusal)
+        self.diagnosis = diagnose(readings, trial)
+        if not self.diagnosis.captures:
+            self.captured.forget()
+        self._eager, self._replays, self._recent = [], [], []
+        self._pace = None
+        self._enter("settled")
+
+    def _watch_pace(self, sample: Sample) -> None:
+        self._recent.append(sample)
+        if len(self._recent) < _SETTLED_WINDOW:
+            return
+        pace, self._recent = Pace.of(self._recent), []
+        if self._pace is None:
+            self._pace = pace
+        elif pace.has_changed(self._pace) and self._num_rechecks < _MAX_RECHECKS:
+            self._num_rechecks += 1
+            if self._is_refused_for_waits:
+                self._is_refused_for_waits, self.captured.report.refusal = False, None
+            self._enter("measure")

@@ -1,0 +1,233 @@
+"""Vocabularies: text to token ids and back.
+
+Special ids are the ancestor's: padding 0, unknown 1, begin 2, end 3.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import re
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import sentencepiece
+
+from gapless.errors import DataError, RunFolderError
+from gapless.files import replace_file
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+PAD, UNK, BOS, EOS = 0, 1, 2, 3
+
+DEFAULT_SIZE = 8000
+
+
+class Vocab(Protocol):
+    """Turn sentences into token ids and back."""
+
+    def __len__(self) -> int: ...
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each sentence, without begin and end."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the sentence of token ids; special ids are left out."""
+
+    def save(self, stem: Path) -> None:
+        """Write the vocabulary beside a run; `load_vocab` reads it with the same stem."""
+
+
+class SubwordVocab:
+    """Subwords by sentencepiece, lossless: identity normalisation and byte fallback.
+
+    Args:
+        model: a serialised sentencepiece model.
+    """
+
+    suffix = ".spm"
+
+    def __init__(self, model: bytes) -> None:
+        self._model = model
+        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+
+    def __len__(self) -> int:
+        return int(self._processor.vocab_size())
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each sentence, without begin and end."""
+        ids: list[list[int]] = self._processor.encode(list(sentences))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the sentence of token ids; special ids are left out."""
+        return str(self._processor.decode([i for i in ids if i > EOS]))
+
+    def save(self, stem: Path) -> None:
+        """Write the sentencepiece model, which its own tools can read too."""
+        replace_file(stem.with_name(stem.name + self.suffix), self._model)
+
+
+class WordVocab:
+    """Tokens separated by spaces, used as they are; `@@ ` joins subwords as subword-nmt does.
+
+    Args:
+        words: the words, most frequent first, without the special ones.
+    """
+
+    suffix = ".words.txt"
+
+    def __init__(self, words: Sequence[str]) -> None:
+        self._words = ["<pad>", "<unk>", "<s>", "</s>", *words]
+        self._ids = {word: number for number, word in enumerate(self._words)}
+
+    @classmethod
+    def of(cls, sentences: Sequence[str], *, size: int | None) -> WordVocab:
+        """Return the vocabulary of some text.
+
+        Args:
+            sentences: pre-tokenised text.
+            size: entries to keep, special ones included; all of them if None.
+
+        Raises:
+            DataError: the text holds fewer words than asked for.
+        """
+        counts = Counter(word for sentence in sentences for word in sentence.split())
+        if size is not None and size > len(counts) + EOS + 1:
+            raise _too_large(size, len(counts) + EOS + 1)
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))
+        return cls(ranked if size is None else ranked[: size - EOS - 1])
+
+    def __len__(self) -> int:
+        return len(self._words)
+
+    def encode(self, sentences: Sequence[str]) -> list[list[int]]:
+        """Return the token ids of each sentence, without begin and end."""
+        return [[self._ids.get(word, UNK) for word in sentence.split()] for sentence in sentences]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the sentence of token ids; special ids but the unknown are left out."""
+        words = [self._words[i] for i in ids if i > EOS or i == UNK]
+        return join_subwords(" ".join(words))
+
+    def save(self, stem: Path) -> None:
+        """Write one word a line, in the order of their ids."""
+        text = "".join(f"{word}\n" for word in self._words[EOS + 1 :])
+        replace_file(stem.with_name(stem.name + self.suffix), text.encode())
+
+
+def join_subwords(sentence: str) -> str:
+    """Join what subword-nmt split with `@@ `."""
+    return (sentence + " ").replace("@@ ", "").rstrip(" ")
+
+
+def load_vocab(stem: Path) -> Vocab:
+    """Read a vocabulary that was saved beside a run.
+
+    Raises:
+        RunFolderError: there is none.
+    """
+    subwords = stem.with_name(stem.name + SubwordVocab.suffix)
+    if subwords.is_file():
+        return SubwordVocab(subwords.read_bytes())
+    words = stem.with_name(stem.name + WordVocab.suffix)
+    if words.is_file():
+        return WordVocab(words.read_text(encoding="utf-8").split("\n")[:-1])
+    raise RunFolderError(f"{stem.parent} holds no vocabulary {stem.name}; train again")
+
+
+def train_subwords(
+    sentences: Sequence[str], *, size: int | None, model: str, cache: Path | None = None
+) -> SubwordVocab:
+    """Return a subword vocabulary of some text, from the cache if it was made before.
+
+    Args:
+        sentences: the training text.
+        size: number of subwords; None takes 8,000, or as many as the text can give.
+        model: `bpe` or `unigram`.
+        cache: folder of vocabularies by content; the user's cache folder by default.
+
+    Raises:
+        DataError: the text cannot give so many subwords, or the model is unknown.
+    """
+    if model not in ("bpe", "unigram"):
+        raise DataError(f"unknown vocabulary model {model!r}; the models are bpe and unigram")
+    folder = cache if cache is not None else cache_folder()
+    path = folder / f"{_content_key(sentences, size=size, model=model)}.spm"
+    if path.is_file():
+        return SubwordVocab(path.read_bytes())
+    proto = _train_or_shrink(sentences, size=size, model=model)
+    folder.mkdir(parents=True, exist_ok=True)
+    replace_file(path, proto)
+    return SubwordVocab(proto)
+
+
+def cache_folder() -> Path:
+    """Return the folder in which vocabularies are kept between runs."""
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    return Path(base) / "gapless" / "vocab"
+
+
+def _content_key(sentences: Sequence[str], *, size: int | None, model: str) -> str:
+    digest = hashlib.sha256(f"{sentencepiece.__version__} {size} {model}\n".encode())
+    for sentence in sentences:
+        digest.update(sentence.encode())
+        digest.update(b"\n")
+    return digest.hexdigest()[:32]
+
+
+def _train_or_shrink(sentences: Sequence[str], *, size: int | None, model: str) -> bytes:
+    try:
+        return _train(sentences, size=size or DEFAULT_SIZE, model=model)
+    except RuntimeError as error:
+        least = re.search(r"required_chars\. (\d+) vs (\d+)", str(error))
+        if least is not None:
+            raise _too_small(int(least.group(1)), int(least.group(2))) from error
+        most = re.search(r"value <= (\d+)", str(error))
+        if most is None:
+            raise DataError(f"sentencepiece could not make a vocabulary: {error}") from error
+        if size is not None:
+            raise _too_large(size, int(most.group(1))) from error
+    return _train(sentences, size=int(most.group(1)), model=model)
+
+
+def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
+    proto = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences),
+        model_writer=proto,
+        vocab_size=size,
+        model_type=model,
+        # Anything but identity rewrites full-width punctuation, which references keep, and
+        # byte fallback makes every sentence come back as it was.
+        normalization_rule_name="identity",
+        byte_fallback=True,
+        character_coverage=0.9995,
+        remove_extra_whitespaces=False,
+        max_sentence_length=1 << 20,
+        pad_id=PAD,
+        unk_id=UNK,
+        bos_id=BOS,
+        eos_id=EOS,
+        minloglevel=2,
+    )
+    return proto.getvalue()
+
+
+def _too_small(size: int, least: int) -> DataError:
+    return DataError(
+        f"vocabulary size {size} is less than the characters of this text need, which is {least}; "
+        f"use --vocab-size {least} or more"
+    )
+
+
+def _too_large(size: int, most: int) -> DataError:
+    return DataError(
+        f"vocabulary size {size} is more than this text can give, which is {most}; "
+        f"use --vocab-size {most} or less"
+    )

@@ -1,0 +1,1 @@
+"""The Transformer: attention, layers, loss and beam search."""

@@ -1,0 +1,45 @@
+"""Compile a model's layers one by one.
+
+The whole model takes minutes to compile for each shape; one layer takes seconds, and all layers
+of a kind, of all shapes of batches, share the code. Torch keeps it on disk between runs.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from gapless.nmt.model.transformer import Transformer
+
+
+# Kinds of layers times kinds of patterns, and room for shapes that torch finds worth their own.
+_MAX_VARIANTS = 64
+
+
+def compile_layers(model: Transformer) -> None:
+    """Let each layer be compiled when it first runs; the weights keep their names.
+
+    Dropout draws other random numbers in compiled code, and rounding differs in the last places.
+
+    Sync: Does not block the host; the layers' first runs do, for seconds.
+    """
+    torch._dynamo.config.recompile_limit = _MAX_VARIANTS
+    for layer in (*model.encoder, *model.decoder):
+        layer.compile(dynamic=None)
+
+
+def layers_as_written() -> AbstractContextManager[object]:
+    """Return a context in which compiled layers run as they are written.
+
+    For evaluation, which is other code to the compiler: validations and translations of a run
+    together take less time than that code takes to be compiled.
+
+    Sync: Does not block the host.
+    """
+    stance: AbstractContextManager[object] = torch.compiler.set_stance("force_eager")
+    return stance

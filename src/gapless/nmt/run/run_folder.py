@@ -1,0 +1,216 @@
+"""A run folder: what a run writes, and how it is found again."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch.utils.tensorboard import SummaryWriter
+
+from gapless.errors import RunFolderError
+from gapless.files import naming, replace_file
+from gapless.nmt.data.vocab import load_vocab
+from gapless.nmt.model.transformer import ModelSizes, Transformer
+from gapless.nmt.run.checkpoints import FINAL, FOLDER, drop_later_epochs, load_weights
+from gapless.nmt.run.config import TrainConfig, make_config
+from gapless.nmt.run.task import Vocabs
+
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gapless.device.base import Device
+
+
+CONFIG = "config.yaml"
+SUMMARY = "summary.json"
+
+
+class RunFolder:
+    """The files of one run.
+
+    Args:
+        path: the folder, which exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._thread_hook = threading.excepthook
+        threading.excepthook = self._on_thread_error
+        self._board = SummaryWriter(str(path / "tensorboard"))
+
+    def log(self, kind: str, *, step: int, **values: float | None) -> None:
+        """Append figures to `metrics.jsonl` and to the TensorBoard events."""
+        finite = {
+            name: value if value is None or math.isfinite(value) else None
+            for name, value in values.items()
+        }
+        with naming(self.path):
+            self._metrics.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
+            for name, value in finite.items():
+                if value is not None:
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def flush(self) -> None:
+        """Hand to the system what was logged, so that it survives this process."""
+        with naming(self.path):
+            self._metrics.flush()
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        text = json.dumps(summary, indent=2, ensure_ascii=False)
+        replace_file(self.path / SUMMARY, f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Close the files."""
+        try:
+            with naming(self.path):
+                self._metrics.close()
+                self._board.close()
+        finally:
+            threading.excepthook = self._thread_hook
+
+    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
+        # TensorBoard's thread raises a failed write here, and once more from our next call.
+        is_board = type(error.thread).__module__.startswith("tensorboard.")
+        if not (is_board and isinstance(error.exc_value, OSError)):
+            self._thread_hook(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def forget_later(path: Path, *, batches: int, epochs: int) -> None:
+    """Drop what a run logged, and the weights it saved, after the state it goes on from.
+
+    A run that was killed has done more than its state says; it will do the same again.
+
+    Args:
+        path: the run folder.
+        batches: batches done in the state.
+        epochs: epochs done in the state.
+    """
+    drop_later_epochs(path, epochs=epochs)
+    metrics = path / "metrics.jsonl"
+    if not metrics.is_file():
+        return
+    # A killed process may have left half of its last line.
+    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
+    rows = [(json.loads(line), line) for line in lines if line.endswith("}")]
+    kept = [
+        line
+        for row, line in rows
+        if (row["kind"] == "train" and row["step"] < batches)
+        or (row["kind"] == "epoch" and row["step"] <= epochs)
+    ]
+    replace_file(metrics, "".join(f"{line}\n" for line in kept).encode())
+
+
+def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
+    """Make the folder of a new run, with its settings and vocabularies.
+
+    Raises:
+        RunFolderError: the folder that was asked for holds something already.
+        OSError: the disk is full or the folder cannot be made.
+    """
+    path = Path(config.run_dir) if config.run_dir else _next_free(Path("runs"))
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        raise RunFolderError(
+            f"run folder {path} is not empty; choose another with --run-dir, "
+            f"or go on with it: gapless train --resume {path}"
+        )
+    path.mkdir(parents=True, exist_ok=True)
+    if vocabs.is_shared:
+        vocabs.src.save(path / "vocab")
+    else:
+        vocabs.src.save(path / "vocab.src")
+        vocabs.tgt.save(path / "vocab.tgt")
+    write_config(path, config)
+    return path
+
+
+def write_config(path: Path, config: TrainConfig) -> None:
+    """Keep the settings of a run in its folder.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    replace_file(path / CONFIG, config.to_yaml().encode())
+
+
+def _next_free(parent: Path) -> Path:
+    number = 1
+    while (parent / f"train{number if number > 1 else ''}").exists():
+        number += 1
+    return parent / f"train{number if number > 1 else ''}"
+
+
+def read_config(path: Path) -> TrainConfig:
+    """Return the settings of a run.
+
+    Raises:
+        RunFolderError: the folder is not a run.
+    """
+    if not (path / CONFIG).is_file():
+        found = "does not exist" if not path.exists() else f"holds no {CONFIG}"
+        raise RunFolderError(f"{path} is not a run folder: it {found}; gapless train makes one")
+    return make_config({}, file=path / CONFIG)
+
+
+def read_vocabs(path: Path, config: TrainConfig) -> Vocabs:
+    """Return the vocabularies of a run.
+
+    Raises:
+        RunFolderError: they are missing.
+    """
+    if config.shared_vocab:
+        both = load_vocab(path / "vocab")
+        return Vocabs(src=both, tgt=both)
+    return Vocabs(src=load_vocab(path / "vocab.src"), tgt=load_vocab(path / "vocab.tgt"))
+
+
+def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
+    """Return a model of a run's sizes on the CPU, freshly initialised."""
+    names = {item.name for item in fields(ModelSizes)}
+    known = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    sizes = ModelSizes(src_vocab=len(vocabs.src), tgt_vocab=len(vocabs.tgt), **known)
+    # Both marks, and room for translations longer than what was trained on.
+    return Transformer(sizes, max_positions=2 * config.max_length + 2)
+
+
+def load_model(
+    path: Path, *, device: Device, checkpoint: str | None = FINAL
+) -> tuple[TrainConfig, Vocabs, Transformer]:
+    """Return the settings, vocabularies and trained model of a run.
+
+    Args:
+        path: the run folder.
+        device: where the model goes.
+        checkpoint: name of a file in the run's `checkpoints`; None leaves the weights random.
+
+    Raises:
+        RunFolderError: the folder is not a run, or has no such checkpoint.
+
+    Sync: Blocks the host while weights are copied.
+    """
+    config = read_config(path)
+    vocabs = read_vocabs(path, config)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config, vocabs)
+    if checkpoint is not None:
+        load_weights(model, path / FOLDER / checkpoint)
+    return config, vocabs, model.to(device.torch_device).eval()

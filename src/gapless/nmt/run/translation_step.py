@@ -1,0 +1,160 @@
+"""One training step of translation: forward, backward, update. It never waits for the device."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.device.numerics import autocast
+from gapless.nmt.data.batching import AnyBatch, Batch
+from gapless.nmt.data.packed import PackedBatch
+from gapless.nmt.model.loss import LabelSmoothing, LossCompute
+from gapless.nmt.run.schedule import learning_rate
+from gapless.pipeline.step import StepLoss
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Device
+    from gapless.nmt.model.transformer import Transformer
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.pipeline.host_waits import HostSync
+
+
+class TranslationStep:
+    """Train a model on batches of token ids.
+
+    Args:
+        model: on the device.
+        config: of the run.
+        device: where the model is.
+        total_updates: of the run, for schedules that end.
+
+    Attributes:
+        optimizer: fused Adam, which skips fp16 overflows on the device.
+        scaler: of gradients, in use with fp16 only.
+        num_updates: updates made so far.
+        at_update_end: whether the last batch ended an update.
+    """
+
+    def __init__(
+        self, model: Transformer, config: TrainConfig, *, device: Device, total_updates: int
+    ) -> None:
+        self.model = model
+        self._config = config
+        self._device = device
+        self._total_updates = total_updates
+        smoothing = LabelSmoothing(config.label_smoothing, compiled=bool(config.compile))
+        self._compute = LossCompute(model.generator, smoothing)
+        self._nll = LossCompute(model.generator, LabelSmoothing())
+        # On the device, where captured work finds the rate of each update.
+        self._rate = device.device_buffer(4).view(torch.float32)[0].fill_(config.lr)
+        # Fused, because the unfused step reads a flag on the host when a scaler is in use.
+        self.optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=self._rate,
+            betas=(0.9, 0.98),
+            eps=1e-8,
+            weight_decay=config.weight_decay,
+            fused=True,
+            capturable=device.is_accelerator,
+        )
+        self.scaler = torch.amp.GradScaler(
+            device.torch_device.type, enabled=config.precision == "fp16"
+        )
+        self.num_updates = 0
+        self.at_update_end = True
+
+    def learning_rate(self) -> float:
+        """Return the rate of the next update."""
+        return learning_rate(
+            self.num_updates + 1,
+            peak=self._config.lr,
+            warmup=self._config.warmup,
+            schedule=self._config.schedule,
+            total=self._total_updates,
+        )
+
+    def on_host(self, tokens: AnyBatch) -> None:
+        """Count the update that a batch ends, and set its learning rate.
+
+        Called before each batch, also when what follows is a replay of captured work.
+
+        Sync: Does not block the host.
+        """
+        if tokens.ends_update:
+            self._rate.fill_(self.learning_rate())
+            self.num_updates += 1
+
+    def forward(self, tokens: AnyBatch) -> StepLoss:
+        """Return the loss of a batch, smoothed, per token.
+
+        The gradient follows the sum over the batch divided by the tokens of the whole update.
+
+        Sync: Does not block the host.
+        """
+        with autocast(self._device, self._config.precision):
+            out, targets = self._out_and_targets(tokens)
+            loss = self._compute.normalized(out, targets, tokens.norm)
+        self.at_update_end = tokens.ends_update
+        report = loss.detach() * (tokens.norm / tokens.ntokens)
+        return StepLoss(loss=loss, report=report, weight=tokens.ntokens)
+
+    def backward(self, out: StepLoss) -> None:
+        """Add the gradients of a batch, and update the weights after the last of an update.
+
+        Sync: Does not block the host.
+        """
+        self.scaler.scale(out.loss).backward()
+        if self.at_update_end:
+            self._update()
+
+    def evaluate(self, tokens: AnyBatch) -> torch.Tensor:
+        """Return the negative log likelihood per token of a batch, not smoothed.
+
+        Sync: Does not block the host.
+        """
+        with torch.no_grad(), autocast(self._device, self._config.precision):
+            out, targets = self._out_and_targets(tokens)
+            return self._nll.normalized(out, targets, tokens.ntokens)
+
+    def _out_and_targets(self, tokens: AnyBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        if isinstance(tokens, PackedBatch):
+            return self.model.forward_packed(tokens), tokens.trg_y
+        batch = Batch.from_tokens(tokens.src, tokens.tgt, tokens.ntokens)
+        return self.model(batch.src, batch.trg, batch.src_mask, batch.trg_mask), batch.trg_y
+
+    def _update(self) -> None:
+        if self._config.clip_norm:
+            self.scaler.unscale_(self.optimizer)
+            torch.nn.utils.clip_grad_norm_(
+                self.model.parameters(), self._config.clip_norm, foreach=True
+            )
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        # Captured work that adds to gradients of earlier batches has to find them in their place.
+        self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
+
+    def state(self, *, sync: HostSync) -> dict[str, object]:
+        """Return what must be kept to go on exactly, besides the weights.
+
+        Sync: Does not block the host, unless gradients are scaled: a `GradScaler` gives its state
+            as numbers. That wait is counted as "checkpoint".
+        """
+        with sync.blocking("checkpoint") if self.scaler.is_enabled() else nullcontext():
+            scaler = self.scaler.state_dict()
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": scaler,
+            "num_updates": self.num_updates,
+        }
+
+    def load_state(self, state: dict[str, object]) -> None:
+        """Go on from what `state` returned."""
+        self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
+        for group in self.optimizer.param_groups:
+            # As on this device, which may be another than that of the saved run.
+            group["lr"], group["capturable"] = self._rate, self._device.is_accelerator
+        self.scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
+        self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]

@@ -1,0 +1,63 @@
+"""The one door through which the host waits for the device.
+
+Every wait passes through `HostSync`, which counts and times it by reason. A wait anywhere else
+is a defect.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from time import perf_counter
+from typing import TYPE_CHECKING
+
+from gapless.records.wait_stats import SyncStats
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gapless.device.base import Device, Event, Stream
+
+
+class HostSync:
+    """Wait for the device, and keep account of it.
+
+    Args:
+        device: whose events and streams are waited for.
+        stats: where waits are counted; a new account if none is given.
+    """
+
+    def __init__(self, device: Device, *, stats: SyncStats | None = None) -> None:
+        self.device = device
+        self.stats = stats if stats is not None else SyncStats()
+
+    def wait_event(self, event: Event, *, reason: str) -> None:
+        """Wait until the work before an event's last record is done.
+
+        Sync: Blocks the host until then; returns at once if the event is done. Counted either
+            way, so that the count depends on the plan and not on the machine's speed.
+        """
+        with self.blocking(reason):
+            if not self.device.query_event(event):
+                self.device.synchronize_event(event)
+
+    def wait_stream(self, stream: Stream, *, reason: str) -> None:
+        """Wait until all work queued on a stream is done.
+
+        Sync: Blocks the host until then.
+        """
+        with self.blocking(reason):
+            self.device.synchronize_stream(stream)
+
+    @contextmanager
+    def blocking(self, reason: str) -> Iterator[None]:
+        """Account for a body that is known to block the host, such as writing a checkpoint.
+
+        Sync: Blocks the host as long as the body does.
+        """
+        start = perf_counter()
+        try:
+            with self.device.allow_syncs():
+                yield
+        finally:
+            self.stats.add(reason, ms=(perf_counter() - start) * 1000.0)

@@ -1,0 +1,72 @@
+"""A training step: the user's function, whole or in two parts, with an optional host part."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepLoss:
+    """The loss of one batch, on the device.
+
+    Attributes:
+        loss: one number, whose gradient the step follows.
+        report: the loss to keep in the history; `loss` itself if None.
+        weight: of this batch in the mean, such as its number of target tokens.
+    """
+
+    loss: torch.Tensor
+    report: torch.Tensor | None = None
+    weight: torch.Tensor | float = 1.0
+
+
+@runtime_checkable
+class SplitStep(Protocol):
+    """A step in two parts, so that a plan can put them on streams of their own."""
+
+    def forward(self, batch: Any) -> StepLoss:
+        """Compute the loss of a batch."""
+
+    def backward(self, out: StepLoss) -> None:
+        """Compute gradients and update the weights."""
+
+
+@runtime_checkable
+class HostPart(Protocol):
+    """What a step does on the host for each batch, such as counting or setting a rate.
+
+    Captured work is launched again without the step's own code; this is called all the same.
+    """
+
+    def on_host(self, batch: Any) -> None:
+        """Do it; called before the batch's work is queued, on the compute stream."""
+
+
+WholeStep: TypeAlias = "Callable[[Any], StepLoss | torch.Tensor]"
+
+
+def call_host_part(step: object, batch: Any) -> None:
+    """Do what a step does on the host for each batch, if it does anything."""
+    if isinstance(step, HostPart):
+        step.on_host(batch)
+
+
+def do_work(step: Any, batch: Any) -> Any:
+    """Queue both parts of a step, or the whole, on the current stream; return what it returns."""
+    if isinstance(step, SplitStep):
+        out = step.forward(batch)
+        step.backward(out)
+        return out
+    return step(batch)
+
+
+def loss_of(out: Any) -> StepLoss:
+    """Return what a step returned as the record that the loop keeps of it."""
+    return out if isinstance(out, StepLoss) else StepLoss(loss=out)

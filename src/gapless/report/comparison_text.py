@@ -1,0 +1,187 @@
+"""Comparisons of plans for a terminal and as JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from gapless.records.comparison import CONFIRMED, NOT_MEASURABLE, REFUTED
+from gapless.report.text import columns, megabytes, share
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gapless.records.comparison import ClaimResult, ComparisonReport, PlanRow
+
+
+_NONE = "n/a"
+_UNSTEADY = 0.1
+_IDENTICAL = {True: "yes", False: "NO", None: "?"}
+
+NO_GAPS = (
+    "A CPU has no gaps to close: it does the work in the host's own order, so waits cost nothing",
+    "and plans differ by noise alone. Waits are counted here as they would be on a GPU.",
+)
+
+
+def comparison_text(report: ComparisonReport) -> str:
+    """Return tables of all plans, the claims and the recommendation, as text."""
+    lines = [*_host_table(report), "", *_device_part(report)]
+    if report.claims:
+        lines += ["", *_claims(report)]
+    return "\n".join([*lines, "", *_recommendation(report)])
+
+
+def comparison_json(report: ComparisonReport) -> str:
+    """Return everything as JSON: `rows` has one object a plan, with its name under `plan`."""
+    values = asdict(report)
+    for row, values_of_row in zip(report.rows, values["rows"], strict=True):
+        values_of_row["tokens_per_second"] = (
+            row.throughput if report.unit.endswith("tokens") else None
+        )
+        values_of_row["busy_share"] = row.busy_share
+    return json.dumps(_finite(values), indent=2, ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not have, by null."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _host_table(report: ComparisonReport) -> Iterator[str]:
+    unit = report.unit.removeprefix("target ")
+    same = "same bits" if report.settings.get("tolerance") is None else "same"
+    rows = [
+        (
+            *("plan", same, "ms/step", "spread", f"{unit}/s", "waits/step"),
+            *("ms waited", "data wait", "launch", "host CPU"),
+        )
+    ]
+    rows += [
+        (
+            row.plan,
+            _IDENTICAL[row.identical],
+            _number(row.ms_per_step.median),
+            f"{row.ms_per_step.relative:.0%}" if len(row.ms_per_step.rounds) > 1 else _NONE,
+            f"{row.throughput:,.0f}",
+            f"{row.waits_per_step:.2f}",
+            _number(row.waited_ms_per_step),
+            _number(row.data_wait_ms_per_step),
+            _number(row.launch_ms_per_step),
+            _percent(row.host_cpu_percent),
+        )
+        for row in report.rows
+    ]
+    yield from columns(rows)
+    rounds, steps = len(report.rows[0].ms_per_step.rounds), report.settings["steps"]
+    plural = "" if rounds == 1 else "s"
+    order = "plans in turns" if report.in_turns else "each plan by itself"
+    yield f"median of {rounds} round{plural} of {steps} steps, {order}; times in ms a step"
+    unsteady = [row.plan for row in report.rows if row.ms_per_step.relative > _UNSTEADY]
+    if unsteady and report.is_accelerator:
+        yield f"rounds more than {_UNSTEADY:.0%} apart, so read with care: {', '.join(unsteady)}"
+
+
+def _device_part(report: ComparisonReport) -> Iterator[str]:
+    if report.is_accelerator:
+        yield from columns(_device_rows(report))
+        yield "busy: kernels, by a trace of them; gap: the rest of a step; NVML: what nvidia-smi shows"
+    else:
+        yield from NO_GAPS
+    for row in report.rows:
+        yield from _about(row)
+    yield from report.notes
+
+
+def _about(row: PlanRow) -> Iterator[str]:
+    """Say what a reader of this row's figures has to know."""
+    if row.diagnosis:
+        yield row.diagnosis
+    if row.capture is not None and row.capture["refusal"]:
+        shapes = row.capture["num_graphs"]
+        yield f"{row.plan}: {shapes} shapes were captured, and no more: {row.capture['refusal']}"
+    if row.late_captures:
+        yield (
+            f"{row.plan}: {row.late_captures} shapes were captured within timed rounds; more "
+            "--warm-ups keep that apart"
+        )
+
+
+def _device_rows(report: ComparisonReport) -> list[tuple[str, ...]]:
+    head = ("plan", "busy", "gap", "NVML", "kernels", "peak memory", "held memory")
+    return [
+        (*head, "capture s", "compile s"),
+        *(
+            (
+                row.plan,
+                _number(row.busy_ms_per_step),
+                share(row.gap_share),
+                _percent(row.nvml_percent),
+                _count(row.kernels_per_step),
+                _size(row.peak_memory_bytes),
+                _size(row.held_memory_bytes),
+                _number(row.capture_seconds),
+                _number(row.compile_seconds),
+            )
+            for row in report.rows
+        ),
+    ]
+
+
+def _claims(report: ComparisonReport) -> Iterator[str]:
+    yield "The origin's claims, and what was measured (numbers are its documents)"
+    for verdict in (CONFIRMED, REFUTED):
+        found = [claim for claim in report.claims if claim.verdict == verdict]
+        yield f"{verdict}: {len(found) or 'none'}"
+        for claim in found:
+            yield from _claim(claim)
+    rest = [claim for claim in report.claims if claim.verdict == NOT_MEASURABLE]
+    if rest:
+        yield f"{NOT_MEASURABLE}: {len(rest)}"
+        for reason in dict.fromkeys(claim.measured for claim in rest):
+            count = sum(claim.measured == reason for claim in rest)
+            yield f"  {count}: {reason}"
+
+
+def _claim(claim: ClaimResult) -> Iterator[str]:
+    yield f"  {claim.plan}: {claim.claim} ({', '.join(claim.sources)})"
+    yield f"    {claim.measured}"
+
+
+def _recommendation(report: ComparisonReport) -> Iterator[str]:
+    found = report.recommendation
+    yield f"Recommended: {found.plan or 'none'}"
+    for reason in found.reasons:
+        yield f"  {reason}"
+    if report.is_accelerator and found.scores:
+        weights = ", ".join(f"{name} {w:.2f}" for name, w in found.weights.items() if w)
+        yield f"  weights: {weights}; --weight NAME=NUMBER sets others"
+        scores = ", ".join(f"{plan} {score:.2f}" for plan, score in found.scores.items())
+        yield f"  scores: {scores}"
+    for plan, reason in found.excluded.items():
+        yield f"  not {plan}: it {reason}"
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return _NONE
+    return f"{value:.1f}" if value >= 100.0 else f"{value:.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return _NONE if value is None else f"{value:.0f}%"
+
+
+def _count(value: float | None) -> str:
+    return _NONE if value is None else f"{value:,.0f}"
+
+
+def _size(value: int | None) -> str:
+    return _NONE if value is None else megabytes(value)

@@ -1,0 +1,293 @@
+"""Turn torch operations into queued work.
+
+While a simulated device is entered, a dispatch mode sees every operation of the thread. One that
+touches device memory is queued on the current stream and returns at once, with results of the
+right shape and no values yet; autograd and optimizers need not know.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gapless.testing.simulated.allocator import alias, byte_ranges
+from gapless.testing.simulated.operator_call import (
+    Call,
+    UnforeseenError,
+    is_any,
+    replace,
+    tensors_in,
+)
+from gapless.testing.simulated.simulation import Touch, Work
+
+
+if TYPE_CHECKING:
+    from gapless.testing.simulated.allocator import Block
+    from gapless.testing.simulated.races import Kind
+    from gapless.testing.simulated.simulation import Simulation
+
+
+_aten = torch.ops.aten
+
+# Shapes are remembered for so many calls; numbers among the arguments may differ every time.
+_MAX_SHAPES = 10_000
+
+
+class QueueOperations(TorchDispatchMode):
+    """Queue what touches device memory; let the rest run on the host, and watch it.
+
+    Args:
+        simulation: where work is queued and recorded.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        super().__init__()
+        self._simulation = simulation
+        self._memory = simulation.memory
+        self._shapes: dict[tuple[Any, ...], tuple[Any, list[torch.Tensor]]] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        call = Call(func, args, kwargs or {})
+        simulation = self._simulation
+        if simulation.is_quiet:
+            return call.run()
+        # Below autograd and autocast already: nothing else has to be switched off.
+        simulation.is_quiet = True
+        try:
+            return self._take(call)
+        finally:
+            simulation.is_quiet = False
+
+    def _take(self, call: Call) -> Any:
+        kinds = {block.kind for block in map(self._memory.find, call.tensors) if block}
+        if call.signature.changes_metadata:
+            return self._change_metadata(call) if kinds else call.run()
+        if "device" not in kinds:
+            return self._on_host(call) if kinds else call.run()
+        if call.func is _aten.copy_.default:
+            return self._copy(call)
+        if "pinned" in kinds:
+            raise RuntimeError(
+                f"{call.name} mixes device memory and host memory, which no GPU can do; "
+                "copy one to the other first"
+            )
+        return self._on_device(call)
+
+    def _on_device(self, call: Call) -> Any:
+        if call.waits:
+            return self._run_now(call, is_wait=True)
+        if call.signature.returns_nothing_of_tensors:
+            return call.run()  # such as whether two shapes agree
+        try:
+            outputs = self._outputs(call)
+        except UnforeseenError:
+            serialised = self._simulation.checker.report.serialised
+            serialised[call.name] = serialised.get(call.name, 0) + 1
+            return self._run_now(call, is_wait=False)
+        if call.signature.is_allocation:
+            return outputs
+        if call.waits_for_mask:
+            self._simulation.wait(self._simulation.mark(self._simulation.current), call.name)
+        self._queue(call, outputs)
+        return outputs
+
+    def _change_metadata(self, call: Call) -> Any:
+        """Return a view, or change what a tensor is a view of; no work for the device."""
+        if call.func is _aten.resize_.default:
+            self._make_room(call.args[0], tuple(call.args[1]))
+        return call.run()
+
+    def _on_host(self, call: Call) -> Any:
+        """Run on the host at once, and record what it does to page-locked memory."""
+        for tensor in call.tensors:
+            block = self._memory.find(tensor)
+            if block is not None:
+                kind: Kind = "write" if is_any(tensor, call.written) else "read"
+                self._simulation.host_access(kind, tensor, block, call.name)
+        return call.run()
+
+    def _queue(self, call: Call, outputs: Any) -> None:
+        late, touches = self._by_address(call)
+        fresh = [tensor for tensor in tensors_in([outputs]) if not is_any(tensor, call.written)]
+        targets = [self._alias(tensor) for tensor in fresh]
+        touches += [self._touch("write", tensor) for tensor in fresh]
+
+        def keep(result: Any) -> None:
+            values = [value for value in tensors_in([result]) if not is_any(value, late.written)]
+            for target, value in zip(targets, values, strict=True):
+                target.copy_(value)
+
+        if call.signature.is_random:
+            work = Work(call.name, lambda state: keep(late.run_from(state)), touches)
+            work.draw = late.draw
+        else:
+            work = Work(call.name, lambda _: keep(late.run()), touches)
+        self._simulation.launch(work)
+
+    def _outputs(self, call: Call) -> Any:
+        """Return what the call will return, without values.
+
+        Raises:
+            UnforeseenError: that depends on values.
+        """
+        returns, outputs = call.func._schema.returns, call.signature.outputs
+        if call.draws_by_value:
+            raise UnforeseenError(call.name)
+        if not outputs and all(result.alias_info is not None for result in returns):
+            return _written_results(call)
+        shapes, sizes = self._foresee(call)
+        if outputs:
+            for tensor, size in zip(call.written, sizes, strict=True):
+                self._resize_output(tensor, size)
+            return _written_results(call)
+        if len(returns) == 1:
+            return replace(shapes, self._allocate_like)
+        aliased = iter(call.written)
+        return tuple(
+            next(aliased) if result.alias_info else replace(part, self._allocate_like)
+            for part, result in zip(shapes, returns, strict=True)
+        )
+
+    def _foresee(self, call: Call) -> tuple[Any, list[torch.Tensor]]:
+        key = call.key()
+        if key not in self._shapes:
+            if len(self._shapes) >= _MAX_SHAPES:
+                self._shapes.clear()
+            self._shapes[key] = call.foresee()
+        return self._shapes[key]
+
+    def _allocate_like(self, shape: torch.Tensor) -> torch.Tensor:
+        pairs = zip(shape.size(), shape.stride(), strict=True)
+        count = 1 + sum((size - 1) * stride for size, stride in pairs)
+        num_bytes = max(1, count) * shape.element_size()
+        storage = self._simulation.allocate(num_bytes).untyped_storage()
+        return torch.empty(0, dtype=shape.dtype).set_(storage, 0, shape.size(), shape.stride())
+
+    def _resize_output(self, tensor: torch.Tensor, size: torch.Tensor) -> None:
+        """Give an `out` argument the shape of the result, as torch does for an empty one."""
+        if tensor.size() != size.size():
+            self._make_room(tensor, tuple(size.size()))
+            tensor.resize_(size.size())
+
+    def _make_room(self, tensor: torch.Tensor, size: tuple[int, ...]) -> None:
+        """Let a tensor have memory for a size; simulated memory cannot grow where it is."""
+        shape = torch.empty(size, dtype=tensor.dtype, device="meta")
+        held = tensor.untyped_storage().nbytes() // tensor.element_size()
+        if shape.numel() + tensor.storage_offset() <= held:
+            return
+        room, kept = self._allocate_like(shape), tensor.numel()
+        if kept:
+            start = room.view(-1)[:kept].view(tensor.shape)
+            copy = Call(_aten.copy_.default, (start, tensor), {})
+            self._queue(copy, start)
+        tensor.set_(room.untyped_storage(), 0, room.size(), room.stride())
+
+    def _by_address(self, call: Call) -> tuple[Call, list[Touch]]:
+        """Return the call as a kernel makes it, holding no memory, and what it touches."""
+        touches = []
+
+        def change(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor._is_zerotensor():
+                return tensor  # a zero of forward derivatives, which has no memory
+            is_written = is_any(tensor, call.written)
+            if self._memory.find(tensor) is None and not tensor.dim() and not is_written:
+                return tensor.clone()  # a host scalar: its value is an argument of the kernel
+            touches.append(self._touch("write" if is_written else "read", tensor))
+            return self._alias(tensor)
+
+        return call.with_tensors(change), touches
+
+    def _block(self, tensor: torch.Tensor) -> Block:
+        return self._memory.find(tensor) or self._memory.adopt(tensor)
+
+    def _alias(self, tensor: torch.Tensor) -> torch.Tensor:
+        return alias(tensor, self._block(tensor))
+
+    def _touch(self, kind: Kind, tensor: torch.Tensor) -> Touch:
+        return Touch.of(kind, tensor, self._block(tensor))
+
+    def _run_now(self, call: Call, *, is_wait: bool) -> Any:
+        """Run when everything queued on the stream is done, as a host that waits does."""
+        simulation = self._simulation
+        late, touches = self._by_address(call)
+        results: list[Any] = []
+        simulation.launch(Work(call.name, lambda _: results.append(late.run()), touches))
+        mark = simulation.mark(simulation.current)
+        if is_wait:
+            simulation.wait(mark, call.name)
+        else:
+            simulation.run_alone(mark, call.name)
+        return replace(results[0], lambda value: self._to_device(value, call.name))
+
+    def _to_device(self, value: torch.Tensor, what: str) -> torch.Tensor:
+        tensor = self._allocate_like(value)
+        target = self._alias(tensor)
+        touches = [self._touch("write", tensor)]
+        self._simulation.launch(Work(what, lambda _: _copy_values(target, value), touches))
+        return tensor
+
+    def _copy(self, call: Call) -> torch.Tensor:
+        target: torch.Tensor = call.args[0]
+        source: torch.Tensor = call.args[1]
+        ends = self._memory.find(target), self._memory.find(source)
+        to_device, from_device = (end is not None and end.kind == "device" for end in ends)
+        if to_device and (from_device or (ends[1] is None and not source.dim())):
+            self._queue(call, target)
+        else:
+            self._copy_across(call, to_device=to_device)
+        return target
+
+    def _copy_across(self, call: Call, *, to_device: bool) -> None:
+        """Copy between host and device: on a copy engine if the host side is page-locked."""
+        target, source = call.args[:2]
+        host, device = (source, target) if to_device else (target, source)
+        is_blocking = not call.kwargs.get("non_blocking", len(call.args) > 2 and call.args[2])
+        is_direct = self._memory.find(host) is not None and _is_dense(host, device, to_device)
+        touches = [self._touch("write" if to_device else "read", device)]
+        name = "copy H2D" if to_device else "copy D2H"
+        if is_direct:
+            touches.append(self._touch("read" if to_device else "write", host))
+            moved = self._alias(host)
+        elif to_device:
+            self._host_access("read", host, name)
+            moved = host.clone()  # the host has read it when the call returns
+        else:
+            moved, is_blocking = torch.empty_like(host), True
+        ends = (self._alias(device), moved) if to_device else (moved, self._alias(device))
+        simulation = self._simulation
+        simulation.launch(
+            Work(name, lambda _: _copy_values(*ends), touches, lane="h2d" if to_device else "d2h")
+        )
+        if is_blocking:
+            simulation.wait(simulation.mark(simulation.current), f"blocking {name}")
+        if not is_direct and not to_device:
+            # Memory that is not page-locked is written by the host itself.
+            self._host_access("write", host, name)
+            host.copy_(moved)
+
+    def _host_access(self, kind: Kind, tensor: torch.Tensor, what: str) -> None:
+        block = self._memory.find(tensor)
+        if block is not None:
+            self._simulation.host_access(kind, tensor, block, what)
+
+
+def _copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
+    target.copy_(source)
+
+
+def _is_dense(host: torch.Tensor, device: torch.Tensor, to_device: bool) -> bool:
+    """Whether a copy engine can take the host side as it is, as one stretch of memory."""
+    if host.is_contiguous():
+        return not to_device or host.numel() == device.numel()
+    return host.stride() == device.stride() and len(byte_ranges(host)) == 1
+
+
+def _written_results(call: Call) -> Any:
+    """Return what a call that only writes to its arguments returns: those arguments."""
+    found = call.written_arguments()
+    returns = call.func._schema.returns
+    if not returns:
+        return None
+    return found[0] if len(returns) == 1 else tuple(found[: len(returns)])

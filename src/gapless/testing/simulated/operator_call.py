@@ -1,0 +1,268 @@
+"""One torch operation with its arguments: what it reads, writes and returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.testing.simulated.allocator import with_bits_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+# What CPU kernels write though their schemas do not say so: position of the argument that says
+# whether they do, and positions of what is written.
+_ALSO_WRITTEN = {"aten::native_batch_norm": (5, (3, 4))}
+
+# Kernels that read a value on the host, which no tag of theirs tells.
+_HOST_READERS = ("aten::_linalg_check_errors",)
+
+# How many random numbers these take depends on values, so that they cannot be taken ahead.
+_DRAWS_BY_VALUE = (
+    "aten::poisson",
+    "aten::binomial",
+    "aten::_standard_gamma",
+    "aten::_sample_dirichlet",
+    "aten::rrelu",
+)
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+class UnforeseenError(Exception):
+    """What a call will return is not known before it has run."""
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What an operator's schema says about its arguments and results."""
+
+    written: tuple[tuple[int, str], ...]
+    outputs: tuple[str, ...]
+    changes_metadata: bool
+    returns_nothing_of_tensors: bool
+    is_random: bool
+    reads_values: bool
+    has_size_by_values: bool
+    is_allocation: bool
+
+
+@cache
+def signature_of(func: torch._ops.OpOverload) -> Signature:
+    """Return what is known of an operator."""
+    schema, tags, name = func._schema, func.tags, func._schema.name
+    written = tuple(
+        (at, argument.name)
+        for at, argument in enumerate(schema.arguments)
+        if argument.alias_info is not None and argument.alias_info.is_write
+    )
+    is_view = not written and any(result.alias_info is not None for result in schema.returns)
+    return Signature(
+        written=written,
+        outputs=tuple(argument.name for argument in schema.arguments if argument.is_out),
+        changes_metadata=is_view or torch.Tag.inplace_view in tags,
+        returns_nothing_of_tensors=bool(schema.returns)
+        and not any("Tensor" in str(result.type) for result in schema.returns),
+        is_random=torch.Tag.nondeterministic_seeded in tags,
+        reads_values=torch.Tag.data_dependent_output in tags or name in _HOST_READERS,
+        has_size_by_values=torch.Tag.dynamic_output_shape in tags,
+        is_allocation=name.partition("::")[2].startswith(("empty", "new_empty")),
+    )
+
+
+def tensors_in(value: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """Yield the tensors in nested lists and tuples."""
+    for part in value:
+        if isinstance(part, torch.Tensor):
+            yield part
+        elif isinstance(part, (list, tuple)):
+            yield from tensors_in(part)
+
+
+def replace(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """Return nested lists and tuples with every tensor changed."""
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if isinstance(value, list | tuple):
+        return type(value)(replace(part, change) for part in value)
+    return value
+
+
+def is_any(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
+    """Whether a tensor is one of several."""
+    return any(tensor is other for other in others)
+
+
+@dataclass
+class Call:
+    """One operation with its arguments."""
+
+    func: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    # Computed when first asked for, without the lock of `cached_property`: calls are many.
+    _tensors: list[torch.Tensor] | None = None
+    _written: list[torch.Tensor] | None = None
+
+    @property
+    def name(self) -> str:
+        """The operator and its overload, as reports call it."""
+        return str(self.func)
+
+    @property
+    def signature(self) -> Signature:
+        """What the operator's schema says."""
+        return signature_of(self.func)
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors among the arguments."""
+        if self._tensors is None:
+            self._tensors = [*tensors_in(self.args), *tensors_in(tuple(self.kwargs.values()))]
+        return self._tensors
+
+    @property
+    def written(self) -> list[torch.Tensor]:
+        """The tensors among the arguments that are written."""
+        if self._written is None:
+            self._written = self._find_written()
+        return self._written
+
+    def _find_written(self) -> list[torch.Tensor]:
+        found = list(tensors_in(self.written_arguments()))
+        if self.func._schema.name in _ALSO_WRITTEN:
+            flag, places = _ALSO_WRITTEN[self.func._schema.name]
+            found += tensors_in([self.args[at] for at in places if self.args[flag]])
+        return found
+
+    def written_arguments(self) -> list[Any]:
+        """Return the arguments that the schema says are written."""
+        return [
+            self.args[at] if at < len(self.args) else self.kwargs.get(name)
+            for at, name in self.signature.written
+        ]
+
+    @property
+    def generator(self) -> torch.Generator:
+        """Where its random numbers come from."""
+        values = (*self.args, *self.kwargs.values())
+        found = [value for value in values if isinstance(value, torch.Generator)]
+        return found[0] if found else torch.default_generator
+
+    @property
+    def draws_by_value(self) -> bool:
+        """Whether it is unknown how many random numbers it takes before it has run."""
+        return self.func._schema.name.startswith(_DRAWS_BY_VALUE)
+
+    @property
+    def waits(self) -> bool:
+        """Whether the host waits for values: to return them, or to know a size."""
+        if self.func._schema.name == "aten::index":
+            return self._has_mask()
+        if self.signature.has_size_by_values:
+            return self.kwargs.get("output_size") is None
+        return self.signature.reads_values
+
+    @property
+    def waits_for_mask(self) -> bool:
+        """Whether it writes through a mask, whose places a GPU counts on the host first."""
+        if "index_put" not in self.name or not self._has_mask():
+            return False
+        return bool(self.args[2].dim())  # one number goes everywhere, without counting
+
+    def _has_mask(self) -> bool:
+        return any(index.dtype in _MASKS for index in tensors_in(self.args[1]))
+
+    def with_tensors(self, change: Callable[[torch.Tensor], Any]) -> Call:
+        """Return the same call with every tensor changed."""
+        kwargs = {key: replace(value, change) for key, value in self.kwargs.items()}
+        return Call(self.func, replace(self.args, change), kwargs)
+
+    def run(self) -> Any:
+        """Do it."""
+        return self.func(*self.args, **self.kwargs)
+
+    def draw(self) -> torch.Tensor:
+        """Take its random numbers; return the state of the generator before.
+
+        A GPU takes them when the work is launched. How many are taken depends on shapes alone.
+        """
+        state = self.generator.get_state()
+        self.with_tensors(_stand_in).run()
+        return state
+
+    def run_from(self, state: torch.Tensor) -> Any:
+        """Do it with the random numbers that follow a state, and leave the generator as it is."""
+        now = self.generator.get_state()
+        self.generator.set_state(state)
+        try:
+            return self.run()
+        finally:
+            self.generator.set_state(now)
+
+    def foresee(self) -> tuple[Any, list[torch.Tensor]]:
+        """Return what the call will return, and its `out` arguments, as tensors without memory.
+
+        Found by running it on other values: a kernel's strides, and which results it leaves
+        out, are its own, and meta kernels differ.
+
+        Raises:
+            UnforeseenError: it depends on values.
+            Exception: the arguments do not fit together.
+        """
+        try:
+            call = self.with_tensors(_stand_in)
+            result = call.run_from(call.generator.get_state())
+        except Exception as error:  # the arguments' fault, or that of the other values
+            call = self.with_tensors(_as_meta)
+            result = call.run_on_meta(error)
+        outputs = [call.kwargs[name] for name in self.signature.outputs]
+        return replace(result, _as_meta), [_as_meta(tensor) for tensor in tensors_in(outputs)]
+
+    def run_on_meta(self, reason: Exception) -> Any:
+        """Run over tensors that have shapes only, as running over values failed for a reason."""
+        kwargs = {
+            key: torch.device("meta") if isinstance(value, torch.device) else value
+            for key, value in self.kwargs.items()
+            if not isinstance(value, torch.Generator)
+        }
+        try:
+            return self.func(*self.args, **kwargs)
+        except (NotImplementedError, TypeError):
+            raise UnforeseenError(self.name) from reason
+        except Exception:
+            raise reason from None  # in the words of the CPU
+
+    def key(self) -> tuple[Any, ...]:
+        """Return all that shapes of results depend on."""
+        values = (self.args, tuple(self.kwargs.items()), torch.is_grad_enabled())
+        return (self.func, _hashable(values))
+
+
+def _hashable(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        bits = (value.is_conj(), value.is_neg())
+        return ("tensor", value.dtype, value.size(), value.stride(), bits)
+    if isinstance(value, list | tuple):
+        return tuple(_hashable(part) for part in value)
+    return (type(value), value)
+
+
+def _as_meta(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.layout is not torch.strided:
+        raise NotImplementedError(f"{tensor.layout} tensors are not simulated")
+    return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
+
+
+def _stand_in(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same layout: ones, which most kernels take, or zeros as indices."""
+    value = float(tensor.is_floating_point() or tensor.is_complex())
+    pairs = zip(tensor.size(), tensor.stride(), strict=True)
+    count = 1 + sum((size - 1) * stride for size, stride in pairs) if tensor.numel() else 0
+    values = torch.full((count,), value, dtype=tensor.dtype)
+    return with_bits_of(tensor, values.as_strided(tensor.size(), tensor.stride()))

@@ -1,0 +1,334 @@
+"""A device that is simulated on the CPU, for tests of anything that orders streams."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Self
+
+import torch
+
+from gapless.testing.simulated.dispatch import QueueOperations
+from gapless.testing.simulated.host_reads import WatchHost
+from gapless.testing.simulated.queues import SimulatedEvent
+from gapless.testing.simulated.simulation import Simulation
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from gapless.device.base import WaitObserver
+    from gapless.testing.simulated.queues import Scheduler, SimulatedStream
+    from gapless.testing.simulated.races import RaceReport
+    from gapless.testing.simulated.simulation import SimulatedGraph
+    from gapless.testing.simulated.virtual_clock import Timeline
+
+
+class SimulatedDevice:
+    """Streams that run late, over real CPU tensors, with a race checker and a virtual clock.
+
+    Inside `with device:` every torch operation that touches device memory is queued on the
+    current stream and runs when the scheduler says; results are as exact as on the CPU. Device
+    memory is what `device_buffer` returns, what is computed from it, and host tensors (a model's
+    weights) that such work uses.
+
+    Not simulated: autograd runs a backward operation on the stream that is current when
+    `backward` is called, where a GPU takes the stream of its forward; factories make host memory
+    until device work uses it; a 0-dim host tensor is read when work is launched; what torch does
+    for the CPU alone, such as the checks in `one_hot`, is done here, for all memory is the CPU's
+    to torch. `tensor.to("cpu")` does nothing: write `cpu()`, which waits, or a copy into
+    `host_buffer` memory.
+
+    Not recorded: accesses through raw pointers and by `torch.save`, and through numpy arrays that
+    share a tensor's memory. Other threads are not simulated: their work runs at once, unseen.
+    Sparse tensors are refused.
+
+    Args:
+        scheduler: `asap` (queued work runs as soon as the virtual clock allows), `lazy` (only
+            when the host waits for it) or `random` (at random moments).
+        seed: of the random scheduler; a failing seed reproduces the failure.
+        durations: milliseconds by name of the work: `h2d`, `d2h`, `kernel`, `launch`, or a name
+            given to `region` or `spend`. Nothing takes time by default.
+
+    Raises:
+        ValueError: the scheduler is unknown.
+
+    Example:
+        with SimulatedDevice(scheduler="random", seed=7) as device:
+            for batch in my_prefetcher(loader, device):
+                ...
+        assert not device.report.races, device.report
+    """
+
+    is_accelerator = True
+
+    def __init__(
+        self,
+        *,
+        scheduler: Scheduler = "random",
+        seed: int = 0,
+        durations: Mapping[str, float] | None = None,
+    ) -> None:
+        self.torch_device = torch.device("cpu")
+        self._description = f"simulated device, {scheduler} scheduler, seed {seed}"
+        self._simulation = Simulation(scheduler=scheduler, seed=seed, durations=durations)
+        self._modes = (WatchHost(self._simulation), QueueOperations(self._simulation))
+        self._shared: dict[str, SimulatedStream] = {}
+        self._is_entered = False
+
+    @property
+    def report(self) -> RaceReport:
+        """What the race checker saw so far."""
+        return self._simulation.checker.report
+
+    @property
+    def timeline(self) -> Timeline:
+        """What took virtual time so far."""
+        return self._simulation.timeline
+
+    @property
+    def waits(self) -> list[tuple[str, str]]:
+        """Every host wait so far as (what, file:line), hidden ones such as `item` included."""
+        return self._simulation.waits
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks of device memory made so far: a measure of growth."""
+        return self._simulation.memory.num_blocks
+
+    def __enter__(self) -> Self:
+        self._is_entered = True
+        for mode in self._modes:
+            mode.__enter__()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._is_entered = False
+        for mode in reversed(self._modes):
+            mode.__exit__(kind, error, trace)
+        self._simulation.finish()
+        if error is None:
+            self._simulation.raise_failure()
+
+    def describe(self) -> str:
+        """Return the scheduler and the seed."""
+        return self._description
+
+    def region(self, name: str) -> AbstractContextManager[None]:
+        """Let all kernels of a `with` body together take the virtual time of `name`."""
+        return self._simulation.region(name)
+
+    def spend(self, name: str) -> None:
+        """Let the host work for the virtual time of `name`."""
+        self._simulation.timeline.spend(name)
+        self._simulation.advance()
+
+    def create_stream(self) -> SimulatedStream:
+        """Create a stream.
+
+        Sync: Does not block the host.
+        """
+        return self._simulation.create_stream()
+
+    def shared_stream(self, name: str) -> SimulatedStream:
+        """Return the stream of that name, created on first use.
+
+        Sync: Does not block the host.
+        """
+        if name not in self._shared:
+            self._shared[name] = self._simulation.create_stream(name)
+        return self._shared[name]
+
+    def current_stream(self) -> SimulatedStream:
+        """Return the stream that work goes to now."""
+        return self._simulation.current
+
+    def set_current_stream(self, stream: SimulatedStream) -> None:
+        """Send the work that follows to `stream`."""
+        self._simulation.current = stream
+
+    @contextmanager
+    def use_stream(self, stream: SimulatedStream) -> Iterator[None]:
+        """Send the work of a `with` body to `stream`."""
+        before = self.current_stream()
+        self.set_current_stream(stream)
+        try:
+            yield
+        finally:
+            self.set_current_stream(before)
+
+    def create_event(self, *, timed: bool = False) -> SimulatedEvent:
+        """Create an event; every one can be timed."""
+        del timed
+        return SimulatedEvent()
+
+    def record_event(self, event: SimulatedEvent, stream: SimulatedStream) -> None:
+        """Mark the end of all work queued on `stream` so far.
+
+        Sync: Does not block the host.
+        """
+        event.mark = self._simulation.mark(stream)
+        event.num_polls = 0
+
+    def query_event(self, event: SimulatedEvent) -> bool:
+        """Return whether the work before the last record is done; True before any record.
+
+        Sync: Does not block the host.
+        """
+        return self._simulation.query(event)
+
+    def wait_event(self, stream: SimulatedStream, event: SimulatedEvent) -> None:
+        """Let `stream` wait for the last record of `event`; nothing before any record.
+
+        Sync: Does not block the host.
+        """
+        self._simulation.let_wait(stream, event.mark)
+
+    def wait_stream(self, stream: SimulatedStream, other: SimulatedStream) -> None:
+        """Let `stream` wait for all work queued on `other` so far.
+
+        Sync: Does not block the host.
+        """
+        self._simulation.let_wait(stream, self._simulation.mark(other))
+
+    def synchronize_event(self, event: SimulatedEvent) -> None:
+        """Wait for the last record of `event`.
+
+        Sync: Blocks the host. Only `gapless.pipeline.host_waits` may call this.
+        """
+        self._simulation.wait(event.mark, "synchronize_event")
+
+    def synchronize_stream(self, stream: SimulatedStream) -> None:
+        """Wait for all work queued on `stream`.
+
+        Sync: Blocks the host. Only `gapless.pipeline.host_waits` may call this.
+        """
+        self._simulation.wait(self._simulation.mark(stream), "synchronize_stream")
+
+    def elapsed_ms(self, start: SimulatedEvent, end: SimulatedEvent) -> float:
+        """Return the virtual milliseconds between two recorded events that are done.
+
+        Raises:
+            ValueError: one of them was not recorded, or is not done.
+
+        Sync: Does not block the host.
+        """
+        if start.mark is None or end.mark is None:
+            raise ValueError("elapsed_ms needs two recorded events")
+        if not (start.mark.is_done and end.mark.is_done):
+            raise ValueError("elapsed_ms needs two events that are done; query them first")
+        return end.mark.time_ms - start.mark.time_ms
+
+    def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
+        """Return a uint8 tensor in host memory, page-locked if asked."""
+        with self._simulation.quiet():
+            if pinned:
+                return self._simulation.memory.pin(num_bytes)
+            return torch.empty(num_bytes, dtype=torch.uint8)
+
+    def device_buffer(self, num_bytes: int) -> torch.Tensor:
+        """Return a uint8 tensor on the device, allocated under the current stream."""
+        with self._simulation.quiet():
+            return self._simulation.allocate(num_bytes)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in device memory."""
+        block = self._simulation.find(tensor)
+        return block is not None and block.kind == "device"
+
+    def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
+        """Keep a tensor's memory from being used again before `stream` is done with it.
+
+        Sync: Does not block the host.
+        """
+        block = self._simulation.find(tensor)
+        if block is not None and block.pool is not stream:
+            block.used_by.add(stream)
+
+    def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Queue a copy on the current stream.
+
+        Raises:
+            RuntimeError: the device is not entered, and would see nothing of this.
+
+        Sync: Does not block the host if the host side is page-locked; pageable memory is read
+            before this returns, and written after a wait.
+        """
+        if not self._is_entered:
+            raise RuntimeError("the simulated device sees nothing here: use it in `with device:`")
+        target.copy_(source, non_blocking=True)
+
+    def capture(
+        self, work: Callable[[], None], *, like: SimulatedGraph | None = None
+    ) -> SimulatedGraph:
+        """Return the work that a function queues, to be launched again by `replay`.
+
+        Args:
+            work: queues it on the current stream, which is not the default one.
+            like: a graph whose memory this one may use as well.
+
+        Raises:
+            RuntimeError: a capture is running, the current stream is the default one, on which
+                CUDA captures nothing, or the function makes the host wait.
+        """
+        return self._simulation.capture(work, like=like)
+
+    def delay(self, stream: SimulatedStream, ms: float) -> None:
+        """Keep `stream` busy for so many virtual milliseconds."""
+        self._simulation.delay(stream, ms)
+
+    @contextmanager
+    def watch_waits(self, observer: WaitObserver) -> Iterator[None]:
+        """Call `observer(what, site)` for every host wait of the body, declared or not."""
+        self._simulation.on_wait.append(observer)
+        try:
+            yield
+        finally:
+            self._simulation.on_wait.remove(observer)
+
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call `observer(site)` for every host wait of the body."""
+        return self.watch_waits(lambda what, site: observer(site))
+
+    def now_ms(self) -> float:
+        """Return the host's virtual time in milliseconds."""
+        return self.timeline.now_ms
+
+    def total_memory_bytes(self) -> None:
+        """Return None: there is as much as the host has."""
+
+    def reserved_memory_bytes(self) -> int:
+        """Return the device memory that somebody holds, in bytes."""
+        return self._simulation.memory.in_use_bytes
+
+    def peak_memory_bytes(self) -> int:
+        """Return the most device memory that was held since `reset_peak_memory`, in bytes."""
+        return self._simulation.memory.peak_bytes
+
+    def reset_peak_memory(self) -> None:
+        """Start a new measurement of the peak memory."""
+        memory = self._simulation.memory
+        memory.peak_bytes = memory.in_use_bytes
+
+    def allow_syncs(self) -> AbstractContextManager[None]:
+        """Lift `forbid_syncs` in the body, for a wait that is declared."""
+        return self._waits(forbidden=False)
+
+    def forbid_syncs(self) -> AbstractContextManager[None]:
+        """Make every host wait raise RuntimeError in the body."""
+        return self._waits(forbidden=True)
+
+    @contextmanager
+    def _waits(self, *, forbidden: bool) -> Iterator[None]:
+        simulation = self._simulation
+        before, simulation.are_waits_forbidden = simulation.are_waits_forbidden, forbidden
+        try:
+            yield
+        finally:
+            simulation.are_waits_forbidden = before

@@ -1,0 +1,375 @@
+"""The simulation itself: work is queued, waited for, recorded and timed here."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.device.call_site import call_site
+from gapless.testing.simulated.allocator import Memory, byte_ranges
+from gapless.testing.simulated.queues import Mark, Queues, SimulatedEvent, SimulatedStream, Task
+from gapless.testing.simulated.races import HOST, History, RaceChecker
+from gapless.testing.simulated.virtual_clock import WAIT, Timeline
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+    from gapless.testing.simulated.allocator import Block
+    from gapless.testing.simulated.queues import Scheduler
+    from gapless.testing.simulated.races import Kind
+    from gapless.testing.simulated.virtual_clock import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Touch:
+    """An access that a piece of work makes: which bytes of which block."""
+
+    kind: Kind
+    block: Block
+    ranges: list[tuple[int, int]]
+
+    @classmethod
+    def of(cls, kind: Kind, tensor: torch.Tensor, block: Block) -> Touch:
+        """Return the access to all elements of a tensor."""
+        return cls(kind, block, byte_ranges(tensor))
+
+
+@dataclass(slots=True)
+class Work:
+    """Work for a stream.
+
+    Attributes:
+        what: the operation's name in reports.
+        run: does it, later; takes what `draw` returned.
+        touches: what it reads and writes.
+        lane: the engine that it runs on.
+        draw: takes this work's random numbers from the generator, when it is launched; returns
+            what `run` needs to find them.
+        needs_grad: the caller's mode; some kernels leave results out where no gradient will be
+            asked for.
+    """
+
+    what: str
+    run: Callable[[Any], None]
+    touches: list[Touch]
+    lane: Lane = "compute"
+    draw: Callable[[], Any] | None = None
+    needs_grad: bool = field(default_factory=torch.is_grad_enabled)
+
+    def task(self) -> Callable[[], None]:
+        """Take the random numbers; return what a stream runs later."""
+        state = self.draw() if self.draw is not None else None
+
+        def run() -> None:
+            # Kernels may write to tensors of any mode; those of inference mode mind outside it.
+            with torch.inference_mode(), torch.set_grad_enabled(self.needs_grad):
+                self.run(state)
+
+        return run
+
+
+@dataclass(eq=False)
+class SimulatedGraph:
+    """Work that was captured, to be launched again as one piece.
+
+    Attributes:
+        works: in order of launch.
+        checker: of the captured work among itself; it runs only when it is replayed.
+        histories: by block, of that checker.
+        last: the end of the last replay.
+        pool: where its memory comes from and goes back to; graphs may share one.
+    """
+
+    simulation: Simulation
+    works: list[Work] = field(default_factory=list)
+    checker: RaceChecker = field(default_factory=RaceChecker)
+    histories: dict[Block, History] = field(default_factory=dict)
+    last: Mark | None = None
+    pool: object = field(default_factory=object)
+
+    def replay(self) -> None:
+        """Launch all captured work on the current stream.
+
+        Sync: Does not block the host.
+        """
+        simulation = self.simulation
+        # Replays of one graph share their memory, and the driver keeps them in order.
+        simulation.let_wait(simulation.current, self.last)
+        touches = [touch for work in self.works for touch in work.touches]
+        simulation.launch(Work("graph replay", _run_all, touches, draw=self._tasks))
+        self.last = simulation.mark(simulation.current)
+
+    def _tasks(self) -> list[Callable[[], None]]:
+        return [work.task() for work in self.works]
+
+
+def _run_all(tasks: list[Callable[[], None]]) -> None:
+    for task in tasks:
+        task()
+
+
+class Simulation:
+    """Streams, memory, clocks and checker of one simulated device.
+
+    Args:
+        scheduler: when queued work runs: `asap`, `lazy` or `random`.
+        seed: of the random scheduler.
+        durations: milliseconds by name of the work; see `Timeline`.
+
+    Attributes:
+        current: the stream that work goes to.
+        waits: host waits so far as (what, site), hidden ones included.
+        on_wait: called with the same before each of them.
+    """
+
+    def __init__(
+        self, *, scheduler: Scheduler, seed: int, durations: Mapping[str, float] | None
+    ) -> None:
+        self.memory = Memory()
+        self.queues = Queues(scheduler, seed)
+        self.checker = RaceChecker()
+        self.timeline = Timeline(durations or {})
+        self._num_streams = 0
+        self._graph: SimulatedGraph | None = None
+        self.current = self._default_stream = self.create_stream("default stream")
+        self.waits: list[tuple[str, str]] = []
+        self.on_wait: list[Callable[[str, str], None]] = []
+        self.is_quiet = False
+        self.are_waits_forbidden = False
+        self._region: str | None = None
+
+    @property
+    def _clocks(self) -> RaceChecker:
+        """The checker of what is queued now: a capture has its own, for it runs nothing."""
+        return self.checker if self._graph is None else self._graph.checker
+
+    def create_stream(self, name: str | None = None) -> SimulatedStream:
+        """Return a new stream."""
+        self._num_streams += 1
+        stream = self.queues.create(self._unused(name or f"stream {self._num_streams - 2}"))
+        self.checker.add_stream(stream.name)
+        return stream
+
+    def _unused(self, name: str) -> str:
+        """Return a name that no other stream has; the checker knows streams by name."""
+        return name if not self.checker.knows(name) else f"{name} ({self._num_streams})"
+
+    @contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Let operations in the body run on the host at once, as the simulation's own."""
+        if self.is_quiet:
+            yield
+            return
+        self.is_quiet = True
+        try:
+            # Work that runs late must not see the modes of whoever happens to be running.
+            with torch.no_grad(), torch.autocast("cpu", enabled=False):
+                yield
+        finally:
+            self.is_quiet = False
+
+    def find(self, tensor: torch.Tensor) -> Block | None:
+        """Return the block that a tensor lies in, None for memory of the host's own."""
+        with self.quiet():
+            return self.memory.find(tensor)
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return device memory of the current stream, or of the graph in capture."""
+        pool = self.current if self._graph is None else self._graph.pool
+        return self.memory.allocate(num_bytes, pool=pool, release=self._release)
+
+    def _release(self, block: Block) -> Callable[[], bool]:
+        """Return whether a block that nobody holds may be used again, as `record_stream` asks."""
+        # Of what really runs, also while a capture is under way.
+        marks = [
+            Mark(stream, stream.num_queued, self.checker.snapshot(stream.name), stream.time_ms)
+            for stream in block.used_by
+        ]
+        block.used_by.clear()
+
+        def is_free() -> bool:
+            if not all(mark.is_done for mark in marks):
+                return False
+            for mark in marks:
+                self.checker.order(HOST, mark.clock)
+            return True
+
+        return is_free
+
+    def launch(self, work: Work) -> None:
+        """Queue work on the current stream."""
+        stream, site = self.current, call_site()
+        self._clocks.launch(stream.name)
+        self._record(stream.name, work.touches, work.what, site)
+        if self._graph is not None:
+            self._graph.works.append(work)
+            return
+        task = work.task()
+        self.timeline.spend("launch")
+        stream.time_ms = self.timeline.run(
+            work.lane, self._duration_name(work), after_ms=stream.time_ms, stream=stream.name
+        )
+        self.queues.put(stream, Task(task, stream.time_ms, site=site))
+        self.advance()
+
+    def delay(self, stream: SimulatedStream, ms: float) -> None:
+        """Keep a stream busy for so many virtual milliseconds."""
+        stream.time_ms = max(stream.time_ms, self.timeline.now_ms) + ms
+        self.queues.put(stream, Task(None, stream.time_ms, site=call_site()))
+        self.advance()
+
+    def advance(self) -> None:
+        """Run what the scheduler would run by now."""
+        with self.quiet():
+            self.queues.advance(self.timeline.now_ms)
+
+    def _duration_name(self, work: Work) -> str:
+        if work.lane != "compute":
+            return work.lane
+        if self._region is None:
+            return "kernel"
+        # The first operation stands for its whole region.
+        name, self._region = self._region, ""
+        return name
+
+    @contextmanager
+    def region(self, name: str) -> Iterator[None]:
+        """Let all kernels of the body together take the time of `name`."""
+        before, self._region = self._region, name
+        try:
+            yield
+        finally:
+            self._region = before
+
+    def host_access(self, kind: Kind, tensor: torch.Tensor, block: Block, what: str) -> None:
+        """Record that the host itself reads or writes a tensor."""
+        self._record(HOST, [Touch.of(kind, tensor, block)], what, call_site())
+
+    def _record(self, agent: str, touches: list[Touch], what: str, site: str) -> None:
+        for touch in touches:
+            block = touch.block
+            history = block.history
+            if self._graph is not None:
+                history = self._graph.histories.setdefault(block, History())
+            for span in touch.ranges:
+                self._clocks.access(
+                    agent, touch.kind, history, span, buffer=block.name, what=what, site=site
+                )
+
+    def mark(self, stream: SimulatedStream) -> Mark:
+        """Return the point behind everything queued on a stream so far."""
+        time = max(stream.time_ms, self.timeline.now_ms)
+        clock = self._clocks.snapshot(stream.name)
+        return Mark(stream, stream.num_queued, clock, time, capture=self._graph)
+
+    def _check_capture(self, mark: Mark) -> None:
+        if mark.capture is not self._graph:
+            here, there = (
+                ("inside", "outside") if self._graph is not None else ("outside", "inside")
+            )
+            raise RuntimeError(
+                f"an event that was recorded {there} a capture has no meaning {here} of it; "
+                f"asked for at {call_site()}"
+            )
+
+    def let_wait(self, stream: SimulatedStream, mark: Mark | None) -> None:
+        """Hold a stream back until a mark; nothing if the event was never recorded."""
+        if mark is None:
+            return
+        self._check_capture(mark)
+        self._clocks.order(stream.name, mark.clock)
+        if self._graph is not None:
+            return
+        stream.time_ms = max(stream.time_ms, mark.time_ms)
+        self.queues.put(stream, Task(None, stream.time_ms, needs=mark, site=call_site()))
+        self.advance()
+
+    def query(self, event: SimulatedEvent) -> bool:
+        """Return whether an event is done; if it is, the host is ordered behind it."""
+        if self._graph is not None:
+            raise RuntimeError(f"query_event at {call_site()} asks the device inside a capture")
+        if event.mark is not None:
+            self._check_capture(event.mark)
+        with self.quiet():
+            is_done = self.queues.poll(event, self.timeline.now_ms)
+        if is_done and event.mark is not None:
+            self.checker.order(HOST, event.mark.clock)
+        return is_done
+
+    def wait(self, mark: Mark | None, what: str) -> None:
+        """Let the host wait for a mark.
+
+        Raises:
+            RuntimeError: waits are forbidden here, or a graph is being captured.
+            Exception: whatever queued work raised, as a GPU tells at the next wait.
+        """
+        site = call_site()
+        if self._graph is not None:
+            raise RuntimeError(f"{what} at {site} waits for the device inside a capture")
+        if self.are_waits_forbidden:
+            raise RuntimeError(f"{what} at {site} makes the host wait for the device")
+        self.waits.append((what, site))
+        for observer in self.on_wait:
+            observer(what, site)
+        if mark is None:
+            return
+        self._check_capture(mark)
+        self.timeline.pass_until(mark.time_ms, WAIT)
+        with self.quiet():
+            self.queues.run_until(mark)
+        self.checker.order(HOST, mark.clock)
+        self.raise_failure()
+
+    def run_alone(self, mark: Mark, what: str) -> None:
+        """Run everything up to a mark at once, in no order with the host.
+
+        Raises:
+            RuntimeError: a graph is being captured.
+            Exception: whatever queued work raised.
+        """
+        if self._graph is not None:
+            raise RuntimeError(
+                f"{what} at {call_site()} cannot be captured: its results depend on values"
+            )
+        self.queues.run_until(mark)
+        self.raise_failure()
+
+    def finish(self) -> None:
+        """Run everything that is queued, ordering nothing."""
+        with self.quiet():
+            self.queues.run_all()
+
+    def raise_failure(self) -> None:
+        """Raise what queued work raised, once."""
+        failure, self.queues.failure = self.queues.failure, None
+        if failure is not None:
+            raise failure
+
+    def capture(
+        self, work: Callable[[], None], *, like: SimulatedGraph | None = None
+    ) -> SimulatedGraph:
+        """Return the work that a function queues, without doing it.
+
+        Raises:
+            RuntimeError: a capture is running, the current stream is the default one, on which
+                CUDA captures nothing, or the function makes the host wait.
+        """
+        if self._graph is not None:
+            raise RuntimeError("cannot capture inside a capture")
+        if self.current is self._default_stream:
+            raise RuntimeError("cannot capture on the default stream")
+        self._graph = graph = SimulatedGraph(self)
+        if like is not None:
+            graph.pool = like.pool
+        graph.checker.report = self.checker.report
+        for stream in self.queues.streams:
+            graph.checker.add_stream(stream.name)
+        try:
+            work()
+        finally:
+            self._graph = None
+        return graph

@@ -1,0 +1,215 @@
+"""How `auto` goes from one phase to the next, with scripted times."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gapless.device.cpu import CpuDevice
+from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.captured_step import CapturedStep
+from gapless.graphs.updates import Updates
+from gapless.loop import auto as autostep
+from gapless.loop.auto import AutoStep
+from gapless.pipeline.host_waits import HostSync
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+
+
+class ScriptedStep:
+    """Takes a set time as written and another as a graph; its shapes are the batches."""
+
+    def __init__(self, clock, *, eager_ms, captured_ms, capture_ms=500.0):
+        self.clock = clock
+        self.eager_ms, self.captured_ms, self.capture_ms = eager_ms, captured_ms, capture_ms
+        self.report = CaptureReport()
+        self.shape = None
+        self.refuses_after = None
+        self.seen = {}
+        self.num_dropped = 0
+
+    @property
+    def has_graphs(self):
+        return any(is_captured for is_captured in self.seen.values())
+
+    def run_eagerly(self, batch, *, may_come_again):
+        self.shape = batch if may_come_again else None
+        self.seen.setdefault(batch, False)
+        self.report.num_eager += 1
+        self.clock.now += self.eager_ms
+        return "eager"
+
+    def __call__(self, batch):
+        if batch not in self.seen or self.refuses_after == "capture":
+            if batch in self.seen:
+                self.report.refusal = "train.py:1: no"
+            return self.run_eagerly(batch, may_come_again=True)
+        self.shape = batch
+        if not self.seen[batch]:
+            self.seen[batch] = True
+            self.report.num_graphs += 1
+            self.clock.now += self.capture_ms
+        self.report.num_replays += 1
+        self.clock.now += self.captured_ms
+        return "captured"
+
+    def forget(self):
+        self.seen = dict.fromkeys(self.seen, False)
+        self.num_dropped += 1
+
+
+class Scripted:
+    """A device whose host is always late: a step's time on it is the host's."""
+
+    def __init__(self, **times):
+        self.now = 0.0
+        self.device = CpuDevice()
+        self.device.now_ms = lambda: self.now
+        self.meter = SimpleNamespace(observer=None, label=None, is_idle=lambda: True)
+        self.step = ScriptedStep(self, **times)
+        self.auto = AutoStep(self.step, device=self.device, meter=self.meter)
+        self.prefetcher = SimpleNamespace(data_wait_ms=0.0)
+        self.auto.begin_epoch(self.prefetcher, [])
+
+    def run(self, batches):
+        """Take batches through the step; each is read by the meter before the next."""
+        ran = []
+        for batch in batches:
+            start = self.now
+            ran.append(self.auto(batch))
+            took = self.now - start
+            self.meter.observer(self.meter.label, took, took)
+        return ran
+
+
+def test_each_phase_is_as_long_as_it_is_said_to_be():
+    """Three to warm up, ten measured, then graphs: the step that captures is not counted."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
+
+    ran = scripted.run(["a"] * 40)
+
+    assert ran == ["eager"] * 13 + ["captured"] * 27
+    assert scripted.auto.diagnosis.line == (
+        "auto: launch-bound: the host needs 20.0 ms to launch a step and the device 5.0 ms to run "
+        "it; captured, 5.0 ms a step"
+    )
+    assert scripted.step.num_dropped == 0
+
+
+def test_slower_graphs_are_dropped():
+    """The trial is over after ten replays, and the step runs as written again."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=25.0)
+
+    ran = scripted.run(["a"] * 60)
+
+    assert {"eager"} == set(ran[30:])
+    assert ran.count("captured") == 1 + autostep._WINDOW + 1
+    assert scripted.step.num_dropped == 1
+
+
+def test_a_step_that_captures_is_no_reading_of_a_graph():
+    """With many shapes, the half second of each capture would make graphs seem slow."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
+
+    scripted.run([f"shape {n % 6}" for n in range(60)])
+
+    assert scripted.auto.diagnosis.captures
+    assert "captured, 5.0 ms a step" in scripted.auto.diagnosis.line
+
+
+def test_a_refused_capture_ends_the_trial_at_once():
+    """The refusal stands in the line, and the rest runs as written."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
+    scripted.step.refuses_after = "capture"
+
+    ran = scripted.run(["a"] * 20)
+
+    assert ran == ["eager"] * 20
+    assert scripted.auto.diagnosis.line.endswith("cannot be captured: train.py:1: no")
+
+
+def test_shapes_that_never_come_again_end_the_trial():
+    """After two hundred steps nothing is captured, which is said."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
+    before = autostep._WARM_UP + autostep._WINDOW + autostep._MAX_TRIAL
+
+    scripted.run(range(before - 1))
+    assert scripted.auto.diagnosis is None
+    scripted.run([before])
+
+    assert "shapes of batches hardly come again" in scripted.auto.diagnosis.line
+
+
+@pytest.mark.parametrize("num_changes", [1, 3, 9])
+def test_measuring_again_has_an_end(num_changes):
+    """Each change of the pace is measured, up to five times."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=25.0)
+    scripted.run(["a"] * 260)
+    found = [scripted.auto.diagnosis]
+    for _ in range(num_changes):
+        scripted.step.eager_ms *= 2.0
+        scripted.step.captured_ms *= 2.0
+        scripted.run(["a"] * 260)
+        found.append(scripted.auto.diagnosis)
+
+    assert min(num_changes, autostep._MAX_RECHECKS) + 1 == len(set(map(id, found)))
+
+
+def test_an_even_pace_is_not_measured_again():
+    """Two thousand steps of nearly the same time are one diagnosis."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
+    scripted.run(["a"] * 200)
+    first = scripted.auto.diagnosis
+    scripted.step.captured_ms = 6.0
+    scripted.run(["a"] * 2000)
+
+    assert first is scripted.auto.diagnosis
+
+
+def test_waits_for_data_are_taken_step_by_step():
+    """Of the prefetcher's total, each step has what was added since the one before."""
+    scripted = Scripted(eager_ms=2.0, captured_ms=1.0)
+
+    def batches():
+        for _ in range(40):
+            scripted.prefetcher.data_wait_ms += 18.0
+            scripted.now += 18.0
+            yield "a"
+
+    for batch in batches():
+        scripted.auto(batch)
+        scripted.meter.observer(scripted.meter.label, 2.0, 20.0)
+
+    assert scripted.auto.diagnosis.bottleneck == "data"
+    assert "the host waits 18.0 of 20.0 ms a step" in scripted.auto.diagnosis.line
+    assert scripted.auto.diagnosis.workers_needed == 9
+
+
+def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
+    """No step follows another: after some, the diagnosis says so, and steps run as written."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
+    for _ in range(40):
+        assert scripted.auto("a") == "eager"
+        scripted.meter.observer(scripted.meter.label, 20.0, None)
+
+    assert scripted.auto.diagnosis.bottleneck == "none"
+    assert "none of 20 steps followed another" in scripted.auto.diagnosis.line
+
+
+def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
+    """What a capture has to know is found out in the first two runs of a shape."""
+    watched = []
+    real = Updates.watched
+
+    def counted(self, **how):
+        watched.append(how)
+        return real(self, **how)
+
+    monkeypatch.setattr(Updates, "watched", counted)
+    with SimulatedDevice(scheduler="asap") as device:
+        captured = CapturedStep(lambda batch: batch + 1, device=device, sync=HostSync(device))
+        for _ in range(6):
+            captured.run_eagerly(device.device_buffer(4))
+
+    assert [how["finds_leaves"] for how in watched] == [True, False]
+    assert captured.report.num_eager == 6

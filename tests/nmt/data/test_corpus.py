@@ -1,0 +1,370 @@
+"""Tests of reading parallel text: every accepted form, and what a line is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from gapless.errors import DataError
+from gapless.nmt.data.corpus import Pairs, decode_text, load_corpus, load_split, read_lines
+
+
+PAIRS = [
+    ("A cat sat here.", "一只猫坐在这里。"),
+    ('He said: "no", twice.', "他说：“不”，两次。"),
+    ("It costs 1,234.50 dollars 😀", "价格是１２３４元！"),
+    ("a b c", "一 二 三"),
+]
+FORMS = ("folder", "tsv", "json", "json-objects", "json-translation", "jsonl", "jsonl-pairs")
+
+
+def as_pairs(rows):
+    return Pairs(src=[src for src, _ in rows], tgt=[tgt for _, tgt in rows])
+
+
+def as_lines(rows):
+    return "".join(f"{row}\n" for row in rows)
+
+
+def table(form, rows):
+    """Return the ending and the text of some pairs in one form of a single file."""
+    objects = [{"id": n, "en": src, "zh": tgt} for n, (src, tgt) in enumerate(rows)]
+    if form == "tsv":
+        return "tsv", as_lines(f"{src}\t{tgt}\tsomebody\t7" for src, tgt in rows)
+    if form == "json":
+        return "json", json.dumps(rows)
+    if form == "json-objects":
+        return "json", json.dumps(objects, ensure_ascii=False, indent=1)
+    if form == "json-translation":
+        return "json", json.dumps([{"id": "x", "translation": item} for item in objects])
+    if form == "jsonl":
+        return "jsonl", as_lines(json.dumps(item, ensure_ascii=False) for item in objects)
+    return "jsonl", as_lines(map(json.dumps, rows)) + "\n"
+
+
+def write_split(folder, form, rows, *, split="train", packed=False):
+    """Write one split of a folder in an accepted form."""
+    folder.mkdir(exist_ok=True)
+    if form == "folder":
+        texts = {"en": as_lines(src for src, _ in rows), "zh": as_lines(tgt for _, tgt in rows)}
+    else:
+        ending, text = table(form, rows)
+        texts = {ending: text}
+    for ending, text in texts.items():
+        name = f"{split}.{ending}" + (".gz" if packed else "")
+        raw = text.encode()
+        (folder / name).write_bytes(gzip.compress(raw) if packed else raw)
+    return folder
+
+
+def write_sides(folder, rows, *, split="train", src="en", tgt="zh"):
+    folder.mkdir(exist_ok=True)
+    for side, name in enumerate((src, tgt)):
+        (folder / f"{split}.{name}").write_text(as_lines(row[side] for row in rows), "utf-8")
+    return folder
+
+
+def read(path, **options):
+    return load_split(path, split="train", **{"src": "en", "tgt": "zh", **options})
+
+
+# --- every accepted form ---
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_holds_the_same_pairs(tmp_path, form, packed):
+    """A folder in any form, plain or packed, gives the pairs as they were written."""
+    folder = write_split(tmp_path / "d", form, PAIRS, packed=packed)
+
+    assert as_pairs(PAIRS) == read(folder)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+@pytest.mark.parametrize("form", FORMS[1:])
+def test_a_file_can_be_named_itself(tmp_path, form, packed):
+    """A file in any form of table gives the pairs as they were written."""
+    (file,) = write_split(tmp_path / "d", form, PAIRS, packed=packed).iterdir()
+
+    assert as_pairs(PAIRS) == read(file)
+
+
+@pytest.mark.parametrize("form", ["tsv", "json", "jsonl-pairs"])
+def test_columns_name_the_first_two_in_order(tmp_path, form):
+    """Where the target comes first, naming the columns puts the sides right."""
+    folder = write_split(tmp_path / "d", form, [(tgt, src) for src, tgt in PAIRS])
+
+    assert as_pairs(PAIRS) == read(folder, columns=("zh", "en"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_both_directions_can_be_read(tmp_path, form):
+    """Exchanging the names of the sides exchanges the sides."""
+    folder = write_split(tmp_path / "d", form, PAIRS)
+    columns = None if form in ("folder", "json-objects") else ("en", "zh")
+
+    there = read(folder)
+    back = read(folder, src="zh", tgt="en", columns=columns)
+
+    assert (there.src, there.tgt) == (back.tgt, back.src)
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "validation", "dev"])
+@pytest.mark.parametrize("form", ["folder", "tsv"])
+def test_the_validation_split_has_four_names(tmp_path, form, name):
+    """Each usual name of a validation file is found."""
+    folder = write_split(tmp_path / "d", form, PAIRS, split=name)
+
+    assert as_pairs(PAIRS) == load_split(folder, split="val", src="en", tgt="zh")
+
+
+def test_names_of_a_published_data_set_are_found(tmp_path):
+    """The files of Multi30k's task 1 load as they are named when they are fetched."""
+    sides = {"src": "lc.norm.tok.en", "tgt": "lc.norm.tok.de"}
+    for split in ("train", "val", "test_2016_flickr"):
+        rows = [(f"{split} {n}", f"der {split} {n}") for n in range(3)]
+        write_sides(tmp_path, rows, split=split, **sides)
+
+    corpus = load_corpus(tmp_path, **sides)
+
+    assert corpus.train.src == ["train 0", "train 1", "train 2"]
+    assert corpus.val.src == ["val 0", "val 1", "val 2"]
+    assert corpus.test.tgt[2] == "der test_2016_flickr 2"
+
+
+def test_a_plain_test_file_wins_over_one_with_a_year(tmp_path):
+    """`test` is taken before `test_2016`, and of two years the first."""
+    write_sides(tmp_path, [("2017", "乙")], split="test_2017")
+    write_sides(tmp_path, [("2016", "甲")], split="test_2016")
+    first = load_split(tmp_path, split="test", src="en", tgt="zh")
+    write_sides(tmp_path, [("plain", "丙")], split="test")
+    plain = load_split(tmp_path, split="test", src="en", tgt="zh")
+
+    assert (first.src, plain.src) == (["2016"], ["plain"])
+
+
+def test_sides_of_two_test_sets_are_not_mixed(tmp_path):
+    """Both sides of a test set have one name; those of different years are no translations."""
+    write_sides(tmp_path, [("2016", "甲")], split="test_2016")
+    write_sides(tmp_path, [("2017", "乙")], split="test_2017")
+    (tmp_path / "test_2016.zh").unlink()
+
+    assert as_pairs([("2017", "乙")]) == load_split(tmp_path, split="test", src="en", tgt="zh")
+
+
+def test_an_absent_split_is_none_and_half_of_one_is_refused(tmp_path):
+    """A folder may lack a validation split, but not only one side of it."""
+    write_sides(tmp_path, PAIRS)
+    assert load_split(tmp_path, split="val", src="en", tgt="zh") is None
+
+    (tmp_path / "val.en").write_text("a\n")
+    with pytest.raises(DataError, match=r"no val\.en and val\.zh"):
+        load_split(tmp_path, split="val", src="en", tgt="zh")
+
+
+SENTENCES = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\n\r\t\ufeff"), min_size=1
+)
+ROWS = st.lists(st.tuples(SENTENCES, SENTENCES), min_size=1, max_size=8)
+
+
+@given(rows=ROWS, form=st.sampled_from(FORMS), packed=st.booleans())
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_text_reads_back_as_it_was_written(tmp_path_factory, rows, form, packed):
+    """No character but those that end lines and columns means anything in any form."""
+    folder = write_split(tmp_path_factory.mktemp("rows"), form, rows, packed=packed)
+
+    assert as_pairs(rows) == read(folder)
+
+
+# --- what a line is ---
+
+
+@pytest.mark.parametrize("form", ["folder", "tsv", "jsonl"])
+def test_windows_line_ends_are_line_ends(tmp_path, form):
+    r"""`\r\n` ends a line as `\n` does."""
+    folder = write_split(tmp_path / "d", form, PAIRS)
+    for path in folder.iterdir():
+        path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+
+    assert as_pairs(PAIRS) == read(folder)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_byte_order_mark_is_not_text(tmp_path, form):
+    """A mark at the beginning of a file is dropped, in every form."""
+    folder = write_split(tmp_path / "d", form, PAIRS)
+    for path in folder.iterdir():
+        path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+
+    assert as_pairs(PAIRS) == read(folder)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
+def test_other_separators_do_not_end_a_line(tmp_path, form, mark):
+    """What Python's `splitlines` cuts at may stand in a sentence."""
+    rows = [(f"one{mark}two", f"一{mark}二"), (f"a{mark}", f"{mark}b")]
+
+    assert as_pairs(rows) == read(write_split(tmp_path / "d", form, rows))
+
+
+def test_empty_lines_and_a_missing_last_line_end_are_kept(tmp_path):
+    """Every line counts, so that both sides stay side by side."""
+    (tmp_path / "t").write_bytes(b"a\n\n b \n\nc")
+
+    assert read_lines(tmp_path / "t") == ["a", "", " b ", "", "c"]
+
+
+def test_bytes_that_are_not_utf8_are_named():
+    """The first bad byte, its offset and its line are in the message."""
+    with pytest.raises(DataError, match=r"^x is not UTF-8: byte 0xff at offset 7, line 3;"):
+        decode_text(b"ok\nb\xc3\xa9\n\xff\n", name="x")
+
+
+# --- what is left out, and held out ---
+
+
+def test_blank_lines_of_a_table_are_no_pairs(tmp_path):
+    """As editors leave them between blocks and at the end."""
+    path = tmp_path / "train.tsv"
+    path.write_text("".join(f"a{n}\tb{n}\n\n" for n in range(40)) + "  \n", encoding="utf-8")
+
+    corpus = load_corpus(path, src="en", tgt="zh", columns=None, seed=1)
+
+    assert sum(len(split.src) for split in (corpus.train, corpus.val, corpus.test)) == 40
+    assert corpus.dropped_empty == 0
+
+
+def test_pairs_with_an_empty_side_are_dropped_and_counted(tmp_path):
+    """Training leaves out pairs without text on a side; validation and test keep theirs."""
+    rows = [("a", "一"), ("", "二"), ("c", "  "), ("\u3000", ""), ("e", "五")]
+    for split in ("train", "val", "test"):
+        write_sides(tmp_path, rows, split=split)
+
+    corpus = load_corpus(tmp_path, src="en", tgt="zh")
+
+    assert as_pairs([rows[0], rows[4]]) == corpus.train
+    assert corpus.dropped_empty == 3
+    assert (as_pairs(rows), as_pairs(rows)) == (corpus.val, corpus.test)
+
+
+def test_a_corpus_of_empty_pairs_is_refused(tmp_path):
+    """Nothing to learn from is an error that names the data."""
+    write_sides(tmp_path, [("", "一"), ("b", "")])
+
+    with pytest.raises(DataError, match="no training pair with text on both sides"):
+        load_corpus(tmp_path, src="en", tgt="zh")
+
+
+@pytest.fixture
+def repetitive(tmp_path):
+    """A table without splits, where each source sentence has three translations."""
+    rows = [(f"sentence {n % 100}", f"第{n}句") for n in range(300)]
+    path = tmp_path / "pairs.tsv"
+    path.write_text(as_lines(f"{src}\t{tgt}" for src, tgt in rows), "utf-8")
+    return path, rows
+
+
+def test_held_out_pairs_share_no_source_with_training(repetitive):
+    """All translations of a sentence are on the same side of the split, and no pair is lost."""
+    path, rows = repetitive
+
+    corpus = load_corpus(path, src="en", tgt="zh")
+    train, val, test = (set(part.src) for part in (corpus.train, corpus.val, corpus.test))
+
+    assert all(0 < len(part) <= 15 for part in (corpus.val, corpus.test))
+    assert set() == (train & val) | (train & test) | (val & test)
+    parts = [corpus.train, corpus.val, corpus.test]
+    assert sorted(rows) == sorted(
+        pair for part in parts for pair in zip(part.src, part.tgt, strict=True)
+    )
+
+
+def test_holding_out_follows_the_seed_alone(repetitive):
+    """The same seed holds out the same pairs, another seed others."""
+    path, _ = repetitive
+
+    first, again, other = (load_corpus(path, src="en", tgt="zh", seed=s) for s in (1, 1, 2))
+
+    assert first == again
+    assert first.test != other.test
+
+
+def test_a_source_differing_in_outer_spaces_is_the_same_sentence(tmp_path):
+    """A copy with a space at its end does not slip from test into training."""
+    rows = [(f"s{n}{' ' * k}", f"{n}-{k}") for n in range(40) for k in range(3)]
+    write_sides(tmp_path, rows)
+
+    corpus = load_corpus(tmp_path, src="en", tgt="zh")
+    parts = [{line.strip() for line in part.src} for part in (corpus.train, corpus.test)]
+
+    assert set() == parts[0] & parts[1]
+
+
+def test_only_what_is_missing_is_held_out(tmp_path):
+    """A given validation split stays as it is when the test split is held out."""
+    write_sides(tmp_path, [(f"s{n}", f"{n}") for n in range(40)])
+    write_sides(tmp_path, PAIRS, split="dev")
+
+    corpus = load_corpus(tmp_path, src="en", tgt="zh")
+
+    assert as_pairs(PAIRS) == corpus.val
+    assert len(corpus.train) + len(corpus.test) == 40
+
+
+def test_too_few_sentences_to_hold_out_are_refused(tmp_path):
+    """Two sentences cannot be split in three; the message says which file to add."""
+    write_sides(tmp_path, [("a", "一"), ("b", "二"), ("a", "三")])
+
+    with pytest.raises(DataError, match=r"only 2 different source .* add .*val"):
+        load_corpus(tmp_path, src="en", tgt="zh")
+
+
+# --- tables that are not pairs ---
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.tsv", "x\ty\nz\n", r"a\.tsv line 2 has one column"),
+        ("a.json", '[["x", "y"], ["z"]]', r"a\.json item 1 is not a pair"),
+        ("a.json", '[["x", 3]]', r"a\.json item 0 is not a pair"),
+        ("a.json", '[\n["x", "y"],\n[}]', r"a\.json is not JSON at line 3, column 2"),
+        ("a.json", '{"en": "x"}', r"a\.json holds .*, expected a list"),
+        ("a.json", "[]", r"a\.json holds no pair"),
+        ("a.jsonl", '{"en": "x", "zh": "y"}\n\n{"en": "x", "de": "y"}\n', r"line 3 is not a pair"),
+        ("a.jsonl", '["x", "y"]\n["x"\n', r"a\.jsonl is not JSON at line 2"),
+        ("a.csv", "x,y\n", r"a\.csv .*, expected \.tsv, \.json, \.jsonl"),
+        ("a.tsv", "", r"a\.tsv is empty"),
+        ("a.json", " \n", r"a\.json is empty"),
+    ],
+)
+def test_a_table_that_is_not_pairs_is_refused(tmp_path, name, text, message):
+    """The file, the place in it and what was expected are in the message."""
+    (tmp_path / name).write_text(text)
+
+    with pytest.raises(DataError, match=message):
+        read(tmp_path / name)
+
+
+def test_a_side_that_no_column_has_is_refused(tmp_path):
+    """Naming columns without the sides asked for is a mistake."""
+    (tmp_path / "a.tsv").write_text("x\ty\n")
+
+    with pytest.raises(DataError, match="side 'zh' is not among the columns 'en' and 'de'"):
+        read(tmp_path / "a.tsv", columns=("en", "de"))
+
+
+@pytest.mark.parametrize("text", ['[["\\ud800", "y"]]', "[" * 200_000])
+def test_json_that_python_reads_badly_is_refused(tmp_path, text):
+    """Half a surrogate pair and endless nesting are named, not raised as they come."""
+    (tmp_path / "a.json").write_text(text)
+
+    with pytest.raises(DataError, match=r"a\.json"):
+        read(tmp_path / "a.json")

@@ -1,0 +1,198 @@
+"""Tests of reading parallel text: sets of one name, held-out pairs, broken files."""
+
+from __future__ import annotations
+
+import gzip
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gapless.errors import DataError
+from gapless.nmt.data.corpus import Corpus, load_corpus, load_split, read_lines
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+Rows = list[tuple[str, str]]
+PACKED = gzip.compress(bytes(range(256)) * 4)
+
+
+def write_sides(folder: Path, name: str, rows: Rows) -> None:
+    """Write the two text files of one split."""
+    (folder / f"{name}.en").write_text("".join(f"{en}\n" for en, _ in rows), "utf-8")
+    (folder / f"{name}.zh").write_text("".join(f"{zh}\n" for _, zh in rows), "utf-8")
+
+
+def write_table(folder: Path, rows: Rows) -> Path:
+    """Write pairs as one TSV file."""
+    path = folder / "p.tsv"
+    path.write_text("".join(f"{en}\t{zh}\n" for en, zh in rows), "utf-8")
+    return path
+
+
+def rows_of(path: Path, split: str) -> Rows:
+    """Return one split as tuples."""
+    pairs = load_split(path, split=split, src="en", tgt="zh")
+    assert pairs is not None
+    return list(zip(pairs.src, pairs.tgt, strict=True))
+
+
+def load(path: Path, *, seed: int = 0) -> Corpus:
+    """Return the corpus in a path."""
+    return load_corpus(path, src="en", tgt="zh", seed=seed)
+
+
+def refusal(path: Path) -> str:
+    """Return the message with which a corpus is refused, which must be one line."""
+    with pytest.raises(DataError) as caught:
+        load(path)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("split", "half", "whole"), [("test", "test_2016", "test_2017"), ("val", "val", "dev")]
+)
+def test_both_sides_come_from_one_set(tmp_path: Path, split: str, half: str, whole: str) -> None:
+    """A side without its partner is never paired with the other side of another set."""
+    (tmp_path / f"{half}.en").write_text("alone\n")
+    write_sides(tmp_path, whole, [("six", "六")])
+
+    assert rows_of(tmp_path, split) == [("six", "六")]
+
+
+def test_a_test_set_named_just_test_wins_in_any_form(tmp_path: Path) -> None:
+    """Text files named exactly `test` come before a table of a longer name."""
+    write_sides(tmp_path, "test", [("six", "六")])
+    (tmp_path / "test_2016.tsv").write_text("other\t别\n", "utf-8")
+
+    assert rows_of(tmp_path, "test") == [("six", "六")]
+
+
+@pytest.mark.parametrize(("count", "sizes"), [(3, (1, 1, 1)), (100, (91, 5, 4))])
+def test_held_out_sizes(tmp_path: Path, count: int, sizes: tuple[int, int, int]) -> None:
+    """Each split is 5 % of what is left, at least 1; three sources are enough."""
+    corpus = load(write_table(tmp_path, [(f"s{n}", f"句{n}") for n in range(count)]))
+
+    assert sizes == (len(corpus.train), len(corpus.val), len(corpus.test))
+
+
+def test_held_out_splits_have_at_most_a_thousand_pairs(tmp_path: Path) -> None:
+    """Of a large corpus each split gets 1000 pairs."""
+    corpus = load(write_table(tmp_path, [(f"s{n}", f"句{n}") for n in range(24_000)]))
+
+    assert (len(corpus.val), len(corpus.test)) == (1_000, 1_000)
+
+
+def test_a_frequent_sentence_does_not_swell_a_split(tmp_path: Path) -> None:
+    """A source that is most of the corpus stays in train, for any seed."""
+    rows = [("yes", f"是{n}") for n in range(900)] + [(f"s{n}", f"句{n}") for n in range(100)]
+    path = write_table(tmp_path, rows)
+
+    for seed in range(40):
+        corpus = load(path, seed=seed)
+
+        assert corpus.train.src.count("yes") == 900
+        assert max(len(corpus.val), len(corpus.test)) <= 50
+
+
+@given(
+    sources=st.lists(
+        st.sampled_from(["a", " a", "a ", "b", "c", "d", "e\u3000", "e"]), min_size=3
+    ).filter(lambda sources: len({source.strip() for source in sources}) >= 3),
+    seed=st.integers(0, 3),
+)
+def test_no_source_is_in_two_splits(
+    tmp_path_factory: pytest.TempPathFactory, sources: list[str], seed: int
+) -> None:
+    """Sources equal up to outer space stay together, no pair is lost, no split is empty."""
+    rows = [(source, f"句{n}") for n, source in enumerate(sources)]
+
+    corpus = load(write_table(tmp_path_factory.mktemp("d"), rows), seed=seed)
+    parts = [corpus.train, corpus.val, corpus.test]
+    found = [{line.strip() for line in part.src} for part in parts]
+
+    assert all(found)
+    assert len(set().union(*found)) == sum(map(len, found))
+    assert Counter(rows) == Counter(
+        pair for part in parts for pair in zip(part.src, part.tgt, strict=True)
+    )
+
+
+def test_too_few_sources_names_both_missing_splits(tmp_path: Path) -> None:
+    """The count is that of the file, and both files to add are named."""
+    path = write_table(tmp_path, [("a", "一"), (" a", "二"), ("b", "三")])
+
+    message = refusal(path)
+
+    assert f"{path} has no val or test split and only 2 different source sentences" in message
+    assert "expected 3 or more; add a val file and add a test file" in message
+
+
+def test_a_text_under_the_key_translation_is_no_nested_pair(tmp_path: Path) -> None:
+    """An object whose `translation` is text is read by its own keys."""
+    path = tmp_path / "p.json"
+    path.write_text('[{"en": "six", "zh": "六", "translation": "human"}]', "utf-8")
+
+    assert rows_of(path, "train") == [("six", "六")]
+
+
+@pytest.mark.parametrize("item", ['{"translation": "b"}', '{"translation": null}', "7", "null"])
+def test_a_json_item_that_is_no_pair(tmp_path: Path, item: str) -> None:
+    """The file and the item are named, with the keys that a pair needs."""
+    path = tmp_path / "p.json"
+    path.write_text(f'[["a", "一"], {item}]', "utf-8")
+
+    message = refusal(path)
+
+    assert f"{path} item 1 is not a pair" in message
+    assert "an object with the keys 'en' and 'zh'" in message
+
+
+def test_an_empty_json_file_is_said_to_be_empty(tmp_path: Path) -> None:
+    """An empty file is no mistake of JSON at a line and column."""
+    path = tmp_path / "p.json"
+    path.write_bytes(b"")
+
+    assert f"{path} is empty, expected a JSON list of pairs" == refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("pairs", "nothing known"), ("p.gz", ".gz"), ("a.csv", ".csv")]
+)
+def test_an_unknown_ending(tmp_path: Path, name: str, part: str) -> None:
+    """The ending found and those accepted are named."""
+    path = tmp_path / name
+    path.write_text("a\t一\n", "utf-8")
+
+    assert f"{path} ends in {part}, expected .tsv, .json, .jsonl (each also" in refusal(path)
+
+
+def test_an_offset_counts_the_byte_order_mark(tmp_path: Path) -> None:
+    """Offsets are those of the unpacked bytes, with the mark that is dropped from the text."""
+    path = tmp_path / "t.txt.gz"
+    path.write_bytes(gzip.compress(b"\xef\xbb\xbfabc\r\nd\xffe\n"))
+
+    with pytest.raises(DataError, match="is not UTF-8: byte 0xff at offset 9, line 2"):
+        read_lines(path)
+
+
+@pytest.mark.parametrize(
+    "raw", [PACKED[:-9], PACKED[:5], b"a\tb\n", PACKED[:40] + bytes(8) + PACKED[48:]]
+)
+def test_a_broken_archive(tmp_path: Path, raw: bytes) -> None:
+    """An archive that is cut off, spoiled or none at all is named."""
+    path = tmp_path / "p.tsv.gz"
+    path.write_bytes(raw)
+
+    assert f"{path} is not a whole gzip file" in refusal(path)
+
+
+def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
+    """A folder cannot be read as text."""
+    with pytest.raises(DataError, match="is a folder, expected a text file"):
+        read_lines(tmp_path)

@@ -1,0 +1,42 @@
+"""Sentences as flat arrays, gathered into batches."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, strategies as st
+
+from gapless.nmt.data.token_pairs import TokenPairs
+from gapless.nmt.data.vocab import BOS, EOS
+
+
+sentences = st.lists(st.integers(4, 99), max_size=9)
+
+
+def rows_of(rows):
+    """Return the same as lists, one a row."""
+    return [part.tolist() for part in np.split(rows.ids, np.cumsum(rows.lengths)[:-1])]
+
+
+@given(pairs=st.lists(st.tuples(sentences, sentences), min_size=1, max_size=9), data=st.data())
+def test_any_pairs_can_be_taken_in_any_order(pairs, data):
+    """With their marks, and again and again; every token knows its place."""
+    src, tgt = ([pair[side] for pair in pairs] for side in (0, 1))
+    numbers = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=12))
+
+    found_src, found_tgt = TokenPairs(src, tgt).take(np.array(numbers))
+
+    assert rows_of(found_src) == [[*src[number], EOS] for number in numbers]
+    assert rows_of(found_tgt) == [[BOS, *tgt[number], EOS] for number in numbers]
+    assert rows_of(found_tgt.without_first()) == [[*tgt[number], EOS] for number in numbers]
+    assert rows_of(found_tgt.without_last()) == [[BOS, *tgt[number]] for number in numbers]
+    places = np.concatenate([np.arange(len(src[number]) + 1) for number in numbers])
+    assert found_src.positions().tolist() == places.tolist()
+
+
+def test_lengths_count_what_a_model_reads_and_predicts():
+    """The end mark is read and predicted; the begin mark is not predicted."""
+    pairs = TokenPairs([[5, 6], []], [[7], [8, 9, 10]])
+
+    assert len(pairs) == 2
+    assert pairs.src_lengths.tolist() == [3, 1]
+    assert pairs.tgt_lengths.tolist() == [2, 4]

@@ -1,0 +1,260 @@
+"""The search for translations, against a small model whose every score is in a table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from gapless.device.find import resolve_device
+from gapless.nmt.data.vocab import BOS, EOS, PAD, UNK
+from gapless.nmt.model.decode import Decoder, DecodeSettings
+from gapless.nmt.model.transformer import LayerCache, ModelSizes, Transformer
+from gapless.pipeline.host_waits import HostSync
+
+
+VOCAB = 6
+WORDS = (UNK, 4, 5)
+
+
+class TableModel:
+    """Scores of the next token by source and target so far, drawn at random once each.
+
+    Has the surface of a `Transformer` that the decoder uses; the "keys" of its cache are the
+    target so far, so that a wrong order of the cache gives wrong scores.
+    """
+
+    def __init__(self, seed, *, sharpness=2.0, max_positions=50):
+        self._seed = seed
+        self._sharpness = sharpness
+        self.max_positions = max_positions
+        self.training = True
+        self.num_steps = 0
+
+    def eval(self):
+        self.training = False
+
+    def train(self, mode):
+        self.training = mode
+
+    def encode(self, src, src_mask):
+        assert not self.training
+        return src * src_mask.squeeze(1)
+
+    def start_cache(self, memory):
+        return [LayerCache(None, None, memory, memory)]
+
+    def decode_step(self, last_ids, cache, *, position, src_mask):
+        self.num_steps += 1
+        (layer,) = cache
+        so_far = last_ids.unsqueeze(1)
+        if layer.self_keys is not None:
+            so_far = torch.cat((layer.self_keys, so_far), dim=1)
+        layer.self_keys = layer.self_values = so_far
+        assert position + 1 == so_far.shape[1]
+        rows = zip(layer.cross_keys.tolist(), so_far.tolist(), strict=True)
+        return torch.tensor([self.logits(source, target) for source, target in rows])
+
+    def logits(self, source, target):
+        text = [token for token in source if token != PAD]
+        draw = random.Random(f"{self._seed} {text} {target}")
+        return [draw.gauss(0.0, self._sharpness) for _ in range(VOCAB)]
+
+    def log_probs(self, source, target):
+        """Return the scores of all next tokens, those that never follow left out."""
+        row = torch.tensor(self.logits([*source, EOS], [BOS, *target])).log_softmax(-1).tolist()
+        return {token: row[token] for token in (*WORDS, EOS)}
+
+    def score(self, source, target, penalty):
+        """Return the score of a whole target as the search defines it."""
+        ids = [*target, EOS]
+        total = sum(self.log_probs(source, ids[:at])[token] for at, token in enumerate(ids))
+        return total / len(ids) ** penalty
+
+
+def make_decoder(model):
+    device = resolve_device("cpu")
+    return Decoder(model, device=device, sync=HostSync(device))
+
+
+def greedy(model, source, max_length):
+    """Return the target that takes the likeliest token each time."""
+    target = []
+    while len(target) < max_length:
+        scores = model.log_probs(source, target)
+        token = max(scores, key=scores.get)
+        if token == EOS:
+            break
+        target.append(token)
+    return target
+
+
+sources = st.lists(st.sampled_from([UNK, 4, 5]), max_size=4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), sources, st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.integers(0, 3))
+def test_a_wide_beam_finds_the_best_of_all_translations(seed, source, penalty, max_length):
+    """With room for every prefix the search returns what trying everything returns."""
+    model = TableModel(seed)
+    every = [
+        list(ids) for n in range(max_length + 1) for ids in itertools.product(WORDS, repeat=n)
+    ]
+    best = sorted((model.score(source, ids, penalty) for ids in every), reverse=True)[:5]
+    wide = DecodeSettings(beam=40, length_penalty=penalty, max_length=max_length, n_best=5)
+
+    (found,) = make_decoder(model).translate([source], wide)
+
+    assert pytest.approx(best, abs=1e-4) == [one.score for one in found]
+    own = [model.score(source, one.ids, penalty) for one in found]
+    assert pytest.approx(best, abs=1e-4) == own
+    assert len(best) == len({tuple(one.ids) for one in found})
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(0, 10_000), st.lists(sources, max_size=5), st.integers(0, 20), st.booleans())
+def test_a_beam_of_one_is_greedy(seed, texts, max_length, early_stopping):
+    """It takes the likeliest token each time, until the end mark is the likeliest."""
+    model = TableModel(seed)
+    one = DecodeSettings(beam=1, max_length=max_length, early_stopping=early_stopping)
+
+    found = make_decoder(model).translate(texts, one)
+
+    expected = [greedy(model, source, max_length) for source in texts]
+    assert expected == [best.ids for (best,) in found]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.integers(0, 10_000),
+    st.lists(sources, min_size=1, max_size=7),
+    st.integers(1, 5),
+    st.booleans(),
+    st.integers(1, 60),
+)
+def test_batches_do_not_change_translations(seed, texts, beam, early_stopping, batch_tokens):
+    """Each source gets the translations it gets alone, in the order of the sources."""
+    model = TableModel(seed)
+    search = DecodeSettings(
+        beam=beam,
+        n_best=beam,
+        max_length=12,
+        early_stopping=early_stopping,
+        batch_tokens=batch_tokens,
+    )
+    decoder = make_decoder(model)
+
+    together = decoder.translate(texts, search)
+
+    for source, found in zip(texts, together, strict=True):
+        (alone,) = decoder.translate([source], search)
+        assert [h.ids for h in alone] == [h.ids for h in found]
+        assert 1 <= len(found) <= beam
+        scores = [h.score for h in found]
+        assert sorted(scores, reverse=True) == scores
+        for hypothesis in found:
+            expected = model.score(source, hypothesis.ids, 1.0)
+            assert math.isclose(expected, hypothesis.score, abs_tol=1e-4)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), sources, st.integers(1, 6))
+def test_the_best_translations_are_all_different(seed, source, beam):
+    """The n best are n different targets, none longer than asked."""
+    search = DecodeSettings(beam=beam, n_best=beam, max_length=8)
+
+    (found,) = make_decoder(TableModel(seed)).translate([source], search)
+
+    assert len(found) == len({tuple(hypothesis.ids) for hypothesis in found})
+    assert all(len(hypothesis.ids) <= 8 for hypothesis in found)
+
+
+def test_more_translations_than_the_beam_holds_are_not_returned():
+    """At most as many as the beam come back."""
+    search = DecodeSettings(beam=2, n_best=5, max_length=6)
+
+    (found,) = make_decoder(TableModel(3)).translate([[4, 5]], search)
+
+    assert len(found) == 2
+
+
+def test_no_sources_give_no_translations():
+    """An empty list is no error, and nothing is computed."""
+    model = TableModel(0)
+
+    assert make_decoder(model).translate([], DecodeSettings()) == []
+    assert model.num_steps == 0
+
+
+@pytest.mark.parametrize("was_training", [True, False])
+def test_the_models_mode_is_restored(was_training):
+    """The model computes in evaluation mode and is given back as it was, also after an error."""
+    model = TableModel(0)
+    model.training = was_training
+    make_decoder(model).translate([[4]], DecodeSettings(max_length=2))
+    assert was_training == model.training
+
+    model.decode_step = None
+    with pytest.raises(TypeError):
+        make_decoder(model).translate([[4]], DecodeSettings(max_length=2))
+    assert was_training == model.training
+
+
+def test_finished_sentences_are_reported_and_waits_counted():
+    """The callback adds up to all sentences, and each wait is in the account as "decode"."""
+    device = resolve_device("cpu")
+    sync = HostSync(device)
+    done = []
+
+    Decoder(TableModel(1), device=device, sync=sync).translate(
+        [[4, 5]] * 7,
+        DecodeSettings(beam=2, max_length=3, batch_tokens=12),
+        on_done=done.append,
+    )
+
+    assert sum(done) == 7
+    assert len(done) > 1
+    assert list(sync.stats.by_reason) == ["decode"]
+
+
+def test_a_translation_fits_the_positions_of_the_model():
+    """A model that knows 5 positions writes at most 4 tokens, whatever is asked."""
+    for seed in range(5):
+        model = TableModel(seed, max_positions=5)
+
+        (found,) = make_decoder(model).translate([[4]], DecodeSettings(beam=3, n_best=3))
+
+        assert all(len(hypothesis.ids) <= 4 for hypothesis in found)
+        assert model.num_steps <= 5
+
+
+def test_greedy_search_of_a_transformer_equals_decoding_by_hand():
+    """With cache and batches the decoder writes what the whole model writes token by token."""
+    torch.manual_seed(0)
+    sizes = ModelSizes(
+        src_vocab=12, tgt_vocab=12, d_model=16, heads=2, ffn=16, encoder_layers=1, decoder_layers=1
+    )
+    model = Transformer(sizes, max_positions=20).eval()
+    for weight in model.parameters():
+        weight.data.mul_(2.0)
+    texts = [[4, 5, 6], [], [11, 7, 9, 9, 4], [8]]
+
+    found = make_decoder(model).translate(
+        texts, DecodeSettings(beam=1, max_length=9, early_stopping=True)
+    )
+
+    for source, (best,) in zip(texts, found, strict=True):
+        src, target = torch.tensor([[*source, EOS]]), [BOS]
+        while len(target) < 10:
+            out = model(src, torch.tensor([target]), torch.ones_like(src).bool().unsqueeze(1))
+            logits = model.generator(out[0, -1])
+            logits[[PAD, BOS]] = -math.inf
+            target.append(int(logits.argmax()))
+            if target[-1] == EOS:
+                target.pop()
+                break
+        assert target[1:] == best.ids

@@ -1,0 +1,475 @@
+"""A run that stops goes on exactly."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+
+from gapless.device.find import resolve_device
+from gapless.errors import NonFiniteLossError, RunFolderError, UserError
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.trainer import Trainer
+from gapless.pipeline.host_waits import HostSync
+
+
+class Silent:
+    """Watches a run, and sends a signal to this process after some batches."""
+
+    def __init__(self, *, interrupt_after=None, number=signal.SIGINT):
+        self.left = interrupt_after
+        self.number = number
+
+    def started(self, facts):
+        pass
+
+    def noted(self, text):
+        pass
+
+    def warming_up(self, done, *, of):
+        pass
+
+    def epoch_started(self, epoch, *, num_batches, num_epochs):
+        pass
+
+    def batch_queued(self, progress, *, num_updates):
+        if self.left is not None:
+            self.left -= 1
+            if self.left == 0:
+                os.kill(os.getpid(), self.number)
+
+    def epoch_ended(self, record):
+        pass
+
+    def testing(self, count):
+        pass
+
+
+@pytest.fixture
+def settings(tmp_path):
+    draw = random.Random(1)
+    rows = [
+        " ".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 7))) for _ in range(60)
+    ]
+    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    return {
+        "data": str(tmp_path / "d.tsv"),
+        "tokenizer": "none",
+        "device": "cpu",
+        "workers": 0,
+        "d_model": 16,
+        "heads": 2,
+        "ffn": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "batch_size": 4,
+        "batch_tokens": None,
+        "dropout": 0.3,
+        "epochs": 3,
+        "warmup": 5,
+        "max_length": 20,
+        "accumulate": 2,
+        "average": 2,
+    }
+
+
+def train(settings, run, **watch):
+    trainer = Trainer(make_config({**settings, "run_dir": str(run)}), observer=Silent(**watch))
+    return trainer.train()
+
+
+def resume(run, *, flags=None, **watch):
+    config = make_config(flags or {}, file=run / "config.yaml")
+    return Trainer(config, observer=Silent(**watch), resume=run).train()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("batches", [3, 14, 20])
+def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batches, number):
+    """Weights, losses and the record of losses are those of a run that never stopped."""
+    whole = train(settings, tmp_path / "whole")
+    stopped = train(settings, tmp_path / "parts", interrupt_after=batches, number=number)
+    resumed = resume(tmp_path / "parts")
+
+    assert stopped["interrupted"]
+    assert not resumed["interrupted"]
+    assert whole["loss"] == resumed["loss"]
+    final = "checkpoints/final.safetensors"
+    assert (tmp_path / "whole" / final).read_bytes() == (tmp_path / "parts" / final).read_bytes()
+    assert whole["batches"] == resumed["batches"]
+    steps = [
+        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
+        for name in ("whole", "parts")
+    ]
+    losses = [[(r["step"], r["loss"]) for r in rows if r["kind"] == "train"] for rows in steps]
+    assert losses[0] == losses[1]
+
+
+def test_packed_batches_go_on_as_they_were(settings, tmp_path):
+    """The layout is kept with the state, not in the settings: a GPU may have chosen it."""
+    packed = {**settings, "batch_size": None, "batch_tokens": 40, "pack": True}
+    whole = train(packed, tmp_path / "whole")
+    train(packed, tmp_path / "parts", interrupt_after=5)
+    config = tmp_path / "parts" / "config.yaml"
+    text = config.read_text(encoding="utf-8")
+    config.write_text(text.replace("pack: true", "pack: null"), encoding="utf-8")
+    resumed = resume(tmp_path / "parts")
+
+    assert whole["padding_share"] < 0.5
+    assert whole["loss"] == resumed["loss"]
+    assert same_end(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
+    """Batches done cannot be told from batches to do if they are cut in another way."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    config = make_config({"fixed_shapes": True}, file=tmp_path / "run" / "config.yaml")
+
+    with pytest.raises(UserError, match="fixed-shapes is true, but the run began with false"):
+        Trainer(config, observer=Silent(), resume=tmp_path / "run")
+
+
+@pytest.mark.parametrize("interrupt_after", [3, None])
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"batch_size": 5}, "batch-size is 5, but the run began with 4"),
+        ({"batch_tokens": 40}, "batch-tokens is 40, but the run began with none"),
+        ({"seed": 2}, "seed is 2, but the run began with 1"),
+        ({"accumulate": 1}, "accumulate is 1, but the run began with 2"),
+        ({"max_length": 5}, "max-length is 5, but the run began with 20"),
+        ({"heads": 4}, "heads is 4, but the run began with 2"),
+    ],
+)
+def test_what_orders_the_batches_does_not_change(
+    settings, tmp_path, flags, message, interrupt_after
+):
+    """With other batches, those done would be counted off an order in which they never stood."""
+    train({**settings, "epochs": 1}, tmp_path / "run", interrupt_after=interrupt_after)
+    before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
+    config = make_config({**flags, "epochs": 2}, file=tmp_path / "run" / "config.yaml")
+
+    with pytest.raises(UserError, match=f"^{message} and has to go on so; .*new run$"):
+        Trainer(config, observer=Silent(), resume=tmp_path / "run")
+    assert before == (tmp_path / "run" / "metrics.jsonl").read_bytes()
+
+
+def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
+    """Other text, also of the same lengths, is refused; the same text in another place is not."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    data = tmp_path / "d.tsv"
+    moved = data.rename(tmp_path / "moved.tsv")
+    config = make_config({"data": str(moved)}, file=tmp_path / "run" / "config.yaml")
+    Trainer(config, observer=Silent(), resume=tmp_path / "run")
+    data.write_text("".join(f"{line}\n" for line in reversed(moved.read_text().splitlines())))
+
+    with pytest.raises(UserError, match="training pairs are not the 56 that the run began with"):
+        resume(tmp_path / "run", flags={"data": str(data)})
+
+
+def test_settings_are_kept_as_asked(settings, tmp_path):
+    """What one device decides for itself is not forced on another by the file."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    text = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
+
+    assert all(f"{name}: null" in text for name in ("pack", "fixed_shapes", "compile"))
+
+
+def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
+    """A run that was to go on to more updates and is stopped again goes on to as many."""
+    settings = {**settings, "epochs": 5, "schedule": "constant"}
+    train({**settings, "max_steps": 4}, tmp_path / "run")
+    stopped = resume(tmp_path / "run", flags={"max_steps": 8}, interrupt_after=3)
+    assert stopped["interrupted"]
+
+    assert resume(tmp_path / "run")["steps"] == 8
+
+
+def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
+    """The file still says what the run is."""
+    train(settings, tmp_path / "run", interrupt_after=3)
+    before = (tmp_path / "run" / "config.yaml").read_bytes()
+
+    with pytest.raises(RunFolderError):
+        resume(tmp_path / "run", flags={"d_model": 64})
+
+    assert before == (tmp_path / "run" / "config.yaml").read_bytes()
+
+
+def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):
+    """The missing state is named."""
+    train(settings, tmp_path / "run")
+    (tmp_path / "run" / "checkpoints" / "state.pt").unlink()
+
+    with pytest.raises(RunFolderError, match="cannot be resumed"):
+        resume(tmp_path / "run")
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(settings, tmp_path):
+    """A learning rate far too high ends in an error that names the batch; losses are kept."""
+    with pytest.raises(NonFiniteLossError, match=r"loss of batch \d+ is (nan|inf)") as caught:
+        train({**settings, "lr": 1e30, "clip_norm": 0.0, "warmup": 0}, tmp_path / "run")
+
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    assert rows[caught.value.step]["loss"] is None
+    assert all(row["loss"] is not None for row in rows[: caught.value.step])
+
+
+def read_losses(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [(row["step"], row["loss"]) for row in rows if row["kind"] == "train"]
+
+
+def same_end(one, other):
+    final = "checkpoints/final.safetensors"
+    return (one / final).read_bytes() == (other / final).read_bytes()
+
+
+def test_a_run_may_stop_many_times(settings, tmp_path):
+    """Interrupted in every epoch, within an update and at the very last batch, it ends alike."""
+    settings = {**settings, "accumulate": 3, "plan": "gapless", "loss_interval": 7}
+    whole = train(settings, tmp_path / "whole")
+    train(settings, tmp_path / "parts", interrupt_after=2)
+    summary, stops = {"interrupted": True}, 0
+    while summary["interrupted"]:
+        left = whole["batches"] - len(read_losses(tmp_path / "parts"))
+        summary = resume(tmp_path / "parts", interrupt_after=min(11, left) or None)
+        stops += 1
+
+    assert stops > 3
+    assert whole["loss"] == summary["loss"]
+    assert same_end(tmp_path / "whole", tmp_path / "parts")
+    assert read_losses(tmp_path / "whole") == read_losses(tmp_path / "parts")
+    assert [step for step, _ in read_losses(tmp_path / "parts")] == list(range(whole["batches"]))
+
+
+KILLED = """
+import json, os, signal, sys, time
+from pathlib import Path
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.trainer import Trainer
+
+class Killer:
+    left = int(sys.argv[2])
+    def __getattr__(self, name):
+        return lambda *args, **kwargs: None
+    def batch_queued(self, progress, *, num_updates):
+        self.left -= 1
+        if not self.left:
+            end = time.monotonic() + 20
+            while not is_saved():
+                if time.monotonic() > end:
+                    sys.exit("not saved in time")
+                time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+settings = json.loads(sys.argv[1])
+folder = Path(settings["run_dir"]) / "checkpoints"
+
+def is_saved():
+    return (folder / "state.pt").exists() and len(list(folder.glob("epoch*"))) >= int(sys.argv[3])
+
+Trainer(make_config(settings), observer=Killer()).train()
+"""
+
+
+def kill(settings, run, *, after, files=1):
+    """Train in a process of its own that is killed after some batches, a state and epoch files."""
+    settings = json.dumps({**settings, "run_dir": str(run)})
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, settings, str(after), str(files)],
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    assert done.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("batches", [20, 40])
+def test_a_killed_run_goes_on_from_the_last_saved_epoch(settings, tmp_path, batches):
+    """In the epoch after it, or in a later one: short epochs do not all save their state."""
+    whole = train(settings, tmp_path / "whole")
+    run = tmp_path / "killed"
+    kill(settings, run, after=batches)
+
+    resumed = resume(run)
+
+    assert whole["loss"] == resumed["loss"]
+    assert whole["batches"] == resumed["batches"]
+    assert read_losses(tmp_path / "whole") == read_losses(run)
+    assert same_end(tmp_path / "whole", run)
+
+
+def test_a_killed_run_that_is_to_end_before_its_death(settings, tmp_path):
+    """Weights of epochs after its state have no part in its end, those before it are there."""
+    settings["average"] = 3
+    train(settings, tmp_path / "whole")
+    kill({**settings, "epochs": 8}, tmp_path / "killed", after=80, files=4)
+
+    resume(tmp_path / "killed", flags={"epochs": 3})
+
+    assert same_end(tmp_path / "whole", tmp_path / "killed")
+
+
+def test_a_run_is_not_changed_before_it_goes_on(settings, tmp_path):
+    """To make a trainer of it removes neither lines nor weights that are ahead of its state."""
+    run = tmp_path / "run"
+    kill(settings, run, after=40, files=2)
+    before = read_losses(run), sorted((run / "checkpoints").iterdir())
+
+    Trainer(make_config({}, file=run / "config.yaml"), observer=Silent(), resume=run)
+
+    assert before == (read_losses(run), sorted((run / "checkpoints").iterdir()))
+
+
+def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
+    """A killed run that goes on to an earlier end forgets the best weights of what is lost."""
+    run = tmp_path / "run"
+    settings = {**settings, "lr": 1e-3, "schedule": "constant", "average": 8, "dropout": 0.0}
+    kill({**settings, "epochs": 8}, run, after=80, files=5)
+
+    resume(run, flags={"epochs": 1})
+
+    best = (run / "checkpoints" / "best.safetensors").read_bytes()
+    assert best == (run / "checkpoints" / "epoch0001.safetensors").read_bytes()
+
+
+def test_only_a_scaler_has_to_be_waited_for(train_tiny):
+    """It gives its state as numbers; the wait is declared, and there is none without it."""
+    step, sync = train_tiny(plan="gapless", num_batches=2).step, HostSync(resolve_device("cpu"))
+    step.state(sync=sync)
+    assert sync.stats.sync_count == 0
+    step.scaler = torch.amp.GradScaler("cpu")
+
+    assert step.state(sync=sync)["scaler"]["scale"] == step.scaler.get_scale()
+    assert sync.stats.by_reason["checkpoint"].count == 1
+
+
+def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkeypatch):
+    """A long validation does not put off the checkpoint of the epoch before it."""
+    score, seen = Trainer._score, []
+
+    def wait_for_weights(trainer, pairs, *, beam):
+        path = tmp_path / "run" / "checkpoints" / "epoch0001.safetensors"
+        end = time.monotonic() + 20
+        while not path.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        seen.append(path.exists())
+        return score(trainer, pairs, beam=beam)
+
+    monkeypatch.setattr(Trainer, "_score", wait_for_weights)
+    train({**settings, "epochs": 1, "val_interval": 1}, tmp_path / "run")
+
+    assert seen == [True, True]
+
+
+def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
+    """Nothing is trained again, and the final weights are the same bytes."""
+    first = train(settings, tmp_path / "run")
+    before = (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
+    state = (tmp_path / "run" / "checkpoints" / "state.pt").stat().st_mtime_ns
+
+    again = resume(tmp_path / "run")
+
+    assert first["batches"] == again["batches"] == len(read_losses(tmp_path / "run"))
+    assert before == (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
+    assert state == (tmp_path / "run" / "checkpoints" / "state.pt").stat().st_mtime_ns
+
+
+def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):
+    """Training seconds, updates and batches are of the whole run, so its wall time is too."""
+    readings = itertools.count(0, 100)
+    monkeypatch.setattr("gapless.nmt.run.trainer.perf_counter", lambda: next(readings))
+    train(settings, tmp_path / "run", interrupt_after=3)
+    state = torch.load(tmp_path / "run" / "checkpoints" / "state.pt", weights_only=True)
+    kept = state["position"]["wall_seconds"]
+    # The second process takes no time at all.
+    monkeypatch.setattr("gapless.nmt.run.trainer.perf_counter", lambda: 5)
+
+    assert kept >= 100
+    assert resume(tmp_path / "run")["wall_seconds"] == kept
+    assert resume(tmp_path / "run")["wall_seconds"] == kept
+
+
+def read_epochs(run):
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    return [
+        (row["kind"], row["step"], row.get("loss"), row.get("val_loss"))
+        for row in rows
+        if row["kind"] != "train"
+    ]
+
+
+def check_alike(whole, parts, of_whole, of_parts):
+    """Two runs have the same losses, records, epochs, checkpoints and final weights."""
+    assert of_whole["loss"] == of_parts["loss"]
+    assert of_whole["epochs"] == of_parts["epochs"]
+    assert read_losses(whole) == read_losses(parts)
+    assert [step for step, _ in read_losses(parts)] == list(range(of_whole["batches"]))
+    assert read_epochs(whole) == read_epochs(parts)
+    names = [
+        sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, parts)
+    ]
+    assert names[0] == names[1]
+    assert same_end(whole, parts)
+
+
+# An epoch has 7 updates.
+@pytest.mark.parametrize("ends", [(3, 5), (10, 12), (10, 14), (10, 17), (7, 17), (3, 10, 11, 30)])
+def test_a_run_that_ended_by_its_updates_goes_on_to_more(settings, tmp_path, ends):
+    """Ended inside an epoch it takes the rest of it, as a run would that never ended there."""
+    settings = {**settings, "epochs": 5, "schedule": "constant"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    of_whole = train({**settings, "max_steps": ends[-1]}, whole)
+    first = train({**settings, "max_steps": ends[0]}, parts)
+    for end in ends[1:]:
+        of_parts = resume(parts, flags={"max_steps": end})
+
+    assert first["steps"] == ends[0]
+    assert first["bleu"] is not None
+    check_alike(whole, parts, of_whole, of_parts)
+
+
+def test_an_end_inside_an_epoch_is_validated_and_tested_once(settings, tmp_path):
+    """A run that has ended so stays ended when it is resumed; it still can go on to more."""
+    settings = {**settings, "epochs": 5, "schedule": "constant", "val_interval": 4}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    of_whole = train({**settings, "max_steps": 17}, whole)
+    first = train({**settings, "max_steps": 10}, parts)
+    before = read_epochs(parts)
+    weights = (parts / "checkpoints" / "final.safetensors").read_bytes()
+    again = resume(parts)
+
+    assert [(kind, step) for kind, step, _, _ in before] == [
+        ("epoch", 1),
+        ("epoch", 2),
+        ("test", 2),
+    ]
+    assert [val_loss is None for _, _, _, val_loss in before] == [True, False, True]
+    assert before == read_epochs(parts)
+    assert (first["steps"], first["loss"]) == (again["steps"], again["loss"])
+    assert weights == (parts / "checkpoints" / "final.safetensors").read_bytes()
+    check_alike(whole, parts, of_whole, resume(parts, flags={"max_steps": 17}))
+
+
+def test_a_run_may_be_stopped_at_its_last_update(settings, tmp_path):
+    """An interrupt just before the end by updates loses nothing of the epoch either."""
+    settings = {**settings, "epochs": 5, "schedule": "constant"}
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    of_whole = train({**settings, "max_steps": 17}, whole)
+    stopped = train({**settings, "max_steps": 10}, parts, interrupt_after=20)
+
+    assert stopped["interrupted"]
+    assert stopped["steps"] == 10
+    check_alike(whole, parts, of_whole, resume(parts, flags={"max_steps": 17}))

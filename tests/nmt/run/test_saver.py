@@ -1,0 +1,266 @@
+"""Checkpoints that are written while training goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+from gapless.device.find import resolve_device
+from gapless.nmt.run import checkpoints as checkpoint
+from gapless.nmt.run.saver import Saver
+from gapless.pipeline.host_waits import HostSync
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+
+
+@pytest.fixture
+def saver(tmp_path):
+    return Saver(tmp_path, sync=HostSync(resolve_device("cpu")), keep=2)
+
+
+@pytest.fixture
+def late(tmp_path):
+    """A saver on a device that runs only what it must, and a model there."""
+    with SimulatedDevice(scheduler="lazy") as device:
+        model = torch.nn.Linear(2, 1, bias=False)
+        memory = device.device_buffer(8).view(torch.float32)
+        model.weight = torch.nn.Parameter(memory.copy_(torch.tensor([1.0, 2.0])).view(1, 2))
+        yield Saver(tmp_path, sync=HostSync(device)), model
+
+
+def weights_in(run_dir, epoch):
+    return checkpoint.read_weights(checkpoint.epoch_path(run_dir, epoch))["weight"]
+
+
+def epochs_in(run_dir):
+    return [int(path.stem[-4:]) for path in checkpoint.epoch_paths(run_dir)]
+
+
+def hold_up(monkeypatch, function):
+    """Let a function of `checkpoint` wait until the returned event is set."""
+    may_go, real = threading.Event(), getattr(checkpoint, function)
+
+    def wait(*arguments, **options):
+        assert may_go.wait(20)
+        real(*arguments, **options)
+
+    monkeypatch.setattr(checkpoint, function, wait)
+    return may_go
+
+
+def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatch):
+    """Weights and state that change before they are written are saved as they were."""
+    may_go = hold_up(monkeypatch, "write_weights")
+    model = torch.nn.Linear(3, 2)
+    before = model.weight.detach().clone()
+    with saver:
+        weights = saver.copy_weights(model)
+        saver.save_epoch(weights, 1)
+        saver.save_state({"list": [1, model.bias], "pairs": {}}, weights=weights, epoch=1)
+        with torch.no_grad():
+            model.weight.zero_()
+        saver.poll()
+        assert epochs_in(tmp_path) == []
+        may_go.set()
+
+    assert torch.equal(weights_in(tmp_path, 1), before)
+    state = checkpoint.load_state(checkpoint.state_path(tmp_path))
+    assert torch.equal(state["model"]["weight"], before)
+    assert torch.equal(state["list"][1], model.bias)
+
+
+def test_epochs_stay_that_an_average_or_the_state_needs(saver, tmp_path):
+    """The newest two, and the two up to the state: a run that goes on from there averages them."""
+    model, found = torch.nn.Linear(3, 2), []
+    with saver:
+        for epoch in range(1, 9):
+            weights = saver.copy_weights(model)
+            saver.save_epoch(weights, epoch)
+            if epoch in (3, 7):
+                saver.save_state({"pairs": {}}, weights=weights, epoch=epoch)
+            saver.finish()
+            found.append(epochs_in(tmp_path))
+
+    assert found[:4] == [[1], [1, 2], [2, 3], [2, 3, 4]]
+    assert found[4:] == [[2, 3, 4, 5], [2, 3, 5, 6], [6, 7], [6, 7, 8]]
+
+
+def test_epochs_are_counted_beyond_four_digits(tmp_path):
+    """Epoch 10,000 comes after epoch 9,999."""
+    checkpoint.epoch_path(tmp_path, 1).parent.mkdir()
+    for epoch in (9_998, 9_999, 10_000, 10_001):
+        checkpoint.epoch_path(tmp_path, epoch).touch()
+
+    checkpoint.drop_old_epochs(tmp_path, keep=2, state_epoch=0)
+    assert [path.stem for path in checkpoint.epoch_paths(tmp_path)] == ["epoch10000", "epoch10001"]
+    checkpoint.drop_later_epochs(tmp_path, epochs=10_000)
+    assert [path.stem for path in checkpoint.epoch_paths(tmp_path)] == ["epoch10000"]
+
+
+def test_the_best_weights_come_with_the_state_that_says_so(saver, tmp_path):
+    """A run that goes on from an older state does not know of them."""
+    model = torch.nn.Linear(3, 2)
+    with saver:
+        weights = saver.copy_weights(model)
+        saver.save_best(weights)
+        saver.save_epoch(weights, 1)
+        saver.finish()
+        assert not checkpoint.best_path(tmp_path).exists()
+        saver.save_state({"pairs": {}}, weights=weights, epoch=1)
+        saver.finish()
+        assert torch.equal(
+            checkpoint.read_weights(checkpoint.best_path(tmp_path))["weight"], model.weight
+        )
+
+
+def test_a_state_is_due_when_the_last_one_is_old(saver, monkeypatch):
+    """At first, and again when time has passed."""
+    with saver:
+        assert saver.state_is_due()
+        weights = saver.copy_weights(torch.nn.Linear(3, 2))
+        saver.save_state({"pairs": {}}, weights=weights, epoch=1)
+        assert not saver.state_is_due()
+        monkeypatch.setattr("gapless.nmt.run.saver._STATE_SECONDS", 0.0)
+        assert saver.state_is_due()
+
+
+def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
+    saver, tmp_path, monkeypatch
+):
+    """The next poll raises what the thread met; no later file is written."""
+    model = torch.nn.Linear(3, 2)
+    (tmp_path / "checkpoints").write_text("in the way")
+
+    real = checkpoint.write_weights
+
+    def write(weights, path):
+        try:
+            real(weights, path)
+        finally:
+            (tmp_path / "checkpoints").unlink()
+
+    monkeypatch.setattr(checkpoint, "write_weights", write)
+    with pytest.raises(OSError, match="checkpoints") as raised, saver:
+        saver.save_epoch(saver.copy_weights(model), 1)
+        saver.save_epoch(saver.copy_weights(model), 2)
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            saver.poll()
+        pytest.fail("nobody was told")
+
+    assert not hasattr(raised.value, "__notes__")
+    with pytest.raises(OSError, match="checkpoints"):
+        saver.finish()
+    assert not (tmp_path / "checkpoints").exists()
+
+
+def test_an_error_of_the_body_is_not_hidden(saver, tmp_path):
+    """What ends a run is what its user hears of, with a note of what could not be written."""
+    (tmp_path / "checkpoints").write_text("in the way")
+
+    with pytest.raises(ZeroDivisionError) as raised, saver:
+        saver.save_epoch(saver.copy_weights(torch.nn.Linear(3, 2)), 1)
+        raise ZeroDivisionError
+
+    assert any("checkpoints" in note for note in raised.value.__notes__)
+
+
+def test_few_copies_wait_at_a_time(saver, tmp_path, monkeypatch):
+    """When the disk is slower than training, training waits rather than filling memory."""
+    may_go = hold_up(monkeypatch, "write_weights")
+    model = torch.nn.Linear(3, 2)
+    done = []
+
+    def save_many():
+        for epoch in range(1, 13):
+            saver.save_epoch(saver.copy_weights(model), epoch)
+            saver.poll()
+            done.append(epoch)
+
+    with saver:
+        thread = threading.Thread(target=save_many)
+        thread.start()
+        thread.join(0.5)
+        assert len(done) <= 5
+        may_go.set()
+        thread.join(20)
+
+    assert len(done) == 12
+    assert epochs_in(tmp_path) == [11, 12]
+
+
+def test_this_thread_gives_back_the_memory_of_copies(saver, tmp_path):
+    """Not the other one: it might, on a GPU, while this one captures a graph."""
+    freed_by = []
+    with saver:
+        for epoch in range(1, 30):
+            weights = saver.copy_weights(torch.nn.Linear(3, 2))
+            weakref.finalize(weights, lambda: freed_by.append(threading.get_ident()))
+            saver.save_epoch(weights, epoch)
+            del weights
+            saver.poll()
+            time.sleep(0.002)
+
+    assert len(freed_by) == 29
+    assert set(freed_by) == {threading.get_ident()}
+
+
+def test_an_interrupted_wait_for_a_file_loses_none(saver, tmp_path, monkeypatch):
+    """Ctrl-C while an earlier file is waited for: all that was saved before it is written."""
+    may_go = hold_up(monkeypatch, "write_weights")
+
+    def interrupt(futures):
+        monkeypatch.undo()
+        may_go.set()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gapless.nmt.run.saver.wait", interrupt)
+    with pytest.raises(KeyboardInterrupt), saver:
+        for epoch in (1, 2):
+            saver.save_epoch(saver.copy_weights(torch.nn.Linear(3, 2)), epoch)
+        saver.finish()
+
+    assert epochs_in(tmp_path) == [1, 2]
+
+
+def test_a_file_is_written_when_its_copy_is_done_and_nobody_waits(late, tmp_path):
+    """On a device that is behind, `poll` takes up what is done, and leaves the rest."""
+    saver, model = late
+    with saver:
+        weights = saver.copy_weights(model)
+        saver.save_epoch(weights, 1)
+        saver.poll()
+        assert not saver._writing
+        while not weights.is_done():
+            pass
+        saver.poll()
+        assert saver._writing
+        saver.finish()
+        assert saver._sync.stats.sync_count == 0
+
+    assert weights_in(tmp_path, 1).tolist() == [[1.0, 2.0]]
+
+
+def test_what_was_saved_before_an_error_is_written(late, tmp_path):
+    """A run that dies right after an epoch keeps the checkpoint whose copies were on their way."""
+    saver, model = late
+    with pytest.raises(ZeroDivisionError), saver:
+        saver.save_epoch(saver.copy_weights(model), 1)
+        raise ZeroDivisionError
+
+    assert weights_in(tmp_path, 1).tolist() == [[1.0, 2.0]]
+
+
+def test_few_copies_are_on_their_way_at_a_time(late, tmp_path):
+    """A device that is far behind is waited for, through the door, rather than filling memory."""
+    saver, model = late
+    with saver:
+        for epoch in range(1, 13):
+            saver.save_epoch(saver.copy_weights(model), epoch)
+            assert len(saver._copying) <= 10
+        assert saver._sync.stats.by_reason["checkpoint"].count > 0
+
+    assert epochs_in(tmp_path) == [12]

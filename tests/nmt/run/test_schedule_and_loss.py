@@ -1,0 +1,193 @@
+"""Learning rates as functions of the update, and losses as formulas."""
+
+from __future__ import annotations
+
+import math
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+from gapless.nmt.data.vocab import PAD
+from gapless.nmt.model.loss import LabelSmoothing, LossCompute
+from gapless.nmt.run.schedule import learning_rate, noam
+
+
+updates = st.integers(1, 20_000)
+warmups = st.integers(1, 5000)
+
+
+@given(updates, warmups, st.sampled_from([64, 128, 512]), st.floats(0.5, 4.0))
+def test_noam_is_inverse_square_root_beyond_the_start(update, warmup, d_model, factor):
+    """Both schedules agree from the peak on, and differ by the start of 1e-7 before it."""
+    peak = factor / math.sqrt(d_model * warmup)
+    rate = learning_rate(update, peak=peak, warmup=warmup, schedule="inverse-sqrt")
+
+    found = noam(update, d_model=d_model, warmup=warmup, factor=factor)
+    assert math.isclose(rate, found, rel_tol=1e-9, abs_tol=1e-7 if update < warmup else 0.0)
+
+
+@given(updates, st.integers(0, 5000), st.sampled_from(["inverse-sqrt", "cosine", "constant"]))
+def test_the_rate_is_highest_at_the_end_of_the_warm_up(update, warmup, schedule):
+    """No update has a higher rate than the peak, none a negative one."""
+    rate = learning_rate(update, peak=1e-3, warmup=warmup, schedule=schedule, total=10_000)
+
+    assert 0.0 <= rate <= 1e-3 * (1 + 1e-12)
+    at_peak = learning_rate(
+        max(warmup, 1), peak=1e-3, warmup=warmup, schedule=schedule, total=10_000
+    )
+    assert math.isclose(1e-3, at_peak, rel_tol=1e-6)
+
+
+@given(st.integers(1, 100), st.integers(0, 400))
+def test_cosine_falls_to_nothing_at_the_end(warmup, more):
+    """It is at half its height half way, at 0 at the last update, and stays there."""
+    total = warmup + 2 * (more + 1)
+    rate = [
+        learning_rate(n, peak=1.0, warmup=warmup, schedule="cosine", total=total)
+        for n in (warmup, warmup + more + 1, total, total + 50)
+    ]
+
+    assert pytest.approx(rate, abs=1e-12) == [1.0, 0.5, 0.0, 0.0]
+
+
+def test_a_run_that_ends_within_its_warm_up_has_a_rate():
+    """A total below the warm-up divides by nothing."""
+    rates = [
+        learning_rate(n, peak=1.0, warmup=10, schedule="cosine", total=5) for n in range(1, 12)
+    ]
+
+    assert sorted(rates[:10]) == rates[:10]
+    assert all(0.0 <= rate <= 1.0 for rate in rates)
+
+
+def test_constant_and_no_warm_up():
+    """Without a warm-up the first update has the peak."""
+    for schedule in ("constant", "inverse-sqrt", "cosine"):
+        assert learning_rate(1, peak=1.0, warmup=1, schedule=schedule, total=10) == 1.0
+    assert learning_rate(999, peak=1.0, warmup=0, schedule="constant") == 1.0
+
+
+@settings(deadline=None)
+@given(
+    st.integers(0, 1000),
+    st.sampled_from([0.0, 0.1, 0.5]),
+    st.lists(st.integers(0, 6), min_size=1, max_size=12),
+)
+def test_label_smoothing_is_cross_entropy_against_smoothed_targets(seed, smoothing, targets):
+    """Each token's target is 1 - s + s / V at its class and s / V elsewhere; padding is out."""
+    logits = torch.randn(len(targets), 7, generator=torch.Generator().manual_seed(seed))
+    logits = logits.double()
+    expected = 0.0
+    for row, target in zip(logits.log_softmax(-1).tolist(), targets, strict=True):
+        if target != PAD:
+            share = [smoothing / 7 + (1 - smoothing) * (n == target) for n in range(7)]
+            expected -= sum(p * log for p, log in zip(share, row, strict=True))
+
+    found = LabelSmoothing(smoothing)(logits, torch.tensor(targets))
+
+    assert math.isclose(expected, float(found), rel_tol=1e-9, abs_tol=1e-9)
+
+
+def test_batch_and_rows_give_the_same_sum():
+    """The loss of a batch is the sum of the losses of its sentences."""
+    logits, targets = torch.randn(3, 4, 9).double(), torch.randint(0, 9, (3, 4))
+    loss = LabelSmoothing(0.1)
+
+    rows = sum(loss(logits[n], targets[n]) for n in range(3))
+    assert torch.allclose(rows, loss(logits, targets))
+
+
+def make_compute(*, lr=None):
+    torch.manual_seed(0)
+    generator = torch.nn.Linear(3, 6)
+    optimizer = None if lr is None else torch.optim.SGD(generator.parameters(), lr=lr)
+    return LossCompute(generator, LabelSmoothing(), optimizer), generator
+
+
+def test_training_follows_the_gradient_of_the_normalized_loss():
+    """One step moves the weights by lr times the gradient of sum / tokens."""
+    out, targets = torch.randn(2, 4, 3), torch.randint(1, 6, (2, 4))
+    compute, generator = make_compute(lr=0.5)
+    by_hand, reference = make_compute()
+    by_hand.normalized(out, targets, torch.tensor(8.0)).backward()
+
+    loss, was_trained = compute.compute_loss_tensor(out, targets, torch.tensor(8.0))
+
+    assert was_trained
+    assert not loss.requires_grad
+    expected = reference.weight.detach() - 0.5 * reference.weight.grad
+    assert torch.allclose(expected, generator.weight.detach())
+    assert None is generator.weight.grad
+
+
+def test_evaluation_changes_nothing():
+    """Without an optimizer neither weights nor gradients are touched."""
+    compute, generator = make_compute()
+    before = generator.weight.clone()
+
+    loss, was_trained = compute.compute_loss_tensor(
+        torch.randn(1, 2, 3), torch.tensor([[4, 5]]), torch.tensor(2.0)
+    )
+
+    assert (was_trained, loss.shape) == (False, ())
+    assert torch.equal(before, generator.weight)
+    assert None is generator.weight.grad
+
+
+def test_calling_it_gives_a_number():
+    """The origin's call returns a Python float, the same as the tensor."""
+    compute, _ = make_compute()
+    out, targets = torch.randn(1, 2, 3), torch.tensor([[4, 5]])
+
+    number = compute(out, targets, 2.0)
+
+    assert float is type(number)
+    assert number == float(compute.compute_loss_tensor(out, targets, 2.0)[0])
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    tokens=st.integers(1, 40),
+    vocab=st.integers(2, 30),
+    chunk=st.integers(1, 300),
+    smoothing=st.sampled_from([0.0, 0.1, 0.5]),
+    seed=st.integers(0, 20),
+)
+def test_a_loss_in_chunks_is_the_whole_loss(tokens, vocab, chunk, smoothing, seed):
+    """Loss and both gradients are those of all logits at once, padding included."""
+    torch.manual_seed(seed)
+    layer = torch.nn.Linear(6, vocab, bias=False)
+    hidden = torch.randn(tokens, 6, requires_grad=True)
+    targets = torch.randint(0, vocab, (tokens,))
+    criterion = LabelSmoothing(smoothing)
+    whole = criterion(layer(hidden), targets)
+    expected = torch.autograd.grad(3.0 * whole, (hidden, layer.weight))
+
+    with mock.patch("gapless.nmt.model.loss._CHUNK_ELEMENTS", chunk):
+        found = criterion.of_hidden(hidden, layer, targets)
+        gradients = torch.autograd.grad(3.0 * found, (hidden, layer.weight))
+        with torch.no_grad():
+            evaluated = criterion.of_hidden(hidden, layer, targets)
+
+    torch.testing.assert_close(found, whole, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(evaluated, found, rtol=1e-6, atol=1e-6)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision_logits_keep_a_float32_loss(dtype):
+    """Under autocast the products are halves, the loss and its gradients float32."""
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(16, 40, bias=False)
+    hidden = torch.randn(30, 16, requires_grad=True)
+    targets = torch.randint(1, 40, (30,))
+    with torch.autocast("cpu", dtype=dtype):
+        found = LabelSmoothing(0.1).of_hidden(hidden, layer, targets)
+    found.backward()
+    exact = LabelSmoothing(0.1)(layer(hidden), targets)
+
+    assert found.dtype is hidden.grad.dtype is layer.weight.grad.dtype is torch.float32
+    torch.testing.assert_close(found, exact, rtol=1e-2, atol=0.0)

@@ -1,0 +1,152 @@
+"""Finding and replacing the tensors of a batch."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import types
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, strategies as st
+from torch.nn.utils.rnn import pack_sequence
+
+from gapless.errors import BatchError
+from gapless.pipeline.tree import map_tensors, tensors_of
+
+
+class Point(NamedTuple):
+    x: object
+    y: object = None
+
+
+@dataclasses.dataclass
+class Open:
+    x: object
+    y: object = 3
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Frozen:
+    x: object
+    y: object = "text"
+
+
+class Color(enum.Enum):
+    RED = 1
+
+
+class Tracked(collections.UserDict):
+    pass
+
+
+PLAIN = [1, 2.5, 1j, True, None, "text", b"bytes", Color.RED, torch.float16, torch.device("cpu")]
+
+# Tensors are told apart by their only value; the strategy draws equal ones at times.
+leaves = st.integers(0, 50).map(lambda n: torch.tensor([n])) | st.sampled_from(PLAIN)
+structures = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.dictionaries(st.integers(), inner, max_size=3).map(collections.OrderedDict),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3).map(Tracked),
+        st.builds(Point, inner, inner),
+        st.builds(Open, inner, inner),
+        st.builds(Frozen, inner, inner),
+    ),
+    max_leaves=12,
+)
+
+
+def outline(batch):
+    """Return a batch as nested plain tuples that can be compared, with the type of each part."""
+    if isinstance(batch, torch.Tensor):
+        return (torch.Tensor, *batch.tolist())
+    if dataclasses.is_dataclass(batch):
+        return (type(batch), outline(batch.x), outline(batch.y))
+    if isinstance(batch, tuple | list):
+        return (type(batch), *map(outline, batch))
+    if isinstance(batch, collections.abc.Mapping):
+        return (type(batch), *((key, outline(part)) for key, part in batch.items()))
+    return (type(batch), batch)
+
+
+@given(structures)
+def test_the_same_structure_comes_back(batch):
+    """An identity change gives an equal batch of equal types, and touches the old one nowhere."""
+    before = outline(batch)
+
+    assert before == outline(map_tensors(batch, lambda tensor: tensor.clone()))
+    assert before == outline(batch)
+
+
+@given(structures)
+def test_every_tensor_is_changed_once_in_a_fixed_order(batch):
+    """The change sees exactly the tensors that `tensors_of` lists, in its order."""
+    seen = []
+
+    def change(tensor):
+        seen.append(tensor)
+        return tensor + 100
+
+    changed = map_tensors(batch, change)
+
+    listed = tensors_of(batch)
+    assert len(listed) == len(seen)
+    assert all(a is b for a, b in zip(listed, seen, strict=True))
+    assert [t.item() + 100 for t in listed] == [t.item() for t in tensors_of(changed)]
+
+
+@pytest.mark.parametrize("value", PLAIN, ids=str)
+def test_plain_values_stay_as_they_are(value):
+    """Numbers, strings, None and the like are passed on untouched."""
+    assert value is map_tensors([value], torch.clone)[0]
+
+
+def test_a_dataclass_keeps_what_is_no_field():
+    """Attributes set outside the fields, and fields that are not in `__init__`, come along."""
+
+    @dataclasses.dataclass
+    class Loose:
+        x: torch.Tensor
+        total: int = dataclasses.field(init=False, default=0)
+
+    batch = Loose(torch.ones(2))
+    batch.total, batch.note = 7, "kept"
+
+    moved = map_tensors(batch, lambda tensor: tensor * 2)
+
+    assert (moved.total, moved.note, moved.x.tolist()) == (7, "kept", [2.0, 2.0])
+    assert batch.x.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("value", "name"),
+    [
+        (np.ones(2), "numpy.ndarray"),
+        (np.float32(1), "numpy.float32"),
+        (object(), "builtins.object"),
+        ({1, 2}, "builtins.set"),
+        (iter([]), "list_iterator"),
+        (Open, "builtins.type"),
+        (pack_sequence([torch.ones(2)]), "PackedSequence"),
+        (torch.Size([1]), "Size"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+@pytest.mark.parametrize("wrap", [lambda v: v, lambda v: [{"deep": (v,)}]], ids=["bare", "deep"])
+def test_an_unknown_type_is_named(value, name, wrap):
+    """What nobody knows how to move is refused at any depth, by its type."""
+    with pytest.raises(BatchError, match=name):
+        tensors_of(wrap(value))
+
+
+def test_a_read_only_mapping_fails_loudly():
+    """A mapping that cannot be rebuilt raises instead of keeping its tensors where they are."""
+    with pytest.raises(TypeError):
+        map_tensors(types.MappingProxyType({"x": torch.ones(1)}), torch.clone)

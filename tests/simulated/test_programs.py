@@ -1,0 +1,48 @@
+"""Programs give the CPU's bits on the simulated device, whenever queued work runs."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+import torch
+
+from simulated import functions, operators, training
+from simulated.programs import PROGRAMS, SCHEDULES, bits, run_on_cpu, run_on_device
+
+
+assert {check.__module__ for check in PROGRAMS.values()} == {
+    module.__name__ for module in (functions, operators, training)
+}
+
+# How many random numbers these take depends on values.
+SERIALISED = {"random_numbers": {"rrelu_with_noise", "poisson", "binomial"}}
+
+
+def as_bits(tensors):
+    return [
+        bits(tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor)
+        for tensor in tensors
+    ]
+
+
+@functools.cache
+def expected(name):
+    results, state = run_on_cpu(PROGRAMS[name])
+    return as_bits(results), state
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(("scheduler", "seed"), SCHEDULES)
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_program_gives_the_cpus_bits(name, scheduler, seed):
+    """Values, dtypes, shapes and the generator are the CPU's; nothing races or runs alone."""
+    results, state = expected(name)
+
+    found, found_state, device = run_on_device(PROGRAMS[name], scheduler, seed)
+
+    assert results == as_bits(found)
+    assert torch.equal(state, found_state)
+    assert device.report.races == []
+    serialised = {operator.split(".")[1] for operator in device.report.serialised}
+    assert SERIALISED.get(name, set()) == serialised

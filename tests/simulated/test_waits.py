@@ -1,0 +1,290 @@
+"""Host waits that no one asked for by name, and what copies do to the host."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+
+
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="lazy") as device:
+        yield device
+
+
+@pytest.fixture
+def x(device):
+    return device.device_buffer(16).view(torch.float32).fill_(2.0)
+
+
+def pinned_of(device, count):
+    return device.host_buffer(4 * count, pinned=True).view(torch.float32)
+
+
+WAITS = {
+    "aten._local_scalar_dense.default": [
+        lambda x: x[0].item(),
+        lambda x: float(x[0]),
+        lambda x: int(x[0]),
+        lambda x: bool(x[0] > 1),
+        lambda x: [1, 2, 3][x[0].long()],
+        lambda x: 2.0 in x,
+        lambda x: torch.full((int(x[0]),), 1.0),
+    ],
+    "Tensor.tolist": [lambda x: x.tolist()],
+    "Tensor.cpu": [lambda x: x.cpu()],
+    "Tensor.numpy": [lambda x: x.numpy()],
+    "Tensor.__array__": [lambda x: np.asarray(x)],
+    "Tensor.__repr__": [repr, str, lambda x: print(x)],
+    "Tensor.__format__": [lambda x: f"{x[0]:.3f}", lambda x: f"{x}"],
+    "aten.nonzero.default": [lambda x: x.nonzero(), lambda x: torch.where(x > 1)],
+    "aten.index.Tensor": [lambda x: x[x > 1]],
+    "aten.index_put_.default": [lambda x: x.__setitem__(x > 1, torch.ones(4))],
+    "aten.masked_select.default": [lambda x: x.masked_select(x > 1)],
+    "aten._unique2.default": [lambda x: x.unique()],
+    "aten.bincount.default": [lambda x: torch.bincount(x.long())],
+    "aten.repeat_interleave.Tensor": [lambda x: x.repeat_interleave(x.long())],
+    "aten.equal.default": [lambda x: torch.equal(x, x)],
+    "aten.allclose.default": [lambda x: torch.allclose(x, x)],
+    "aten._linalg_check_errors.default": [lambda x: torch.linalg.inv(x.view(2, 2) + torch.eye(2))],
+    "blocking copy D2H": [
+        lambda x: torch.zeros(4).copy_(x),
+        lambda x: torch.zeros(4).copy_(x, non_blocking=True),
+        lambda x: torch.zeros(6).__setitem__(slice(1, 5), x),
+    ],
+    "blocking copy H2D": [lambda x: x.copy_(torch.zeros(4))],
+}
+
+
+@pytest.mark.parametrize(
+    ("what", "wait"), [(what, wait) for what, calls in WAITS.items() for wait in calls]
+)
+def test_a_hidden_wait_is_listed_with_its_line(device, x, what, wait):
+    """The host waits once, and the list names the call and the line in this file."""
+    wait(x)
+
+    ((found, site),) = device.waits
+    lines, first = inspect.getsourcelines(wait) if inspect.isfunction(wait) else ([], 0)
+    assert what == found
+    assert site.startswith("test_waits.py:")
+    assert not lines or int(site.split(":")[1]) in range(first, first + len(lines))
+
+
+@pytest.mark.parametrize("wait", [calls[0] for calls in WAITS.values()], ids=list(WAITS))
+def test_a_hidden_wait_is_refused_where_waits_are(device, x, wait):
+    """Under `forbid_syncs` each raises; inside it a wait can be allowed."""
+    with device.forbid_syncs():
+        with pytest.raises(RuntimeError, match=r"test_waits.py:\d+ makes the host wait"):
+            wait(x)
+        with device.allow_syncs():
+            assert x[0].item() >= 0
+        with pytest.raises(RuntimeError, match="makes the host wait"):
+            device.synchronize_stream(device.current_stream())
+
+
+def test_what_does_not_wait_is_not_listed(device, x):
+    """Shapes, views, whole numbers as indices, and operators that need no value."""
+    places = torch.tensor([0, 2])
+    with device.forbid_syncs():
+        x[places], x[0], x[1:3].shape, len(x), x.numel(), x.is_same_size(x), x.data_ptr()
+        x[places] = 1.0
+        x[x > 1] = 0.0
+        x += 1
+        F.scaled_dot_product_attention(*[x.view(1, 1, 2, 2)] * 3)
+        x.repeat_interleave(places.repeat(2), output_size=4)
+        torch.nn.utils.clip_grad_norm_([torch.nn.Parameter(x)], 1.0)
+        torch.where(x > 1, x, 0.0)
+        copy.deepcopy(x)
+        device.holds(x)
+
+    assert device.waits == []
+
+
+def test_observers_hear_of_waits_before_they_happen(device, x):
+    """Within its body an observer is called with the same pair that is listed."""
+    heard = []
+    with device.watch_waits(lambda what, site: heard.append((what, site, x_is_done()))):
+
+        def x_is_done():
+            return device.current_stream().num_done > 0
+
+        x.tolist()
+    x.tolist()
+
+    assert [(*device.waits[0], False)] == heard
+    assert len(device.waits) == 2
+
+
+def test_a_pinned_copy_to_the_device_reads_when_it_runs(device, x):
+    """The buffer is the copy's until it is done: what is written meanwhile is what arrives."""
+    pinned = pinned_of(device, 4).fill_(1.0)
+    device.copy(x, pinned)
+    pinned.fill_(5.0)
+
+    assert x.tolist() == [5.0] * 4
+    assert len(device.report.races) == 1
+
+
+def test_a_pageable_copy_to_the_device_reads_at_once(device, x):
+    """Memory that is not page-locked has been read when the call returns, without a wait."""
+    host = torch.ones(4)
+    device.copy(x, host)
+    host.fill_(5.0)
+
+    assert device.waits == []
+    assert x.tolist() == [1.0] * 4
+
+
+def test_a_pinned_copy_to_the_host_arrives_later(device, x):
+    """Until somebody waits, the buffer has what it had."""
+    pinned = pinned_of(device, 4).fill_(7.0)
+    device.copy(pinned, x)
+
+    assert device.waits == []
+    assert pinned[0].item() == 7.0
+    device.synchronize_stream(device.current_stream())
+    assert pinned.tolist() == [2.0] * 4
+
+
+def test_a_strided_pinned_buffer_is_written_by_the_host(device, x):
+    """A copy engine takes one stretch of memory: for pieces torch waits, unasked."""
+    pinned = pinned_of(device, 8).fill_(0.0)
+    device.copy(pinned[::2], x)
+
+    assert [("blocking copy D2H", device.waits[0][1])] == device.waits
+    assert pinned.tolist() == [2.0, 0.0] * 4
+    assert device.report.races == []
+
+
+def test_a_strided_pinned_buffer_is_read_by_the_host(device, x):
+    """The other way the host gathers the pieces at the call, and may write them again."""
+    pinned = pinned_of(device, 8).fill_(1.0)
+    device.copy(x, pinned[::2])
+    pinned.fill_(5.0)
+
+    assert device.waits == []
+    assert x.tolist() == [1.0] * 4
+    assert device.report.races == []
+
+
+def test_one_stretch_may_be_transposed(device):
+    """The same strides on both sides are one copy."""
+    pinned = pinned_of(device, 6).fill_(1.0).view(2, 3).t()
+    target = device.device_buffer(24).view(torch.float32).view(2, 3).t()
+    device.copy(target, pinned)
+    pinned.fill_(5.0)
+
+    assert target.tolist() == [[5.0, 5.0]] * 3
+
+
+def test_host_and_device_memory_do_not_mix(device, x):
+    """No kernel reads page-locked memory as if it were the device's."""
+    with pytest.raises(RuntimeError, match=r"aten.add.Tensor mixes device memory and host"):
+        x + pinned_of(device, 4)
+
+
+def test_memory_that_was_not_written_shows(device):
+    """Fresh memory is NaN as floats and -1 as integers, on both sides."""
+    for buffer in (device.device_buffer(8), device.host_buffer(8, pinned=True)):
+        assert all(value != value for value in buffer.view(torch.float32).tolist())
+        assert buffer.view(torch.int32).tolist() == [-1, -1]
+
+
+def test_a_host_scalar_is_read_when_work_is_launched(device, x):
+    """Its value is an argument of the kernel, as Python numbers are."""
+    scale = torch.tensor(3.0)
+    y = x * scale
+    scale.fill_(100.0)
+
+    assert y.tolist() == [6.0] * 4
+    assert not device.holds(scale)
+
+
+def test_gradients_pass_through_a_copy_to_the_host(device, x):
+    """As on a GPU, `cpu` is an operation that autograd knows."""
+    x.requires_grad_()
+    (x * 3).cpu().sum().backward()
+
+    assert x.grad.tolist() == [3.0] * 4
+    assert torch.ones(2).cpu().tolist() == [1.0, 1.0]
+
+
+def test_numpy_of_a_tensor_with_gradients_is_refused(device, x):
+    """As torch does."""
+    with pytest.raises(RuntimeError, match="requires grad"):
+        x.requires_grad_().numpy()
+
+
+def test_a_file_has_the_values_of_queued_work(device, x):
+    """Saving reads memory directly: what is queued has run by then."""
+    file = io.BytesIO()
+    torch.save({"y": x * 2}, file)
+    file.seek(0)
+
+    assert torch.load(file)["y"].tolist() == [4.0] * 4
+
+
+def test_sparse_tensors_are_refused(device, x):
+    """What is not simulated says so, and host tensors are left alone."""
+    with pytest.raises(NotImplementedError, match="sparse_coo tensors are not simulated"):
+        x.to_sparse()
+    assert (torch.eye(2).to_sparse() @ torch.ones(2, 1)).tolist() == [[1.0], [1.0]]
+
+
+def test_the_current_stream_is_restored(device):
+    """`use_stream` nests, and gives the stream back when its body raises."""
+    outer, inner = device.current_stream(), device.create_stream()
+    with pytest.raises(KeyError), device.use_stream(inner):
+        with device.use_stream(outer):
+            assert device.current_stream() is outer
+        assert device.current_stream() is inner
+        raise KeyError
+    assert device.current_stream() is outer
+    device.set_current_stream(inner)
+    assert device.current_stream() is inner
+
+
+def test_what_a_device_holds(device, x):
+    """Its own buffers, results of its work, and host tensors that it has used."""
+    used, unused = torch.ones(4), torch.ones(4)
+    y = x + used
+
+    assert [device.holds(tensor) for tensor in (x, x[1:], y, used)] == [True] * 4
+    assert not device.holds(unused)
+    assert not device.holds(pinned_of(device, 4))
+    assert pinned_of(device, 4).is_pinned()
+    assert not unused.is_pinned()
+    assert unused.pin_memory().is_pinned()
+
+
+def test_after_leaving_everything_has_run_and_torch_is_plain():
+    """Queued work runs when the device is left; its memory goes on as the CPU's."""
+    with SimulatedDevice(scheduler="lazy") as device:
+        x = device.device_buffer(4).fill_(3)
+        y = x + 1
+    assert y.tolist() == [4] * 4
+    assert (y * 2).tolist() == [8] * 4
+    assert device.waits == []
+    with device:
+        assert (x + y).tolist() == [7] * 4
+    assert [what for what, _ in device.waits] == ["Tensor.tolist"]
+
+
+@pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
+def test_a_list_of_device_numbers_is_waited_for(make):
+    """Gathering numbers into a tensor waits for each of them, and gets their values."""
+    with SimulatedDevice(scheduler="lazy") as device:
+        numbers = device.device_buffer(8).view(torch.float32).fill_(3.0)
+        found = make([numbers[0], numbers[1]])
+        count = len(device.waits)
+
+    assert found.tolist() == [3.0, 3.0]
+    assert count == 2
