@@ -180,7 +180,7 @@ class Runner:
     def __init__(self, plan, make, device):
         seed_everything(1)
         self.loop = TrainLoop(plan=plan, device=device)
-        with self.loop.compute():
+        with self.loop.on_compute_stream():
             self.task = make(self.loop.device.torch_device)
         self.rounds = []
 

@@ -99,7 +99,7 @@ def train_tiny(tiny_pairs):
             share="all",
         )
         with TrainLoop(plan=plan, device=found) as loop:
-            with loop.compute():
+            with loop.on_compute_stream():
                 model = Transformer(sizes).to(found.torch_device)
                 step = TranslationStep(model, config, device=found, total_updates=num_batches)
             if context is not None:

@@ -68,7 +68,7 @@ class GaplessPeer:
         """Build model and loop; capture every shape if the plan captures."""
         seed_everything(self._config.seed)
         self._loop = TrainLoop(plan=self._config.resolved_plan(), device=self._device)
-        with self._loop.compute():
+        with self._loop.on_compute_stream():
             # The case has what is used of a task: pairs and vocabularies.
             task: Any = self._case
             parts = make_parts(self._config, task, device=self._device, total_updates=10**6)
@@ -78,7 +78,7 @@ class GaplessPeer:
         if self._loop.captures:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
-            with self._loop.compute():
+            with self._loop.on_compute_stream():
                 snapshot = Snapshot(parts.model, parts.step.optimizer)
             self._loop.warm_up(examples, self._step, snapshot=snapshot)
         self.setup_facts["warm_up_seconds"] = perf_counter() - start

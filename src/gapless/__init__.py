@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from gapless.pipeline.streams import StreamManager as StreamManager
     from gapless.plans import PLANS as PLANS, Plan as Plan
     from gapless.records.epoch import EpochResult as EpochResult
-    from gapless.records.wait_stats import SyncStats as SyncStats
+    from gapless.records.wait_stats import WaitStats as WaitStats
 
 __version__ = "0.1.0"
 
@@ -47,7 +47,7 @@ _HOME = {
     "Plan": "gapless.plans",
     "StreamManager": "gapless.pipeline.streams",
     "StepLoss": "gapless.pipeline.step",
-    "SyncStats": "gapless.records.wait_stats",
+    "WaitStats": "gapless.records.wait_stats",
     "TrainLoop": "gapless.loop.train_loop",
     "UserError": "gapless.errors",
     "Workload": "gapless.compare.workload",

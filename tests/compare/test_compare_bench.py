@@ -13,10 +13,10 @@ from time import perf_counter, process_time
 import pytest
 import torch
 
-from gapless.compare import bench as benches, entrant as contestants
+from gapless.compare import bench as benches, entrant as entrants
 from gapless.compare.bench import BenchSettings, run_bench
 from gapless.compare.compare_plans import CompareSettings, compare, verify_plans
-from gapless.compare.entrant import Contestant
+from gapless.compare.entrant import Entrant
 from gapless.compare.plan_rows import make_row
 from gapless.compare.ranking import parse_weights
 from gapless.compare.verdict_lines import comparison_lines
@@ -266,7 +266,7 @@ def test_memory_is_a_plans_own_although_others_are_there():
             step=step,
         )
 
-    one = Contestant(get_plan("gapless"), make=make, device=Counting(CPU), seed=1, steps=4)
+    one = Entrant(get_plan("gapless"), make=make, device=Counting(CPU), seed=1, steps=4)
     one.prepare(rounds=1)
     assert one.peak_memory_bytes == 170
 
@@ -285,8 +285,8 @@ class Accelerator:
     def __getattr__(self, name):
         return getattr(CPU, name)
 
-    def holds(self, tensor):
-        return tensor.device.type == "cpu"
+    def needs_copy(self, tensor):
+        return tensor.device.type != "cpu"
 
     def capture(self, work, *, like=None):
         work()
@@ -362,7 +362,7 @@ def test_auto_that_never_decides_is_timed_with_a_note(monkeypatch):
     """There is a limit of steps: two rounds of warm-up reach it, where one was asked for."""
     given = []
     monkeypatch.setattr(TrainLoop, "diagnosis", None)
-    monkeypatch.setattr(contestants, "_MOST_WARM_UP_STEPS", 7)
+    monkeypatch.setattr(entrants, "_MOST_WARM_UP_STEPS", 7)
 
     def make(device, plan):
         workload = small()(device, plan)

@@ -26,7 +26,7 @@ from gapless.device.find import resolve_device
 from gapless.errors import UserError
 from gapless.pipeline.step import StepLoss
 from gapless.plans import PLANS
-from gapless.records.wait_stats import SyncStats
+from gapless.records.wait_stats import WaitStats
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -469,7 +469,7 @@ def test_tensors_off_the_device_are_compared_after_the_last_step():
             entries=[()] * 3,
             checksums=[[]] * 3,
             kept={"parameter weight": torch.ones(2), "step of weight": torch.tensor(counter)},
-            waits=SyncStats(),
+            waits=WaitStats(),
             rounds=[2],
         )
 

@@ -22,7 +22,7 @@ class Training:
 
     def __init__(self, loop, *, width, depth, rows, reads=False, num_batches=400):
         set_numerics(resolve_device("cuda"), "fp32", deterministic=True)
-        with loop.compute():
+        with loop.on_compute_stream():
             torch.manual_seed(0)
             layers = [
                 layer
@@ -120,7 +120,7 @@ def test_measuring_adds_no_wait():
     """The host waits at the epoch's end and for the one capture, and torch sees no other."""
     with TrainLoop(plan="auto", device="cuda") as loop:
         training = Training(loop, width=64, depth=60, rows=16)
-        with loop.device.forbid_syncs():
+        with loop.device.forbid_waits():
             result = loop.run_epoch(training.batches, training)
 
     counts = {reason: total.count for reason, total in result.waits.by_reason.items()}

@@ -12,7 +12,7 @@ from gapless.cli.main import run_command
 from gapless.device.find import resolve_device
 from gapless.nmt.run import checkpoints as checkpoint
 from gapless.pipeline.host_copy import HostCopy
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.testing import forbid_waits
 
 
@@ -25,7 +25,7 @@ def test_a_copy_has_the_values_of_its_moment():
     weights = {str(n): torch.zeros(1 << 16, device="cuda") for n in range(16)}
     half = torch.zeros(1 << 16, device="cuda", dtype=torch.bfloat16)
     copies = [HostCopy([weights, half], device=device)]
-    copies[0].wait(HostSync(device), reason="test")
+    copies[0].wait(HostWaits(device), reason="test")
     device.delay(device.current_stream(), 1.0)
     torch.cuda.synchronize()
 
@@ -37,7 +37,7 @@ def test_a_copy_has_the_values_of_its_moment():
             copies.append(HostCopy([weights, half], device=device))
         assert not copies[-1].is_done()
 
-    copies[-1].wait(HostSync(device), reason="test")
+    copies[-1].wait(HostWaits(device), reason="test")
     for number, copy in enumerate(copies):
         copied, copied_half = copy.value
         assert all(bool((weight == number).all()) for weight in copied.values())

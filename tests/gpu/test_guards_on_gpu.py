@@ -90,10 +90,10 @@ def test_adding_a_loss_does_not_wait_for_it():
     losses.add(loss * 6, weight=torch.ones((), device="cuda"))
     losses.flush()
 
-    assert losses.harvest() == 0
+    assert losses.poll() == 0
     assert losses.mean() == 4.0
     assert losses.history == [3.0, 6.0]
-    assert losses.stats.sync_count == 1
+    assert losses.wait_stats.count == 1
 
 
 def test_a_full_loss_ring_keeps_every_loss_in_order():

@@ -116,8 +116,8 @@ def test_counted_waits_are_the_declared_ones(plan):
             result = loop.run_epoch(batches(), step)
 
     # A wait on an event that is done already is asked for, but does not reach the driver.
-    assert waits.count <= result.waits.sync_count
-    assert {site.partition(":")[0] for _, site in waits.by_site} <= {"sync.py"}
+    assert waits.count <= result.waits.count
+    assert {site.partition(":")[0] for _, site in waits.by_site} <= {"host_waits.py"}
 
 
 def test_a_step_of_gapless_waits_for_nothing():
@@ -321,7 +321,7 @@ if sys.argv[1] == "broken":
     testing.check_prefetcher(controls.NoReverseGuard, device="cuda", delay_ms=0.1)
 else:
     with TrainLoop(plan=sys.argv[1], device="cuda") as loop:
-        with loop.compute():
+        with loop.on_compute_stream():
             weight = torch.ones(64, 1, device="cuda")
         losses = loop.run_epoch([torch.ones(16, 64)] * 25, step).losses
     assert losses == [4096.0] * 25

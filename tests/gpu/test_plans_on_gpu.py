@@ -16,7 +16,7 @@ pytestmark = pytest.mark.gpu
 @pytest.mark.parametrize("plan", PLANS)
 def test_waits_are_as_declared_with_all_others_made_errors(train_tiny, expected_waits, plan):
     """Over 100 batches the host waits as the plan says, and nowhere else."""
-    run = train_tiny(plan=plan, device="cuda", context=lambda device: device.forbid_syncs())
+    run = train_tiny(plan=plan, device="cuda", context=lambda device: device.forbid_waits())
 
     counts = {reason: total.count for reason, total in run.result.waits.by_reason.items()}
     num_captures = counts.pop("capture", 0)
@@ -56,7 +56,7 @@ def test_every_precision_trains_without_undeclared_waits(train_tiny, precision):
         num_batches=200,
         precision=precision,
         accumulate=2,
-        context=lambda device: device.forbid_syncs(),
+        context=lambda device: device.forbid_waits(),
     )
 
     losses = run.result.losses

@@ -82,7 +82,7 @@ class Moved(Training):
 
 def train(kind, *, captured, **settings):
     """Return losses, the weight and the report of one loop."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         training = kind(device, **settings)
         step = gapless.capture(training.step, device=device) if captured else training.step
         losses = []
@@ -147,7 +147,7 @@ def test_an_optimizer_that_counts_on_the_host_is_not_captured():
 
 def test_a_batch_with_a_tensor_on_the_host_runs_as_written():
     """A graph would keep the first length; the tensor is named."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         step = gapless.capture(lambda batch: batch[0][: int(batch[1])].sum(), device=device)
         found = [
             step((batch, torch.tensor(1 + number % 4))).item()
@@ -163,7 +163,7 @@ def test_a_batch_with_a_tensor_on_the_host_runs_as_written():
 
 def test_the_last_run_before_a_capture_takes_a_batch_of_its_own():
     """Compiled code tells views from own tensors, and cannot be made in a capture."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         is_view = []
 
         def note(batch):
@@ -179,7 +179,7 @@ def test_the_last_run_before_a_capture_takes_a_batch_of_its_own():
 
 def test_under_auto_the_last_run_before_a_capture_takes_a_batch_of_its_own():
     """Its first steps run as written too, and one of them counts as that run."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         is_view = []
 
         def note(batch):

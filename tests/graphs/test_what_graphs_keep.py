@@ -237,7 +237,7 @@ class WantsGradientsOfItsInput(Training):
 
 def run(kind, *, captured):
     """Return all that is seen of one loop, and its report."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         training = kind(device)
         step = gapless.capture(training.step, device=device) if captured else training.step
         seen = []
@@ -291,7 +291,7 @@ def test_a_step_that_reads_is_named_and_not_tried():
 
 def test_batches_that_require_gradients_run_as_written_and_are_let_go():
     """A graph would not bring them their gradients."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         training, kept, grads = Training(device), [], []
         step = gapless.capture(training.step, device=device)
         for batch in gapless.prefetch(training.data, device):
@@ -314,7 +314,7 @@ def test_a_batch_of_an_unknown_kind_runs_as_written():
         def __init__(self, nodes):
             self.nodes = nodes
 
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         training = Training(device)
         step = gapless.capture(lambda graph: training.step(graph.nodes), device=device)
         found = [step(Graph(batch)).item() for batch in gapless.prefetch(training.data, device)]
@@ -338,7 +338,7 @@ class Named(dict):
 @pytest.mark.parametrize("kind", [Weighted, lambda rows: Named(rows=rows)])
 def test_plain_attributes_beside_the_parts_of_a_batch_count(kind):
     """Two batches that differ in one are not of one shape."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
 
         def scaled(batch):
             rows = batch["rows"] if isinstance(batch, dict) else batch.rows
@@ -357,7 +357,7 @@ def test_plain_attributes_beside_the_parts_of_a_batch_count(kind):
 
 def test_a_method_keeps_its_graphs_from_epoch_to_epoch():
     """Each time it is named it is another object, and the same step."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         training = Training(device)
         with TrainLoop(plan="captured", device=device) as loop:
             for _ in range(3):
@@ -369,7 +369,7 @@ def test_a_method_keeps_its_graphs_from_epoch_to_epoch():
 @pytest.mark.parametrize("way", ["lambda", "partial", "object", "global"])
 def test_modules_are_found_behind_whatever_a_step_is(way):
     """Also behind a function that the step calls by name."""
-    with SimulatedDevice(scheduler="asap") as device, device.allow_syncs():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         training = Training(device)
 
         class Step:

@@ -12,7 +12,7 @@ from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.updates import Updates
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoStep
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -207,7 +207,9 @@ def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
 
     monkeypatch.setattr(Updates, "watched", counted)
     with SimulatedDevice(scheduler="asap") as device:
-        captured = CapturedStep(lambda batch: batch + 1, device=device, sync=HostSync(device))
+        captured = CapturedStep(
+            lambda batch: batch + 1, device=device, host_waits=HostWaits(device)
+        )
         for _ in range(6):
             captured.run_eagerly(device.device_buffer(4))
 

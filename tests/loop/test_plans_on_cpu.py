@@ -35,7 +35,7 @@ def test_a_last_partial_interval_is_waited_for_once(train_tiny, expected_waits, 
         expected = {"deferred-loss": 95 + 10, "events": 96}[plan]
     elif plan == "interval":
         expected = 9 + 9 + 1
-    assert expected == result.waits.sync_count
+    assert expected == result.waits.count
     assert len(result.losses) == 95
 
 

@@ -82,7 +82,7 @@ def test_weights_and_reported_losses():
     """A step may report another number than it trains on, with a weight."""
 
     def step(batch):
-        return StepLoss(loss=batch, report=batch * 10, weight=batch)
+        return StepLoss(loss=batch, logged=batch * 10, weight=batch)
 
     result = gapless.run_epoch([torch.tensor(1.0), torch.tensor(3.0)], step, device="cpu")
 
@@ -199,8 +199,8 @@ def test_epochs_keep_their_results_apart(plan):
     assert [one.weight for one in epochs] == [15.0, 6.0, 192.0, 260.0]
     assert [one.num_batches for one in epochs] == [15, 3, 64, 65]
     assert epochs[0].waits is not epochs[1].waits
-    assert all(one.waits.sync_count >= 1 for one in epochs)
-    assert epochs[1].waits.sync_count < epochs[3].waits.sync_count or knobs.wait_with == "nothing"
+    assert all(one.waits.count >= 1 for one in epochs)
+    assert epochs[1].waits.count < epochs[3].waits.count or knobs.wait_with == "nothing"
 
 
 def test_an_epoch_knows_its_times():

@@ -11,7 +11,7 @@ import gapless
 from gapless.device.find import resolve_device
 from gapless.nmt.run import checkpoints as checkpoint
 from gapless.pipeline.host_copy import HostCopy
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -40,7 +40,7 @@ def on(device, values, dtype=torch.float32):
 
 def copied(value, device):
     copy = HostCopy(value, device=device)
-    copy.wait(HostSync(device), reason="test")
+    copy.wait(HostWaits(device), reason="test")
     return copy.value
 
 
@@ -72,7 +72,7 @@ def test_nothing_is_shared_with_what_was_copied(device):
     weight.fill_(7.0)
     with torch.no_grad():
         other.fill_(8.0)
-    copy.wait(HostSync(device), reason="test")
+    copy.wait(HostWaits(device), reason="test")
 
     assert copy.value == [torch.tensor([1.0]), torch.tensor([2.0])]
     assert not any(tensor.requires_grad for tensor in copy.value)

@@ -57,12 +57,12 @@ def test_gaps_are_the_time_between_steps_without_pauses(steps):
         follows = not pauses
         if reads:
             device.done_until = device.now
-            meter.harvest()
+            meter.poll()
             assert GapReading(busy_ms=busy, gap_ms=gap) == meter.reading()
         if pauses:
             meter.pause()
     device.done_until = device.now
-    meter.harvest()
+    meter.poll()
 
     assert GapReading(busy_ms=busy, gap_ms=gap) == meter.reading()
 
@@ -75,7 +75,7 @@ def test_steps_are_taken_in_only_when_they_are_done():
     run_step(meter, device, start=5, end=9)
     readings = []
     for device.done_until in (2, 3, 8, 9):
-        meter.harvest()
+        meter.poll()
         readings.append((meter.reading().busy_ms, meter.reading().gap_ms))
 
     assert readings == [(0, 0), (3, 0), (3, 0), (7, 2)]
@@ -89,7 +89,7 @@ def test_a_step_that_failed_is_not_counted():
     meter.pause()
     run_step(meter, device, start=50, end=53)
     device.done_until = 60
-    meter.harvest()
+    meter.poll()
 
     assert GapReading(busy_ms=3, gap_ms=0) == meter.reading()
 
@@ -100,14 +100,14 @@ def test_a_reading_that_was_interrupted_counts_no_step_twice():
     device.done_until = 20
     meter = GapMeter(device)
     run_step(meter, device, start=0, end=3)
-    meter.harvest()
+    meter.poll()
     run_step(meter, device, start=5, end=9)
     device.elapsed_ms = None
     with pytest.raises(TypeError):
-        meter.harvest()
+        meter.poll()
     del device.elapsed_ms
     run_step(meter, device, start=10, end=14)
-    meter.harvest()
+    meter.poll()
 
     assert GapReading(busy_ms=7, gap_ms=1) == meter.reading()
 
@@ -119,7 +119,7 @@ def test_events_of_steps_read_are_used_again():
     for number in range(100):
         run_step(meter, device, start=10 * number, end=10 * number + 5)
         device.done_until = device.now
-        meter.harvest()
+        meter.poll()
 
     assert device.num_events <= 4
 

@@ -33,7 +33,7 @@ def test_the_mean_is_the_correctly_rounded_weighted_mean(rows):
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.lists(st.sampled_from(["add", "flush", "harvest", "drain", "many"]), max_size=30))
+@given(st.lists(st.sampled_from(["add", "flush", "poll", "drain", "many"]), max_size=30))
 def test_every_loss_is_read_once_in_order(actions):
     """Whatever the order of adding and reading, the history is that of the losses."""
     losses = gapless.DeferredLoss("cpu")
@@ -146,7 +146,7 @@ def test_the_mean_of_nothing_is_nan():
     losses = gapless.DeferredLoss("cpu")
 
     assert math.isnan(losses.mean())
-    assert losses.stats.sync_count == 0
+    assert losses.wait_stats.count == 0
 
 
 def test_later_changes_of_a_loss_do_not_matter():
@@ -231,7 +231,7 @@ def test_waits_for_losses_are_counted_once_and_only_when_needed():
     losses.drain(reason="log")
     losses.mean()
 
-    assert {name: wait.count for name, wait in losses.stats.by_reason.items()} == {"log": 1}
+    assert {name: wait.count for name, wait in losses.wait_stats.by_reason.items()} == {"log": 1}
 
 
 def test_a_part_of_the_run_has_its_own_mean():

@@ -13,7 +13,7 @@ from hypothesis import given, settings, strategies as st
 
 import gapless
 from gapless.device.cpu import CpuDevice
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.staging import StagingRing
@@ -151,15 +151,15 @@ class LateDevice(CpuDevice):
 
 
 def make_prefetcher(loader, device, *, depth=2, num_transfers=1, **knobs):
-    sync = HostSync(device)
+    host_waits = HostWaits(device)
     ring = StagingRing(
         device,
-        sync=sync,
+        host_waits=host_waits,
         depth=depth,
         transfer_streams=[device.create_stream() for _ in range(num_transfers)],
         **knobs,
     )
-    return Prefetcher(loader, ring=ring, device=device, depth=depth), sync.stats
+    return Prefetcher(loader, ring=ring, device=device, depth=depth), host_waits.stats
 
 
 @settings(deadline=None, max_examples=150)
@@ -225,7 +225,7 @@ def test_memory_that_is_let_go_of_is_still_read(seed, eagerness, depth, num_tran
 @given(
     seed=st.integers(0, 10_000),
     eagerness=st.sampled_from([0.0, 0.3, 0.9]),
-    actions=st.lists(st.sampled_from(["add", "many", "flush", "harvest", "drain"]), max_size=12),
+    actions=st.lists(st.sampled_from(["add", "many", "flush", "poll", "drain"]), max_size=12),
 )
 def test_losses_are_read_once_whenever_streams_run(seed, eagerness, actions):
     """However late the copies are, the history is that of the losses, also past a full ring."""
@@ -311,18 +311,18 @@ def test_a_full_host_ring_waits_for_its_oldest_transfer():
 def test_free_host_slots_are_not_waited_for():
     """A device that keeps up needs no wait."""
     data = [torch.ones(3)] * 40
-    stats = gapless.SyncStats()
+    stats = gapless.WaitStats()
 
-    list(gapless.prefetch(data, "cpu", stats=stats))
+    list(gapless.prefetch(data, "cpu", wait_stats=stats))
 
-    assert stats.sync_count == 0
+    assert stats.count == 0
 
 
 def test_pageable_memory_counts_every_copy():
     """Without pinned memory each copy blocks, and is in the account under its own reason."""
-    stats = gapless.SyncStats()
+    stats = gapless.WaitStats()
 
-    list(gapless.prefetch([torch.ones(3)] * 7, "cpu", pin_memory=False, stats=stats))
+    list(gapless.prefetch([torch.ones(3)] * 7, "cpu", pin_memory=False, wait_stats=stats))
 
     assert {name: wait.count for name, wait in stats.by_reason.items()} == {"pageable_copy": 7}
 

@@ -80,11 +80,11 @@ def test_a_hidden_wait_is_listed_with_its_line(device, x, what, wait):
 
 @pytest.mark.parametrize("wait", [calls[0] for calls in WAITS.values()], ids=list(WAITS))
 def test_a_hidden_wait_is_refused_where_waits_are(device, x, wait):
-    """Under `forbid_syncs` each raises; inside it a wait can be allowed."""
-    with device.forbid_syncs():
+    """Under `forbid_waits` each raises; inside it a wait can be allowed."""
+    with device.forbid_waits():
         with pytest.raises(RuntimeError, match=r"test_waits.py:\d+ makes the host wait"):
             wait(x)
-        with device.allow_syncs():
+        with device.allow_waits():
             assert x[0].item() >= 0
         with pytest.raises(RuntimeError, match="makes the host wait"):
             device.synchronize_stream(device.current_stream())
@@ -93,7 +93,7 @@ def test_a_hidden_wait_is_refused_where_waits_are(device, x, wait):
 def test_what_does_not_wait_is_not_listed(device, x):
     """Shapes, views, whole numbers as indices, and operators that need no value."""
     places = torch.tensor([0, 2])
-    with device.forbid_syncs():
+    with device.forbid_waits():
         x[places], x[0], x[1:3].shape, len(x), x.numel(), x.is_same_size(x), x.data_ptr()
         x[places] = 1.0
         x[x > 1] = 0.0
@@ -103,7 +103,7 @@ def test_what_does_not_wait_is_not_listed(device, x):
         torch.nn.utils.clip_grad_norm_([torch.nn.Parameter(x)], 1.0)
         torch.where(x > 1, x, 0.0)
         copy.deepcopy(x)
-        device.holds(x)
+        device.needs_copy(x)
 
     assert device.waits == []
 
@@ -205,7 +205,7 @@ def test_a_host_scalar_is_read_when_work_is_launched(device, x):
     scale.fill_(100.0)
 
     assert y.tolist() == [6.0] * 4
-    assert not device.holds(scale)
+    assert device.needs_copy(scale)
 
 
 def test_gradients_pass_through_a_copy_to_the_host(device, x):
@@ -257,9 +257,9 @@ def test_what_a_device_holds(device, x):
     used, unused = torch.ones(4), torch.ones(4)
     y = x + used
 
-    assert [device.holds(tensor) for tensor in (x, x[1:], y, used)] == [True] * 4
-    assert not device.holds(unused)
-    assert not device.holds(pinned_of(device, 4))
+    assert not any(device.needs_copy(tensor) for tensor in (x, x[1:], y, used))
+    assert device.needs_copy(unused)
+    assert device.needs_copy(pinned_of(device, 4))
     assert pinned_of(device, 4).is_pinned()
     assert not unused.is_pinned()
     assert unused.pin_memory().is_pinned()

@@ -57,7 +57,7 @@ def a_step_that_cannot_be_captured(device):
 
     losses, weight = train_plainly(regression_data()[:6])
     model = Curious()
-    with device.allow_syncs(), TrainLoop(plan="captured", device=device) as loop:
+    with device.allow_waits(), TrainLoop(plan="captured", device=device) as loop:
         result = loop.run_epoch(regression_data()[:6], model)
         copied = read_back(device, model.weight)
     assert losses == result.losses
@@ -287,7 +287,7 @@ def a_warm_up_whose_capture_raises_puts_everything_back(device):
     losses, weight = train_plainly(regression_data()[:6])
     model, done = Curious(), []
     module, optimizer = on_device(device, model)
-    with device.allow_syncs(), TrainLoop(plan="captured", device=device) as loop:
+    with device.allow_waits(), TrainLoop(plan="captured", device=device) as loop:
         loop.warm_up(
             regression_data()[:1],
             model,
@@ -468,7 +468,7 @@ def a_capture_that_fails_leaves_no_gradients(device):
         expected.append(out.loss.item())
     model = Curious()
     model.train_by(on_device(device, model)[1])
-    with device.allow_syncs(), TrainLoop(plan="captured", device=device) as loop:
+    with device.allow_waits(), TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
     assert loop.capture.num_graphs == 0
     assert "cannot be captured" in loop.capture.refusal

@@ -160,7 +160,7 @@ def auto_names_the_line_that_waits(device):
             out.loss.item()
             super().backward(out)
 
-    with device.allow_syncs():
+    with device.allow_waits():
         loop, result = choose(device, kind=Curious, num=24, run_ahead=4)
     found = loop.diagnosis
     assert found.captures is False

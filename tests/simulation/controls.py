@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 import gapless
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 
 
 class _Prefetcher:
@@ -19,7 +19,7 @@ class _Prefetcher:
         self.loader = loader
         self.device = device
         self.stream = device.shared_stream("control.transfer")
-        self.sync = HostSync(device)
+        self.host_waits = HostWaits(device)
 
     def __iter__(self):
         ahead = None
@@ -109,7 +109,7 @@ class EarlyRefill(_Prefetcher):
         if number == 0:
             self.host, self.copied = self.pinned(batch), None
         if self.waits and self.copied is not None:
-            self.sync.wait_event(self.copied, reason="refill")
+            self.host_waits.wait_event(self.copied, reason="refill")
         self.host.copy_(batch)
         self.device.wait_stream(self.stream, self.device.current_stream())
         target, self.copied = self.copy(self.fresh(batch), self.host)
@@ -141,7 +141,7 @@ class EarlyRead:
         if self.waits:
             done = self.device.create_event()
             self.device.record_event(done, self.device.current_stream())
-            HostSync(self.device).wait_event(done, reason="read")
+            HostWaits(self.device).wait_event(done, reason="read")
         return self.rows[: len(self.kept)].tolist()
 
 
@@ -160,7 +160,7 @@ class DeferredLossReader:
     def add(self, loss):
         self.losses.add(loss)
         self.losses.flush()
-        self.losses.harvest()
+        self.losses.poll()
 
     def read(self):
         self.losses.drain()

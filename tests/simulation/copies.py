@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gapless.pipeline.host_copy import HostCopy
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from simulation.registry import scenario
 from simulation.workloads import number
 
@@ -19,9 +19,9 @@ def weights_copied_while_they_change(device):
         copies.append(HostCopy({"weight": weight, "more": [count, 7]}, device=device))
         weight += 1
         count += 2
-    sync = HostSync(device)
-    copies[-1].wait(sync, reason="checkpoint")
-    assert sync.stats.by_reason["checkpoint"].count == 1
+    host_waits = HostWaits(device)
+    copies[-1].wait(host_waits, reason="checkpoint")
+    assert host_waits.stats.by_reason["checkpoint"].count == 1
     for step, copy in enumerate(copies):
         assert copy.is_done()
         assert float(copy.value["weight"]) == step

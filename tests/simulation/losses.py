@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.readback import DeferredLoss
 from simulation.registry import scenario
 from simulation.workloads import number
@@ -39,7 +39,7 @@ def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
     for _ in range(1025):
         losses.add(loss)
     assert len(losses.history) == 1024
-    assert losses.stats.sync_count == 0
+    assert losses.stats.count == 0
 
 
 @scenario()
@@ -49,8 +49,8 @@ def losses_read_every_time(device):
     for count in range(9):
         losses.add(loss)
         losses.flush()
-        HostSync(device).wait_stream(losses._stream, reason="test")
-        assert losses.harvest() == 1
+        HostWaits(device).wait_stream(losses._stream, reason="test")
+        assert losses.poll() == 1
         assert losses.history == [4.0] * (count + 1)
     assert losses._events.num_created == 1
 
@@ -77,7 +77,7 @@ def losses_read_in_portions(device):
         if count % 5 == 4:
             losses.flush()
         if count % 7 == 6:
-            losses.harvest()
+            losses.poll()
         if count == 15:
             losses.drain()
             assert len(losses.history) == 16
@@ -94,7 +94,7 @@ def a_done_copy_is_picked_up_without_waiting(device):
     loss = number(device, float("inf"))
     losses.add(loss)
     losses.flush()
-    HostSync(device).wait_stream(losses._stream, reason="test")
-    assert losses.harvest() == 1
+    HostWaits(device).wait_stream(losses._stream, reason="test")
+    assert losses.poll() == 1
     assert losses.first_nonfinite == (0, float("inf"))
-    assert losses.stats.sync_count == 0
+    assert losses.stats.count == 0

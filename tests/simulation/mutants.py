@@ -30,12 +30,12 @@ PIPELINE = Path(__file__).parents[2] / "src" / "gapless" / "pipeline"
 REMOVED = {
     *("record_event", "wait_event", "wait_stream", "set_current_stream"),
     *("synchronize_event", "synchronize_stream", "synchronize", "synchronize_all"),
-    *("flush", "harvest", "drain", "_make_room", "_read_rows", "_read_losses"),
+    *("flush", "poll", "drain", "_make_room", "_read_rows", "_read_losses"),
     *("_chain", "_limit_run_ahead", "_wait_for_event", "_follow_plan"),
     *("finish", "finish_after", "give_back", "reset", "pause", "close", "clear"),
 }
 # Questions that are answered as if there were nothing to guard against.
-ANSWERED = {"query_event": True, "_may_grow": True, "is_kept": False, "holds": False}
+ANSWERED = {"query_event": True, "_may_grow": True, "is_kept": False, "needs_copy": True}
 # Contexts that are not entered.
 NOT_ENTERED = {"use_stream", "use", "compute", "blocking"}
 # Room that is taken away: (file, code, what it becomes).

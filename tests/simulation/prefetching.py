@@ -5,21 +5,21 @@ from __future__ import annotations
 import torch
 
 import gapless
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from simulation.registry import scenario
 from simulation.workloads import Sums, make_prefetcher, numbered, read_back
 
 
 @scenario()
 def a_loop_of_ones_own(device):
-    stats = gapless.SyncStats()
+    stats = gapless.WaitStats()
     sums = Sums(device, 12)
     asked, allocate = [], device.device_buffer
     device.device_buffer = lambda num_bytes: asked.append(num_bytes) or allocate(num_bytes)
-    for number, batch in enumerate(gapless.prefetch(numbered([6] * 12), device, stats=stats)):
+    for number, batch in enumerate(gapless.prefetch(numbered([6] * 12), device, wait_stats=stats)):
         sums.add(number, batch)
     assert sums.all() == list(range(12))
-    assert stats.sync_count == 0
+    assert stats.count == 0
     # A slot for each batch ahead, the one in use and the one before: no memory is replaced.
     assert len(asked) == 4
 
@@ -101,7 +101,7 @@ def free_host_slots_are_used_again(device):
     prefetcher, _, ring = make_prefetcher(numbered([3] * 30), device, depth=1)
     for batch in prefetcher:
         # A loop that waits every batch keeps few transfers in flight.
-        HostSync(device).wait_stream(device.current_stream(), reason="test")
+        HostWaits(device).wait_stream(device.current_stream(), reason="test")
         del batch
     assert len(ring._host_slots) <= 4
 

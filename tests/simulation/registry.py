@@ -70,7 +70,7 @@ def run(name, *, scheduler, seed=0):
     chosen = SCENARIOS[name]
     device = SimulatedDevice(scheduler=scheduler, seed=seed, durations=chosen.durations)
     try:
-        with device, device.forbid_syncs():
+        with device, device.forbid_waits():
             chosen.check(device)
     finally:
         if device.report.races:

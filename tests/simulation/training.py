@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from gapless.loop.train_loop import TrainLoop
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario
 from simulation.workloads import (
@@ -130,8 +130,8 @@ def losses_and_gaps_show_while_an_epoch_runs(device):
     def look(now):
         seen.append((now.mean_loss, now.gap_share))
         if now.batch == 10:
-            HostSync(device).wait_stream(readback, reason="test")
-            HostSync(device).wait_stream(device.current_stream(), reason="test")
+            HostWaits(device).wait_stream(readback, reason="test")
+            HostWaits(device).wait_stream(device.current_stream(), reason="test")
 
     with TrainLoop(plan="gapless", device=device) as loop:
         readback = loop.streams.get_stream(loop.streams.lanes.readback)

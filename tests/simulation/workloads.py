@@ -8,7 +8,7 @@ import torch
 
 import gapless
 from gapless.loop.train_loop import TrainLoop
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.staging import StagingRing
 
@@ -83,7 +83,7 @@ def read_back(device, tensor):
     pinned = device.host_buffer(tensor.numel() * tensor.element_size(), pinned=True)
     target = pinned.view(tensor.dtype).view(tensor.shape)
     device.copy(target, tensor.detach())
-    HostSync(device).wait_stream(device.current_stream(), reason="test")
+    HostWaits(device).wait_stream(device.current_stream(), reason="test")
     return target.clone()
 
 
@@ -104,10 +104,12 @@ def counts(result):
 
 
 def make_prefetcher(loader, device, *, depth=2, num_transfers=1, **knobs):
-    sync = HostSync(device)
+    host_waits = HostWaits(device)
     streams = [device.create_stream() for _ in range(num_transfers)]
-    ring = StagingRing(device, sync=sync, depth=depth, transfer_streams=streams, **knobs)
-    return Prefetcher(loader, ring=ring, device=device, depth=depth), sync.stats, ring
+    ring = StagingRing(
+        device, host_waits=host_waits, depth=depth, transfer_streams=streams, **knobs
+    )
+    return Prefetcher(loader, ring=ring, device=device, depth=depth), host_waits.stats, ring
 
 
 def numbered(sizes):

@@ -16,7 +16,7 @@ from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import TrainConfig
 from gapless.nmt.run.run_folder import load_model
 from gapless.nmt.run.task import Vocabs
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 
 
 Beam = Annotated[Optional[int], typer.Option(min=1, help="Hypotheses; none: as trained.")]
@@ -103,7 +103,7 @@ def load_for_decoding(
     if not found.is_accelerator and precision in ("tf32", "fp16"):
         precision = "fp32"
     set_numerics(found, precision, deterministic=False)
-    decoder = Decoder(model, device=found, sync=HostSync(found), precision=precision)
+    decoder = Decoder(model, device=found, host_waits=HostWaits(found), precision=precision)
     return LoadedRun(config=config, vocabs=vocabs, decoder=decoder)
 
 

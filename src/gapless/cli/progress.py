@@ -49,7 +49,7 @@ class _EpochClock:
 
 def _figures(progress: Progress, *, num_updates: int, seconds: float) -> str:
     loss = "-" if progress.mean_loss is None else f"{progress.mean_loss:.4f}"
-    waits = progress.waits.sync_count / max(1, progress.batch)
+    waits = progress.waits.count / max(1, progress.batch)
     return (
         f"step {num_updates}  loss {loss}  {progress.weight / seconds:,.0f} tokens/s  "
         f"{waits:.2f} waits/batch  gap {share(progress.gap_share)}"

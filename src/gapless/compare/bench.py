@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from gapless.compare.entrant import Contestant, PlanWorkload, Round
+from gapless.compare.entrant import Entrant, PlanWorkload, Round
 from gapless.device.instruments.compile_clock import CompileClock
 from gapless.device.instruments.memory import free_memory_bytes, release_cached_memory
 from gapless.device.instruments.nvml import Nvml
@@ -102,8 +102,8 @@ class Measured:
         trace: of the kernels of a round; None where there is none.
         trace_steps: steps of that round.
         nvml_percent: device utilisation by the driver; None where it does not tell.
-        peak_memory_bytes: see `Contestant`.
-        held_memory_bytes: see `Contestant`.
+        peak_memory_bytes: see `Entrant`.
+        held_memory_bytes: see `Entrant`.
         capture: what was captured, None if nothing can be.
         diagnosis: what a plan that measures by itself found out, None for others.
         unit: what the steps' weights count.
@@ -208,32 +208,32 @@ class _Bench:
         Raises:
             _NoRoomError: there is no room for more than one of them.
         """
-        contestants: list[Contestant] = []
+        entrants: list[Entrant] = []
         try:
             with self.compile_clock:
                 for number, plan in enumerate(plans):
                     self._on_progress(f"warm-up of {plan}", number, len(plans))
-                    contestants.append(self._prepared(plan, contestants))
-            most = max(contestant.num_warm_ups for contestant in contestants)
-            for contestant in contestants:
-                contestant.catch_up(most)
-            rounds = self._take_turns(contestants)
-            return self._measure(contestants, rounds)
+                    entrants.append(self._prepared(plan, entrants))
+            most = max(entrant.num_warm_ups for entrant in entrants)
+            for entrant in entrants:
+                entrant.catch_up(most)
+            rounds = self._take_turns(entrants)
+            return self._measure(entrants, rounds)
         except torch.OutOfMemoryError as error:
             if len(plans) == 1:
                 raise
             raise _NoRoomError from error
         finally:
-            for contestant in contestants:
-                contestant.close()
+            for entrant in entrants:
+                entrant.close()
 
-    def _prepared(self, plan: str, others: Sequence[Contestant]) -> Contestant:
+    def _prepared(self, plan: str, others: Sequence[Entrant]) -> Entrant:
         settings = self._settings
         free = free_memory_bytes(settings.device)
         largest = max((other.held_memory_bytes for other in others), default=0)
         if free is not None and largest * _MEMORY_MARGIN > free:
             raise _NoRoomError
-        contestant = Contestant(
+        entrant = Entrant(
             get_plan(plan),
             make=self._make,
             device=settings.device,
@@ -241,31 +241,31 @@ class _Bench:
             steps=settings.steps,
         )
         try:
-            contestant.prepare(rounds=settings.warm_ups)
+            entrant.prepare(rounds=settings.warm_ups)
         except BaseException:
-            contestant.close()
+            entrant.close()
             raise
-        if contestant.is_undecided:
+        if entrant.is_undecided:
             self.notes.append(
                 f"{plan} had not decided when the rounds began: its times are partly those of what "
                 "it tries."
             )
-        return contestant
+        return entrant
 
-    def _take_turns(self, contestants: Sequence[Contestant]) -> dict[str, list[Round]]:
-        rounds: dict[str, list[Round]] = {one.plan.name: [] for one in contestants}
+    def _take_turns(self, entrants: Sequence[Entrant]) -> dict[str, list[Round]]:
+        rounds: dict[str, list[Round]] = {one.plan.name: [] for one in entrants}
         # Of its own, because workloads draw from the global one.
         draw = random.Random(self._settings.seed)
         for number in range(self._settings.rounds):
             if number and self._is_late():
                 self.notes.append(f"Time allowed {number} of {self._settings.rounds} rounds.")
                 break
-            order = draw.sample(contestants, k=len(contestants))
-            for done, contestant in enumerate(order):
+            order = draw.sample(entrants, k=len(entrants))
+            for done, entrant in enumerate(order):
                 self._on_progress(
                     f"round {number + 1} of {self._settings.rounds}", done, len(order)
                 )
-                rounds[contestant.plan.name].append(contestant.take_round())
+                rounds[entrant.plan.name].append(entrant.take_round())
         return rounds
 
     def _is_late(self) -> bool:
@@ -273,42 +273,40 @@ class _Bench:
         return limit is not None and perf_counter() - self._started_at > limit
 
     def _measure(
-        self, contestants: Sequence[Contestant], rounds: dict[str, list[Round]]
+        self, entrants: Sequence[Entrant], rounds: dict[str, list[Round]]
     ) -> list[Measured]:
         nvml = self._open_nvml()
         try:
             return [
-                self._measured(contestant, rounds[contestant.plan.name], nvml)
-                for contestant in self._with_progress("kernels and utilisation", contestants)
+                self._measured(entrant, rounds[entrant.plan.name], nvml)
+                for entrant in self._with_progress("kernels and utilisation", entrants)
             ]
         finally:
             if nvml is not None:
                 nvml.close()
 
-    def _measured(
-        self, contestant: Contestant, rounds: list[Round], nvml: Nvml | None
-    ) -> Measured:
+    def _measured(self, entrant: Entrant, rounds: list[Round], nvml: Nvml | None) -> Measured:
         percent = None
         if any(found.start_ms for found in rounds):
             self.notes.append(_STARTS_WORKERS)
         elif nvml is not None:
-            percent = contestant.utilisation(nvml, seconds=_NVML_SECONDS)
+            percent = entrant.utilisation(nvml, seconds=_NVML_SECONDS)
         trace, steps = None, 0
         if self._settings.device.is_accelerator:
-            trace, steps = contestant.trace()
+            trace, steps = entrant.trace()
             if trace is None:
                 self.notes.append("No kernels, busy time or gap: torch's profiler saw no kernel.")
         return Measured(
-            plan=contestant.plan.name,
+            plan=entrant.plan.name,
             rounds=rounds,
             trace=trace,
             trace_steps=steps,
             nvml_percent=percent,
-            peak_memory_bytes=contestant.peak_memory_bytes,
-            held_memory_bytes=contestant.held_memory_bytes,
-            capture=contestant.capture,
-            diagnosis=contestant.diagnosis,
-            unit=contestant.workload.unit,
+            peak_memory_bytes=entrant.peak_memory_bytes,
+            held_memory_bytes=entrant.held_memory_bytes,
+            capture=entrant.capture,
+            diagnosis=entrant.diagnosis,
+            unit=entrant.workload.unit,
         )
 
     def _open_nvml(self) -> Nvml | None:
@@ -320,9 +318,7 @@ class _Bench:
             self.notes.append(f"No device utilisation by the driver (NVML): {error}.")
             return None
 
-    def _with_progress(
-        self, title: str, contestants: Sequence[Contestant]
-    ) -> Iterator[Contestant]:
-        for done, contestant in enumerate(contestants):
-            self._on_progress(title, done, len(contestants))
-            yield contestant
+    def _with_progress(self, title: str, entrants: Sequence[Entrant]) -> Iterator[Entrant]:
+        for done, entrant in enumerate(entrants):
+            self._on_progress(title, done, len(entrants))
+            yield entrant

@@ -15,7 +15,7 @@ from gapless.device.instruments.nvml import Sampler
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
-from gapless.records.wait_stats import SyncStats
+from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Round:
     start_ms: float
     elapsed_ms: float
     weight: float
-    waits: SyncStats
+    waits: WaitStats
     data_wait_ms: float
     launch_ms: float
     busy_ms: float
@@ -77,7 +77,7 @@ class Round:
     num_graphs: int
 
 
-class Contestant:
+class Entrant:
     """A plan with a loop, a model and an optimizer of its own, built from the seed.
 
     Several live side by side, so that their rounds can take turns.
@@ -173,11 +173,11 @@ class Contestant:
 
     def _build(self) -> None:
         seed_all(self._seed)
-        with self._loop.compute():
+        with self._loop.on_compute_stream():
             self._workload = self._make(self._device.torch_device, self.plan)
         first = self._first_batches()
         if self._loop.captures:
-            with self._loop.compute():
+            with self._loop.on_compute_stream():
                 snapshot = Snapshot(self.workload.model, self.workload.optimizer)
             self._loop.warm_up(first, self.workload.step, snapshot=snapshot)
         else:
@@ -254,7 +254,7 @@ class Contestant:
 
 
 def _sum_of(taken: StepsTaken, *, cpu_seconds: float, elapsed_ms: float, num_graphs: int) -> Round:
-    results, waits = taken.epochs, SyncStats()
+    results, waits = taken.epochs, WaitStats()
     for result in results:
         waits.merge(result.waits)
     gaps = [result.gap_ms for result in results if result.gap_ms is not None]

@@ -51,8 +51,8 @@ def make_row(
             (found.weight if measured.unit else found.steps) / found.wall_ms * 1000.0
             for found in rounds
         ),
-        waits_per_step=per_step(lambda found: found.waits.sync_count),
-        waited_ms_per_step=per_step(lambda found: found.waits.total_sync_time_ms),
+        waits_per_step=per_step(lambda found: found.waits.count),
+        waited_ms_per_step=per_step(lambda found: found.waits.ms),
         waits_by_reason=_by_reason(rounds),
         data_wait_ms_per_step=per_step(lambda found: found.data_wait_ms),
         launch_ms_per_step=per_step(lambda found: found.launch_ms),

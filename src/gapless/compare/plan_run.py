@@ -16,7 +16,7 @@ from gapless.errors import BatchError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import EpochBatches, LoaderPart, end_kept_workers
 from gapless.records.epoch import EpochResult
-from gapless.records.wait_stats import SyncStats
+from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ class RunRecord:
     entries: list[tuple[Entry, ...]]
     checksums: list[list[int]]
     kept: dict[str, torch.Tensor]
-    waits: SyncStats
+    waits: WaitStats
     rounds: list[int]
     num_replays: int = 0
 
@@ -131,7 +131,7 @@ def run_plan(
     set_numerics(device, settings.precision, deterministic=settings.deterministic)
     seed_all(settings.seed)
     with TrainLoop(plan=plan, device=device) as loop:
-        with loop.compute():
+        with loop.on_compute_stream():
             workload = make(device.torch_device)
             watch = StateWatch(workload, device=device, copy_of=copy_of)
 
@@ -139,7 +139,7 @@ def run_plan(
             epochs = _take_watched(loop, workload, watch, steps=steps, on_step=on_step)
         finally:
             end_kept_workers(workload.batches)
-        with loop.compute(), loop.streams.sync.blocking("verify"):
+        with loop.on_compute_stream(), loop.streams.host_waits.blocking("verify"):
             checksums, kept = watch.read_checksums(), watch.read_tensors(keep_all=keep_all)
         return RunRecord(
             plan=loop.plan.name,
@@ -165,8 +165,8 @@ def _take_watched(
     return taken.epochs
 
 
-def _total_waits(results: list[EpochResult]) -> SyncStats:
-    waits = SyncStats()
+def _total_waits(results: list[EpochResult]) -> WaitStats:
+    waits = WaitStats()
     for result in results:
         waits.merge(result.waits)
     return waits

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gapless.compare.difference import LossDifference, TensorDifference
     from gapless.compare.plan_run import RunRecord
     from gapless.compare.verify_plan import Closeness, Comparison, Difference
-    from gapless.records.wait_stats import SyncStats
+    from gapless.records.wait_stats import WaitStats
 
 
 _NOT_REPEATED = (
@@ -121,9 +121,9 @@ def _rounds_line(run: RunRecord) -> list[str]:
     ]
 
 
-def _waits(waits: SyncStats) -> str:
+def _waits(waits: WaitStats) -> str:
     by_reason = ", ".join(f"{reason} {total.count}" for reason, total in waits.by_reason.items())
-    return f"{waits.sync_count} ({by_reason})" if by_reason else "0"
+    return f"{waits.count} ({by_reason})" if by_reason else "0"
 
 
 def _difference_lines(difference: Difference) -> list[str]:

@@ -120,8 +120,8 @@ class Device(Protocol):
     def device_buffer(self, num_bytes: int) -> torch.Tensor:
         """Return a uint8 tensor on the device, allocated under the current stream."""
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on this device already, so that nothing has to be moved."""
+    def needs_copy(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor has to be copied before work on this device may read it."""
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
         """Keep a tensor's memory from being used again before `stream` is done with it.
@@ -183,8 +183,8 @@ class Device(Protocol):
     def reset_peak_memory(self) -> None:
         """Start a new measurement of the peak memory."""
 
-    def allow_syncs(self) -> AbstractContextManager[None]:
-        """Lift `forbid_syncs` in the body, for a wait that is declared."""
+    def allow_waits(self) -> AbstractContextManager[None]:
+        """Lift `forbid_waits` in the body, for a wait that is declared."""
 
-    def forbid_syncs(self) -> AbstractContextManager[None]:
+    def forbid_waits(self) -> AbstractContextManager[None]:
         """Make every synchronisation that torch detects raise RuntimeError in the body."""

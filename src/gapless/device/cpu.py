@@ -123,10 +123,10 @@ class CpuDevice:
         """Return a uint8 tensor."""
         return torch.empty(num_bytes, dtype=torch.uint8)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Return False: on a CPU every batch takes the same way as on an accelerator."""
+    def needs_copy(self, tensor: torch.Tensor) -> bool:
+        """Return True: on a CPU every batch takes the same way as on an accelerator."""
         del tensor
-        return False
+        return True
 
     def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
         """Do nothing: no work is late."""
@@ -172,10 +172,10 @@ class CpuDevice:
     def reset_peak_memory(self) -> None:
         """Do nothing: the system keeps the peak of a process's whole life."""
 
-    def allow_syncs(self) -> AbstractContextManager[None]:
+    def allow_waits(self) -> AbstractContextManager[None]:
         """Return an empty context: on a CPU there is nothing to lift."""
         return nullcontext()
 
-    def forbid_syncs(self) -> AbstractContextManager[None]:
+    def forbid_waits(self) -> AbstractContextManager[None]:
         """Return an empty context: on a CPU there is nothing to wait for."""
         return nullcontext()

@@ -132,9 +132,9 @@ class CudaDevice:
         """Return a uint8 tensor on the GPU, allocated under the current stream."""
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on this GPU already."""
-        return tensor.device == self.torch_device
+    def needs_copy(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies elsewhere than on this GPU."""
+        return tensor.device != self.torch_device
 
     def record_stream(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
         """Keep a tensor's memory from being used again before `stream` is done with it.
@@ -185,7 +185,7 @@ class CudaDevice:
                 try:
                     # Torch refuses a read of a value before CUDA sees it, which would spoil the
                     # capture.
-                    with self.forbid_syncs():
+                    with self.forbid_waits():
                         work()
                 except RuntimeError as error:
                     failure = error
@@ -233,7 +233,7 @@ class CudaDevice:
         """Call `observer(site)` for the host waits of the body that torch itself can tell of.
 
         Those are reads of values, such as `item`, `nonzero` or a copy that blocks; explicit
-        synchronisation is not among them. Nothing is told while `forbid_syncs` is in force.
+        synchronisation is not among them. Nothing is told while `forbid_waits` is in force.
         """
         if torch.cuda.get_sync_debug_mode() != 0:
             return nullcontext()
@@ -259,13 +259,13 @@ class CudaDevice:
         """Start a new measurement of the peak memory."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
-    def allow_syncs(self) -> AbstractContextManager[None]:
-        """Lift `forbid_syncs` in the body, for a wait that is declared."""
+    def allow_waits(self) -> AbstractContextManager[None]:
+        """Lift `forbid_waits` in the body, for a wait that is declared."""
         if torch.cuda.get_sync_debug_mode() == 0:
             return nullcontext()
         return _sync_mode("default")
 
-    def forbid_syncs(self) -> AbstractContextManager[None]:
+    def forbid_waits(self) -> AbstractContextManager[None]:
         """Make every synchronisation that torch detects raise RuntimeError in the body.
 
         Torch does not see waits for events and devices, nor copies from pageable memory that
@@ -326,6 +326,6 @@ def _reads_told_to(observer: Callable[[str], None]) -> Iterator[None]:
 
 def _set_sync_mode(mode: str | int) -> None:
     with warnings.catch_warnings():
-        # Torch says that it does not see every synchronisation; `forbid_syncs` says which.
+        # Torch says that it does not see every synchronisation; `forbid_waits` says which.
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode(mode)

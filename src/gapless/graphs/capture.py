@@ -13,7 +13,7 @@ from gapless.device.find import resolve_device
 from gapless.errors import BatchError, UserError
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.snapshot import Snapshot
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.step import call_host_part, do_work
 from gapless.pipeline.tree import map_tensors
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
     from gapless.pipeline.step import SplitStep
-    from gapless.records.wait_stats import SyncStats
+    from gapless.records.wait_stats import WaitStats
 
 
 _PartT = TypeVar("_PartT")
@@ -107,7 +107,7 @@ def capture(
     scaler: torch.amp.GradScaler | None = None,
     device: str | torch.device | Device = "auto",
     memory_budget_bytes: int | None = None,
-    stats: SyncStats | None = None,
+    wait_stats: WaitStats | None = None,
 ) -> StandaloneStep:
     """Return a step that is launched as one CUDA graph for each shape of batch.
 
@@ -131,7 +131,7 @@ def capture(
         device: a device or its name.
         memory_budget_bytes: of the process, above which no further shape is captured; None: four
             fifths of the device's.
-        stats: where the waits that captures are ("capture") are counted.
+        wait_stats: where the waits that captures are ("capture") are counted.
 
     Raises:
         UserError: buckets without a model and an optimizer.
@@ -148,8 +148,10 @@ def capture(
     Sync: Blocks the host if there are buckets ("capture"); otherwise does not.
     """
     found = resolve_device(device)
-    sync = HostSync(found, stats=stats)
-    captured = CapturedStep(step, device=found, sync=sync, memory_budget_bytes=memory_budget_bytes)
+    host_waits = HostWaits(found, wait_stats=wait_stats)
+    captured = CapturedStep(
+        step, device=found, host_waits=host_waits, memory_budget_bytes=memory_budget_bytes
+    )
     made = StandaloneStep(captured, device=found)
     if buckets is not None:
         parts = _needed(model, "model"), _needed(optimizer, "optimizer")

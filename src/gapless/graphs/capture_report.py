@@ -77,19 +77,19 @@ def refusal_of(error: RuntimeError) -> str:
     return where + what + hint
 
 
-def objection_to(batch: Any, *, holds: Callable[[torch.Tensor], bool]) -> str | None:
+def objection_to(batch: Any, *, needs_copy: Callable[[torch.Tensor], bool]) -> str | None:
     """Return why a graph could not take this batch, None if it can.
 
     Args:
         batch: of any structure.
-        holds: says whether a tensor is on the device.
+        needs_copy: says whether a tensor is not on the device.
     """
     try:
         tensors = tensors_of(batch)
     except BatchError as error:
         return str(error)
     for tensor in tensors:
-        if not holds(tensor):
+        if needs_copy(tensor):
             return (
                 f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the "
                 "device, or make it a plain value"

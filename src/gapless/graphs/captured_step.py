@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device, Graph
     from gapless.graphs.snapshot import Snapshot
-    from gapless.pipeline.host_waits import HostSync
+    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
 
 
@@ -89,7 +89,7 @@ class CapturedStep:
     Args:
         step: takes a batch on the device, trains on it and returns its loss.
         device: where it runs.
-        sync: the door for the waits that captures are.
+        host_waits: the door for the waits that captures are.
         memory_budget_bytes: device memory of the process that captures may lead to; None: four
             fifths of the device's. A capture that is expected to need more, going by the largest
             so far, is not made; one that turns out to need more is the last.
@@ -106,7 +106,7 @@ class CapturedStep:
         step: SplitStep | WholeStep | Callable[[Any], Any],
         *,
         device: Device,
-        sync: HostSync,
+        host_waits: HostWaits,
         memory_budget_bytes: int | None = None,
     ) -> None:
         self.step = step
@@ -114,7 +114,7 @@ class CapturedStep:
         self.only_ahead = False
         self.shape: Hashable | None = None
         self._device = device
-        self._sync = sync
+        self._host_waits = host_waits
         self._budget = memory_budget_bytes
         total = device.total_memory_bytes()
         if self._budget is None and total is not None:
@@ -123,7 +123,7 @@ class CapturedStep:
         self._graphs: dict[Hashable, _Captured] = {}
         self._num_seen: Counter[Hashable] = Counter()
         self._newest: Graph | None = None
-        self._updates = Updates(holds=device.holds)
+        self._updates = Updates(needs_copy=device.needs_copy)
         self._held = self._holds_on_to()
         self._num_changes = 0
         self._is_full = False
@@ -192,7 +192,7 @@ class CapturedStep:
 
     def _can_be_kept(self, batch: Any) -> bool:
         """Return whether memory of ours can take a batch's place; count it as eager if not."""
-        objection = objection_to(batch, holds=self._device.holds)
+        objection = objection_to(batch, needs_copy=self._device.needs_copy)
         if objection is None:
             return True
         self.shape = None
@@ -353,7 +353,7 @@ class CapturedStep:
             outs.append(map_tensors(do_work(self.step, static), torch.detach))
 
         try:
-            with self._sync.blocking("capture"):
+            with self._host_waits.blocking("capture"):
                 graph = self._device.capture(work, like=self._newest)
         except BaseException as error:
             # The backward pass did not run: gradients that it made hold nothing.

@@ -42,11 +42,11 @@ class Updates:
     """Know the optimizers that a step calls, the weights that it trains, and their numbers now.
 
     Args:
-        holds: says whether a tensor is on the device, where captured work reads it anew.
+        needs_copy: says whether a tensor is not on the device, where captured work reads it anew.
     """
 
-    def __init__(self, *, holds: Callable[[torch.Tensor], bool]) -> None:
-        self._holds = holds
+    def __init__(self, *, needs_copy: Callable[[torch.Tensor], bool]) -> None:
+        self._needs_copy = needs_copy
         self._optimizers: dict[int, weakref.ref[torch.optim.Optimizer]] = {}
         self._leaves: dict[int, TensorWeakRef] = {}
 
@@ -93,7 +93,7 @@ class Updates:
             return tuple(map(self._number, value))
         if not isinstance(value, torch.Tensor):
             return value if isinstance(value, Number) else None
-        if self._holds(value):
+        if not self._needs_copy(value):
             return value.data_ptr()
         # Read at once: it is no work of a device.
         return float(value) if value.numel() == 1 else (value.data_ptr(), value._version)

@@ -19,7 +19,7 @@ from gapless.pipeline.streams import EventPool, StreamManager
 from gapless.plans import Plan, get_plan
 from gapless.records.bottleneck import ON_A_CPU, Diagnosis
 from gapless.records.epoch import EpochResult, Progress
-from gapless.records.wait_stats import SyncStats
+from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -70,11 +70,11 @@ class TrainLoop:
         self.losses = DeferredLoss(
             self.device,
             readback_stream=self.streams.get_stream(self._lanes.readback),
-            stats=self.streams.stats,
+            wait_stats=self.streams.stats,
         )
         self._ring = StagingRing(
             self.device,
-            sync=self.streams.sync,
+            host_waits=self.streams.host_waits,
             depth=self.plan.prefetch,
             transfer_streams=[self.streams.get_stream(n) for n in self._lanes.transfer],
             pin_memory=self.plan.pin_memory,
@@ -88,7 +88,7 @@ class TrainLoop:
         self._forward_stream = self.streams.get_compute_stream()
         self._backward_stream = self.streams.get_stream(self._lanes.backward)
 
-    def compute(self) -> Any:
+    def on_compute_stream(self) -> Any:
         """Return a context whose work goes to the compute stream; build the model in it.
 
         Autograd binds each parameter's gradient to the stream on which it was first used.
@@ -136,7 +136,7 @@ class TrainLoop:
         # Work queued before, such as building the model, comes first.
         self.device.wait_stream(self._forward_stream, self.device.current_stream())
         try:
-            with self.compute():
+            with self.on_compute_stream():
                 run.take_all(batches, self._prepared(step), on_batch)
             run.finish()
         except BaseException as failure:
@@ -187,7 +187,7 @@ class TrainLoop:
         if not isinstance(captured, CapturedStep):
             return None
         self.device.wait_stream(self._forward_stream, self.device.current_stream())
-        with self.compute():
+        with self.on_compute_stream():
             captured.warm_up(self.prefetch(batches), snapshot=snapshot, on_batch=on_batch)
         return captured.report
 
@@ -198,7 +198,7 @@ class TrainLoop:
             self._captured = CapturedStep(
                 step,
                 device=self.device,
-                sync=self.streams.sync,
+                host_waits=self.streams.host_waits,
                 memory_budget_bytes=self._memory_budget_bytes,
             )
             if self.plan.auto:
@@ -231,9 +231,9 @@ class _EpochRun:
         self._loop = loop
         self._plan = loop.plan
         self._device = loop.device
-        self._sync = loop.streams.sync
-        self._sync.stats.by_reason.clear()
-        self.progress = Progress(waits=self._sync.stats)
+        self._host_waits = loop.streams.host_waits
+        self._host_waits.stats.by_reason.clear()
+        self.progress = Progress(waits=self._host_waits.stats)
         self._first_loss = loop.losses.num_added
         self._meter_before = loop._meter.reading()
         self._started_at = perf_counter()
@@ -266,7 +266,7 @@ class _EpochRun:
         loop._meter.start_step(stream)
         call_host_part(step, batch)
         out = self._run_step(step, batch)
-        loop.losses.add(out.loss if out.report is None else out.report, weight=out.weight)
+        loop.losses.add(out.loss if out.logged is None else out.logged, weight=out.weight)
         loop._meter.end_step(stream)
         self._launch_ms += (perf_counter() - start) * 1000.0
         self.progress.batch += 1
@@ -306,10 +306,12 @@ class _EpochRun:
                 self._wait_for_event(reason=self._wait_reason())
         else:
             if wait_due:
-                self._sync.wait_stream(self._loop._forward_stream, reason=self._wait_reason())
+                self._host_waits.wait_stream(
+                    self._loop._forward_stream, reason=self._wait_reason()
+                )
             if read_due:
                 losses.drain(reason="loss_read")
-        losses.harvest()
+        losses.poll()
 
     def _wait_reason(self) -> str:
         return "batch" if self._plan.sync_interval == 1 else "interval"
@@ -321,7 +323,7 @@ class _EpochRun:
         if readback is not loop._forward_stream:
             self._chain(readback, loop._forward_stream)
         event = loop._events.record(loop._forward_stream)
-        self._sync.wait_event(event, reason=reason)
+        self._host_waits.wait_event(event, reason=reason)
         loop._events.give_back(event)
 
     def _limit_run_ahead(self) -> None:
@@ -331,12 +333,12 @@ class _EpochRun:
             loop._events.give_back(in_flight.popleft())
         if len(in_flight) >= self._plan.run_ahead:
             oldest = in_flight.popleft()
-            self._sync.wait_event(oldest, reason="run_ahead")
+            self._host_waits.wait_event(oldest, reason="run_ahead")
             loop._events.give_back(oldest)
 
     def _update_progress(self) -> None:
         loop = self._loop
-        loop._meter.harvest()
+        loop._meter.poll()
         self.progress.mean_loss = self._running.update()
         self.progress.weight = self._running.weight
         self.progress.gap_share = self._gap_share()
@@ -352,7 +354,7 @@ class _EpochRun:
         Can be called again when it was interrupted.
         """
         loop = self._loop
-        with loop.compute():
+        with loop.on_compute_stream():
             self._read_losses()
         # An interrupt in the instant in which a `with` is left may leave its stream current.
         if self._device.current_stream() != self._outer_stream:
@@ -368,7 +370,7 @@ class _EpochRun:
         if self._plan.wait_with == "nothing":
             losses.flush()
             self._wait_for_event(reason="epoch_end")
-            losses.harvest()
+            losses.poll()
         losses.drain(reason="epoch_end")
 
     def finish_after(self, failure: BaseException) -> None:
@@ -385,8 +387,8 @@ class _EpochRun:
         losses = self._loop.losses
         assert self._prefetcher is not None
         reading = self._loop._meter.reading() - self._meter_before
-        waits = SyncStats()
-        waits.merge(self._sync.stats)
+        waits = WaitStats()
+        waits.merge(self._host_waits.stats)
         return EpochResult(
             losses=losses.history[self._first_loss :],
             mean_loss=losses.running_mean(since=self._first_loss),

@@ -12,7 +12,7 @@ from gapless.pipeline.tree import map_tensors, tensors_of
 
 if TYPE_CHECKING:
     from gapless.device.base import Device
-    from gapless.pipeline.host_waits import HostSync
+    from gapless.pipeline.host_waits import HostWaits
 
 
 class HostCopy:
@@ -38,7 +38,7 @@ class HostCopy:
     def __init__(self, value: Any, *, device: Device) -> None:
         self._device = device
         tensors = {id(tensor): tensor.detach() for tensor in tensors_of(value)}
-        queued = {key: tensor for key, tensor in tensors.items() if device.holds(tensor)}
+        queued = {key: tensor for key, tensor in tensors.items() if not device.needs_copy(tensor)}
         copies = _buffers_for(queued, device)
         for key, tensor in tensors.items():
             if key in queued:
@@ -56,12 +56,12 @@ class HostCopy:
         """
         return self._device.query_event(self._done)
 
-    def wait(self, sync: HostSync, *, reason: str) -> None:
+    def wait(self, host_waits: HostWaits, *, reason: str) -> None:
         """Wait until everything is on the host.
 
         Sync: Blocks the host until then; one wait, counted under `reason`.
         """
-        sync.wait_event(self._done, reason=reason)
+        host_waits.wait_event(self._done, reason=reason)
 
 
 def _buffers_for(tensors: dict[int, torch.Tensor], device: Device) -> dict[int, torch.Tensor]:

@@ -1,6 +1,6 @@
 """The one door through which the host waits for the device.
 
-Every wait passes through `HostSync`, which counts and times it by reason. A wait anywhere else
+Every wait passes through `HostWaits`, which counts and times it by reason. A wait anywhere else
 is a defect.
 """
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
-from gapless.records.wait_stats import SyncStats
+from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from gapless.device.base import Device, Event, Stream
 
 
-class HostSync:
+class HostWaits:
     """Wait for the device, and keep account of it.
 
     Args:
         device: whose events and streams are waited for.
-        stats: where waits are counted; a new account if none is given.
+        wait_stats: where waits are counted; a new account if none is given.
     """
 
-    def __init__(self, device: Device, *, stats: SyncStats | None = None) -> None:
+    def __init__(self, device: Device, *, wait_stats: WaitStats | None = None) -> None:
         self.device = device
-        self.stats = stats if stats is not None else SyncStats()
+        self.stats = wait_stats if wait_stats is not None else WaitStats()
 
     def wait_event(self, event: Event, *, reason: str) -> None:
         """Wait until the work before an event's last record is done.
@@ -57,7 +57,7 @@ class HostSync:
         """
         start = perf_counter()
         try:
-            with self.device.allow_syncs():
+            with self.device.allow_waits():
                 yield
         finally:
             self.stats.add(reason, ms=(perf_counter() - start) * 1000.0)

@@ -96,11 +96,11 @@ class GapMeter:
         """Do not count the time until the next step as a gap, nor a step that did not end."""
         self._started = self.label = None
         self._pending.append(None)
-        self.harvest()
+        self.poll()
         if not self._pending:
             self._events.reset()
 
-    def harvest(self) -> None:
+    def poll(self) -> None:
         """Take in the steps that are done.
 
         Sync: Does not block the host.

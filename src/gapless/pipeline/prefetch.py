@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from gapless.device.find import resolve_device
 from gapless.errors import BatchError, noted_on
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.loaders import end_loader
 from gapless.pipeline.staging import StagedBatch, StagingRing
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Stream
-    from gapless.records.wait_stats import SyncStats
+    from gapless.records.wait_stats import WaitStats
 
 
 BatchT = TypeVar("BatchT")
@@ -167,7 +167,7 @@ def prefetch(
     depth: int = 2,
     *,
     pin_memory: bool = True,
-    stats: SyncStats | None = None,
+    wait_stats: WaitStats | None = None,
 ) -> Prefetcher[BatchT]:
     """Iterate over `loader` with batches moved to `device` ahead of their use.
 
@@ -180,7 +180,7 @@ def prefetch(
         device: a device or its name.
         depth: batches ahead of the one in use, at least 1.
         pin_memory: stage in page-locked memory.
-        stats: where host waits are counted, if any are needed.
+        wait_stats: where host waits are counted, if any are needed.
 
     Raises:
         ValueError: `depth` is below 1.
@@ -193,7 +193,7 @@ def prefetch(
     found = resolve_device(device)
     ring = StagingRing(
         found,
-        sync=HostSync(found, stats=stats),
+        host_waits=HostWaits(found, wait_stats=wait_stats),
         depth=depth,
         transfer_streams=[_transfer_stream(found)],
         pin_memory=pin_memory,

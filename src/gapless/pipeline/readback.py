@@ -2,14 +2,14 @@
 
 A fixed ring of float64 rows (loss, weight) lies on the device; a ring of the same size lies in
 page-locked memory. Row `n % size` holds batch `n` in both. `flush` queues the copy of all new
-rows on the readback stream; `harvest` reads the rows whose copy an event says is done.
+rows on the readback stream; `poll` reads the rows whose copy an event says is done.
 
-One rule guards both rings: a row is written again only after the host has harvested it, because
-a harvested row has been computed, copied and read.
+One rule guards both rings: a row is written again only after the host has polled it, because
+a polled row has been computed, copied and read.
 
 What was added, copied and read is told by one number and two lists: `_num_added`, the ends of
 `_pending`, and the length of `history`. Each grows by one assignment, after the work it stands
-for, so whatever interrupts the work, the next `flush` or `harvest` does it again.
+for, so whatever interrupts the work, the next `flush` or `poll` does it again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import torch
 
 from gapless.device.find import resolve_device
 from gapless.errors import LossError, noted_on
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.streams import EventPool
 
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from gapless.device.base import Device, Event, Stream
-    from gapless.records.wait_stats import SyncStats
+    from gapless.records.wait_stats import WaitStats
 
 
 _ROWS = 1024
@@ -50,7 +50,7 @@ class DeferredLoss:
     Args:
         device: a device or its name.
         readback_stream: carries the copies to the host; a stream of its own by default.
-        stats: where host waits are counted.
+        wait_stats: where host waits are counted.
 
     Attributes:
         history: the losses that have reached the host, one for each batch, in order.
@@ -70,10 +70,10 @@ class DeferredLoss:
         device: str | torch.device | Device = "auto",
         *,
         readback_stream: Stream | None = None,
-        stats: SyncStats | None = None,
+        wait_stats: WaitStats | None = None,
     ) -> None:
         self._device = resolve_device(device)
-        self._sync = HostSync(self._device, stats=stats)
+        self._host_waits = HostWaits(self._device, wait_stats=wait_stats)
         self._stream = readback_stream or self._device.shared_stream("gapless.readback")
         self._events = EventPool(self._device)
         self._rows = self._device.device_buffer(_ROWS * _BYTES_PER_ROW).view(torch.float64)
@@ -87,9 +87,9 @@ class DeferredLoss:
         self.first_nonfinite: tuple[int, float] | None = None
 
     @property
-    def stats(self) -> SyncStats:
+    def wait_stats(self) -> WaitStats:
         """The account of host waits made for losses."""
-        return self._sync.stats
+        return self._host_waits.stats
 
     @property
     def num_added(self) -> int:
@@ -135,7 +135,7 @@ class DeferredLoss:
         done = self._events.record(self._stream)
         self._pending.append(_PendingCopy(done=done, end=self._num_added))
 
-    def harvest(self) -> int:
+    def poll(self) -> int:
         """Take in the losses whose copy is done; return how many were new.
 
         Sync: Does not block the host.
@@ -156,8 +156,8 @@ class DeferredLoss:
         """
         self.flush()
         if self._pending:
-            self._sync.wait_event(self._pending[-1].done, reason=reason)
-            self.harvest()
+            self._host_waits.wait_event(self._pending[-1].done, reason=reason)
+            self.poll()
         if not self._pending:
             self._events.reset()
 
@@ -192,10 +192,10 @@ class DeferredLoss:
 
     def _make_room(self) -> None:
         # A full ring has been flushed: `add` does so whenever half of it is new.
-        self.harvest()
+        self.poll()
         if self._num_added - len(self.history) >= _ROWS:
-            self._sync.wait_event(self._pending[0].done, reason="loss_ring")
-            self.harvest()
+            self._host_waits.wait_event(self._pending[0].done, reason="loss_ring")
+            self.poll()
 
     def _num_flushed(self) -> int:
         return self._pending[-1].end if self._pending else len(self.history)

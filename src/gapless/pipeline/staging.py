@@ -23,7 +23,7 @@ from gapless.pipeline.tree import map_tensors, tensors_of
 
 if TYPE_CHECKING:
     from gapless.device.base import Device, Event, Stream
-    from gapless.pipeline.host_waits import HostSync
+    from gapless.pipeline.host_waits import HostWaits
 
 
 # Wide enough for every vector load and for every dtype's alignment.
@@ -72,7 +72,7 @@ class StagingRing:
 
     Args:
         device: where batches go.
-        sync: the door for the wait that a full host ring needs.
+        host_waits: the door for the wait that a full host ring needs.
         depth: batches that may be on the device ahead of the one in use.
         transfer_streams: streams that carry the copies, used in turn.
         pin_memory: stage in page-locked memory; without it every copy blocks the host, and is
@@ -84,14 +84,14 @@ class StagingRing:
         self,
         device: Device,
         *,
-        sync: HostSync,
+        host_waits: HostWaits,
         depth: int,
         transfer_streams: list[Stream],
         pin_memory: bool = True,
         max_host_slots: int = 128,
     ) -> None:
         self._device = device
-        self._sync = sync
+        self._host_waits = host_waits
         self._pin_memory = pin_memory
         self._max_host_slots = max_host_slots
         self._host_slots: deque[_HostSlot] = deque()
@@ -114,7 +114,7 @@ class StagingRing:
 
         Sync: Does not block the host while host slots are free; see `StagingRing`.
         """
-        tensors = [tensor for tensor in tensors_of(batch) if not self._device.holds(tensor)]
+        tensors = [tensor for tensor in tensors_of(batch) if self._device.needs_copy(tensor)]
         if not tensors:
             return StagedBatch(batch=batch, slot=None)
         layout = _Layout.of(tensors)
@@ -146,7 +146,7 @@ class StagingRing:
                 buffer = self._host_buffer(num_bytes)
                 slots.appendleft(_HostSlot(buffer=buffer, copied=self._device.create_event()))
             else:
-                self._sync.wait_event(slots[0].copied, reason="staging")
+                self._host_waits.wait_event(slots[0].copied, reason="staging")
         slot = slots[0]
         if slot.buffer.numel() < num_bytes:
             slot.buffer = self._host_buffer(num_bytes)
@@ -181,7 +181,7 @@ class StagingRing:
             if self._pin_memory:
                 self._device.copy(slot.buffer[:num_bytes], host.buffer[:num_bytes])
             else:
-                with self._sync.blocking("pageable_copy"):
+                with self._host_waits.blocking("pageable_copy"):
                     self._device.copy(slot.buffer[:num_bytes], host.buffer[:num_bytes])
         self._device.record_event(host.copied, slot.stream)
         self._device.record_event(slot.ready, slot.stream)

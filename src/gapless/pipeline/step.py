@@ -18,12 +18,12 @@ class StepLoss:
 
     Attributes:
         loss: one number, whose gradient the step follows.
-        report: the loss to keep in the history; `loss` itself if None.
+        logged: the loss to keep in the history; `loss` itself if None.
         weight: of this batch in the mean, such as its number of target tokens.
     """
 
     loss: torch.Tensor
-    report: torch.Tensor | None = None
+    logged: torch.Tensor | None = None
     weight: torch.Tensor | float = 1.0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from gapless.device.find import resolve_device
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.plans import MAX_STREAMS
 
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.device.base import Device, Event, Stream
-    from gapless.records.wait_stats import SyncStats
+    from gapless.records.wait_stats import WaitStats
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class StreamManager:
     Args:
         device: a device or its name.
         num_streams: how many numbered streams to create, 1 to 8.
-        stats: where host waits are counted.
+        wait_stats: where host waits are counted.
 
     Raises:
         ValueError: `num_streams` is out of range.
@@ -77,22 +77,22 @@ class StreamManager:
         device: str | torch.device | Device = "auto",
         *,
         num_streams: int = 2,
-        stats: SyncStats | None = None,
+        wait_stats: WaitStats | None = None,
     ) -> None:
         if not 1 <= num_streams <= MAX_STREAMS:
             raise ValueError(f"num_streams must be 1 to {MAX_STREAMS}, but is {num_streams}")
         self.device = resolve_device(device)
         self.lanes = lanes(num_streams)
-        self.sync = HostSync(self.device, stats=stats)
+        self.host_waits = HostWaits(self.device, wait_stats=wait_stats)
         self._outer_stream = self.device.current_stream()
         self._streams: dict[int | str, Stream] = {
             number: self.device.create_stream() for number in range(num_streams)
         }
 
     @property
-    def stats(self) -> SyncStats:
+    def stats(self) -> WaitStats:
         """The account of host waits made through this manager."""
-        return self.sync.stats
+        return self.host_waits.stats
 
     @property
     def num_streams(self) -> int:
@@ -178,14 +178,14 @@ class StreamManager:
 
         Sync: Blocks the host until the event is done; counted under `reason`.
         """
-        self.sync.wait_event(event, reason=reason)
+        self.host_waits.wait_event(event, reason=reason)
 
     def synchronize(self, stream: int | str, *, reason: str = "stream") -> None:
         """Wait for all work queued on a stream.
 
         Sync: Blocks the host until the stream is empty; counted under `reason`.
         """
-        self.sync.wait_stream(self.get_stream(stream), reason=reason)
+        self.host_waits.wait_stream(self.get_stream(stream), reason=reason)
 
     def synchronize_all(self, *, reason: str = "stream") -> None:
         """Wait for all work queued on every stream of this manager.

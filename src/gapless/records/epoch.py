@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gapless.records.wait_stats import SyncStats
+from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class EpochResult:
     losses: list[float]
     mean_loss: float
     weight: float
-    waits: SyncStats
+    waits: WaitStats
     data_wait_ms: float
     launch_ms: float
     wall_ms: float
@@ -70,7 +70,7 @@ class Progress:
     batch: int = 0
     mean_loss: float | None = None
     weight: float = 0.0
-    waits: SyncStats = field(default_factory=SyncStats)
+    waits: WaitStats = field(default_factory=WaitStats)
     gap_share: float | None = None
     diagnosis: Diagnosis | None = None
 

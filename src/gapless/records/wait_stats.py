@@ -19,8 +19,8 @@ class WaitTotal:
 
 
 @dataclass
-class SyncStats:
-    """Count the host's waits by reason; the origin's `SyncStats`, with reasons.
+class WaitStats:
+    """Count the host's waits by reason; the origin's `WaitStats`, with reasons.
 
     Attributes:
         by_reason: total of every reason that occurred, in order of first occurrence.
@@ -29,12 +29,12 @@ class SyncStats:
     by_reason: dict[str, WaitTotal] = field(default_factory=dict)
 
     @property
-    def sync_count(self) -> int:
+    def count(self) -> int:
         """Number of waits of all reasons."""
         return sum(total.count for total in self.by_reason.values())
 
     @property
-    def total_sync_time_ms(self) -> float:
+    def ms(self) -> float:
         """Time of all waits, in milliseconds."""
         return sum(total.ms for total in self.by_reason.values())
 
@@ -47,7 +47,7 @@ class SyncStats:
         total.count += count
         total.ms += ms
 
-    def merge(self, other: SyncStats) -> None:
+    def merge(self, other: WaitStats) -> None:
         """Add the counts of `other` to these."""
         for reason, total in other.by_reason.items():
             self.add(reason, ms=total.ms, count=total.count)

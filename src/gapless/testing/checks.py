@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.device.find import resolve_device
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ def _consume(
                 f"batch {number} has shape {list(batch.shape)} and {batch.dtype}, "
                 f"expected [{num_elements}] and torch.float32"
             )
-        elif device.is_accelerator and not device.holds(batch):
+        elif device.is_accelerator and device.needs_copy(batch):
             wrong.append(f"batch {number} is not on the device")
         if number < count:
             values[number, 0].copy_(batch.amin())
@@ -184,7 +184,7 @@ def check_readback(
     base = found.device_buffer(4).view(torch.float32)[0]
     base.fill_(first)
     reader = make(found)
-    HostSync(found).wait_stream(found.current_stream(), reason="check")
+    HostWaits(found).wait_stream(found.current_stream(), reason="check")
     for number in range(num_losses):
         found.delay(found.current_stream(), delay_ms)
         reader.add(base + number)
@@ -193,7 +193,7 @@ def check_readback(
     if len(seen) != num_losses:
         wrong.append(f"{len(seen)} of {num_losses} losses arrived")
     # Late work must not outlive the reader's memory.
-    HostSync(found).wait_stream(found.current_stream(), reason="check")
+    HostWaits(found).wait_stream(found.current_stream(), reason="check")
     return [*wrong, *_differences("loss", expected, seen)]
 
 
@@ -201,5 +201,5 @@ def _read(device: Device, tensor: torch.Tensor) -> Any:
     num_bytes = tensor.numel() * tensor.element_size()
     host = device.host_buffer(num_bytes, pinned=True).view(tensor.dtype).view(tensor.shape)
     device.copy(host, tensor)
-    HostSync(device).wait_stream(device.current_stream(), reason="check")
+    HostWaits(device).wait_stream(device.current_stream(), reason="check")
     return host.tolist()

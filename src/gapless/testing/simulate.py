@@ -107,7 +107,7 @@ def _run(
     check: Callable[[SimulatedDevice], object], device: SimulatedDevice, *, forbid_waits: bool
 ) -> str | None:
     try:
-        with device, device.forbid_syncs() if forbid_waits else device.allow_syncs():
+        with device, device.forbid_waits() if forbid_waits else device.allow_waits():
             check(device)
     except (KeyboardInterrupt, SystemExit, GeneratorExit):
         raise

@@ -14,7 +14,7 @@ from gapless.device.find import resolve_device
 from gapless.nmt.data.vocab import BOS, EOS, PAD, UNK
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.model.transformer import LayerCache, ModelSizes, Transformer
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 
 
 VOCAB = 6
@@ -78,7 +78,7 @@ class TableModel:
 
 def make_decoder(model):
     device = resolve_device("cpu")
-    return Decoder(model, device=device, sync=HostSync(device))
+    return Decoder(model, device=device, host_waits=HostWaits(device))
 
 
 def greedy(model, source, max_length):
@@ -207,10 +207,10 @@ def test_the_models_mode_is_restored(was_training):
 def test_finished_sentences_are_reported_and_waits_counted():
     """The callback adds up to all sentences, and each wait is in the account as "decode"."""
     device = resolve_device("cpu")
-    sync = HostSync(device)
+    host_waits = HostWaits(device)
     done = []
 
-    Decoder(TableModel(1), device=device, sync=sync).translate(
+    Decoder(TableModel(1), device=device, host_waits=host_waits).translate(
         [[4, 5]] * 7,
         DecodeSettings(beam=2, max_length=3, batch_tokens=12),
         on_done=done.append,
@@ -218,7 +218,7 @@ def test_finished_sentences_are_reported_and_waits_counted():
 
     assert sum(done) == 7
     assert len(done) > 1
-    assert list(sync.stats.by_reason) == ["decode"]
+    assert list(host_waits.stats.by_reason) == ["decode"]
 
 
 def test_a_translation_fits_the_positions_of_the_model():

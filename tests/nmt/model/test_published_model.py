@@ -11,7 +11,7 @@ from gapless.nmt.data.batching import causal_mask
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 
 
 def make_model(vocab=12, seed=0, **changes):
@@ -35,7 +35,7 @@ def make_model(vocab=12, seed=0, **changes):
 
 def make_decoder(model):
     device = resolve_device("cpu")
-    return Decoder(model, device=device, sync=HostSync(device))
+    return Decoder(model, device=device, host_waits=HostWaits(device))
 
 
 def test_the_published_tiny_model_has_its_number_of_parameters():

@@ -18,7 +18,7 @@ from gapless.device.find import resolve_device
 from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 
 
 class Silent:
@@ -346,13 +346,16 @@ def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
 
 def test_only_a_scaler_has_to_be_waited_for(train_tiny):
     """It gives its state as numbers; the wait is declared, and there is none without it."""
-    step, sync = train_tiny(plan="gapless", num_batches=2).step, HostSync(resolve_device("cpu"))
-    step.state(sync=sync)
-    assert sync.stats.sync_count == 0
+    step, host_waits = (
+        train_tiny(plan="gapless", num_batches=2).step,
+        HostWaits(resolve_device("cpu")),
+    )
+    step.state(host_waits=host_waits)
+    assert host_waits.stats.count == 0
     step.scaler = torch.amp.GradScaler("cpu")
 
-    assert step.state(sync=sync)["scaler"]["scale"] == step.scaler.get_scale()
-    assert sync.stats.by_reason["checkpoint"].count == 1
+    assert step.state(host_waits=host_waits)["scaler"]["scale"] == step.scaler.get_scale()
+    assert host_waits.stats.by_reason["checkpoint"].count == 1
 
 
 def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkeypatch):

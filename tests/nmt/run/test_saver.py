@@ -12,13 +12,13 @@ import torch
 from gapless.device.find import resolve_device
 from gapless.nmt.run import checkpoints as checkpoint
 from gapless.nmt.run.saver import Saver
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
 @pytest.fixture
 def saver(tmp_path):
-    return Saver(tmp_path, sync=HostSync(resolve_device("cpu")), keep=2)
+    return Saver(tmp_path, host_waits=HostWaits(resolve_device("cpu")), keep=2)
 
 
 @pytest.fixture
@@ -28,7 +28,7 @@ def late(tmp_path):
         model = torch.nn.Linear(2, 1, bias=False)
         memory = device.device_buffer(8).view(torch.float32)
         model.weight = torch.nn.Parameter(memory.copy_(torch.tensor([1.0, 2.0])).view(1, 2))
-        yield Saver(tmp_path, sync=HostSync(device)), model
+        yield Saver(tmp_path, host_waits=HostWaits(device)), model
 
 
 def weights_in(run_dir, epoch):
@@ -239,7 +239,7 @@ def test_a_file_is_written_when_its_copy_is_done_and_nobody_waits(late, tmp_path
         saver.poll()
         assert saver._writing
         saver.finish()
-        assert saver._sync.stats.sync_count == 0
+        assert saver._host_waits.stats.count == 0
 
     assert weights_in(tmp_path, 1).tolist() == [[1.0, 2.0]]
 
@@ -261,6 +261,6 @@ def test_few_copies_are_on_their_way_at_a_time(late, tmp_path):
         for epoch in range(1, 13):
             saver.save_epoch(saver.copy_weights(model), epoch)
             assert len(saver._copying) <= 10
-        assert saver._sync.stats.by_reason["checkpoint"].count > 0
+        assert saver._host_waits.stats.by_reason["checkpoint"].count > 0
 
     assert epochs_in(tmp_path) == [12]

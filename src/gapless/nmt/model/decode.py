@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.nmt.model.transformer import LayerCache, Transformer
-    from gapless.pipeline.host_waits import HostSync
+    from gapless.pipeline.host_waits import HostWaits
 
 
 _NEVER = -1e9
@@ -67,16 +67,16 @@ class Decoder:
     Args:
         model: a trained model; put into evaluation mode while it decodes.
         device: where the model is.
-        sync: the door for the waits of decoding, counted as "decode".
+        host_waits: the door for the waits of decoding, counted as "decode".
         precision: of the forward passes.
     """
 
     def __init__(
-        self, model: Transformer, *, device: Device, sync: HostSync, precision: str = "fp32"
+        self, model: Transformer, *, device: Device, host_waits: HostWaits, precision: str = "fp32"
     ) -> None:
         self._model = model
         self._device = device
-        self._sync = sync
+        self._host_waits = host_waits
         self._precision = precision
 
     @torch.inference_mode()
@@ -114,7 +114,7 @@ class Decoder:
     def _search(
         self, sources: list[Sequence[int]], settings: DecodeSettings
     ) -> list[list[Hypothesis]]:
-        with self._sync.blocking("decode"):
+        with self._host_waits.blocking("decode"):
             src = _pad_sources(sources).to(self._device.torch_device)
         beams = _Beams(len(sources), settings, device=self._device.torch_device)
         src_mask = (src != PAD).unsqueeze(1)
@@ -129,11 +129,11 @@ class Decoder:
             _reorder(cache, beams.advance(logits, must_end=position == limit))
             if position % _CHECK_INTERVAL == _CHECK_INTERVAL - 1 and self._all_done(beams):
                 break
-        with self._sync.blocking("decode"):
+        with self._host_waits.blocking("decode"):
             return beams.results()
 
     def _all_done(self, beams: _Beams) -> bool:
-        with self._sync.blocking("decode"):
+        with self._host_waits.blocking("decode"):
             return beams.are_done()
 
 

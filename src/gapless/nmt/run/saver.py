@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gapless.pipeline.host_waits import HostSync
+    from gapless.pipeline.host_waits import HostWaits
 
 
 # A run that is killed loses so much, and at least its epoch. Where an epoch takes a fraction of a
@@ -54,16 +54,16 @@ class Saver:
 
     Args:
         run_dir: of the run.
-        sync: the door for waits, counted as "checkpoint": at the end, and where ten jobs wait.
+        host_waits: the door for waits, counted as "checkpoint": at the end, and where ten jobs wait.
         keep: newest epochs whose weights are kept.
         state_epoch: epochs done in the state that the run goes on from, 0 for a new run.
     """
 
     def __init__(
-        self, run_dir: Path, *, sync: HostSync, keep: int = 1, state_epoch: int = 0
+        self, run_dir: Path, *, host_waits: HostWaits, keep: int = 1, state_epoch: int = 0
     ) -> None:
         self._run_dir = run_dir
-        self._sync = sync
+        self._host_waits = host_waits
         self._keep = keep
         self._state_epoch = state_epoch
         self._state_at = -math.inf
@@ -82,7 +82,7 @@ class Saver:
 
         Sync: Does not block the host on the device.
         """
-        return HostCopy(dict(model.named_parameters()), device=self._sync.device)
+        return HostCopy(dict(model.named_parameters()), device=self._host_waits.device)
 
     def save_epoch(self, weights: HostCopy, epoch: int) -> None:
         """Save the weights after an epoch, and remove those of epochs that nobody needs.
@@ -122,7 +122,7 @@ class Saver:
         if self._best is not None:
             self._save_weights(self._best, checkpoint.best_path(self._run_dir))
             self._best = None
-        rest = HostCopy(state, device=self._sync.device)
+        rest = HostCopy(state, device=self._host_waits.device)
         path = checkpoint.state_path(self._run_dir)
 
         def write() -> None:
@@ -186,7 +186,7 @@ class Saver:
 
     def _take_oldest(self) -> None:
         for copy in self._copying[0].needs:
-            copy.wait(self._sync, reason="checkpoint")
+            copy.wait(self._host_waits, reason="checkpoint")
         self._submit_oldest()
 
     def _submit_oldest(self) -> None:

@@ -26,11 +26,11 @@ from gapless.nmt.run.position import Position
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.task import check_pairs, prepare
 from gapless.nmt.run.translation_step import TranslationStep
-from gapless.pipeline.host_waits import HostSync
+from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.readback import DeferredLoss
 from gapless.records.epoch import run_totals
-from gapless.records.wait_stats import SyncStats
+from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -89,8 +89,8 @@ class Trainer:
         self._warm_up_seconds = 0.0
         self._saved_batches: int | None = None
         self._noted: set[str] = set()
-        self._outside = SyncStats()
-        self._outside_sync = HostSync(self._device, stats=self._outside)
+        self._outside = WaitStats()
+        self._outside_waits = HostWaits(self._device, wait_stats=self._outside)
         seed_everything(config.seed)
         self._loop = TrainLoop(
             plan=config.resolved_plan(),
@@ -101,7 +101,7 @@ class Trainer:
         self._padding_share = self._sampler.padding_share()
         self._updates_per_epoch = -(-len(self._sampler) // config.accumulate)
         # Built on the compute stream: autograd binds each gradient to the stream it first saw.
-        with self._loop.compute():
+        with self._loop.on_compute_stream():
             self.model = runs.build_model(config, self._task.vocabs)
             self.model.to(self._device.torch_device)
             if config.compile:
@@ -113,7 +113,7 @@ class Trainer:
                 self._load_state(state)
         self._saver = Saver(
             self.run_dir,
-            sync=self._outside_sync,
+            host_waits=self._outside_waits,
             keep=config.average,
             state_epoch=self._position.epoch,
         )
@@ -163,7 +163,7 @@ class Trainer:
         examples = [pairs[micro] for micro in self._sampler.one_of_each()]
         self._observer.warming_up(0, of=len(examples))
         scaler = self._step.scaler
-        with self._loop.compute():
+        with self._loop.on_compute_stream():
             snapshot = Snapshot(
                 self.model,
                 self._step.optimizer,
@@ -248,8 +248,8 @@ class Trainer:
         sampler = make_sampler(self.config, self._task.val, for_training=False)
         loader = make_loader(self._task.val, sampler, workers=0)
         self.model.eval()
-        losses = DeferredLoss(self._device, stats=self._outside)
-        with self._loop.compute(), layers_as_written():
+        losses = DeferredLoss(self._device, wait_stats=self._outside)
+        with self._loop.on_compute_stream(), layers_as_written():
             for batch in self._loop.prefetch(loader):
                 losses.add(self._step.evaluate(batch), weight=batch.ntokens)
                 self._saver.poll()
@@ -268,7 +268,7 @@ class Trainer:
         self._saver.finish()
         paths = checkpoint.epoch_paths(self.run_dir)[-self.config.average :]
         weights = checkpoint.average_weights(paths)
-        with self._loop.compute(), self._outside_sync.blocking("checkpoint"):
+        with self._loop.on_compute_stream(), self._outside_waits.blocking("checkpoint"):
             checkpoint.set_weights(self.model, weights, path=paths[-1])
         checkpoint.write_weights(weights, self.run_dir / checkpoint.FOLDER / checkpoint.FINAL)
         test = self._task.corpus.test
@@ -280,7 +280,10 @@ class Trainer:
     def _score(self, pairs: Pairs, *, beam: int) -> Scores:
         config = self.config
         decoder = Decoder(
-            self.model, device=self._device, sync=self._outside_sync, precision=config.precision
+            self.model,
+            device=self._device,
+            host_waits=self._outside_waits,
+            precision=config.precision,
         )
         settings = DecodeSettings(
             beam=beam,
@@ -288,7 +291,7 @@ class Trainer:
             max_length=config.max_length,
             early_stopping=config.early_stopping,
         )
-        with self._loop.compute(), layers_as_written():
+        with self._loop.on_compute_stream(), layers_as_written():
             return evaluate(decoder, self._task.vocabs, pairs, settings, config=config).scores
 
     def _summary(self, scores: Scores | None, *, interrupted: bool) -> dict[str, Any]:
@@ -326,14 +329,14 @@ class Trainer:
         return self._earlier_seconds + perf_counter() - self._started_at
 
     def _copy_weights(self) -> HostCopy:
-        with self._loop.compute():
+        with self._loop.on_compute_stream():
             return self._saver.copy_weights(self.model)
 
     def _save_state(self, weights: HostCopy) -> None:
         self._position.wall_seconds = self._wall_seconds()
-        with self._loop.compute():
+        with self._loop.on_compute_stream():
             state = {
-                "step": self._step.state(sync=self._outside_sync),
+                "step": self._step.state(host_waits=self._outside_waits),
                 "random": random_state(self._device),
                 "position": self._position.state(),
                 "layout": self.config.layout(),

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.config import TrainConfig
-    from gapless.pipeline.host_waits import HostSync
+    from gapless.pipeline.host_waits import HostWaits
 
 
 class TranslationStep:
@@ -99,7 +99,7 @@ class TranslationStep:
             loss = self._compute.normalized(out, targets, tokens.norm)
         self.at_update_end = tokens.ends_update
         report = loss.detach() * (tokens.norm / tokens.ntokens)
-        return StepLoss(loss=loss, report=report, weight=tokens.ntokens)
+        return StepLoss(loss=loss, logged=report, weight=tokens.ntokens)
 
     def backward(self, out: StepLoss) -> None:
         """Add the gradients of a batch, and update the weights after the last of an update.
@@ -136,13 +136,13 @@ class TranslationStep:
         # Captured work that adds to gradients of earlier batches has to find them in their place.
         self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
 
-    def state(self, *, sync: HostSync) -> dict[str, object]:
+    def state(self, *, host_waits: HostWaits) -> dict[str, object]:
         """Return what must be kept to go on exactly, besides the weights.
 
         Sync: Does not block the host, unless gradients are scaled: a `GradScaler` gives its state
             as numbers. That wait is counted as "checkpoint".
         """
-        with sync.blocking("checkpoint") if self.scaler.is_enabled() else nullcontext():
+        with host_waits.blocking("checkpoint") if self.scaler.is_enabled() else nullcontext():
             scaler = self.scaler.state_dict()
         return {
             "optimizer": self.optimizer.state_dict(),

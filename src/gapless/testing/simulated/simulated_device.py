@@ -237,10 +237,10 @@ class SimulatedDevice:
         with self._simulation.quiet():
             return self._simulation.allocate(num_bytes)
 
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in device memory."""
+    def needs_copy(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor lies elsewhere than in device memory."""
         block = self._simulation.find(tensor)
-        return block is not None and block.kind == "device"
+        return block is None or block.kind != "device"
 
     def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
         """Keep a tensor's memory from being used again before `stream` is done with it.
@@ -316,11 +316,11 @@ class SimulatedDevice:
         memory = self._simulation.memory
         memory.peak_bytes = memory.in_use_bytes
 
-    def allow_syncs(self) -> AbstractContextManager[None]:
-        """Lift `forbid_syncs` in the body, for a wait that is declared."""
+    def allow_waits(self) -> AbstractContextManager[None]:
+        """Lift `forbid_waits` in the body, for a wait that is declared."""
         return self._waits(forbidden=False)
 
-    def forbid_syncs(self) -> AbstractContextManager[None]:
+    def forbid_waits(self) -> AbstractContextManager[None]:
         """Make every host wait raise RuntimeError in the body."""
         return self._waits(forbidden=True)
 
