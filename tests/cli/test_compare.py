@@ -190,8 +190,7 @@ def test_the_files_workload_under_every_plan(compare):
         assert row["settings"]["streams"] == PLANS[row["plan"]].streams
         assert (row["gap_share"], row["tokens_per_second"]) == (None, None)
     assert "rows/s" in outcome.out
-    assert "of N host waits ceil(N/10) are left (-90 %)" in outcome.out
-    assert {claim["verdict"] for claim in found["claims"]} == {"confirmed", "not measurable here"}
+    assert "claims" not in found
 
 
 def test_the_example_of_an_image_classifier_is_compared(compare):

@@ -181,7 +181,7 @@ def test_memory_of_one_plan_does_not_count_for_another():
 
 
 def test_the_demo_is_compared_on_a_gpu(tmp_path, capsys):
-    """The command itself: bits of all plans, replays among them, both tables and the claims."""
+    """The command itself: bits of all plans, replays among them, and both tables."""
     file = tmp_path / "out.json"
     command = [
         "compare",
@@ -207,6 +207,5 @@ def test_the_demo_is_compared_on_a_gpu(tmp_path, capsys):
     assert "captured against blocking: bit-identical" in out
     assert "of them replays" in out
     assert found["rows"][-1]["capture"]["num_replays"] > 0
-    assert {claim["verdict"] for claim in found["claims"]} >= {"confirmed", "not measurable here"}
     assert found["recommendation"]["plan"] in [row["plan"] for row in found["rows"]]
     assert "peak memory" in out

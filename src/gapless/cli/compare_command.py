@@ -82,9 +82,9 @@ def compare(
     """Compare every plan on the same work, and recommend one.
 
     First compares bits: every plan has to give the same losses and tensors. Then times the plans
-    in turns, and says of each where its time went; checks the claims of the project's origin
-    against it; and recommends a plan by weights that you can set. Without --workload it is the
-    model of gapless train on the embedded corpus, or on your own text with --data.
+    in turns, says of each where its time went, and recommends one by weights that you can set.
+    Without --workload it is the model of gapless train on the embedded corpus, or on your own text
+    with --data.
 
     Exit code: 0 done, 1 a plan computes something else or that cannot be told, because the
     workload is not reproducible or gives losses that are no finite numbers, 2 a mistake in what

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.compare.bench import BenchSettings, run_bench
-from gapless.compare.claims import check_claims
 from gapless.compare.plan_rows import make_row
 from gapless.compare.ranking import recommend
 from gapless.compare.verdict_lines import not_comparable_lines
@@ -123,7 +122,7 @@ def compare(
     commit: str | None,
     on_progress: OnProgress | None = None,
 ) -> ComparisonReport:
-    """Time plans on the same work, check the origin's claims, and recommend a plan.
+    """Time plans on the same work, and recommend one.
 
     Args:
         make: builds the workload for a plan.
@@ -153,7 +152,6 @@ def compare(
         )
         for found in result.plans
     )
-    by_plan = {row.plan: row for row in rows}
     return ComparisonReport(
         workload=workload,
         device=str(bench.device.torch_device),
@@ -164,7 +162,6 @@ def compare(
         unit=result.plans[0].unit or STEPS,
         settings=_settings(settings),
         rows=rows,
-        claims=check_claims(by_plan, is_accelerator=is_accelerator),
         recommendation=_recommend(rows, settings, itself),
         notes=result.notes,
         reproducible=_is_reproducible(itself),

@@ -4,18 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median, quantiles
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-
-Verdict = Literal["confirmed", "refuted", "not measurable here"]
-
-CONFIRMED: Verdict = "confirmed"
-REFUTED: Verdict = "refuted"
-NOT_MEASURABLE: Verdict = "not measurable here"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,25 +125,6 @@ class PlanRow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClaimResult:
-    """One of the origin's claims beside what was measured.
-
-    Attributes:
-        sources: numbers of the documents that make it.
-        plan: the plan that it is about.
-        claim: what they say.
-        measured: what was found.
-        verdict: whether that confirms it.
-    """
-
-    sources: tuple[str, ...]
-    plan: str
-    claim: str
-    measured: str
-    verdict: Verdict
-
-
-@dataclass(frozen=True, kw_only=True)
 class Recommendation:
     """Which plan to use for this workload, and why.
 
@@ -183,7 +157,6 @@ class ComparisonReport:
         unit: what throughput counts, such as "target tokens"; "steps" if nothing else.
         settings: what was asked for.
         rows: one a plan, in the order that was asked for.
-        claims: the origin's, checked.
         recommendation: the plan to use.
         notes: what a reader has to know about these figures.
         reproducible: whether the reference equals itself; None if that is not known.
@@ -199,7 +172,6 @@ class ComparisonReport:
     unit: str
     settings: dict[str, Any]
     rows: tuple[PlanRow, ...]
-    claims: tuple[ClaimResult, ...]
     recommendation: Recommendation
     notes: tuple[str, ...] = ()
     reproducible: bool | None = None

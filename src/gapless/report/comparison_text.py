@@ -7,14 +7,13 @@ import math
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from gapless.records.comparison import CONFIRMED, NOT_MEASURABLE, REFUTED
 from gapless.report.text import columns, megabytes, share
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gapless.records.comparison import ClaimResult, ComparisonReport, PlanRow
+    from gapless.records.comparison import ComparisonReport, PlanRow
 
 
 _NONE = "n/a"
@@ -28,10 +27,8 @@ NO_GAPS = (
 
 
 def comparison_text(report: ComparisonReport) -> str:
-    """Return tables of all plans, the claims and the recommendation, as text."""
+    """Return tables of all plans and the recommendation, as text."""
     lines = [*_host_table(report), "", *_device_part(report)]
-    if report.claims:
-        lines += ["", *_claims(report)]
     return "\n".join([*lines, "", *_recommendation(report)])
 
 
@@ -133,26 +130,6 @@ def _device_rows(report: ComparisonReport) -> list[tuple[str, ...]]:
             for row in report.rows
         ),
     ]
-
-
-def _claims(report: ComparisonReport) -> Iterator[str]:
-    yield "The origin's claims, and what was measured (numbers are its documents)"
-    for verdict in (CONFIRMED, REFUTED):
-        found = [claim for claim in report.claims if claim.verdict == verdict]
-        yield f"{verdict}: {len(found) or 'none'}"
-        for claim in found:
-            yield from _claim(claim)
-    rest = [claim for claim in report.claims if claim.verdict == NOT_MEASURABLE]
-    if rest:
-        yield f"{NOT_MEASURABLE}: {len(rest)}"
-        for reason in dict.fromkeys(claim.measured for claim in rest):
-            count = sum(claim.measured == reason for claim in rest)
-            yield f"  {count}: {reason}"
-
-
-def _claim(claim: ClaimResult) -> Iterator[str]:
-    yield f"  {claim.plan}: {claim.claim} ({', '.join(claim.sources)})"
-    yield f"    {claim.measured}"
 
 
 def _recommendation(report: ComparisonReport) -> Iterator[str]:
