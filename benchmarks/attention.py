@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.facts import heading, place_and_time
 from benchmarks.processes import replace_text
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import seed_everything
 from gapless.nmt.model.attention import Packed, _attend_packed, _attend_padded
 
@@ -206,7 +206,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--tiny", action="store_true", help="few tokens: does it all run?")
     parser.add_argument("--out", type=Path, default=Path("docs/results"))
     options = parser.parse_args(arguments)
-    device = resolve_device(options.device)
+    device = find_device(options.device)
     facts = place_and_time(options.device, module="benchmarks.attention") | {"cases": {}}
     options.out.mkdir(parents=True, exist_ok=True)
     stem = options.out / "attention"

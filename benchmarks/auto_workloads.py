@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from benchmarks.facts import place_and_time
 from benchmarks.processes import fork_loader_workers, replace_text
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import seed_everything, set_numerics
 from gapless.loop.train_loop import TrainLoop
 from gapless.plans import PLANS
@@ -271,7 +271,7 @@ def _serve(channel, name, plans, options, started_at):
         return options.time_limit is not None and seconds() > options.time_limit
 
     try:
-        device = resolve_device(options.device)
+        device = find_device(options.device)
         set_numerics(device, _precision(device), deterministic=False)
         found = measure(name, plans, device=device, options=options, tell=tell, is_late=is_late)
     except Exception as error:
@@ -357,7 +357,7 @@ def table(results, plans):
 
 def facts(options):
     """Return where and on what this was measured."""
-    device = resolve_device(options.device)
+    device = find_device(options.device)
     return {
         **place_and_time(str(device.torch_device), module="benchmarks.auto_workloads"),
         "rounds": options.rounds,

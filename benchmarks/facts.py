@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 
 
 _PACKAGES = ("torch", "accelerate", "lightning", "pytorch-lightning", "transformers")
@@ -26,7 +26,7 @@ def place_and_time(device: str, *, module: str) -> dict[str, str]:
         module: that was run, as `python -m` takes it.
     """
     return {
-        "hardware": resolve_device(device).describe(),
+        "hardware": find_device(device).describe(),
         "host": f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}",
         "versions": _versions(),
         "commit": _commit(),

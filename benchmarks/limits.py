@@ -25,7 +25,7 @@ from benchmarks.peers.gapless_peer import GaplessPeer
 from benchmarks.peers.worker import Order, RowError, RowProcess
 from benchmarks.processes import replace_text
 from benchmarks.taken_away import TAKE_AWAY
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import UserError
 
 
@@ -89,7 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         names = _known(options.cases, _CASES, what="case")
         only = _known(options.only, [row.name for row in rows_of(_case("base32", options))], "row")
-        device = str(resolve_device(options.device).torch_device)
+        device = str(find_device(options.device).torch_device)
         folder = Path(options.out)
         (folder / "limits-logs").mkdir(parents=True, exist_ok=True)
         cases = [_case(name, options) for name in names]

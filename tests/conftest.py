@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import seed_everything, set_numerics
 from gapless.loop.train_loop import EpochResult, TrainLoop
 from gapless.nmt.data.batching import BucketSampler, make_loader
@@ -81,7 +81,7 @@ def train_tiny(tiny_pairs):
 
     def train(*, plan, device="cpu", num_batches=100, workers=0, context=None, **settings):
         config = make_config({"batch_size": 2, "dropout": 0.3, "warmup": 20, **settings})
-        found = resolve_device(device)
+        found = find_device(device)
         set_numerics(found, config.precision, deterministic=True)
         seed_everything(1)
         sampler = BucketSampler(tiny_pairs, max_sentences=2, accumulate=config.accumulate, seed=1)

@@ -16,7 +16,7 @@ from benchmarks.peers.cases import TINY, Case, base32, base8192
 from benchmarks.peers.race import Race, Schedule
 from benchmarks.peers.rows import Row, all_rows
 from benchmarks.processes import replace_text
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import UserError
 
 
@@ -29,7 +29,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(arguments)
     try:
         rows = _chosen(options.only, all_rows(compiled_shapes=options.compiled_shapes))
-        device = str(resolve_device(options.device).torch_device)
+        device = str(find_device(options.device).torch_device)
         case = _case(options)
         folder = Path(options.out)
         logs = folder / f"peers-{case.name}-logs"

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import fork_loader_workers
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 
 
@@ -159,7 +159,7 @@ def _set_up(make: Maker, case: Case, name: str, channel: Connection) -> tuple[Pe
     from benchmarks.peers.window import start_device
 
     start = perf_counter()
-    device = resolve_device(name)
+    device = find_device(name)
     set_numerics(device, case.config.precision, deterministic=False)
     start_device(device)
     peer = make(case, device)

@@ -13,7 +13,7 @@ from benchmarks.peers.gapless_peer import GaplessPeer
 from benchmarks.peers.window import Window
 
 from benchmarks import limits_report
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.model import attention
 from gapless.nmt.model.loss import LabelSmoothing
 
@@ -57,7 +57,7 @@ def test_a_run_out_of_time_keeps_every_row_with_the_reason(tmp_path):
 def test_rows_of_a_case_have_the_same_loss():
     """Padded, packed, and under the captured plan, of a step without dropout on all pairs."""
     case = tiny_big25k(num_pairs=300, target_tokens=10_000, dropout=0.0)
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     losses = []
     for row in rows_of(case)[:3]:
         peer = GaplessPeer(case, device, plan=row.plan, layout=row.layout)
@@ -81,7 +81,7 @@ def test_what_is_taken_away_changes_no_loss(monkeypatch, what, owner, name):
     """It is another way to compute the same, and is really another."""
     case = tiny_big25k(num_pairs=300, target_tokens=2_000)
     layout = rows_of(case)[1].layout
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     losses, found = [], getattr(owner, name)
     # Put back afterwards.
     monkeypatch.setattr(owner, name, found)
@@ -100,7 +100,7 @@ def test_a_batch_of_the_big_case_has_the_target_tokens_asked_for():
     """Also where the source is longer, whose tokens are then more."""
     case = tiny_big25k(num_pairs=5_000, target_tokens=4_000)
     layout = rows_of(case)[1].layout
-    peer = GaplessPeer(case, resolve_device("cpu"), plan="gapless", layout=layout)
+    peer = GaplessPeer(case, find_device("cpu"), plan="gapless", layout=layout)
 
     counts = [case.count([batch])["target_tokens"] for batch in peer.batches]
 

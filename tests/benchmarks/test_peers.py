@@ -26,7 +26,7 @@ from benchmarks.peers.rows import Row, all_rows
 from benchmarks.peers.window import Window
 from torch import nn
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.run.build import make_sampler
 from gapless.nmt.run.run_folder import build_model
 
@@ -53,7 +53,7 @@ def tiny_case():
 
 def last_loss(name, case, *, steps):
     rows = {row.name: row for row in all_rows(compiled_shapes=1)}
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     peer = rows[name].make(case, device)
     peer.setup()
     window = Window(device=device, warmup=1, steps=steps)
@@ -92,7 +92,7 @@ def test_batches_follow_each_other_and_start_over():
 def test_no_row_finds_the_end_of_its_loader_within_its_steps():
     """A framework that fetches one batch ahead would wait there for the workers to end."""
     case = tiny_case()
-    window = Window(device=resolve_device("cpu"), warmup=1, steps=3)
+    window = Window(device=find_device("cpu"), warmup=1, steps=3)
     batches = case.plain_batches()
 
     loader = make_loader(BatchDict(case.train), batches, case=case, window=window, first=2)
@@ -112,7 +112,7 @@ def test_a_window_surrounds_the_timed_steps_only():
         yield
         seen.append("off")
 
-    window = Window(device=resolve_device("cpu"), warmup=2, steps=2, around=around)
+    window = Window(device=find_device("cpu"), warmup=2, steps=2, around=around)
     for number in range(window.total):
         window.after_step(number)
         seen.append(number)

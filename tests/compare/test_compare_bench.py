@@ -21,7 +21,7 @@ from gapless.compare.plan_rows import make_row
 from gapless.compare.ranking import parse_weights
 from gapless.compare.verdict_lines import comparison_lines
 from gapless.compare.workload import Workload
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.instruments.compile_clock import CompileClock
 from gapless.device.instruments.cpu_clock import cpu_seconds
 from gapless.device.instruments.kernel_trace import KernelTrace, summarise, trace_kernels
@@ -34,7 +34,7 @@ from gapless.report.comparison_text import comparison_text
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
-CPU = resolve_device("cpu")
+CPU = find_device("cpu")
 
 
 def small(log=None, *, num_batches=4, unit="", shuffle=False):

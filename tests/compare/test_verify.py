@@ -22,7 +22,7 @@ from gapless.compare.difference import (
 from gapless.compare.plan_run import RunRecord
 from gapless.compare.verify_plan import VerifySettings, verify
 from gapless.compare.workload import Workload
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.pipeline.step import StepLoss
 from gapless.plans import PLANS
@@ -81,7 +81,7 @@ def small(**parts):
 
 def check(make, **settings):
     """Verify on the CPU; return the comparisons."""
-    return list(verify(make, VerifySettings(device=resolve_device("cpu"), steps=10, **settings)))
+    return list(verify(make, VerifySettings(device=find_device("cpu"), steps=10, **settings)))
 
 
 def counts(run):
@@ -510,7 +510,7 @@ def test_elements_differ_by_bits_and_are_measured_by_value():
 def test_settings_out_of_range_are_refused(settings, message):
     """Each is named with what it is and what it may be."""
     with pytest.raises(UserError, match=message):
-        VerifySettings(device=resolve_device("cpu"), **settings)
+        VerifySettings(device=find_device("cpu"), **settings)
 
 
 @pytest.mark.parametrize(

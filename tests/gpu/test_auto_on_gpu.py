@@ -8,7 +8,7 @@ import warnings
 import pytest
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.graphs.capture_report import CaptureReport
 from gapless.loop.train_loop import TrainLoop
@@ -21,7 +21,7 @@ class Training:
     """A stack of linear layers, of a width and depth that make it bound by one thing."""
 
     def __init__(self, loop, *, width, depth, rows, reads=False, num_batches=400):
-        set_numerics(resolve_device("cuda"), "fp32", deterministic=True)
+        set_numerics(find_device("cuda"), "fp32", deterministic=True)
         with loop.on_compute_stream():
             torch.manual_seed(0)
             layers = [
@@ -131,7 +131,7 @@ def test_measuring_adds_no_wait():
 
 def test_torchs_warnings_of_a_step_are_not_swallowed():
     """Only those about synchronisations are taken; others are shown as always."""
-    device = resolve_device("cuda")
+    device = find_device("cuda")
     sites = []
     x = torch.ones(3, device="cuda")
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.loop.train_loop import TrainLoop
 
@@ -20,7 +20,7 @@ pytestmark = [
 
 def make_training(*, kind="sgd", rows=(16,), count=40):
     """Return batches in turns of these many rows, and a step, its model and its optimizer."""
-    set_numerics(resolve_device("cuda"), "fp32", deterministic=True)
+    set_numerics(find_device("cuda"), "fp32", deterministic=True)
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 1)

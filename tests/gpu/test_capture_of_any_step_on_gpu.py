@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 
 
@@ -21,7 +21,7 @@ pytestmark = [
 
 def train(kind, *, captured):
     """Return losses, weights and the report of forty steps."""
-    set_numerics(resolve_device("cuda"), "fp32", deterministic=True)
+    set_numerics(find_device("cuda"), "fp32", deterministic=True)
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.GELU(), torch.nn.Linear(64, 1))
     model = model.cuda()

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gapless.cli.main import run_command
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.run import checkpoints as checkpoint
 from gapless.pipeline.host_copy import HostCopy
 from gapless.pipeline.host_waits import HostWaits
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.gpu
 
 def test_a_copy_has_the_values_of_its_moment():
     """Many copies of changing weights are queued behind a busy device, without a wait."""
-    device = resolve_device("cuda")
+    device = find_device("cuda")
     weights = {str(n): torch.zeros(1 << 16, device="cuda") for n in range(16)}
     half = torch.zeros(1 << 16, device="cuda", dtype=torch.bfloat16)
     copies = [HostCopy([weights, half], device=device)]

@@ -11,7 +11,7 @@ from gapless.cli.main import run_command
 from gapless.compare.bench import BenchSettings, run_bench
 from gapless.compare.plan_rows import make_row
 from gapless.compare.workload import Workload
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.instruments.kernel_trace import trace_kernels
 from gapless.device.instruments.memory import free_memory_bytes, release_cached_memory
 from gapless.device.instruments.nvml import Nvml, Sampler
@@ -20,7 +20,7 @@ from gapless.plans import PLANS
 
 pytestmark = pytest.mark.gpu
 
-DEVICE = resolve_device("cuda") if torch.cuda.is_available() else None
+DEVICE = find_device("cuda") if torch.cuda.is_available() else None
 
 
 def products(count, size=2048):

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.loop.train_loop import TrainLoop
 
 
@@ -34,7 +34,7 @@ def test_a_slow_consumer_reads_each_batch_whole():
 
 def test_a_slow_transfer_is_waited_for_on_the_device():
     """A batch is not read before its copy is done."""
-    transfer = resolve_device("cuda").shared_stream("gapless.transfer")
+    transfer = find_device("cuda").shared_stream("gapless.transfer")
     sums = []
     with torch.cuda.stream(transfer):
         torch.cuda._sleep(_LONG)
@@ -48,7 +48,7 @@ def test_a_slow_transfer_is_waited_for_on_the_device():
 
 def test_pinned_memory_is_not_refilled_before_its_copy():
     """A held-up copy still brings the values that were staged, not later ones."""
-    transfer = resolve_device("cuda").shared_stream("gapless.transfer")
+    transfer = find_device("cuda").shared_stream("gapless.transfer")
     with torch.cuda.stream(transfer):
         torch.cuda._sleep(5 * _LONG)
     sums = [
@@ -160,7 +160,7 @@ class Collected(torch.utils.data.Dataset):
 
 def test_a_worker_leaves_its_parents_garbage_alone():
     """A dropped loop, with its pinned memory, graphs and events, does not end forked workers."""
-    device = resolve_device("cuda")
+    device = find_device("cuda")
 
     def leave_garbage():
         model = torch.nn.Linear(2, 2).cuda()

@@ -13,7 +13,7 @@ import torch
 
 import gapless
 from gapless import testing
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.loop.train_loop import TrainLoop
 from gapless.plans import PLANS
 from simulation import controls
@@ -205,7 +205,7 @@ def resources():
 @pytest.mark.parametrize("plan", ["gapless", "full"])
 def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
     """Memory, streams, events, threads and files at epoch 1,000 are those at epoch 10."""
-    device = resolve_device("cuda")
+    device = find_device("cuda")
     created = {"streams": 0, "events": 0}
 
     def counted(name, create):
@@ -237,7 +237,7 @@ def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
 
 def test_captured_work_is_done_again_at_every_replay():
     """A replay reads static memory anew and writes where the capture wrote."""
-    device = resolve_device("cuda")
+    device = find_device("cuda")
     source, target = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
 
     def work():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.plans import PLANS
 
@@ -85,7 +85,7 @@ def test_pageable_staging_is_counted_as_waiting(train_tiny):
 @pytest.mark.parametrize("length", [64, 192])
 def test_masked_attention_has_finite_gradients(length):
     """Also where every score of a row is very negative, and the length is 64 modulo 128."""
-    set_numerics(resolve_device("cuda"), "bf16", deterministic=False)
+    set_numerics(find_device("cuda"), "bf16", deterministic=False)
     ones = torch.ones(1, 1, length, 64, device="cuda", dtype=torch.bfloat16)
     queries, keys = (ones * value for value in (1.0, -15.0))  # scores of -15 * 64 / 8 = -120
     queries.requires_grad_()

@@ -7,7 +7,7 @@ import torch
 
 from gapless.compare.verify_plan import VerifySettings, verify
 from gapless.compare.workload import Workload
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.plans import PLANS
 
 
@@ -70,7 +70,7 @@ def make(device, *, after=None, capturable=False):
 
 
 def check(make, **settings):
-    return list(verify(make, VerifySettings(device=resolve_device("cuda"), **settings)))
+    return list(verify(make, VerifySettings(device=find_device("cuda"), **settings)))
 
 
 @pytest.mark.parametrize("plan", [name for name in PLANS if name != "blocking"])

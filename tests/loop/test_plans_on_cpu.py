@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.data.batching import BucketSampler, make_loader
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.model.transformer import ModelSizes, Transformer
@@ -66,7 +66,7 @@ def _after_one_update(pairs, accumulate):
     )
     model = Transformer(sizes)
     config = make_config({"lr": 1e-1, "schedule": "constant", "warmup": 0, "clip_norm": 0.0})
-    step = TranslationStep(model, config, device=resolve_device("cpu"), total_updates=1)
+    step = TranslationStep(model, config, device=find_device("cpu"), total_updates=1)
     if accumulate:
         # Plain gradient descent: Adam's first step forgets the size of the gradient.
         step.optimizer = torch.optim.SGD(model.parameters(), lr=1e-1)

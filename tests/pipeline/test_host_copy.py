@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.run import checkpoints as checkpoint
 from gapless.pipeline.host_copy import HostCopy
 from gapless.pipeline.host_waits import HostWaits
@@ -24,7 +24,7 @@ class Part:
 @pytest.fixture(params=["cpu", "simulated"])
 def device(request):
     if request.param == "cpu":
-        yield resolve_device("cpu")
+        yield find_device("cpu")
         return
     with SimulatedDevice(scheduler="lazy") as simulated:
         yield simulated

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 import gapless
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import DeviceError
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.streams import EventPool, lanes
@@ -52,7 +52,7 @@ def test_waits_are_counted_by_reason():
 
 def test_closing_returns_to_the_stream_that_was_current():
     """A manager leaves the current stream as it found it, also when the body raises."""
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     before = device.current_stream()
     with pytest.raises(RuntimeError), gapless.StreamManager(device) as streams:
         streams.set_current_stream(0)
@@ -74,7 +74,7 @@ def test_every_stream_carries_something(count):
 
 def test_events_are_used_again():
     """A pool creates no more events than are out at once."""
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     pool = EventPool(device)
     for _ in range(5):
         pool.give_back(pool.record(device.current_stream()))
@@ -130,4 +130,4 @@ def test_busy_time_and_gaps_add_up_to_the_span():
 def test_an_unknown_device_is_refused(name):
     """The message lists the devices there are."""
     with pytest.raises(DeviceError, match="auto, cpu, cuda and cuda:N"):
-        resolve_device(name)
+        find_device(name)

@@ -118,7 +118,7 @@ def test_poisoned_memory_shows():
 
     assert buffer.isnan().all()
     assert host.tolist() == [-1]
-    assert device.describe() == gapless.device.find.resolve_device("cpu").describe()
+    assert device.describe() == gapless.device.find.find_device("cpu").describe()
     assert next(iter(gapless.prefetch([torch.ones(2)], device))).tolist() == [1.0, 1.0]
 
 

@@ -30,7 +30,7 @@ from gapless.compare.compare_plans import (
 )
 from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights
 from gapless.compare.verdict_lines import comparison_lines
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.errors import UserError
 from gapless.files import replace_file
@@ -90,7 +90,7 @@ def compare(
     workload is not reproducible or gives losses that are no finite numbers, 2 a mistake in what
     was asked.
     """
-    found = resolve_device(device)
+    found = find_device(device)
     asked = _settings(
         found,
         plans=plans,

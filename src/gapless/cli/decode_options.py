@@ -8,7 +8,7 @@ from typing import Annotated, Optional
 
 import typer
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.model.decode import Decoder, DecodeSettings
@@ -86,7 +86,7 @@ def load_for_decoding(
     """
     if checkpoint is not None and average is not None:
         raise UserError("give --checkpoint or --average, not both")
-    found = resolve_device(device)
+    found = find_device(device)
     config, vocabs, model = load_model(
         run, device=found, checkpoint=None if average else checkpoint or _newest(run)
     )

@@ -17,7 +17,7 @@ from gapless.cli.workloads import (
 )
 from gapless.compare.verdict_lines import comparison_lines, waits_line
 from gapless.compare.verify_plan import VerifySettings, verify as compare_runs
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.task import prepare
@@ -71,7 +71,7 @@ def verify(
         against=against,
         steps=steps,
         seed=seed,
-        device=resolve_device(device),
+        device=find_device(device),
         precision=precision,
         tolerance=tolerance,
     )

@@ -13,7 +13,7 @@ import typer
 
 from gapless.compare.workload import Workload
 from gapless.compare.workload_file import load_workload
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.nmt.data.batching import BucketSampler, make_loader
 from gapless.nmt.run.build import make_parts
@@ -57,7 +57,7 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
     """
 
     def make(torch_device: torch.device, plan: Plan) -> Workload:
-        device = resolve_device(torch_device)
+        device = find_device(torch_device)
         parts = make_parts(config, task, device=device, total_updates=steps)
         sampler = parts.loader.sampler
         assert isinstance(sampler, BucketSampler)

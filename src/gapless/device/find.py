@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
 
 
-def resolve_device(name: str | torch.device | Device = "auto") -> Device:
+def find_device(name: str | torch.device | Device = "auto") -> Device:
     """Return the device of that name; the same name always gives the same object.
 
     Args:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def count_waits(device: str | torch.device | Device = "auto") -> Iterator[WaitCo
     def note(what: str, site: str) -> None:
         waits.by_site[what, site] += 1
 
-    with resolve_device(device).watch_waits(note):
+    with find_device(device).watch_waits(note):
         yield waits
 
 

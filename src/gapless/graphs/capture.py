@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import BatchError, UserError
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.snapshot import Snapshot
@@ -147,7 +147,7 @@ def capture(
 
     Sync: Blocks the host if there are buckets ("capture"); otherwise does not.
     """
-    found = resolve_device(device)
+    found = find_device(device)
     host_waits = HostWaits(found, wait_stats=wait_stats)
     captured = CapturedStep(
         step, device=found, host_waits=host_waits, memory_budget_bytes=memory_budget_bytes

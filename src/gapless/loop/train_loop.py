@@ -6,7 +6,7 @@ from collections import deque
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import noted_on
 from gapless.graphs.captured_step import CapturedStep
 from gapless.loop.auto import AutoStep
@@ -64,7 +64,7 @@ class TrainLoop:
     ) -> None:
         self.plan = get_plan(plan)
         self._memory_budget_bytes = memory_budget_bytes
-        self.device = resolve_device(device)
+        self.device = find_device(device)
         self.streams = StreamManager(self.device, num_streams=self.plan.streams)
         self._lanes = self.streams.lanes
         self.losses = DeferredLoss(

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import BatchError, noted_on
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.loaders import end_loader
@@ -190,7 +190,7 @@ def prefetch(
     """
     if depth < 1:
         raise ValueError(f"depth must be at least 1, but is {depth}")
-    found = resolve_device(device)
+    found = find_device(device)
     ring = StagingRing(
         found,
         host_waits=HostWaits(found, wait_stats=wait_stats),

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Self
 
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import LossError, noted_on
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.streams import EventPool
@@ -72,7 +72,7 @@ class DeferredLoss:
         readback_stream: Stream | None = None,
         wait_stats: WaitStats | None = None,
     ) -> None:
-        self._device = resolve_device(device)
+        self._device = find_device(device)
         self._host_waits = HostWaits(self._device, wait_stats=wait_stats)
         self._stream = readback_stream or self._device.shared_stream("gapless.readback")
         self._events = EventPool(self._device)

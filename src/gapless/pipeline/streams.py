@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.pipeline.host_waits import HostWaits
 from gapless.plans import MAX_STREAMS
 
@@ -81,7 +81,7 @@ class StreamManager:
     ) -> None:
         if not 1 <= num_streams <= MAX_STREAMS:
             raise ValueError(f"num_streams must be 1 to {MAX_STREAMS}, but is {num_streams}")
-        self.device = resolve_device(device)
+        self.device = find_device(device)
         self.lanes = lanes(num_streams)
         self.host_waits = HostWaits(self.device, wait_stats=wait_stats)
         self._outer_stream = self.device.current_stream()

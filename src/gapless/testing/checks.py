@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.pipeline.host_waits import HostWaits
 
 
@@ -91,7 +91,7 @@ def check_prefetcher(
             f"num_batches and num_elements must be at least 1, but are {num_batches} and "
             f"{num_elements}"
         )
-    found = resolve_device(device)
+    found = find_device(device)
     consumer = found.current_stream()
     findings = []
     for slow in ("consumer", "copies"):
@@ -178,7 +178,7 @@ def check_readback(
     """
     if num_losses < 1:
         raise ValueError(f"num_losses must be at least 1, but is {num_losses}")
-    found = resolve_device(device)
+    found = find_device(device)
     first = next(_next_number) * num_losses
     expected = [float(first + number) for number in range(num_losses)]
     base = found.device_buffer(4).view(torch.float32)[0]

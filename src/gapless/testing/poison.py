@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 
 
 if TYPE_CHECKING:
@@ -45,4 +45,4 @@ def poisoned(device: str | torch.device | Device = "auto") -> Device:
 
     Sync: Does not block the host.
     """
-    return _PoisonedDevice(resolve_device(device))
+    return _PoisonedDevice(find_device(device))

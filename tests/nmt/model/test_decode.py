@@ -10,7 +10,7 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.data.vocab import BOS, EOS, PAD, UNK
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.model.transformer import LayerCache, ModelSizes, Transformer
@@ -77,7 +77,7 @@ class TableModel:
 
 
 def make_decoder(model):
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     return Decoder(model, device=device, host_waits=HostWaits(device))
 
 
@@ -206,7 +206,7 @@ def test_the_models_mode_is_restored(was_training):
 
 def test_finished_sentences_are_reported_and_waits_counted():
     """The callback adds up to all sentences, and each wait is in the account as "decode"."""
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     host_waits = HostWaits(device)
     done = []
 

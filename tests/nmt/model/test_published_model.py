@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import gapless
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.data.batching import causal_mask
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 from gapless.nmt.model.decode import Decoder, DecodeSettings
@@ -34,7 +34,7 @@ def make_model(vocab=12, seed=0, **changes):
 
 
 def make_decoder(model):
-    device = resolve_device("cpu")
+    device = find_device("cpu")
     return Decoder(model, device=device, host_waits=HostWaits(device))
 
 

@@ -14,7 +14,7 @@ import time
 import pytest
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
@@ -348,7 +348,7 @@ def test_only_a_scaler_has_to_be_waited_for(train_tiny):
     """It gives its state as numbers; the wait is declared, and there is none without it."""
     step, host_waits = (
         train_tiny(plan="gapless", num_batches=2).step,
-        HostWaits(resolve_device("cpu")),
+        HostWaits(find_device("cpu")),
     )
     step.state(host_waits=host_waits)
     assert host_waits.stats.count == 0

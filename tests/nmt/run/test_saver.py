@@ -9,7 +9,7 @@ import weakref
 import pytest
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.nmt.run import checkpoints as checkpoint
 from gapless.nmt.run.saver import Saver
 from gapless.pipeline.host_waits import HostWaits
@@ -18,7 +18,7 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 @pytest.fixture
 def saver(tmp_path):
-    return Saver(tmp_path, host_waits=HostWaits(resolve_device("cpu")), keep=2)
+    return Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.find import resolve_device
+from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
@@ -70,7 +70,7 @@ class Trainer:
         self._observer = observer
         self._started_at = perf_counter()
         self._earlier_seconds = 0.0
-        self._device = resolve_device(config.device)
+        self._device = find_device(config.device)
         set_numerics(self._device, config.precision, deterministic=config.deterministic)
         vocabs = runs.read_vocabs(resume, config) if resume else None
         state = checkpoint.load_state(checkpoint.state_path(resume)) if resume else None
