@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from gapless.nmt.data.batching import Batch, Microbatch, PairBatches
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
-from gapless.nmt.run.run_folder import build_model
+from gapless.nmt.run.build import build_model
 from gapless.nmt.run.schedule import learning_rate
 
 

@@ -27,8 +27,7 @@ from benchmarks.peers.window import Window
 from torch import nn
 
 from gapless.device.find import find_device
-from gapless.nmt.run.build import make_sampler
-from gapless.nmt.run.run_folder import build_model
+from gapless.nmt.run.build import build_model, make_sampler
 
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ from gapless.device.numerics import set_numerics
 from gapless.errors import RunFolderError, UserError
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run import checkpoints
+from gapless.nmt.run.build import load_model
 from gapless.nmt.run.config import TrainConfig
-from gapless.nmt.run.run_folder import load_model
 from gapless.nmt.run.task import Vocabs
 from gapless.pipeline.host_waits import HostWaits
 

@@ -23,15 +23,14 @@ from gapless.cli.decode_options import (
 from gapless.errors import DataError
 from gapless.files import replace_file
 from gapless.nmt.data.corpus import load_split
-from gapless.nmt.run.evaluate import evaluate as evaluate_pairs
-from gapless.nmt.run.metrics import bleu_tokenizer, score
+from gapless.nmt.run.score import bleu_tokenizer, evaluate as evaluate_pairs, score
 from gapless.nmt.run.task import read_corpus
 
 
 if TYPE_CHECKING:
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.evaluate import Evaluation
+    from gapless.nmt.run.score import Evaluation
 
 
 def evaluate(

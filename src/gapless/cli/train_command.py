@@ -12,7 +12,7 @@ from gapless.cli.progress import make_observer
 from gapless.cli.train_options import flag, set_options, setting_options
 from gapless.errors import UserError
 from gapless.nmt.run.config import make_config
-from gapless.nmt.run.run_folder import CONFIG, read_config
+from gapless.nmt.run.folder import CONFIG, read_config
 from gapless.nmt.run.trainer import Trainer
 from gapless.report.text import duration, share
 

@@ -20,12 +20,11 @@ from gapless.cli.decode_options import (
 )
 from gapless.errors import UserError
 from gapless.nmt.data.corpus import check_text, decode_text, read_lines, split_lines
-from gapless.nmt.run.evaluate import longest_source
-from gapless.nmt.run.translate import translate_lines
+from gapless.nmt.run.score import longest_source, translate_lines
 
 
 if TYPE_CHECKING:
-    from gapless.nmt.run.translate import Translation
+    from gapless.nmt.run.score import Translation
 
 
 def translate(

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.nmt.run.config import make_config
-from gapless.nmt.run.facts import describe_run
+from gapless.nmt.run.observer import describe_run
 
 
 @pytest.fixture

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
+
+import torch
 
 from gapless.nmt.data.batching import BucketSampler, make_loader
 from gapless.nmt.data.packed import choose_packings
 from gapless.nmt.data.padded import choose_shapes
 from gapless.nmt.model.compiling import compile_layers
-from gapless.nmt.run.run_folder import build_model
+from gapless.nmt.model.transformer import ModelSizes, Transformer
+from gapless.nmt.run.checkpoints import FINAL, FOLDER, load_weights
+from gapless.nmt.run.folder import read_config, read_vocabs
 from gapless.nmt.run.translation_step import TranslationStep
 
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch.utils.data import DataLoader
 
     from gapless.device.base import Device
@@ -21,9 +27,8 @@ if TYPE_CHECKING:
     from gapless.nmt.data.packed import Packings
     from gapless.nmt.data.padded import Shapes
     from gapless.nmt.data.token_pairs import TokenPairs
-    from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.task import Task
+    from gapless.nmt.run.task import Task, Vocabs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,3 +94,36 @@ def _shapes(config: TrainConfig, pairs: TokenPairs) -> Shapes | Packings | None:
             *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
         )
     return None
+
+
+def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
+    """Return a model of a run's sizes on the CPU, freshly initialised."""
+    names = {item.name for item in fields(ModelSizes)}
+    known = {name: getattr(config, name) for name in names if hasattr(config, name)}
+    sizes = ModelSizes(src_vocab=len(vocabs.src), tgt_vocab=len(vocabs.tgt), **known)
+    # Both marks, and room for translations longer than what was trained on.
+    return Transformer(sizes, max_positions=2 * config.max_length + 2)
+
+
+def load_model(
+    path: Path, *, device: Device, checkpoint: str | None = FINAL
+) -> tuple[TrainConfig, Vocabs, Transformer]:
+    """Return the settings, vocabularies and trained model of a run.
+
+    Args:
+        path: the run folder.
+        device: where the model goes.
+        checkpoint: name of a file in the run's `checkpoints`; None leaves the weights random.
+
+    Raises:
+        RunFolderError: the folder is not a run, or has no such checkpoint.
+
+    Sync: Blocks the host while weights are copied.
+    """
+    config = read_config(path)
+    vocabs = read_vocabs(path, config)
+    with torch.random.fork_rng(devices=[]):
+        model = build_model(config, vocabs)
+    if checkpoint is not None:
+        load_weights(model, path / FOLDER / checkpoint)
+    return config, vocabs, model.to(device.torch_device).eval()

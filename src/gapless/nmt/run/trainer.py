@@ -16,14 +16,14 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.batching import PairBatches, make_loader
 from gapless.nmt.model.compiling import compile_layers, layers_as_written
 from gapless.nmt.model.decode import Decoder, DecodeSettings
-from gapless.nmt.run import checkpoints as checkpoint, run_folder as runs
-from gapless.nmt.run.build import make_sampler
-from gapless.nmt.run.evaluate import evaluate
-from gapless.nmt.run.facts import describe_model, describe_run
+from gapless.nmt.run import checkpoints as checkpoint, folder as runs
+from gapless.nmt.run.build import build_model, make_sampler
+from gapless.nmt.run.folder import LossLog
 from gapless.nmt.run.interrupt import StopRequest, until_stopped
-from gapless.nmt.run.loss_log import LossLog
+from gapless.nmt.run.observer import describe_model, describe_run
 from gapless.nmt.run.position import Position
 from gapless.nmt.run.saver import Saver
+from gapless.nmt.run.score import evaluate
 from gapless.nmt.run.task import check_pairs, prepare
 from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
@@ -41,8 +41,8 @@ if TYPE_CHECKING:
     from gapless.nmt.data.batching import AnyBatch
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.metrics import Scores
     from gapless.nmt.run.observer import Observer
+    from gapless.nmt.run.score import Scores
     from gapless.pipeline.host_copy import HostCopy
     from gapless.records.epoch import Progress
 
@@ -102,7 +102,7 @@ class Trainer:
         self._updates_per_epoch = -(-len(self._sampler) // config.accumulate)
         # Built on the compute stream: autograd binds each gradient to the stream it first saw.
         with self._loop.on_compute_stream():
-            self.model = runs.build_model(config, self._task.vocabs)
+            self.model = build_model(config, self._task.vocabs)
             self.model.to(self._device.torch_device)
             if config.compile:
                 compile_layers(self.model)

@@ -5,26 +5,24 @@ from __future__ import annotations
 import json
 import math
 import threading
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from gapless.errors import RunFolderError
+from gapless.errors import NonFiniteLossError, RunFolderError
 from gapless.files import naming, replace_file
 from gapless.nmt.data.vocab import load_vocab
-from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run.checkpoints import FINAL, FOLDER, drop_later_epochs, load_weights
-from gapless.nmt.run.config import TrainConfig, make_config
+from gapless.nmt.run.checkpoints import drop_later_epochs
+from gapless.nmt.run.config import make_config
 from gapless.nmt.run.task import Vocabs
 
 
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from gapless.device.base import Device
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.pipeline.readback import DeferredLoss
 
 
 CONFIG = "config.yaml"
@@ -92,6 +90,46 @@ class RunFolder:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+
+class LossLog:
+    """Writes the losses that have been read, each once, in order.
+
+    Args:
+        folder: of the run.
+        losses: of all its batches.
+        first_batch: number in the run of the next batch.
+
+    Raises:
+        NonFiniteLossError: a loss is NaN or infinite; it and those before it are written.
+    """
+
+    def __init__(self, folder: RunFolder, losses: DeferredLoss, *, first_batch: int) -> None:
+        self._folder = folder
+        self._losses = losses
+        self._next = losses.num_added
+        self._offset = first_batch - losses.num_added
+
+    def write_new(self) -> None:
+        """Write the losses that were read since the last call.
+
+        Sync: Does not block the host.
+        """
+        history, weights = self._losses.history, self._losses.weights
+        if self._next == len(history):
+            return
+        for number in range(self._next, len(history)):
+            self._folder.log(
+                "train",
+                step=number + self._offset,
+                loss=history[number],
+                tokens=weights[number],
+            )
+        self._next = len(history)
+        self._folder.flush()
+        if self._losses.first_nonfinite is not None:
+            number, loss = self._losses.first_nonfinite
+            raise NonFiniteLossError(number + self._offset, loss)
 
 
 def forget_later(path: Path, *, batches: int, epochs: int) -> None:
@@ -181,36 +219,3 @@ def read_vocabs(path: Path, config: TrainConfig) -> Vocabs:
         both = load_vocab(path / "vocab")
         return Vocabs(src=both, tgt=both)
     return Vocabs(src=load_vocab(path / "vocab.src"), tgt=load_vocab(path / "vocab.tgt"))
-
-
-def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
-    """Return a model of a run's sizes on the CPU, freshly initialised."""
-    names = {item.name for item in fields(ModelSizes)}
-    known = {name: getattr(config, name) for name in names if hasattr(config, name)}
-    sizes = ModelSizes(src_vocab=len(vocabs.src), tgt_vocab=len(vocabs.tgt), **known)
-    # Both marks, and room for translations longer than what was trained on.
-    return Transformer(sizes, max_positions=2 * config.max_length + 2)
-
-
-def load_model(
-    path: Path, *, device: Device, checkpoint: str | None = FINAL
-) -> tuple[TrainConfig, Vocabs, Transformer]:
-    """Return the settings, vocabularies and trained model of a run.
-
-    Args:
-        path: the run folder.
-        device: where the model goes.
-        checkpoint: name of a file in the run's `checkpoints`; None leaves the weights random.
-
-    Raises:
-        RunFolderError: the folder is not a run, or has no such checkpoint.
-
-    Sync: Blocks the host while weights are copied.
-    """
-    config = read_config(path)
-    vocabs = read_vocabs(path, config)
-    with torch.random.fork_rng(devices=[]):
-        model = build_model(config, vocabs)
-    if checkpoint is not None:
-        load_weights(model, path / FOLDER / checkpoint)
-    return config, vocabs, model.to(device.torch_device).eval()

@@ -1,0 +1,190 @@
+"""Translate lines of text, and score translations through sacrebleu."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+
+from gapless.nmt.data.vocab import join_subwords
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.model.decode import Decoder, DecodeSettings
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.task import Vocabs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Translation:
+    """One translation of a sentence.
+
+    Attributes:
+        text: the translation.
+        score: log probability / length ** a; 0 for an empty line.
+    """
+
+    text: str
+    score: float
+
+
+def translate_lines(
+    decoder: Decoder,
+    vocabs: Vocabs,
+    lines: Sequence[str],
+    settings: DecodeSettings,
+    *,
+    max_source: int | None = None,
+    on_long: Callable[[int, int], None] | None = None,
+    on_done: Callable[[int], None] | None = None,
+) -> list[list[Translation]]:
+    """Return the best translations of each line, in the order of the lines.
+
+    An empty line stays empty.
+
+    Args:
+        decoder: searches.
+        vocabs: of the decoder's model.
+        lines: one sentence each.
+        settings: of the search.
+        max_source: most tokens of a line; a longer one is cut. No limit if None.
+        on_long: called with the number of a line that is cut, from 0, and its length in tokens.
+        on_done: called with the number of sentences finished after each batch.
+
+    Sync: Blocks the host, counted as "decode".
+    """
+    full = [number for number, line in enumerate(lines) if line.strip()]
+    sources = vocabs.src.encode([lines[number] for number in full])
+    for at, source in enumerate(sources):
+        if max_source is not None and len(source) > max_source:
+            if on_long is not None:
+                on_long(full[at], len(source))
+            sources[at] = source[:max_source]
+    results = [[Translation(text="", score=0.0)] for _ in lines]
+    found = decoder.translate(sources, settings, on_done=on_done)
+    for number, hypotheses in zip(full, found, strict=True):
+        results[number] = [
+            Translation(text=vocabs.tgt.decode(best.ids), score=best.score) for best in hypotheses
+        ]
+    return results
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scores:
+    """Scores of one system on one test set.
+
+    Attributes:
+        bleu: corpus BLEU, 0 to 100.
+        bleu_signature: how it was computed.
+        bleu_detail: sacrebleu's own line, with precisions, brevity penalty and lengths.
+        chrf: corpus chrF2, 0 to 100.
+        chrf_signature: how it was computed.
+        exact_match: share of hypotheses equal to their reference, 0 to 1.
+        count: number of sentences.
+        note: what the scores may not be compared with, if anything.
+    """
+
+    bleu: float
+    bleu_signature: str
+    bleu_detail: str
+    chrf: float
+    chrf_signature: str
+    exact_match: float
+    count: int
+    note: str = ""
+
+
+def score(
+    hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str, tokenised: bool
+) -> Scores:
+    """Score translations against one reference each.
+
+    Args:
+        hypotheses: translations, one a sentence.
+        references: as many; used as they are.
+        tgt_lang: Chinese is cut into characters (`zh`), everything else by `13a`.
+        tokenised: both sides are tokenised text, which is not tokenised again.
+    """
+    bleu = BLEU(tokenize=bleu_tokenizer(tgt_lang, tokenised=tokenised), force=tokenised)
+    chrf = CHRF()
+    bleu_score = bleu.corpus_score(list(hypotheses), [list(references)])
+    chrf_score = chrf.corpus_score(list(hypotheses), [list(references)])
+    pairs = list(zip(hypotheses, references, strict=True))
+    return Scores(
+        bleu=bleu_score.score,
+        bleu_signature=str(bleu.get_signature()),
+        bleu_detail=str(bleu_score),
+        chrf=chrf_score.score,
+        chrf_signature=str(chrf.get_signature()),
+        exact_match=sum(a.strip() == b.strip() for a, b in pairs) / max(1, len(pairs)),
+        count=len(pairs),
+        note="tokenised text, not comparable with 13a" if tokenised else "",
+    )
+
+
+def bleu_tokenizer(tgt_lang: str, *, tokenised: bool) -> str:
+    """Return sacrebleu's tokenizer for a target language."""
+    if tokenised:
+        return "none"
+    return "zh" if tgt_lang.rpartition(".")[2].lower().startswith("zh") else "13a"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """Translations of a test set and their scores.
+
+    Attributes:
+        hypotheses: one for each source sentence.
+        references: what they were compared with.
+        scores: of the whole set.
+    """
+
+    hypotheses: list[str]
+    references: list[str]
+    scores: Scores
+
+
+def evaluate(
+    decoder: Decoder,
+    vocabs: Vocabs,
+    pairs: Pairs,
+    settings: DecodeSettings,
+    *,
+    config: TrainConfig,
+    on_done: Callable[[int], None] | None = None,
+) -> Evaluation:
+    """Translate the source side of some pairs and score it against the target side.
+
+    Args:
+        decoder: searches.
+        vocabs: of the decoder's model.
+        pairs: source sentences and references.
+        settings: of the search.
+        config: of the run, which says how its text was made.
+        on_done: called with the number of sentences finished after each batch.
+
+    Sync: Blocks the host, counted as "decode".
+    """
+    tokenised = config.tokenizer == "none"
+    found = translate_lines(
+        decoder,
+        vocabs,
+        pairs.src,
+        settings,
+        max_source=longest_source(config),
+        on_done=on_done,
+    )
+    hypotheses = [best[0].text for best in found]
+    references = [join_subwords(line) for line in pairs.tgt] if tokenised else pairs.tgt
+    scores = score(hypotheses, references, tgt_lang=config.tgt, tokenised=tokenised)
+    return Evaluation(hypotheses=hypotheses, references=references, scores=scores)
+
+
+def longest_source(config: TrainConfig) -> int:
+    """Return the most tokens of a source sentence that a run's model can read."""
+    return 2 * config.max_length
