@@ -4,6 +4,7 @@ import torch
 
 import gapless
 from gapless import testing
+from gapless.nmt import StreamManager
 
 
 class MyPrefetcher:
@@ -76,7 +77,7 @@ def test_the_mended_one_is_clean_without_a_gpu():
 
 
 def test_the_mended_one_is_right_on_this_machines_device():
-    check(GuardedPrefetcher)(gapless.StreamManager("auto").device)
+    check(GuardedPrefetcher)(StreamManager("auto").device)
 
 
 def test_a_training_step_does_not_wait():

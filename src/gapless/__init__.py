@@ -22,12 +22,9 @@ if TYPE_CHECKING:
     from gapless.graphs.capture import capture as capture
     from gapless.loop.epoch import run_epoch as run_epoch
     from gapless.loop.train_loop import TrainLoop as TrainLoop
-    from gapless.nmt.data.batching import Batch as Batch
-    from gapless.nmt.model.loss import LossCompute as LossCompute
     from gapless.pipeline.prefetch import prefetch as prefetch
     from gapless.pipeline.readback import DeferredLoss as DeferredLoss
     from gapless.pipeline.step import StepLoss as StepLoss
-    from gapless.pipeline.streams import StreamManager as StreamManager
     from gapless.plans import PLANS as PLANS, Plan as Plan
     from gapless.records.epoch import EpochResult as EpochResult
     from gapless.records.wait_stats import WaitStats as WaitStats
@@ -35,17 +32,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
-    "Batch": "gapless.nmt.data.batching",
     "BatchError": "gapless.errors",
     "DeferredLoss": "gapless.pipeline.readback",
     "EpochResult": "gapless.records.epoch",
     "GaplessError": "gapless.errors",
-    "LossCompute": "gapless.nmt.model.loss",
     "LossError": "gapless.errors",
     "NonFiniteLossError": "gapless.errors",
     "PLANS": "gapless.plans",
     "Plan": "gapless.plans",
-    "StreamManager": "gapless.pipeline.streams",
     "StepLoss": "gapless.pipeline.step",
     "WaitStats": "gapless.records.wait_stats",
     "TrainLoop": "gapless.loop.train_loop",

@@ -10,6 +10,7 @@ import torch
 import gapless
 from gapless.device.find import find_device
 from gapless.loop.train_loop import TrainLoop
+from gapless.nmt.stream_manager import StreamManager
 
 
 pytestmark = pytest.mark.gpu
@@ -109,7 +110,7 @@ def test_a_full_loss_ring_keeps_every_loss_in_order():
 
 def test_a_stream_manager_orders_streams_without_waiting():
     """Events of one stream hold back another, and the host only asks."""
-    with gapless.StreamManager("cuda", num_streams=2) as streams:
+    with StreamManager("cuda", num_streams=2) as streams:
         event = streams.create_event()
         with streams.use(0):
             torch.cuda._sleep(_LONG)

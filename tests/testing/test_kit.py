@@ -12,6 +12,7 @@ import torch
 
 import gapless
 from gapless import testing
+from gapless.nmt.stream_manager import StreamManager
 from gapless.testing.timelines import plan_timeline
 
 
@@ -82,7 +83,7 @@ def test_waits_are_counted_by_line():
         with testing.count_waits(device) as waits:
             for _ in range(3):
                 value[0].item()
-            gapless.StreamManager(device).synchronize(0)
+            StreamManager(device).synchronize(0)
         value[0].item()
 
     assert waits.count == 4

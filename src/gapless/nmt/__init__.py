@@ -1,1 +1,35 @@
-"""A Transformer translation trainer that stands on the gapless loop."""
+"""A translation trainer, and the classic names of one: `Batch`, `LossCompute`, `StreamManager`.
+
+Names are loaded when first used, so that `import gapless.nmt` is quick and needs torch alone.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from gapless.loop.epoch import run_epoch as run_epoch
+    from gapless.nmt.data.batching import Batch as Batch
+    from gapless.nmt.model.loss import LossCompute as LossCompute
+    from gapless.nmt.stream_manager import StreamManager as StreamManager
+
+_HOME = {
+    "Batch": "gapless.nmt.data.batching",
+    "LossCompute": "gapless.nmt.model.loss",
+    "StreamManager": "gapless.nmt.stream_manager",
+    "run_epoch": "gapless.loop.epoch",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'gapless.nmt' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

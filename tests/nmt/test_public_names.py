@@ -1,0 +1,59 @@
+"""What `gapless.nmt` offers, and what importing it costs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gapless.nmt
+
+
+def test_every_public_name_of_nmt_can_be_loaded():
+    """`dir(gapless.nmt)` lists four names; each can be loaded, and no other."""
+    assert dir(gapless.nmt) == ["Batch", "LossCompute", "StreamManager", "run_epoch"]
+    assert all(getattr(gapless.nmt, name) is not None for name in dir(gapless.nmt))
+    with pytest.raises(AttributeError, match="'nothing'"):
+        _ = gapless.nmt.nothing
+
+
+def test_importing_nmt_loads_neither_torch_nor_what_the_trainer_needs():
+    """`import gapless.nmt` alone loads no torch, numpy, sentencepiece, sacrebleu or yaml."""
+    code = (
+        "import sys, gapless.nmt; "
+        "print(sorted({'torch', 'numpy', 'sentencepiece', 'sacrebleu', 'yaml'} & set(sys.modules)))"
+    )
+    source = str(Path(gapless.nmt.__file__).parents[2])
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+
+    assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("name", ["StreamManager", "run_epoch"])
+def test_streams_and_the_loop_need_no_extra(name):
+    """`StreamManager` and `run_epoch` of `gapless.nmt` load with torch alone."""
+    code = (
+        f"import sys; from gapless.nmt import {name}; "
+        "print(sorted({'sentencepiece', 'sacrebleu', 'yaml', 'safetensors'} & set(sys.modules)))"
+    )
+    source = str(Path(gapless.nmt.__file__).parents[2])
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+
+    assert done.stdout.strip() == "[]"
