@@ -13,7 +13,7 @@ from time import perf_counter, process_time
 import pytest
 import torch
 
-from gapless.compare import bench as benches, entrant as entrants
+from gapless.compare import entrant as entrants
 from gapless.compare.bench import BenchSettings, run_bench
 from gapless.compare.compare_plans import CompareSettings, compare, verify_plans
 from gapless.compare.entrant import Entrant
@@ -22,10 +22,9 @@ from gapless.compare.ranking import parse_weights
 from gapless.compare.verdict_lines import comparison_lines
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
-from gapless.device.instruments.compile_clock import CompileClock
-from gapless.device.instruments.cpu_clock import cpu_seconds
-from gapless.device.instruments.kernel_trace import KernelTrace, summarise, trace_kernels
-from gapless.device.instruments.nvml import Nvml, Sampler
+from gapless.device.instruments.clocks import CompileClock, cpu_seconds
+from gapless.device.instruments.kernel_trace import KernelTrace, summarise
+from gapless.device.instruments.nvml import Sampler
 from gapless.errors import DeviceError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.step import StepLoss
@@ -160,7 +159,7 @@ def test_a_time_limit_ends_rounds_and_says_so():
 def test_without_room_for_all_plans_each_is_timed_by_itself(monkeypatch):
     """A device that is full after the first: rounds no longer take turns, and a note says so."""
     log = []
-    monkeypatch.setattr(benches, "free_memory_bytes", lambda device: 100)
+    monkeypatch.setattr(CPU, "free_memory_bytes", lambda: 100)
     monkeypatch.setattr(CPU, "reserved_memory_bytes", iter(range(0, 10**6, 80)).__next__)
 
     result = run_bench(small(log), ask())
@@ -175,7 +174,7 @@ def test_without_room_for_all_plans_each_is_timed_by_itself(monkeypatch):
 def test_the_report_says_whether_plans_took_turns(monkeypatch, has_room):
     """Above the note that says why they did not."""
     if not has_room:
-        monkeypatch.setattr(benches, "free_memory_bytes", lambda device: 100)
+        monkeypatch.setattr(CPU, "free_memory_bytes", lambda: 100)
         monkeypatch.setattr(CPU, "reserved_memory_bytes", iter(range(0, 10**6, 80)).__next__)
     asked = CompareSettings(bench=ask(), weights=parse_weights([]), verify_steps=0)
 
@@ -319,11 +318,9 @@ def test_a_plan_that_captures_does_so_in_the_warm_up_and_sees_the_same_batches()
     assert captured.capture["num_replays"] == 4 * 3
     assert [found.num_graphs for found in captured.rounds] == [0, 0, 0]
     assert loads["gapless"] == loads["captured"]
-    assert result.notes == (
-        "No device utilisation by the driver (NVML): cpu is no GPU, and NVML knows NVIDIA GPUs "
-        "alone.",
-        "No kernels, busy time or gap: torch's profiler saw no kernel.",
-    )
+    utilisation, kernels = result.notes
+    assert "NVML" in utilisation
+    assert "no kernel" in kernels
 
 
 def bench_on_a_simulated_gpu(make, plans, **changed):
@@ -667,9 +664,9 @@ def test_fills_are_busy_but_no_kernels():
 
 def test_a_cpu_has_no_trace_and_no_driver():
     """Nothing is run for a trace that cannot be."""
-    assert trace_kernels(CPU, lambda: pytest.fail("was run")) is None
-    with pytest.raises(DeviceError, match="cpu is no GPU"):
-        Nvml(CPU)
+    assert CPU.trace_kernels(lambda: pytest.fail("was run")) is None
+    with pytest.raises(DeviceError, match=r"cpu.*NVML"):
+        CPU.open_utilisation_meter()
 
 
 def test_a_sampler_reads_until_its_body_ends_and_skips_the_start():

@@ -12,9 +12,7 @@ from gapless.compare.bench import BenchSettings, run_bench
 from gapless.compare.plan_rows import make_row
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
-from gapless.device.instruments.kernel_trace import trace_kernels
-from gapless.device.instruments.memory import free_memory_bytes, release_cached_memory
-from gapless.device.instruments.nvml import Nvml, Sampler
+from gapless.device.instruments.nvml import Sampler
 from gapless.plans import PLANS
 
 
@@ -89,7 +87,7 @@ def test_a_trace_counts_the_kernels_that_ran():
         add(value, 5)
         torch.cuda.synchronize()
 
-    found = trace_kernels(DEVICE, work)
+    found = DEVICE.trace_kernels(work)
 
     assert found.num_kernels == 5
     assert 0 < found.busy_ms <= found.span_ms
@@ -108,14 +106,14 @@ def test_a_trace_sees_kernels_inside_a_graph():
             graph.replay()
             torch.cuda.synchronize()
 
-        found = trace_kernels(DEVICE, replay)
+        found = DEVICE.trace_kernels(replay)
 
     assert found.num_kernels == 25
 
 
 def test_the_driver_sees_a_busy_gpu():
     """Two seconds of products in a row are close to full utilisation, by nvidia-smi's figure."""
-    nvml = Nvml(DEVICE)
+    nvml = DEVICE.open_utilisation_meter()
     with Sampler(nvml.utilisation) as sampler:
         for _ in range(400):
             products(40, size=4096)
@@ -131,10 +129,10 @@ def test_memory_that_is_only_cached_goes_back():
     block = torch.empty(2**30, dtype=torch.uint8, device="cuda")
     before = DEVICE.reserved_memory_bytes()
     del block
-    release_cached_memory(DEVICE)
+    DEVICE.release_cached_memory()
 
     assert DEVICE.reserved_memory_bytes() <= before - 2**30
-    assert 0 < free_memory_bytes(DEVICE) < DEVICE.total_memory_bytes()
+    assert 0 < DEVICE.free_memory_bytes() < DEVICE.total_memory_bytes()
 
 
 def test_every_plan_has_all_figures_of_a_gpu():

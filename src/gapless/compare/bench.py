@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import torch
 
 from gapless.compare.entrant import Entrant, PlanWorkload, Round
-from gapless.device.instruments.compile_clock import CompileClock
-from gapless.device.instruments.memory import free_memory_bytes, release_cached_memory
-from gapless.device.instruments.nvml import Nvml
+from gapless.device.instruments.clocks import CompileClock
 from gapless.device.numerics import set_numerics
 from gapless.errors import DeviceError, UserError
 from gapless.plans import get_plan
@@ -29,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from gapless.device.base import Device
+    from gapless.device.base import Device, UtilisationMeter
     from gapless.device.instruments.kernel_trace import KernelTrace
 
 
@@ -171,7 +169,7 @@ def run_bench(
         found = []
     in_turns = bool(found)
     if not in_turns:
-        release_cached_memory(settings.device)
+        settings.device.release_cached_memory()
         bench.notes.append(
             "The device has no room for all plans at once, so each was timed by itself: a drift "
             "of the machine's speed does not meet all of them alike."
@@ -229,7 +227,7 @@ class _Bench:
 
     def _prepared(self, plan: str, others: Sequence[Entrant]) -> Entrant:
         settings = self._settings
-        free = free_memory_bytes(settings.device)
+        free = settings.device.free_memory_bytes()
         largest = max((other.held_memory_bytes for other in others), default=0)
         if free is not None and largest * _MEMORY_MARGIN > free:
             raise _NoRoomError
@@ -285,7 +283,9 @@ class _Bench:
             if nvml is not None:
                 nvml.close()
 
-    def _measured(self, entrant: Entrant, rounds: list[Round], nvml: Nvml | None) -> Measured:
+    def _measured(
+        self, entrant: Entrant, rounds: list[Round], nvml: UtilisationMeter | None
+    ) -> Measured:
         percent = None
         if any(found.start_ms for found in rounds):
             self.notes.append(_STARTS_WORKERS)
@@ -309,11 +309,11 @@ class _Bench:
             unit=entrant.workload.unit,
         )
 
-    def _open_nvml(self) -> Nvml | None:
+    def _open_nvml(self) -> UtilisationMeter | None:
         if not self._settings.device.is_accelerator:
             return None
         try:
-            return Nvml(self._settings.device)
+            return self._settings.device.open_utilisation_meter()
         except DeviceError as error:
             self.notes.append(f"No device utilisation by the driver (NVML): {error}.")
             return None

@@ -8,9 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.compare.plan_run import pass_over, seed_all, take_steps
-from gapless.device.instruments.cpu_clock import cpu_seconds
-from gapless.device.instruments.kernel_trace import trace_kernels
-from gapless.device.instruments.memory import release_cached_memory
+from gapless.device.instruments.clocks import cpu_seconds
 from gapless.device.instruments.nvml import Sampler
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
@@ -25,9 +23,8 @@ if TYPE_CHECKING:
 
     from gapless.compare.plan_run import StepsTaken
     from gapless.compare.workload import Workload
-    from gapless.device.base import Device
+    from gapless.device.base import Device, UtilisationMeter
     from gapless.device.instruments.kernel_trace import KernelTrace
-    from gapless.device.instruments.nvml import Nvml
     from gapless.plans import Plan
 
 
@@ -142,7 +139,7 @@ class Entrant:
         Sync: Blocks the host.
         """
         device = self._device
-        release_cached_memory(device)
+        device.release_cached_memory()
         held_before = device.reserved_memory_bytes()
         device.reset_peak_memory()
         kept_before = device.peak_memory_bytes()
@@ -210,7 +207,7 @@ class Entrant:
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak)
         return found
 
-    def utilisation(self, nvml: Nvml, *, seconds: float) -> float | None:
+    def utilisation(self, nvml: UtilisationMeter, *, seconds: float) -> float | None:
         """Return the mean device utilisation of rounds that take so long, in percent.
 
         The first second is left out: the driver's figure still tells of what ran before.
@@ -232,7 +229,7 @@ class Entrant:
         Sync: Blocks the host.
         """
         steps = min(self._steps, _MAX_TRACED_STEPS)
-        return trace_kernels(self._device, lambda: self._take(steps)), steps
+        return self._device.trace_kernels(lambda: self._take(steps)), steps
 
     def close(self) -> None:
         """Let go of the workload, its loop and their memory; nothing can be asked afterwards.

@@ -1,8 +1,12 @@
-"""What the pipeline asks of a device: streams, events, buffers and copies.
+"""What gapless asks of a device: streams, events, buffers, copies, captured work.
 
-Backends are `gapless.device.cuda`, `gapless.device.cpu` and, for tests of anything that orders
-streams, `gapless.testing.simulated`. Stream and event handles belong to
-the backend that made them; nobody else looks inside.
+`Device` is the protocol that the engine and its users write against. It has two parts:
+`Instruments` is what can be measured on a device (time, memory, waits, kernels); `Device` adds what
+moves and orders work.
+
+Backends: `gapless.device.cuda`, `gapless.device.cpu`, and `gapless.testing.simulated` for tests.
+`gapless.find_device("auto")` returns the one to use. Stream and event handles belong to the backend
+that made them; nobody else looks inside.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.device.instruments.kernel_trace import KernelTrace
+
 
 Stream: TypeAlias = Any
 Event: TypeAlias = Any
@@ -25,7 +31,7 @@ WaitObserver: TypeAlias = "Callable[[str, str], None]"
 
 
 class Graph(Protocol):
-    """Work that was captured."""
+    """Captured work."""
 
     def replay(self) -> None:
         """Launch the work on the current stream, on the memory it was captured with.
@@ -34,8 +40,84 @@ class Graph(Protocol):
         """
 
 
-class Device(Protocol):
-    """A place where tensors live and queued work runs in streams."""
+class UtilisationMeter(Protocol):
+    """The driver's own figure of how busy a device is."""
+
+    def utilisation(self) -> float:
+        """Return the share of the last sample window in which a kernel ran, in percent.
+
+        Raises:
+            DeviceError: the driver does not report it.
+
+        Sync: Does not block the host on the device.
+        """
+
+    def close(self) -> None:
+        """Release the driver's library."""
+
+
+class Instruments(Protocol):
+    """What can be measured on a device."""
+
+    def describe(self) -> str:
+        """Return the hardware's name for reports."""
+
+    def now_ms(self) -> float:
+        """Return the host's time in milliseconds; on a simulated device, its virtual time."""
+
+    def total_memory_bytes(self) -> int | None:
+        """Return the device's memory in bytes; None if it has no memory of its own."""
+
+    def free_memory_bytes(self) -> int | None:
+        """Return the memory that no process holds, in bytes; None as `total_memory_bytes`.
+
+        Sync: Does not block the host.
+        """
+
+    def reserved_memory_bytes(self) -> int:
+        """Return the device memory that this process holds, in use or cached, in bytes."""
+
+    def peak_memory_bytes(self) -> int:
+        """Return the most memory that was in use since `reset_peak_memory`, in bytes."""
+
+    def reset_peak_memory(self) -> None:
+        """Start a new measurement of the peak memory."""
+
+    def release_cached_memory(self) -> None:
+        """Collect garbage and return cached memory to the device.
+
+        Sync: Blocks the host until the device is idle.
+        """
+
+    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
+        """Call `observer(what, site)` for every host wait of the body, declared or not."""
+
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call `observer(site)` for the host waits of the body that torch itself reports.
+
+        Torch reports reads of values, such as `item`, `nonzero` or a blocking copy; it does not
+        report explicit synchronisation. Unlike `watch_waits` this costs nothing afterwards.
+        """
+
+    def trace_kernels(self, work: Callable[[], object]) -> KernelTrace | None:
+        """Call `work` and return which kernels ran; None, without the call, if there is no trace.
+
+        Args:
+            work: queues kernels, and waits for them.
+
+        Sync: Blocks the host until the device is idle.
+        """
+
+    def open_utilisation_meter(self) -> UtilisationMeter:
+        """Return the driver's utilisation meter; the caller closes it.
+
+        Raises:
+            DeviceError: the device has none.
+        """
+
+
+class Device(Instruments, Protocol):
+    """A place where tensors live and where queued work runs in streams."""
 
     @property
     def torch_device(self) -> torch.device:
@@ -44,9 +126,6 @@ class Device(Protocol):
     @property
     def is_accelerator(self) -> bool:
         """Whether work runs beside the host; on a CPU it runs in the host's own order."""
-
-    def describe(self) -> str:
-        """Return the hardware's name for reports."""
 
     def create_stream(self) -> Stream:
         """Create a stream.
@@ -61,7 +140,7 @@ class Device(Protocol):
         """
 
     def current_stream(self) -> Stream:
-        """Return the stream that queued work goes to now."""
+        """Return the stream that receives work now."""
 
     def set_current_stream(self, stream: Stream) -> None:
         """Send the work that follows to `stream`."""
@@ -70,7 +149,7 @@ class Device(Protocol):
         """Send the work of a `with` body to `stream`."""
 
     def create_event(self, *, timed: bool = False) -> Event:
-        """Create an event; `timed` ones can be given to `elapsed_ms`."""
+        """Create an event; `elapsed_ms` needs `timed` ones."""
 
     def record_event(self, event: Event, stream: Stream) -> None:
         """Mark the end of all work queued on `stream` so far.
@@ -96,6 +175,12 @@ class Device(Protocol):
         Sync: Does not block the host.
         """
 
+    def elapsed_ms(self, start: Event, end: Event) -> float:
+        """Return the milliseconds between two timed events that are done.
+
+        Sync: Does not block the host.
+        """
+
     def synchronize_event(self, event: Event) -> None:
         """Wait for the last record of `event`.
 
@@ -108,10 +193,13 @@ class Device(Protocol):
         Sync: Blocks the host. Only `gapless.pipeline.host_waits` may call this.
         """
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
-        """Return the milliseconds between two timed events that are done.
+    def allow_waits(self) -> AbstractContextManager[None]:
+        """Lift `forbid_waits` in the body, for a declared wait."""
 
-        Sync: Does not block the host.
+    def forbid_waits(self) -> AbstractContextManager[None]:
+        """Make every host wait of the body that torch detects raise RuntimeError at once.
+
+        `gapless.forbid_waits` sees more kinds of waits, and raises at the end of its body.
         """
 
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
@@ -121,10 +209,10 @@ class Device(Protocol):
         """Return a uint8 tensor on the device, allocated under the current stream."""
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor has to be copied before work on this device may read it."""
+        """Return whether a tensor must be copied before work on this device may read it."""
 
     def record_stream(self, tensor: torch.Tensor, stream: Stream) -> None:
-        """Keep a tensor's memory from being used again before `stream` is done with it.
+        """Keep a tensor's memory from being reused before `stream` is done with it.
 
         Sync: Does not block the host.
         """
@@ -137,14 +225,14 @@ class Device(Protocol):
         """
 
     def capture(self, work: Callable[[], None], *, like: Any = None) -> Graph:
-        """Return the work that a function queues, without doing it, to be launched again.
+        """Capture the work that a function queues, without running it.
 
-        The function works on memory that stays where it is: static inputs and outputs.
+        The function uses memory that stays in its place: static inputs and outputs.
 
         Args:
-            work: queues it on the current stream.
-            like: a graph whose memory this one may use as well. The two must not run at the
-                same time, nor read what the other left in memory of its own.
+            work: queues the work on the current stream.
+            like: a graph whose memory pool the new graph shares. The two must not run at the
+                same time, and neither may read what the other left in the pool.
 
         Raises:
             RuntimeError: the work does something that cannot be captured, such as a host wait.
@@ -152,39 +240,14 @@ class Device(Protocol):
         Sync: Blocks the host on a GPU, which starts a capture with an idle device.
         """
 
+    def random_state(self) -> torch.Tensor | None:
+        """Return the state of the device's random generator; None if it uses the host's."""
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Restore what `random_state` returned."""
+
     def delay(self, stream: Stream, ms: float) -> None:
-        """Keep `stream` busy for about so many milliseconds; for tests.
+        """Keep `stream` busy for about `ms` milliseconds; for tests.
 
-        Sync: Does not block the host, but for a calibration before the first.
+        Sync: Does not block the host, except for a calibration before the first delay.
         """
-
-    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
-        """Call `observer(what, site)` for every host wait of the body, declared or not."""
-
-    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Call `observer(site)` for the host waits of the body that torch itself can tell of.
-
-        Those are reads of values, such as `item`, `nonzero` or a copy that blocks; explicit
-        synchronisation is not among them. Unlike `watch_waits` this costs nothing afterwards.
-        """
-
-    def now_ms(self) -> float:
-        """Return the host's time in milliseconds; on a simulated device, its virtual time."""
-
-    def total_memory_bytes(self) -> int | None:
-        """Return the device's memory in bytes; None if it has none of its own."""
-
-    def reserved_memory_bytes(self) -> int:
-        """Return the device memory that this process holds, in use or not, in bytes."""
-
-    def peak_memory_bytes(self) -> int:
-        """Return the most memory that was in use since `reset_peak_memory`, in bytes."""
-
-    def reset_peak_memory(self) -> None:
-        """Start a new measurement of the peak memory."""
-
-    def allow_waits(self) -> AbstractContextManager[None]:
-        """Lift `forbid_waits` in the body, for a wait that is declared."""
-
-    def forbid_waits(self) -> AbstractContextManager[None]:
-        """Make every synchronisation that torch detects raise RuntimeError in the body."""

@@ -1,19 +1,22 @@
 """The CPU as a device: every stream runs at once, in the host's own order.
 
 The same engine code runs here as on an accelerator. Copies are done when they return and events
-when they are recorded, so waits cost nothing; they are still asked for, counted and reported.
+when they are recorded, so waits cost nothing. They are requested and counted all the same.
 """
 
 from __future__ import annotations
 
+import gc
 import platform
 import resource
 import sys
 from contextlib import contextmanager, nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Never
 
 import torch
+
+from gapless.errors import DeviceError
 
 
 if TYPE_CHECKING:
@@ -115,7 +118,7 @@ class CpuDevice:
         return (end.recorded_at - start.recorded_at) * 1000.0
 
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
-        """Return a uint8 tensor; pinning means nothing without a second memory."""
+        """Return a uint8 tensor; page-locking is of no use without a second memory."""
         del pinned
         return torch.empty(num_bytes, dtype=torch.uint8)
 
@@ -124,44 +127,51 @@ class CpuDevice:
         return torch.empty(num_bytes, dtype=torch.uint8)
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
-        """Return True: on a CPU every batch takes the same way as on an accelerator."""
+        """Return True, so that every batch takes the same path as on an accelerator."""
         del tensor
         return True
 
     def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
-        """Do nothing: no work is late."""
+        """Do nothing: queued work has run already."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Copy at once."""
         target.copy_(source)
 
     def capture(self, work: Callable[[], None], *, like: Graph | None = None) -> CpuGraph:
-        """Return the function itself: its static memory is read anew at every call."""
+        """Return the function itself: every call reads its static memory again."""
         del like
         return CpuGraph(work)
 
     def delay(self, stream: CpuStream, ms: float) -> None:
         """Do nothing: work that runs in order cannot be overtaken."""
 
-    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
-        """Return an empty context: on a CPU there is nothing to wait for."""
-        del observer
+    def allow_waits(self) -> AbstractContextManager[None]:
+        """Return an empty context: the host never waits for a CPU."""
         return nullcontext()
 
-    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Return an empty context: on a CPU there is nothing to wait for."""
-        del observer
+    def forbid_waits(self) -> AbstractContextManager[None]:
+        """Return an empty context: the host never waits for a CPU."""
         return nullcontext()
+
+    def random_state(self) -> None:
+        """Return None: work on a CPU draws from the host's generator."""
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Do nothing: work on a CPU draws from the host's generator."""
 
     def now_ms(self) -> float:
         """Return the host's time in milliseconds."""
         return perf_counter() * 1000.0
 
     def total_memory_bytes(self) -> None:
-        """Return None: a CPU has no memory apart from the host's."""
+        """Return None: a CPU has no memory of its own."""
+
+    def free_memory_bytes(self) -> None:
+        """Return None: a CPU has no memory of its own."""
 
     def reserved_memory_bytes(self) -> int:
-        """Return 0: a CPU has no memory apart from the host's."""
+        """Return 0: a CPU has no memory of its own."""
         return 0
 
     def peak_memory_bytes(self) -> int:
@@ -170,12 +180,25 @@ class CpuDevice:
         return peak if sys.platform == "darwin" else peak * 1024
 
     def reset_peak_memory(self) -> None:
-        """Do nothing: the system keeps the peak of a process's whole life."""
+        """Do nothing: the system keeps the peak of the whole process."""
 
-    def allow_waits(self) -> AbstractContextManager[None]:
-        """Return an empty context: on a CPU there is nothing to lift."""
+    def release_cached_memory(self) -> None:
+        """Collect garbage."""
+        gc.collect()
+
+    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
+        """Return an empty context: the host never waits for a CPU."""
+        del observer
         return nullcontext()
 
-    def forbid_waits(self) -> AbstractContextManager[None]:
-        """Return an empty context: on a CPU there is nothing to wait for."""
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Return an empty context: the host never waits for a CPU."""
+        del observer
         return nullcontext()
+
+    def trace_kernels(self, work: Callable[[], object]) -> None:
+        """Return None: a CPU runs no kernels of its own."""
+
+    def open_utilisation_meter(self) -> Never:
+        """Raise DeviceError: no driver reports a CPU's utilisation."""
+        raise DeviceError("the device is cpu, and NVML reports on NVIDIA GPUs only")

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import gc
 import os
-import warnings
-from contextlib import contextmanager, nullcontext
 from functools import cache
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.device.call_site import call_site
-from gapless.device.cuda_waits import watch_waits
+from gapless.device import cuda_waits
+from gapless.device.instruments.kernel_trace import trace_kernels
+from gapless.device.instruments.nvml import Nvml
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
 
     from gapless.device.base import WaitObserver
-
-
-_SYNC_WARNING = "called a synchronizing CUDA operation"
+    from gapless.device.instruments.kernel_trace import KernelTrace
 
 
 class CudaDevice:
@@ -222,22 +219,25 @@ class CudaDevice:
         with torch.cuda.stream(stream):
             torch.cuda._sleep(int(ms * self._cycles_per_ms))
 
-    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
-        """Call `observer(what, site)` for every host wait of the body, declared or not.
+    def allow_waits(self) -> AbstractContextManager[None]:
+        """Lift `forbid_waits` in the body, for a declared wait."""
+        return cuda_waits.allow_waits()
 
-        Not seen: waits of CUDA libraries and extensions of their own, and spinning on `query`.
+    def forbid_waits(self) -> AbstractContextManager[None]:
+        """Make every host wait of the body that torch detects raise RuntimeError at once.
+
+        Torch does not detect waits for events and devices, nor copies that block because their
+        memory is pageable.
         """
-        return watch_waits(observer)
+        return cuda_waits.forbid_waits()
 
-    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Call `observer(site)` for the host waits of the body that torch itself can tell of.
+    def random_state(self) -> torch.Tensor:
+        """Return the state of this GPU's random generator, as a tensor on the host."""
+        return torch.cuda.get_rng_state(self.torch_device)
 
-        Those are reads of values, such as `item`, `nonzero` or a copy that blocks; explicit
-        synchronisation is not among them. Nothing is told while `forbid_waits` is in force.
-        """
-        if torch.cuda.get_sync_debug_mode() != 0:
-            return nullcontext()
-        return _reads_told_to(observer)
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Restore what `random_state` returned."""
+        torch.cuda.set_rng_state(state, self.torch_device)
 
     def now_ms(self) -> float:
         """Return the host's time in milliseconds."""
@@ -247,8 +247,15 @@ class CudaDevice:
         """Return the GPU's memory in bytes."""
         return torch.cuda.get_device_properties(self.torch_device).total_memory
 
+    def free_memory_bytes(self) -> int:
+        """Return the GPU memory that no process holds, in bytes.
+
+        Sync: Does not block the host.
+        """
+        return int(torch.cuda.mem_get_info(self.torch_device)[0])
+
     def reserved_memory_bytes(self) -> int:
-        """Return the memory that torch holds on this GPU, in use or not, in bytes."""
+        """Return the memory that torch holds on this GPU, in use or cached, in bytes."""
         return torch.cuda.memory_reserved(self.torch_device)
 
     def peak_memory_bytes(self) -> int:
@@ -259,19 +266,44 @@ class CudaDevice:
         """Start a new measurement of the peak memory."""
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 
-    def allow_waits(self) -> AbstractContextManager[None]:
-        """Lift `forbid_waits` in the body, for a wait that is declared."""
-        if torch.cuda.get_sync_debug_mode() == 0:
-            return nullcontext()
-        return _sync_mode("default")
+    def release_cached_memory(self) -> None:
+        """Collect garbage and return cached memory to the GPU.
 
-    def forbid_waits(self) -> AbstractContextManager[None]:
-        """Make every synchronisation that torch detects raise RuntimeError in the body.
-
-        Torch does not see waits for events and devices, nor copies from pageable memory that
-        block.
+        Sync: Blocks the host until the device is idle.
         """
-        return _sync_mode("error")
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def watch_waits(self, observer: WaitObserver) -> AbstractContextManager[None]:
+        """Call `observer(what, site)` for every host wait of the body, declared or not.
+
+        Not seen: waits inside CUDA libraries and extensions, and loops that poll `query`.
+        """
+        return cuda_waits.watch_waits(observer)
+
+    def watch_reads(self, observer: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Call `observer(site)` for the host waits of the body that torch itself reports.
+
+        Torch reports reads of values, such as `item`, `nonzero` or a blocking copy; it does not
+        report explicit synchronisation. Nothing is reported inside `forbid_waits`.
+        """
+        return cuda_waits.watch_reads(observer)
+
+    def trace_kernels(self, work: Callable[[], object]) -> KernelTrace | None:
+        """Call `work` and return which kernels ran; None if none did.
+
+        Sync: Blocks the host until the device is idle.
+        """
+        return trace_kernels(self.torch_device.index, work)
+
+    def open_utilisation_meter(self) -> Nvml:
+        """Return the driver's utilisation meter; the caller closes it.
+
+        Raises:
+            DeviceError: the driver's library is missing, or does not report on this GPU.
+        """
+        # By UUID, because CUDA_VISIBLE_DEVICES changes the numbers of GPUs.
+        return Nvml(f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}")
 
 
 @cache
@@ -294,38 +326,3 @@ def _measure_cycles_per_ms() -> float:
     end.record()
     end.synchronize()
     return cycles / float(start.elapsed_time(end))
-
-
-@contextmanager
-def _sync_mode(mode: str) -> Iterator[None]:
-    previous = torch.cuda.get_sync_debug_mode()
-    _set_sync_mode(mode)
-    try:
-        yield
-    finally:
-        _set_sync_mode(previous)
-
-
-@contextmanager
-def _reads_told_to(observer: Callable[[str], None]) -> Iterator[None]:
-    """Turn torch's warnings about synchronisations into calls of an observer."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("always", message=_SYNC_WARNING)
-        show = warnings.showwarning
-
-        def note(message: Warning | str, *place: Any, **more: Any) -> None:
-            if str(message).startswith(_SYNC_WARNING):
-                observer(call_site())
-            else:
-                show(message, *place, **more)
-
-        warnings.showwarning = note
-        with _sync_mode("warn"):
-            yield
-
-
-def _set_sync_mode(mode: str | int) -> None:
-    with warnings.catch_warnings():
-        # Torch says that it does not see every synchronisation; `forbid_waits` says which.
-        warnings.filterwarnings("ignore", message="Synchronization debug mode")
-        torch.cuda.set_sync_debug_mode(mode)

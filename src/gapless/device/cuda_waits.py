@@ -1,16 +1,23 @@
-"""See every wait of the host for a GPU, with the line that made it.
+"""How torch reports that the host waits for a GPU: with the line that waits, or as an error.
 
-Torch calls back before each synchronisation of a stream, an event or the device, on the thread
-that waits. A copy from or to memory that is not page-locked, or not dense, blocks inside the
-driver without a synchronisation, even when `non_blocking` is asked for; a dispatch mode sees it.
+Torch offers two mechanisms. Neither is complete, so both are used:
 
-Source: `torch.cuda._gpu_trace`, which torch's own CUDA sanitizer stands on. It is private: where
-it is missing, `watch_waits` says so instead of counting nothing.
+* `watch_waits` registers callbacks that torch calls before each synchronisation of a stream, an
+  event or the device, on the thread that waits. A copy whose host side is not page-locked, or not
+  dense, blocks inside the driver without a synchronisation, even if `non_blocking` was asked for; a
+  dispatch mode sees it. The callbacks stay active in torch, at a small cost, once they were used.
+* The sync debug mode makes torch warn (`watch_reads`) or raise (`forbid_waits`) when a value is
+  read. It costs nothing once it is off, but does not see explicit synchronisation.
+
+Source: `torch.cuda._gpu_trace`, which torch's own CUDA sanitizer uses, and
+`torch.cuda.set_sync_debug_mode`. The former is private: if it is missing, `watch_waits` raises
+instead of counting nothing.
 """
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+import warnings
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,11 +29,14 @@ from gapless.errors import DeviceError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
     from gapless.device.base import WaitObserver
 
 
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+
+_SYNC_WARNING = "called a synchronizing CUDA operation"
 
 
 @contextmanager
@@ -34,11 +44,11 @@ def watch_waits(observer: WaitObserver) -> Iterator[None]:
     """Call `observer(what, site)` before every host wait of the body, on any thread.
 
     Raises:
-        DeviceError: this torch does not tell about synchronisations.
+        DeviceError: this torch does not report synchronisations.
     """
     callbacks = _register(observer)
     try:
-        with _StagedCopies(observer):
+        with _BlockingCopies(observer):
             yield
     finally:
         for registry, callback in callbacks:
@@ -57,7 +67,7 @@ def _register(observer: WaitObserver) -> list[tuple[Any, Callable[..., None]]]:
         torch._C._activate_gpu_trace()
     except (ImportError, AttributeError) as error:
         raise DeviceError(
-            f"torch {torch.__version__} does not tell about synchronisations ({error}), so host "
+            f"torch {torch.__version__} does not report synchronisations ({error}), so host "
             "waits cannot be counted; use torch 2.11 or later"
         ) from error
     callbacks = []
@@ -71,8 +81,8 @@ def _register(observer: WaitObserver) -> list[tuple[Any, Callable[..., None]]]:
     return callbacks
 
 
-class _StagedCopies(TorchDispatchMode):
-    """Tell about copies that block although they were asked not to."""
+class _BlockingCopies(TorchDispatchMode):
+    """Report copies that block although `non_blocking` was asked for."""
 
     def __init__(self, observer: WaitObserver) -> None:
         super().__init__()
@@ -95,3 +105,58 @@ def _blocks(target: torch.Tensor, source: torch.Tensor) -> bool:
         return False
     on_host = source if target.is_cuda else target
     return not (on_host.is_pinned() and on_host.is_contiguous())
+
+
+def watch_reads(observer: Callable[[str], None]) -> AbstractContextManager[None]:
+    """Call `observer(site)` for every read of a value in the body; not inside `forbid_waits`."""
+    if torch.cuda.get_sync_debug_mode() != 0:
+        return nullcontext()
+    return _reads_reported_to(observer)
+
+
+def forbid_waits() -> AbstractContextManager[None]:
+    """Make every read of a value in the body raise RuntimeError at once."""
+    return _sync_mode("error")
+
+
+def allow_waits() -> AbstractContextManager[None]:
+    """Lift `forbid_waits` and `watch_reads` in the body."""
+    # Without CUDA there is no mode, and asking for it would start CUDA.
+    if not torch.cuda.is_initialized() or torch.cuda.get_sync_debug_mode() == 0:
+        return nullcontext()
+    return _sync_mode("default")
+
+
+@contextmanager
+def _sync_mode(mode: str) -> Iterator[None]:
+    previous = torch.cuda.get_sync_debug_mode()
+    _set_sync_mode(mode)
+    try:
+        yield
+    finally:
+        _set_sync_mode(previous)
+
+
+def _set_sync_mode(mode: str | int) -> None:
+    with warnings.catch_warnings():
+        # Torch warns that it does not see every synchronisation; the docstrings here say which.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode(mode)
+
+
+@contextmanager
+def _reads_reported_to(observer: Callable[[str], None]) -> Iterator[None]:
+    """Turn torch's warnings about synchronisations into calls of an observer."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("always", message=_SYNC_WARNING)
+        show = warnings.showwarning
+
+        def note(message: Warning | str, *place: Any, **more: Any) -> None:
+            if str(message).startswith(_SYNC_WARNING):
+                observer(call_site())
+            else:
+                show(message, *place, **more)
+
+        warnings.showwarning = note
+        with _sync_mode("warn"):
+            yield

@@ -23,14 +23,14 @@ _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None:
-    """Set float32 matrix products and deterministic algorithms for the whole process.
+    """Set float32 matrix precision and deterministic algorithms for the whole process.
 
-    Also keeps torch from an attention kernel whose gradients are wrong.
+    Also disables an attention kernel of torch whose gradients are wrong.
 
     Args:
         device: where the work will run.
         precision: `fp32`, `tf32`, `bf16` or `fp16`.
-        deterministic: make equal runs give equal bits; a little slower.
+        deterministic: let equal runs give equal bits; a little slower.
 
     Raises:
         DeviceError: the precision is unknown, or this device does not offer it.
@@ -63,20 +63,21 @@ def autocast(device: Device, precision: str) -> AbstractContextManager[object]:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed torch's generators on the host and on every device."""
+    """Seed torch's generators, on the host and on every device."""
     torch.manual_seed(seed)
 
 
 def random_state(device: Device) -> dict[str, torch.Tensor]:
-    """Return the state of the generators that training draws from."""
+    """Return the state of the generators that training draws from: the host's, the device's."""
     state = {"cpu": torch.get_rng_state()}
-    if device.torch_device.type == "cuda":
-        state["device"] = torch.cuda.get_rng_state(device.torch_device)
+    own = device.random_state()
+    if own is not None:
+        state["device"] = own
     return state
 
 
 def set_random_state(device: Device, state: dict[str, torch.Tensor]) -> None:
     """Restore what `random_state` returned."""
     torch.set_rng_state(state["cpu"])
-    if device.torch_device.type == "cuda" and "device" in state:
-        torch.cuda.set_rng_state(state["device"], device.torch_device)
+    if "device" in state:
+        device.set_random_state(state["device"])

@@ -1,1 +1,1 @@
-"""What can be read off a device and its host: kernels, utilisation, memory, clocks."""
+"""What backends use to measure a GPU and its host: kernels, utilisation, clocks."""

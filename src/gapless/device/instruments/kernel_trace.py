@@ -1,11 +1,10 @@
-"""What a GPU ran, kernel by kernel, from a trace of torch's profiler.
+"""Which kernels a GPU ran, from a trace of torch's profiler.
 
-The meter of the pipeline sees the time between steps; a trace sees the idle time between the
-kernels of a step as well. It slows the host down while it runs, so wall times are measured
-without it.
+The pipeline's meter sees idle time between steps; a trace also sees idle time between the kernels
+of one step. Tracing slows the host down, so wall times are measured without it.
 
 Source: the trace format of torch.profiler.profile.export_chrome_trace, whose categories `kernel`,
-`gpu_memcpy` and `gpu_memset` come from CUPTI; kernels inside CUDA graphs are among them.
+`gpu_memcpy` and `gpu_memset` come from CUPTI and include kernels inside CUDA graphs.
 """
 
 from __future__ import annotations
@@ -22,21 +21,18 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from gapless.device.base import Device
-
-
 _WORK = ("kernel", "gpu_memset", "gpu_memcpy")
 
 
 @dataclass(frozen=True, kw_only=True)
 class KernelTrace:
-    """What a device ran.
+    """Totals of a trace.
 
     Attributes:
-        num_kernels: kernels, those inside graphs included.
-        busy_ms: time in which at least one kernel, fill or copy within the device ran. Copies
-            from and to the host do not count: they have engines of their own.
-        kernel_ms: their times summed; more than `busy_ms` where some ran side by side.
+        num_kernels: kernels, including those inside graphs.
+        busy_ms: time during which at least one kernel, fill or copy within the device ran. Copies
+            from and to the host do not count: they use engines of their own.
+        kernel_ms: sum of the kernels' times; more than `busy_ms` if some ran side by side.
         span_ms: from the start of the first to the end of the last.
     """
 
@@ -46,17 +42,15 @@ class KernelTrace:
     span_ms: float
 
 
-def trace_kernels(device: Device, work: Callable[[], object]) -> KernelTrace | None:
-    """Run a function and return what the device ran meanwhile; None where no trace exists.
+def trace_kernels(index: int, work: Callable[[], object]) -> KernelTrace | None:
+    """Call a function and return which kernels a GPU ran meanwhile; None if it ran none.
 
     Args:
-        device: whose kernels are counted.
-        work: queues them, and waits for them.
+        index: of the GPU, as torch numbers it.
+        work: queues kernels, and waits for them.
 
     Sync: Blocks the host until the device is idle.
     """
-    if device.torch_device.type != "cuda":
-        return None
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities, acc_events=True) as profile:
         work()
@@ -64,7 +58,6 @@ def trace_kernels(device: Device, work: Callable[[], object]) -> KernelTrace | N
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    index = device.torch_device.index or 0
     return summarise([event for event in events if _is_work(event, index=index)])
 
 

@@ -1,8 +1,8 @@
-"""Device utilisation as the driver reports it, apart from any clock of ours.
+"""Device utilisation as NVIDIA's driver reports it, independent of our own clocks.
 
-NVML's utilisation is the share of its last sample window, a sixth of a second to a second long,
-in which at least one kernel ran: it is the figure that nvidia-smi shows. It does not say how much
-of the device a kernel filled.
+NVML's utilisation is the share of its last sample window, a sixth of a second to one second long,
+in which at least one kernel ran: the figure that nvidia-smi shows. It does not say how much of the
+device a kernel filled.
 
 The driver's library is called directly, so nothing has to be installed.
 
@@ -16,16 +16,12 @@ import threading
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
-import torch
-
 from gapless.errors import DeviceError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from gapless.device.base import Device
 
 
 WINDOW_SECONDS = 1.0
@@ -38,18 +34,16 @@ class _Utilisation(ctypes.Structure):
 
 
 class Nvml:
-    """The driver's view of one GPU.
+    """The driver's figures of one GPU.
 
     Args:
-        device: a GPU; found by its UUID, since CUDA_VISIBLE_DEVICES numbers GPUs anew.
+        uuid: of the GPU, such as "GPU-8a56...".
 
     Raises:
-        DeviceError: the device is no NVIDIA GPU, or the driver does not tell.
+        DeviceError: the driver's library is missing, or does not report on this GPU.
     """
 
-    def __init__(self, device: Device) -> None:
-        if device.torch_device.type != "cuda":
-            raise DeviceError(f"{device.torch_device} is no GPU, and NVML knows NVIDIA GPUs alone")
+    def __init__(self, uuid: str) -> None:
         try:
             self._library = ctypes.CDLL(_LIBRARY)
         except OSError as error:
@@ -57,7 +51,6 @@ class Nvml:
         self._library.nvmlErrorString.restype = ctypes.c_char_p
         self._call("nvmlInit_v2")
         self._handle = ctypes.c_void_p()
-        uuid = f"GPU-{torch.cuda.get_device_properties(device.torch_device).uuid}"
         try:
             self._call("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(self._handle))
             self.utilisation()
@@ -69,7 +62,7 @@ class Nvml:
         """Return the share of the last window in which a kernel ran, in percent.
 
         Raises:
-            DeviceError: the driver does not tell, as for a part of a GPU.
+            DeviceError: the driver does not report it, as for one part of a divided GPU.
 
         Sync: Does not block the host on the device.
         """
@@ -78,7 +71,7 @@ class Nvml:
         return float(found.gpu)
 
     def close(self) -> None:
-        """Let go of the driver's library."""
+        """Release the driver's library."""
         self._library.nvmlShutdown()
 
     def _call(self, name: str, *arguments: object) -> None:
@@ -89,15 +82,15 @@ class Nvml:
 
 
 class Sampler:
-    """Read a figure again and again in a thread, while a `with` body runs.
+    """Read a figure periodically in a thread, while a `with` body runs.
 
     Args:
-        read: returns the figure; it must not need the thread of the body.
+        read: returns the figure; it must not depend on the thread of the body.
         period_seconds: between two readings.
-        skip_seconds: at the start, whose readings are left out: they tell of what ran before.
+        skip_seconds: at the start, without readings: the figure still covers what ran before.
 
     Attributes:
-        values: what was read.
+        values: the readings.
     """
 
     def __init__(
@@ -116,7 +109,7 @@ class Sampler:
 
     @property
     def mean(self) -> float | None:
-        """Mean of what was read; None if nothing was."""
+        """Mean of the readings; None without any."""
         return sum(self.values) / len(self.values) if self.values else None
 
     def _run(self) -> None:
@@ -127,7 +120,7 @@ class Sampler:
             try:
                 self.values.append(self._read())
             except DeviceError:
-                # What was read so far stands.
+                # The readings so far remain valid.
                 return
 
     def __enter__(self) -> Self:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Never, Self
 
 import torch
 
+from gapless.errors import DeviceError
 from gapless.testing.simulated.dispatch import QueueOperations
 from gapless.testing.simulated.host_reads import WatchHost
 from gapless.testing.simulated.queues import SimulatedEvent
@@ -283,6 +285,47 @@ class SimulatedDevice:
         """Keep `stream` busy for so many virtual milliseconds."""
         self._simulation.delay(stream, ms)
 
+    def allow_waits(self) -> AbstractContextManager[None]:
+        """Lift `forbid_waits` in the body, for a wait that is declared."""
+        return self._waits(forbidden=False)
+
+    def forbid_waits(self) -> AbstractContextManager[None]:
+        """Make every host wait raise RuntimeError in the body."""
+        return self._waits(forbidden=True)
+
+    def random_state(self) -> None:
+        """Return None: work draws from the host's generator, when it is launched."""
+
+    def set_random_state(self, state: torch.Tensor) -> None:
+        """Do nothing: work draws from the host's generator."""
+
+    def now_ms(self) -> float:
+        """Return the host's virtual time in milliseconds."""
+        return self.timeline.now_ms
+
+    def total_memory_bytes(self) -> None:
+        """Return None: there is as much as the host has."""
+
+    def free_memory_bytes(self) -> None:
+        """Return None: there is as much as the host has."""
+
+    def reserved_memory_bytes(self) -> int:
+        """Return the device memory that is in use, in bytes."""
+        return self._simulation.memory.in_use_bytes
+
+    def peak_memory_bytes(self) -> int:
+        """Return the most device memory in use since `reset_peak_memory`, in bytes."""
+        return self._simulation.memory.peak_bytes
+
+    def reset_peak_memory(self) -> None:
+        """Start a new measurement of the peak memory."""
+        memory = self._simulation.memory
+        memory.peak_bytes = memory.in_use_bytes
+
+    def release_cached_memory(self) -> None:
+        """Collect garbage; freed blocks stay where they are."""
+        gc.collect()
+
     @contextmanager
     def watch_waits(self, observer: WaitObserver) -> Iterator[None]:
         """Call `observer(what, site)` for every host wait of the body, declared or not."""
@@ -296,33 +339,12 @@ class SimulatedDevice:
         """Call `observer(site)` for every host wait of the body."""
         return self.watch_waits(lambda what, site: observer(site))
 
-    def now_ms(self) -> float:
-        """Return the host's virtual time in milliseconds."""
-        return self.timeline.now_ms
+    def trace_kernels(self, work: Callable[[], object]) -> None:
+        """Return None: there are no kernels to trace."""
 
-    def total_memory_bytes(self) -> None:
-        """Return None: there is as much as the host has."""
-
-    def reserved_memory_bytes(self) -> int:
-        """Return the device memory that somebody holds, in bytes."""
-        return self._simulation.memory.in_use_bytes
-
-    def peak_memory_bytes(self) -> int:
-        """Return the most device memory that was held since `reset_peak_memory`, in bytes."""
-        return self._simulation.memory.peak_bytes
-
-    def reset_peak_memory(self) -> None:
-        """Start a new measurement of the peak memory."""
-        memory = self._simulation.memory
-        memory.peak_bytes = memory.in_use_bytes
-
-    def allow_waits(self) -> AbstractContextManager[None]:
-        """Lift `forbid_waits` in the body, for a wait that is declared."""
-        return self._waits(forbidden=False)
-
-    def forbid_waits(self) -> AbstractContextManager[None]:
-        """Make every host wait raise RuntimeError in the body."""
-        return self._waits(forbidden=True)
+    def open_utilisation_meter(self) -> Never:
+        """Raise DeviceError: no driver reports on a simulation."""
+        raise DeviceError("the device is simulated, and NVML reports on NVIDIA GPUs only")
 
     @contextmanager
     def _waits(self, *, forbidden: bool) -> Iterator[None]:
