@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gapless.device.numerics import Precision
+from gapless.device.precision import Precision
 from gapless.plans import PLANS
 
 
@@ -126,7 +126,7 @@ def test_an_unknown_ending(gapless, tmp_path):
         (["--prefetch", "-1"], ["prefetch must be at least 0, but is -1"]),
         (["--workers", "-1"], ["workers must be at least 0, but is -1"]),
         (["--epochs", "0"], ["epochs must be at least 1, but is 0"]),
-        (["--epochs", "many"], ["--epochs", "integer"]),
+        (["--epochs", "many"], ["--epochs", "'many'", "whole number"]),
         (["--dropout", "1.5"], ["dropout", "1.5"]),
         (["--epoch", "3"], ["--epoch"]),
         (["--src", "en", "--tgt", "en", "--data", "."], ["both 'en'"]),
@@ -300,7 +300,7 @@ def test_text_that_is_not_unicode(gapless, tiny_run, tmp_path):
         (["translate", "--average", "7", "x"], "keeps 2 epoch checkpoints"),
         (["translate", "--average", "2", "--checkpoint", "x", "x"], "not both"),
         (["translate", "--device", "tpu", "x"], "unknown device 'tpu'"),
-        (["evaluate", "--split", "dev"], "unknown split 'dev'; the splits are train, val"),
+        (["evaluate", "--split", "dev"], "--split: expected one of train, val, test, found 'dev'"),
         (["evaluate", "--data", "absent"], "absent does not exist"),
         (["evaluate", "--beam", "0"], "--beam"),
     ],

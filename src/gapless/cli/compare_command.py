@@ -2,45 +2,30 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import subprocess
 import sys
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Any, get_args
 
-import torch
-import typer
-
-from gapless.cli.progress import StepBar
-from gapless.cli.train_options import flag, set_options, setting_options
-from gapless.cli.workloads import (
-    in_one_process,
-    translation_workload,
-    users_errors,
-    users_workload,
-)
-from gapless.compare.bench import BenchSettings
-from gapless.compare.compare_plans import (
-    REFERENCE,
-    CompareSettings,
-    compare as compare_plans,
-    verify_plans,
-)
+from gapless.cli.decode_options import add_device_option
+from gapless.cli.extras import require_extra
+from gapless.cli.parser import number, one_of, whole_number
+from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights
-from gapless.compare.verdict_lines import comparison_lines
-from gapless.device.find import find_device
-from gapless.device.numerics import set_numerics
+from gapless.device.precision import Precision
 from gapless.errors import UserError
 from gapless.files import replace_file
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.task import prepare
 from gapless.plans import PLANS, get_plan
 from gapless.report.comparison_text import NO_GAPS, comparison_json, comparison_text
 
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from gapless.cli.parser import Parser
+    from gapless.compare.compare_plans import CompareSettings
     from gapless.compare.entrant import PlanWorkload
     from gapless.compare.verify_plan import Comparison
     from gapless.compare.workload_file import WorkloadFunction
@@ -48,6 +33,18 @@ if TYPE_CHECKING:
     from gapless.nmt.run.config import TrainConfig
     from gapless.records.comparison import ComparisonReport
 
+
+DESCRIPTION = """
+Compare every plan on the same work, and recommend one.
+
+First compares bits: every plan has to give the same losses and tensors. Then times the plans in
+turns, says of each where its time went, and recommends a plan by weights that you can set.
+Without --workload it is the model of gapless train on the embedded corpus, or on your own text
+with --data.
+
+Exit code: 0 done, 1 a plan computes something else or that cannot be told, because the workload
+is not reproducible or gives losses that are no finite numbers, 2 a mistake in what was asked.
+"""
 
 # On a GPU, enough for steady figures; on two cores of a CPU, well below two minutes.
 _DEFAULTS = {True: (50, 5, 3, 48), False: (12, 3, 1, 6)}
@@ -63,64 +60,113 @@ _NOT_HERE = (
 )
 
 
-def compare(
-    plans: Optional[str],
-    steps: Optional[int],
-    rounds: Optional[int],
-    warm_ups: Optional[int],
-    verify_steps: Optional[int],
-    tolerance: Optional[float],
-    weight: Optional[list[str]],
-    json: Optional[Path],
-    seed: int,
-    device: str,
-    precision: Optional[str],
-    workload: Optional[str],
-    config: Optional[Path],
-    **settings: Any,
-) -> None:
-    """Compare every plan on the same work, and recommend one.
+def add_options(parser: Parser) -> None:
+    """Add what `run` reads."""
+    plans = parser.add_argument_group("plan")
+    plans.add_argument("--plans", metavar="A,B,...", help="which to compare; none: all")
+    work = parser.add_argument_group("workload")
+    work.add_argument(
+        "--workload",
+        metavar="FILE:FUNCTION",
+        help="Python file and the function in it that returns a gapless.Workload; none: the "
+        "model of gapless train, with its options, listed last",
+    )
+    work.add_argument(
+        "--config", type=Path, metavar="FILE", help="config.yaml of a run; flags win over it"
+    )
+    _add_counts(parser)
+    report = parser.add_argument_group("report")
+    report.add_argument(
+        "--weight",
+        action="append",
+        metavar="NAME=NUMBER",
+        help=f"weight of a criterion of the recommendation; may be repeated [defaults: {_WEIGHTS}]",
+    )
+    report.add_argument(
+        "--json", type=Path, metavar="FILE", help="file for all figures; a row a plan"
+    )
+    device = add_device_option(parser)
+    device.add_argument(
+        "--precision",
+        **one_of(get_args(Precision)),
+        help="fp32 or tf32; without --workload also bf16 or fp16 [default: fp32, or as in the "
+        "--config]",
+    )
+    add_setting_options(parser, leave_out=_NOT_HERE, prefix="gapless train: ")
 
-    First compares bits: every plan has to give the same losses and tensors. Then times the plans
-    in turns, says of each where its time went, and recommends one by weights that you can set.
-    Without --workload it is the model of gapless train on the embedded corpus, or on your own text
-    with --data.
 
-    Exit code: 0 done, 1 a plan computes something else or that cannot be told, because the
-    workload is not reproducible or gives losses that are no finite numbers, 2 a mistake in what
-    was asked.
-    """
-    found = find_device(device)
+def _add_counts(parser: Parser) -> None:
+    runs = parser.add_argument_group("run")
+    for name, text, gpu, cpu in zip(
+        ("--steps", "--rounds", "--warm-ups", "--verify-steps"),
+        (
+            "steps of a round",
+            "timed rounds of each plan",
+            "rounds before those",
+            "steps in which bits are compared; 0: none",
+        ),
+        _DEFAULTS[True],
+        _DEFAULTS[False],
+        strict=True,
+    ):
+        default = f"[default: {gpu} on a GPU, {cpu} on a CPU]"
+        runs.add_argument(name, type=whole_number, metavar="N", help=f"{text} {default}")
+    runs.add_argument(
+        "--tolerance",
+        type=number,
+        metavar="NUMBER",
+        help="largest relative difference that is allowed; none: compare bits",
+    )
+    runs.add_argument(
+        "--seed",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="of torch, numpy and random, for every plan [default: 1]",
+    )
+
+
+def run(options: Namespace) -> int:
+    """Print what is compared, how plans differ and which to take; return 1 where bits differ."""
+    if options.workload is None:
+        require_extra("nmt", "gapless compare without --workload")
+    from gapless.device.find import find_device
+    from gapless.device.numerics import set_numerics
+
+    found = find_device(options.device)
     asked = _settings(
         found,
-        plans=plans,
-        counts=(steps, rounds, warm_ups, verify_steps),
-        tolerance=tolerance,
-        weights=parse_weights(weight or []),
-        seed=seed,
-        precision=precision or _precision_of(None if workload else config),
+        plans=options.plans,
+        counts=(options.steps, options.rounds, options.warm_ups, options.verify_steps),
+        tolerance=options.tolerance,
+        weights=parse_weights(options.weight or []),
+        seed=options.seed,
+        precision=options.precision or _precision_of(None if options.workload else options.config),
     )
-    if json is not None:
-        _check_writable(json)
+    if options.json is not None:
+        _check_writable(options.json)
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
     set_numerics(
         found,
         asked.bench.precision,
-        deterministic=bool(asked.verify_steps) and tolerance is None,
+        deterministic=bool(asked.verify_steps) and asked.tolerance is None,
     )
-    given = {name: value for name, value in settings.items() if value is not None}
-    work = _work(workload, asked, config=config, given=given)
-    typer.echo("\n".join(_facts(asked, work)))
+    given = {
+        name: value for name, value in given_settings(options).items() if name not in _NOT_HERE
+    }
+    work = _work(options.workload, asked, config=options.config, given=given)
+    print("\n".join(_facts(asked, work)), flush=True)
     report = _run(asked, work)
-    typer.echo(f"\n{comparison_text(report)}")
-    if json is not None:
-        replace_file(json, comparison_json(report).encode())
-        typer.echo(f"written to {json}")
-    if report.recommendation.plan is None or report.recommendation.excluded:
-        raise typer.Exit(1)
+    print(f"\n{comparison_text(report)}", flush=True)
+    if options.json is not None:
+        replace_file(options.json, comparison_json(report).encode())
+        print(f"written to {options.json}")
+    return 1 if report.recommendation.plan is None or report.recommendation.excluded else 0
 
 
 def _precision_of(config: Path | None) -> str:
+    from gapless.nmt.run.config import make_config
+
     return "fp32" if config is None else make_config({}, file=config).precision
 
 
@@ -134,6 +180,9 @@ def _settings(
     seed: int,
     precision: str,
 ) -> CompareSettings:
+    from gapless.compare.bench import BenchSettings
+    from gapless.compare.compare_plans import CompareSettings
+
     steps, rounds, warm_ups, verify_steps = (
         default if count is None else count
         for count, default in zip(counts, _DEFAULTS[device.is_accelerator], strict=True)
@@ -200,6 +249,10 @@ def _work(
     spec: str | None, asked: CompareSettings, *, config: Path | None, given: dict[str, Any]
 ) -> _Work:
     if spec is None:
+        from gapless.cli.translation_workload import in_one_process, translation_workload
+        from gapless.compare.compare_plans import REFERENCE
+        from gapless.nmt.run.task import prepare
+
         settings = _config(asked, config=config, given=given)
         # What cannot be laid out so is told before the text is read.
         settings.resolved_for(is_accelerator=asked.bench.device.is_accelerator)
@@ -213,11 +266,15 @@ def _work(
     if given or config is not None:
         extra = ", ".join(["config"] * (config is not None) + list(given)).replace("_", "-")
         raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
+    from gapless.cli.user_workload import users_workload
+
     users = users_workload(spec, precision=asked.bench.precision)
     return _Work(name=spec, make=lambda torch_device, plan: users(torch_device), one=users)
 
 
 def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any]) -> TrainConfig:
+    from gapless.nmt.run.config import make_config
+
     flags = {**given, "precision": asked.bench.precision, "seed": asked.bench.seed}
     # One layout of batches for all plans: the one that can be captured. Compiled layers round
     # differently, so they are for all plans or for none.
@@ -227,6 +284,10 @@ def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any
 
 
 def _facts(asked: CompareSettings, work: _Work) -> list[str]:
+    import torch
+
+    from gapless.compare.compare_plans import REFERENCE
+
     bench = asked.bench
     bits = "deterministic algorithms, every bit"
     if asked.tolerance is not None:
@@ -253,6 +314,11 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
 
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
+    from gapless.cli.progress import StepBar
+    from gapless.cli.user_workload import users_errors
+    from gapless.compare.compare_plans import compare, verify_plans
+    from gapless.compare.verdict_lines import comparison_lines
+
     bar = StepBar("done")
 
     def show(title: str, done: int, total: int) -> None:
@@ -270,8 +336,8 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
                     if itself.holds:
                         verdicts[comparison.ours.plan] = comparison.holds
                     for line in comparison_lines(comparison):
-                        typer.echo(line)
-            report = compare_plans(
+                        print(line, flush=True)
+            report = compare(
                 work.make,
                 asked,
                 workload=work.name,
@@ -297,73 +363,3 @@ def _commit() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None
-
-
-# --- options ---
-
-
-def _parameter(
-    name: str, kind: Any, default: Any, text: str, *, metavar: str | None = None
-) -> inspect.Parameter:
-    option = typer.Option(flag(name), help=text, metavar=metavar)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=default,
-        annotation=Annotated[kind, option],
-    )
-
-
-def _options() -> list[inspect.Parameter]:
-    gpu, cpu = _DEFAULTS[True], _DEFAULTS[False]
-    either = [f"[default: {a} on a GPU, {b} on a CPU]" for a, b in zip(gpu, cpu, strict=True)]
-    return [
-        _parameter(
-            "plans", Optional[str], None, "Which to compare; none: all.", metavar="A,B,..."
-        ),
-        _parameter("steps", Optional[int], None, f"Steps of a round. {either[0]}"),
-        _parameter("rounds", Optional[int], None, f"Timed rounds of each plan. {either[1]}"),
-        _parameter("warm_ups", Optional[int], None, f"Rounds before those. {either[2]}"),
-        _parameter(
-            "verify_steps",
-            Optional[int],
-            None,
-            f"Steps in which bits are compared; 0: none. {either[3]}",
-        ),
-        _parameter(
-            "tolerance",
-            Optional[float],
-            None,
-            "Largest relative difference that counts as none; None: not one bit.",
-        ),
-        _parameter(
-            "weight",
-            Optional[list[str]],
-            None,
-            f"Weight of a criterion of the recommendation; may be repeated. Defaults: {_WEIGHTS}.",
-            metavar="NAME=NUMBER",
-        ),
-        _parameter("json", Optional[Path], None, "File for all figures; a row a plan."),
-        _parameter("seed", int, 1, "Of torch, numpy and random, for every plan."),
-        _parameter("device", str, "auto", "auto, cpu, cuda or cuda:N."),
-        _parameter(
-            "precision",
-            Optional[str],
-            None,
-            "fp32 or tf32; without --workload also bf16 or fp16. [default: fp32, or as in the "
-            "--config]",
-        ),
-        _parameter(
-            "workload",
-            Optional[str],
-            None,
-            "Python file and the function in it that returns a gapless.Workload; none: the model "
-            "of gapless train, with its options, which are those below.",
-            metavar="FILE:FUNCTION",
-        ),
-        _parameter("config", Optional[Path], None, "config.yaml of a run; flags win over it."),
-        *setting_options(leave_out=_NOT_HERE),
-    ]
-
-
-set_options(compare, _options())

@@ -1,113 +1,60 @@
-"""What `translate` and `evaluate` share: options, and a model ready to decode."""
+"""The options that `translate` and `evaluate` share."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import argparse
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import TYPE_CHECKING
 
-import typer
-
-from gapless.device.find import find_device
-from gapless.device.numerics import set_numerics
-from gapless.errors import RunFolderError, UserError
-from gapless.nmt.model.decode import Decoder, DecodeSettings
-from gapless.nmt.run import checkpoints
-from gapless.nmt.run.build import load_model
-from gapless.nmt.run.config import TrainConfig
-from gapless.nmt.run.task import Vocabs
-from gapless.pipeline.host_waits import HostWaits
+from gapless.cli.parser import number, positive_number
 
 
-Beam = Annotated[Optional[int], typer.Option(min=1, help="Hypotheses; none: as trained.")]
-LengthPenalty = Annotated[
-    Optional[float], typer.Option(help="Exponent a in score / length ** a; none: as trained.")
-]
-EarlyStopping = Annotated[
-    Optional[bool],
-    typer.Option(
-        "--early-stopping/--no-early-stopping",
-        help="End a search when as many as the beam have ended; none: as trained.",
-    ),
-]
-Checkpoint = Annotated[
-    Optional[str],
-    typer.Option(help="File in the run's checkpoints; none: final, or else best."),
-]
-Average = Annotated[
-    Optional[int], typer.Option(min=1, help="Average so many of the newest epoch checkpoints.")
-]
-DeviceName = Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")]
+if TYPE_CHECKING:
+    from gapless.cli.parser import Parser
 
 
-def decode_settings(
-    config: TrainConfig,
-    *,
-    beam: int | None,
-    length_penalty: float | None,
-    early_stopping: bool | None,
-    n_best: int = 1,
-) -> DecodeSettings:
-    """Return how to search: as asked, or else as the run was trained.
-
-    Raises:
-        UserError: more translations are asked for than the beam holds.
-    """
-    beam = beam or config.beam
-    if not 1 <= n_best <= beam:
-        raise UserError(f"n-best must be 1 to the beam, which is {beam}, but is {n_best}")
-    return DecodeSettings(
-        beam=beam,
-        length_penalty=config.length_penalty if length_penalty is None else length_penalty,
-        early_stopping=config.early_stopping if early_stopping is None else early_stopping,
-        max_length=config.max_length,
-        n_best=n_best,
+def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
+    """Add the model, the search and the device; return the group of the search."""
+    model = parser.add_argument_group("model")
+    model.add_argument("run", type=Path, metavar="RUN", help="run folder of a trained model")
+    model.add_argument(
+        "--checkpoint",
+        metavar="NAME",
+        help="file in the run's checkpoints; none: final, or else best",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class LoadedRun:
-    """A run's model, ready to decode."""
-
-    config: TrainConfig
-    vocabs: Vocabs
-    decoder: Decoder
-
-
-def load_for_decoding(
-    run: Path, *, device: str, checkpoint: str | None, average: int | None
-) -> LoadedRun:
-    """Return a run's model.
-
-    Raises:
-        UserError: the folder is not a run, the checkpoint is missing, or the device is absent.
-
-    Sync: Blocks the host while weights are copied.
-    """
-    if checkpoint is not None and average is not None:
-        raise UserError("give --checkpoint or --average, not both")
-    found = find_device(device)
-    config, vocabs, model = load_model(
-        run, device=found, checkpoint=None if average else checkpoint or _newest(run)
+    model.add_argument(
+        "--average",
+        type=positive_number,
+        metavar="N",
+        help="average so many of the newest epoch checkpoints",
     )
-    if average is not None:
-        paths = checkpoints.epoch_paths(run)
-        if len(paths) < average:
-            raise RunFolderError(
-                f"{run} keeps {len(paths)} epoch checkpoints, but --average {average} was asked "
-                f"for; train with --average {average}"
-            )
-        weights = checkpoints.average_weights(paths[-average:])
-        checkpoints.set_weights(model, weights, path=paths[-1])
-    precision = config.precision
-    if not found.is_accelerator and precision in ("tf32", "fp16"):
-        precision = "fp32"
-    set_numerics(found, precision, deterministic=False)
-    decoder = Decoder(model, device=found, host_waits=HostWaits(found), precision=precision)
-    return LoadedRun(config=config, vocabs=vocabs, decoder=decoder)
+    search = parser.add_argument_group("decoding")
+    search.add_argument(
+        "--beam", type=positive_number, metavar="N", help="hypotheses; none: as trained"
+    )
+    search.add_argument(
+        "--length-penalty",
+        type=number,
+        metavar="NUMBER",
+        help="exponent a in score / length ** a; none: as trained",
+    )
+    search.add_argument(
+        "--early-stopping",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="end a search when as many as the beam have ended; none: as trained",
+    )
+    add_device_option(parser)
+    return search
 
 
-def _newest(run: Path) -> str:
-    """Return the final checkpoint's name, or the best one's while the run is unfinished."""
-    is_final = (run / checkpoints.FOLDER / checkpoints.FINAL).is_file()
-    return checkpoints.FINAL if is_final else checkpoints.BEST
+def add_device_option(parser: Parser) -> argparse._ArgumentGroup:
+    """Add `--device` in a group of its own, and return that."""
+    group = parser.add_argument_group("device")
+    group.add_argument(
+        "--device",
+        default="auto",
+        metavar="NAME",
+        help="auto, cpu, cuda or cuda:N [default: auto]",
+    )
+    return group

@@ -6,56 +6,57 @@ import json
 import unicodedata
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Optional
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from gapless.cli.decode_options import (
-    Average,
-    Beam,
-    Checkpoint,
-    DeviceName,
-    EarlyStopping,
-    LengthPenalty,
-    decode_settings,
-    load_for_decoding,
-)
+from gapless.cli.decode_options import add_decode_options
+from gapless.cli.extras import require_extra
+from gapless.cli.parser import one_of
 from gapless.errors import DataError
 from gapless.files import replace_file
-from gapless.nmt.data.corpus import load_split
-from gapless.nmt.run.score import bleu_tokenizer, evaluate as evaluate_pairs, score
-from gapless.nmt.run.task import read_corpus
 
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from gapless.cli.parser import Parser
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.score import Evaluation
 
 
-def evaluate(
-    run: Annotated[Path, typer.Argument(help="Run folder of a trained model.")],
-    data: Annotated[
-        Optional[Path], typer.Option(help="Folder or file of pairs; none: the run's own.")
-    ] = None,
-    split: Annotated[str, typer.Option(help="train, val or test.")] = "test",
-    beam: Beam = None,
-    length_penalty: LengthPenalty = None,
-    early_stopping: EarlyStopping = None,
-    checkpoint: Checkpoint = None,
-    average: Average = None,
-    device: DeviceName = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Score a run: BLEU and chrF with their signatures, and exact match."""
-    loaded = load_for_decoding(run, device=device, checkpoint=checkpoint, average=average)
-    config = loaded.config
-    settings = decode_settings(
-        config, beam=beam, length_penalty=length_penalty, early_stopping=early_stopping
+DESCRIPTION = """
+Score a run: BLEU and chrF with their signatures, and exact match.
+"""
+
+
+def add_options(parser: Parser) -> None:
+    """Add what `run` reads."""
+    add_decode_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    data = parser.add_argument_group("data")
+    data.add_argument(
+        "--data", type=Path, metavar="PATH", help="folder or file of pairs; none: the run's own"
     )
-    pairs = _pairs(config, data=data, split=split)
-    result = evaluate_pairs(loaded.decoder, loaded.vocabs, pairs, settings, config=config)
-    output = run / f"hypotheses.{split}.txt"
+    data.add_argument(
+        "--split",
+        default="test",
+        **one_of(("train", "val", "test")),
+        help="train, val or test [default: test]",
+    )
+
+
+def run(options: Namespace) -> int:
+    """Translate a split, print its scores, and write the translations into the run's folder."""
+    require_extra("nmt", "gapless evaluate")
+    from gapless.cli.trained_model import decode_settings, load_for_decoding
+    from gapless.nmt.run.score import evaluate
+
+    loaded = load_for_decoding(options)
+    config = loaded.config
+    settings = decode_settings(config, options)
+    pairs = _pairs(config, data=options.data, split=options.split)
+    result = evaluate(loaded.decoder, loaded.vocabs, pairs, settings, config=config)
+    output = options.run / f"hypotheses.{options.split}.txt"
     replace_file(output, "".join(f"{line}\n" for line in result.hypotheses).encode())
     figures = {
         **asdict(result.scores),
@@ -66,12 +67,14 @@ def evaluate(
         "length_penalty_formula": "score / length ** length_penalty",
         "hypotheses": str(output),
     }
-    typer.echo(json.dumps(figures, ensure_ascii=False) if as_json else _text(figures))
+    print(json.dumps(figures, ensure_ascii=False) if options.json else _text(figures))
+    return 0
 
 
 def _pairs(config: TrainConfig, *, data: Path | None, split: str) -> Pairs:
-    if split not in ("train", "val", "test"):
-        raise DataError(f"unknown split {split!r}; the splits are train, val and test")
+    from gapless.nmt.data.corpus import load_split
+    from gapless.nmt.run.task import read_corpus
+
     if data is None:
         pairs: Pairs = getattr(read_corpus(config), split)
         return pairs
@@ -85,6 +88,8 @@ def _pairs(config: TrainConfig, *, data: Path | None, split: str) -> Pairs:
 
 def _without_width(result: Evaluation, config: TrainConfig) -> dict[str, Any]:
     """Return BLEU of Chinese with full-width marks made plain on both sides, labelled as such."""
+    from gapless.nmt.run.score import bleu_tokenizer, score
+
     if bleu_tokenizer(config.tgt, tokenised=config.tokenizer == "none") != "zh":
         return {}
     scores = score(

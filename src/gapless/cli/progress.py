@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from time import perf_counter
-from typing import TYPE_CHECKING
-
-import typer
-from rich.console import Console
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeRemainingColumn
+from typing import TYPE_CHECKING, Self, TextIO
 
 from gapless.report.text import duration, epoch_table, share
 
 
 if TYPE_CHECKING:
-    from gapless.nmt.run.observer import Observer
     from gapless.records.epoch import EpochRecord, Progress
 
 
 _BAR_SECONDS = 0.2
 _LINE_SECONDS = 10.0
+_BAR_WIDTH = 40
+
+# To the start of the line, and erase it.
+_CLEAR = "\r\x1b[K"
 
 
-def make_observer() -> Observer:
+def make_observer() -> PlainObserver | TerminalObserver:
     """Return the observer that suits standard output."""
     return TerminalObserver() if sys.stdout.isatty() else PlainObserver()
 
@@ -61,6 +61,11 @@ def _facts(facts: dict[str, str]) -> str:
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in facts.items())
 
 
+def _say(text: str) -> None:
+    # At once, also into a pipe: somebody may be watching it.
+    print(text, flush=True)
+
+
 class PlainObserver:
     """Prints lines: one every ten seconds, and a table at each epoch's end."""
 
@@ -71,16 +76,16 @@ class PlainObserver:
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
-        typer.echo(_facts(facts))
+        _say(_facts(facts))
 
     def noted(self, text: str) -> None:
         """Print it."""
-        typer.echo(text)
+        _say(text)
 
     def warming_up(self, done: int, *, of: int) -> None:
         """Say when all shapes are warmed up."""
         if done == of:
-            typer.echo(f"warmed up {of} shapes")
+            _say(f"warmed up {of} shapes")
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Start the epoch's clock."""
@@ -93,7 +98,7 @@ class PlainObserver:
         if self._clock.is_due():
             seconds = self._clock.seconds()
             left = seconds / progress.batch * (self._num_batches - progress.batch)
-            typer.echo(
+            _say(
                 f"{self._epoch}  batch {progress.batch}/{self._num_batches}  "
                 f"{_figures(progress, num_updates=num_updates, seconds=seconds)}  "
                 f"epoch ends in {duration(left)}"
@@ -101,29 +106,39 @@ class PlainObserver:
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Print the epoch's table."""
-        typer.echo(epoch_table(record))
+        _say(epoch_table(record))
 
     def testing(self, count: int) -> None:
         """Say that the test set is being translated."""
-        typer.echo(f"translating {count} test sentences with the final model")
+        _say(f"translating {count} test sentences with the final model")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: lines need no end."""
 
 
 class TerminalObserver:
-    """Draws a bar for the running epoch, and prints a table at its end."""
+    """Draws a bar for the running epoch, and prints a table at its end.
+
+    To leave its `with` block takes the bar away.
+    """
 
     def __init__(self) -> None:
-        self._console = Console(highlight=False)
+        self._bar = _Bar(sys.stdout)
         self._clock = _EpochClock(every_seconds=_BAR_SECONDS)
-        self._bar: Bar | None = None
+        self._title = ""
+        self._num_batches = 0
         self._warm_up = StepBar("shapes")
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
-        self._print(_facts(facts))
+        self._say(_facts(facts))
 
     def noted(self, text: str) -> None:
         """Print it, above the bar if there is one."""
-        self._print(text)
+        self._say(text)
 
     def warming_up(self, done: int, *, of: int) -> None:
         """Draw a bar; the first shape takes longest, as layers are compiled with it."""
@@ -133,37 +148,44 @@ class TerminalObserver:
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Draw an empty bar."""
-        self._bar = Bar(
-            TextColumn(f"epoch {epoch}/{num_epochs}"),
-            BarColumn(),
-            TextColumn("{task.completed}/{task.total}  {task.fields[figures]}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            refresh_per_second=4,
-        )
-        self._task = self._bar.add_task("", total=num_batches, figures="")
-        self._bar.start()
+        self._title = f"epoch {epoch}/{num_epochs}"
+        self._num_batches = num_batches
+        self._bar.draw(self._title, 0, of=num_batches)
         self._clock.start()
 
     def batch_queued(self, progress: Progress, *, num_updates: int) -> None:
         """Move the bar if it has not moved for a while."""
-        if self._bar is not None and self._clock.is_due():
-            figures = _figures(progress, num_updates=num_updates, seconds=self._clock.seconds())
-            self._bar.update(self._task, completed=progress.batch, figures=figures)
+        if not self._clock.is_due():
+            return
+        seconds = self._clock.seconds()
+        figures = _figures(progress, num_updates=num_updates, seconds=seconds)
+        left = seconds / progress.batch * (self._num_batches - progress.batch)
+        self._bar.draw(
+            self._title, progress.batch, of=self._num_batches, rest=f" {figures}  {duration(left)}"
+        )
 
     def epoch_ended(self, record: EpochRecord) -> None:
         """Take the bar away and print the epoch's table."""
-        if self._bar is not None:
-            self._bar.stop()
-        self._print(epoch_table(record))
+        self._bar.clear()
+        self._say(epoch_table(record))
 
     def testing(self, count: int) -> None:
         """Say that the test set is being translated."""
-        self._print(f"translating {count} test sentences with the final model")
+        self._say(f"translating {count} test sentences with the final model")
 
-    def _print(self, text: str) -> None:
-        self._console.print(text, markup=False, soft_wrap=True)
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Take the bars away, so that what follows begins on a line of its own."""
+        self._bar.clear()
+        self._warm_up.close()
+
+    def _say(self, text: str) -> None:
+        shown = self._bar.text
+        self._bar.clear()
+        _say(text)
+        self._bar.show(shown)
 
 
 class StepBar:
@@ -179,33 +201,68 @@ class StepBar:
     def __init__(self, unit: str) -> None:
         self._unit = unit
         self._title = ""
-        self._bar: Bar | None = None
+        self._bar = _Bar(sys.stderr)
         self._clock = _EpochClock(every_seconds=_BAR_SECONDS)
 
     def show(self, title: str, done: int, *, of: int) -> None:
         """Move the bar of this title, or draw it."""
-        if title != self._title or self._bar is None:
-            self._start(title, done, total=of)
-        elif self._clock.is_due():
-            self._bar.update(self._task, completed=done, refresh=True)
+        if title != self._title:
+            self._title = title
+            self._clock.start()
+        elif self._bar.text and not self._clock.is_due():
+            return
+        self._bar.draw(title, done, of=of, rest=self._unit)
 
     def close(self) -> None:
         """Take the bar away."""
-        if self._bar is not None:
-            self._bar.stop()
-        self._bar = None
+        self._bar.clear()
+        self._title = ""
 
-    def _start(self, title: str, done: int, *, total: int) -> None:
-        self.close()
-        self._title = title
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn(f"{{task.completed}}/{{task.total}} {self._unit}"),
-            console=Console(stderr=True, highlight=False),
-            transient=True,
-            auto_refresh=False,
+
+class _Bar:
+    """One line of a terminal that is written over and over."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self.text = ""
+
+    def draw(self, title: str, done: int, *, of: int, rest: str = "") -> None:
+        """Show how much is done, as a bar and in numbers."""
+        full = _BAR_WIDTH * min(done, of) // max(1, of)
+        bar = self._drawable("━" * full, "=" * full) + " " * (_BAR_WIDTH - full)
+        self.show(f"{title} {bar} {done}/{of} {rest}".rstrip())
+
+    def show(self, text: str) -> None:
+        """Write a line over the last one."""
+        self.text = text
+        if text:
+            # Cut, because a line that wraps could not be taken away.
+            print(
+                f"{_CLEAR}{text[: _columns(self._stream) - 1]}",
+                end="",
+                file=self._stream,
+                flush=True,
+            )
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self.text:
+            print(_CLEAR, end="", file=self._stream, flush=True)
+        self.text = ""
+
+    def _drawable(self, text: str, plain: str) -> str:
+        try:
+            text.encode(self._stream.encoding or "ascii")
+        except UnicodeEncodeError:
+            return plain
+        return text
+
+
+def _columns(stream: TextIO) -> int:
+    """Return the width of the terminal; COLUMNS wins, as elsewhere."""
+    try:
+        return (
+            int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns) or 80
         )
-        self._task = self._bar.add_task(title, total=total, completed=done)
-        self._bar.start()
-        self._clock.start()
+    except (OSError, ValueError):
+        return 80

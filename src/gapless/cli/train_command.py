@@ -2,44 +2,61 @@
 
 from __future__ import annotations
 
-import inspect
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from gapless.cli.progress import make_observer
-from gapless.cli.train_options import flag, set_options, setting_options
+from gapless.cli.extras import require_extra
+from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.errors import UserError
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.folder import CONFIG, read_config
-from gapless.nmt.run.trainer import Trainer
 from gapless.report.text import duration, share
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from argparse import Namespace
 
+    from gapless.cli.parser import Parser
+
+
+DESCRIPTION = """
+Train a translation model; with no option, on the embedded English-Chinese corpus.
+"""
 
 _INTERRUPTED = 130
 
 
-def train(**options: Any) -> None:
-    """Train a translation model; with no option, on the embedded English-Chinese corpus."""
-    resume: Path | None = options.pop("resume")
-    file: Path | None = options.pop("config")
-    if resume is not None:
-        if file is not None or options["run_dir"] is not None:
+def add_options(parser: Parser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="config.yaml of an earlier run; flags win over it",
+    )
+    parser.add_argument("--resume", type=Path, metavar="RUN", help="run folder to go on with")
+    add_setting_options(parser)
+
+
+def run(options: Namespace) -> int:
+    """Train, and print the scores."""
+    require_extra("nmt", "gapless train")
+    from gapless.cli.progress import make_observer
+    from gapless.nmt.run.config import make_config
+    from gapless.nmt.run.folder import CONFIG, read_config
+    from gapless.nmt.run.trainer import Trainer
+
+    file = options.config
+    if options.resume is not None:
+        if file is not None or options.run_dir is not None:
             raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
-        read_config(resume)
-        file = resume / CONFIG
-    config = make_config(options, file=file)
-    trainer = Trainer(config, observer=make_observer(), resume=resume)
-    summary = trainer.train()
+        read_config(options.resume)
+        file = options.resume / CONFIG
+    config = make_config(given_settings(options), file=file)
+    with make_observer() as observer:
+        trainer = Trainer(config, observer=observer, resume=options.resume)
+        summary = trainer.train()
     for line in _result_lines(summary, trainer.run_dir):
-        typer.echo(line)
-    if summary["interrupted"]:
-        raise typer.Exit(_INTERRUPTED)
+        print(line)
+    return _INTERRUPTED if summary["interrupted"] else 0
 
 
 def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
@@ -58,24 +75,3 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{summary['batches']} batches, gap {share(summary['gap_share'])}",
         f"written to {run_dir}; try: gapless translate {run_dir}",
     ]
-
-
-def _take_options_from_config(command: Callable[..., None]) -> None:
-    parameters = setting_options()
-    for name, text in (
-        ("config", "config.yaml of an earlier run; flags win over it"),
-        ("resume", "run folder to go on with"),
-    ):
-        option = typer.Option(flag(name), help=text, show_default=False)
-        parameters.append(
-            inspect.Parameter(
-                name,
-                inspect.Parameter.KEYWORD_ONLY,
-                default=None,
-                annotation=Annotated[Path | None, option],
-            )
-        )
-    set_options(command, parameters)
-
-
-_take_options_from_config(train)

@@ -4,72 +4,77 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING
 
-import typer
-
-from gapless.cli.decode_options import (
-    Average,
-    Beam,
-    Checkpoint,
-    DeviceName,
-    EarlyStopping,
-    LengthPenalty,
-    decode_settings,
-    load_for_decoding,
-)
+from gapless.cli.decode_options import add_decode_options
+from gapless.cli.extras import require_extra
+from gapless.cli.parser import whole_number
 from gapless.errors import UserError
-from gapless.nmt.data.corpus import check_text, decode_text, read_lines, split_lines
-from gapless.nmt.run.score import longest_source, translate_lines
 
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from gapless.cli.parser import Parser
     from gapless.nmt.run.score import Translation
 
 
-def translate(
-    run: Annotated[Path, typer.Argument(help="Run folder of a trained model.")],
-    text: Annotated[
-        Optional[list[str]], typer.Argument(help="Sentences; none: read a file or stdin.")
-    ] = None,
-    file: Annotated[Optional[Path], typer.Option(help="File with one sentence a line.")] = None,
-    beam: Beam = None,
-    length_penalty: LengthPenalty = None,
-    early_stopping: EarlyStopping = None,
-    n_best: Annotated[int, typer.Option(help="Translations of each sentence.")] = 1,
-    checkpoint: Checkpoint = None,
-    average: Average = None,
-    device: DeviceName = "auto",
-) -> None:
-    """Translate sentences, one a line; order and empty lines are kept.
+DESCRIPTION = """
+Translate sentences, one a line; order and empty lines are kept.
 
-    With --n-best above 1 each line is: number ||| translation ||| score.
-    """
-    if file is not None and text:
-        raise UserError("give sentences or --file, not both")
-    loaded = load_for_decoding(run, device=device, checkpoint=checkpoint, average=average)
-    config = loaded.config
-    settings = decode_settings(
-        config,
-        beam=beam,
-        length_penalty=length_penalty,
-        early_stopping=early_stopping,
-        n_best=n_best,
+With --n-best above 1 each line is: number ||| translation ||| score.
+"""
+
+
+def add_options(parser: Parser) -> None:
+    """Add what `run` reads."""
+    decoding = add_decode_options(parser)
+    decoding.add_argument(
+        "--n-best",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="translations of each sentence [default: 1]",
     )
+    text = parser.add_argument_group("text")
+    # argparse takes a * for required unless it has a default.
+    text.add_argument(
+        "text",
+        nargs="*",
+        default=None,
+        metavar="TEXT",
+        help="sentences; none: read a file or standard input",
+    )
+    text.add_argument("--file", type=Path, metavar="FILE", help="file with one sentence a line")
+
+
+def run(options: Namespace) -> int:
+    """Print the translations."""
+    if options.file is not None and options.text:
+        raise UserError("give sentences or --file, not both")
+    require_extra("nmt", "gapless translate")
+    from gapless.cli.trained_model import decode_settings, load_for_decoding
+    from gapless.nmt.run.score import longest_source, translate_lines
+
+    loaded = load_for_decoding(options)
+    most = longest_source(loaded.config)
     found = translate_lines(
         loaded.decoder,
         loaded.vocabs,
-        _lines(text, file),
-        settings,
-        max_source=longest_source(config),
-        on_long=lambda line, tokens: _warn_long(line, tokens, longest_source(config)),
+        _lines(options.text, options.file),
+        decode_settings(loaded.config, options, n_best=options.n_best),
+        max_source=most,
+        on_long=lambda line, tokens: _warn_long(line, tokens, most),
     )
-    for number, translations in enumerate(found):
+    for at, translations in enumerate(found):
         for translation in translations:
-            typer.echo(_line(number, translation, with_score=n_best > 1))
+            print(_line(at, translation, with_score=options.n_best > 1), flush=True)
+    return 0
 
 
-def _lines(text: list[str] | None, file: Path | None) -> list[str]:
+def _lines(text: list[str], file: Path | None) -> list[str]:
+    from gapless.nmt.data.corpus import check_text, decode_text, read_lines, split_lines
+
     if text:
         return [check_text(line, where=f"sentence {n}") for n, line in enumerate(text, start=1)]
     if file is not None:
@@ -84,8 +89,8 @@ def _line(number: int, translation: Translation, *, with_score: bool) -> str:
 
 
 def _warn_long(line: int, tokens: int, most: int) -> None:
-    typer.echo(
+    print(
         f"gapless: warning: line {line + 1} has {tokens} tokens, more than {most}; "
         "the rest of it is not translated",
-        err=True,
+        file=sys.stderr,
     )

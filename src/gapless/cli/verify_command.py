@@ -3,87 +3,123 @@
 from __future__ import annotations
 
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Optional
+from typing import TYPE_CHECKING, get_args
 
-import torch
-import typer
-
-from gapless.cli.progress import StepBar
-from gapless.cli.workloads import (
-    in_one_process,
-    users_errors,
-    users_workload,
-)
-from gapless.compare.verdict_lines import comparison_lines, waits_line
-from gapless.compare.verify_plan import VerifySettings, verify as compare_runs
-from gapless.device.find import find_device
-from gapless.device.numerics import set_numerics
-from gapless.nmt.run.config import make_config
-from gapless.nmt.run.task import prepare
-from gapless.plans import get_plan
+from gapless.cli.decode_options import add_device_option
+from gapless.cli.extras import require_extra
+from gapless.cli.parser import number, one_of, whole_number
+from gapless.device.precision import Precision
+from gapless.plans import PLANS
 
 
 if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from gapless.cli.parser import Parser
     from gapless.compare.plan_run import RunRecord
+    from gapless.compare.verify_plan import VerifySettings
     from gapless.compare.workload_file import WorkloadFunction
 
+
+DESCRIPTION = """
+Verify that a plan changes nothing: the same bits in every loss and tensor.
+
+Runs the other plan twice and then PLAN, each from the same seed and with deterministic
+algorithms, and compares the loss of every step and, after every step, the batch, gradients,
+optimizer state, buffers and parameters.
+
+Exit code: 0 identical, 1 different, not reproducible or a loss that is no finite number, 2 a
+mistake in what was asked.
+"""
 
 _DROPOUT = 0.1
 
 
-def verify(
-    plan: Annotated[str, typer.Argument(help="Plan in question; see gapless plans.")] = "gapless",
-    against: Annotated[str, typer.Option(help="Plan that it is compared with.")] = "blocking",
-    steps: Annotated[int, typer.Option(help="Steps of every run.")] = 50,
-    seed: Annotated[int, typer.Option(help="Of torch, numpy and random, in every run.")] = 1,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    precision: Annotated[
-        str, typer.Option(help="fp32 or tf32; without --workload also bf16 or fp16.")
-    ] = "fp32",
-    tolerance: Annotated[
-        Optional[float],
-        typer.Option(
-            help="Largest relative difference of a loss, or of a tensor at the end, that is "
-            "allowed; for algorithms that are not deterministic. None: not one bit."
-        ),
-    ] = None,
-    workload: Annotated[
-        Optional[str],
-        typer.Option(
-            metavar="FILE:FUNCTION",
-            help="Python file and the function in it that returns a gapless.Workload; none: the "
-            "model of gapless train on the embedded corpus, with dropout.",
-        ),
-    ] = None,
-) -> None:
-    """Verify that a plan changes nothing: the same bits in every loss and tensor.
+def add_options(parser: Parser) -> None:
+    """Add what `run` reads."""
+    plan = parser.add_argument_group("plan")
+    plan.add_argument(
+        "plan",
+        nargs="?",
+        default="gapless",
+        **one_of(PLANS) | {"metavar": "PLAN"},
+        help="plan in question; see gapless plans [default: gapless]",
+    )
+    plan.add_argument(
+        "--against",
+        default="blocking",
+        **one_of(PLANS),
+        help="plan that it is compared with [default: blocking]",
+    )
+    work = parser.add_argument_group("workload")
+    work.add_argument(
+        "--workload",
+        metavar="FILE:FUNCTION",
+        help="Python file and the function in it that returns a gapless.Workload; none: the "
+        "model of gapless train on the embedded corpus, with dropout",
+    )
+    runs = parser.add_argument_group("run")
+    runs.add_argument(
+        "--steps", type=whole_number, default=50, metavar="N", help="of every run [default: 50]"
+    )
+    runs.add_argument(
+        "--seed",
+        type=whole_number,
+        default=1,
+        metavar="N",
+        help="of torch, numpy and random, in every run [default: 1]",
+    )
+    runs.add_argument(
+        "--tolerance",
+        type=number,
+        metavar="NUMBER",
+        help="largest relative difference of a loss, or of a tensor at the end, that is allowed, "
+        "for algorithms that are not deterministic; none: compare bits",
+    )
+    device = add_device_option(parser)
+    device.add_argument(
+        "--precision",
+        default="fp32",
+        **one_of(get_args(Precision)),
+        help="fp32 or tf32; without --workload also bf16 or fp16 [default: fp32]",
+    )
 
-    Runs the other plan twice and then PLAN, each from the same seed and with deterministic
-    algorithms, and compares the loss of every step and, after every step, the batch, gradients,
-    optimizer state, buffers and parameters.
 
-    Exit code: 0 identical, 1 different, not reproducible or a loss that is no finite number, 2 a
-    mistake in what was asked.
-    """
+def run(options: Namespace) -> int:
+    """Print every comparison as soon as it is known; return 0 if all of them hold, else 1."""
+    if options.workload is None:
+        require_extra("nmt", "gapless verify without --workload")
+    from gapless.cli.user_workload import users_workload
+    from gapless.compare.verify_plan import VerifySettings
+    from gapless.device.find import find_device
+    from gapless.device.numerics import set_numerics
+
     settings = VerifySettings(
-        plan=plan,
-        against=against,
-        steps=steps,
-        seed=seed,
-        device=find_device(device),
-        precision=precision,
-        tolerance=tolerance,
+        plan=options.plan,
+        against=options.against,
+        steps=options.steps,
+        seed=options.seed,
+        device=find_device(options.device),
+        precision=options.precision,
+        tolerance=options.tolerance,
     )
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
-    set_numerics(settings.device, precision, deterministic=tolerance is None)
-    make = _demo(settings) if workload is None else users_workload(workload, precision=precision)
-    typer.echo("\n".join(_facts(settings, workload)))
-    if not _all_hold(make, settings):
-        raise typer.Exit(1)
+    set_numerics(settings.device, settings.precision, deterministic=settings.tolerance is None)
+    make = (
+        _demo(settings)
+        if options.workload is None
+        else users_workload(options.workload, precision=settings.precision)
+    )
+    print("\n".join(_facts(settings, options.workload)), flush=True)
+    return 0 if _all_hold(make, settings) else 1
 
 
 def _demo(settings: VerifySettings) -> WorkloadFunction:
+    from gapless.cli.translation_workload import in_one_process
+    from gapless.nmt.run.config import make_config
+    from gapless.nmt.run.task import prepare
+    from gapless.plans import get_plan
+
     config = make_config(
         {"dropout": _DROPOUT, "precision": settings.precision, "seed": settings.seed}
     )
@@ -93,6 +129,8 @@ def _demo(settings: VerifySettings) -> WorkloadFunction:
 
 
 def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
+    import torch
+
     device = settings.device
     demo = f"model of gapless train on the embedded corpus, dropout {_DROPOUT}"
     bound = (
@@ -110,24 +148,28 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
 
 
 def _all_hold(make: WorkloadFunction, settings: VerifySettings) -> bool:
-    """Print every comparison as soon as it is known; return whether all of them hold."""
+    from gapless.cli.progress import StepBar
+    from gapless.cli.user_workload import users_errors
+    from gapless.compare.verdict_lines import comparison_lines, waits_line
+    from gapless.compare.verify_plan import verify
+
     bar = StepBar("steps")
-    on_step = partial(_show, bar, settings.steps) if sys.stderr.isatty() else None
+
+    def show(title: str, step: int) -> None:
+        bar.show(title, step, of=settings.steps)
+
+    on_step = show if sys.stderr.isatty() else None
     runs: dict[str, RunRecord] = {}
     holds = True
     try:
         with users_errors():
-            for comparison in compare_runs(make, settings, on_step=on_step):
+            for comparison in verify(make, settings, on_step=on_step):
                 bar.close()
                 runs |= {run.plan: run for run in (comparison.theirs, comparison.ours)}
                 holds = comparison.holds
                 for line in comparison_lines(comparison):
-                    typer.echo(line)
+                    print(line, flush=True)
     finally:
         bar.close()
-    typer.echo(waits_line(runs))
+    print(waits_line(runs), flush=True)
     return holds
-
-
-def _show(bar: StepBar, steps: int, title: str, step: int) -> None:
-    bar.show(title, step, of=steps)

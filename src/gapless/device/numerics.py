@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, get_args
 
 import torch
 
+from gapless.device.precision import Precision
 from gapless.errors import DeviceError
 
 
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
 
-
-Precision = Literal["fp32", "tf32", "bf16", "fp16"]
 
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 

@@ -1,4 +1,7 @@
-"""Every setting of a training run, once: flag, key of `config.yaml` and field have one name."""
+"""Every setting of a training run, once: flag, key of `config.yaml` and field have one name.
+
+The command line builds its help from this file, so importing it must load neither torch nor yaml.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ import math
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-import yaml
-
-from gapless.device.numerics import Precision
+from gapless.device.precision import Precision
 from gapless.errors import DataError, DeviceError, UserError
 from gapless.plans import Plan, get_plan
 
@@ -28,8 +29,8 @@ CHOICES = {
 }
 
 
-def _option(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def _option(group: str, default: Any, text: str) -> Any:
+    return field(default=default, metadata={"group": group, "help": text})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,71 +41,98 @@ class TrainConfig:
         UserError: a setting is out of range or names something that does not exist.
     """
 
-    data: str | None = _option(None, "folder or file of sentence pairs; none: embedded corpus")
-    src: str = _option("en", "source side: a file ending, column or JSON key")
-    tgt: str = _option("zh", "target side")
-    columns: str | None = _option(None, "names of the first two columns of a TSV or JSON: en,zh")
-    tokenizer: str = _option("sentencepiece", "sentencepiece, or none: text is tokenised already")
-    vocab_size: int | None = _option(None, "subwords; none: 8000, or what the text can give")
-    vocab_model: str = _option("bpe", "subword model: bpe or unigram")
-    shared_vocab: bool = _option(False, "one vocabulary for both sides")
-    max_length: int = _option(200, "longest sentence in tokens; longer ones are not trained on")
-
-    plan: str = _option("auto", "how the loop moves its work; see gapless plans")
-    streams: int | None = _option(None, "number of streams, 1 to 8")
-    sync_interval: int | None = _option(None, "batches between two host waits")
-    loss_interval: int | None = _option(None, "batches between two reads of the losses")
-    prefetch: int | None = _option(None, "batches moved to the device ahead of their use")
-    workers: int | None = _option(None, "processes that make batches")
-    pin_memory: bool | None = _option(None, "stage batches in page-locked memory")
-    run_ahead: int | None = _option(None, "most batches the host may be ahead of the device")
-    capture_memory: float | None = _option(
-        None, "GiB of device memory above which no more shapes are captured; none: 80 % of it"
+    data: str | None = _option(
+        "data", None, "folder or file of sentence pairs; none: embedded corpus"
+    )
+    src: str = _option("data", "en", "source side: a file ending, column or JSON key")
+    tgt: str = _option("data", "zh", "target side")
+    columns: str | None = _option(
+        "data", None, "names of the first two columns of a TSV or JSON: en,zh"
+    )
+    tokenizer: str = _option(
+        "data", "sentencepiece", "sentencepiece, or none: text is tokenised already"
+    )
+    vocab_size: int | None = _option(
+        "data", None, "subwords; none: 8000, or what the text can give"
+    )
+    vocab_model: str = _option("data", "bpe", "subword model: bpe or unigram")
+    shared_vocab: bool = _option("data", False, "one vocabulary for both sides")
+    max_length: int = _option(
+        "data", 200, "longest sentence in tokens; longer ones are not trained on"
     )
 
-    epochs: int = _option(40, "passes over the training pairs")
-    max_steps: int | None = _option(None, "stop after so many updates")
-    batch_size: int | None = _option(None, "most sentences in a batch")
-    batch_tokens: int | None = _option(None, "most tokens in a batch, padding included")
+    plan: str = _option("plan", "auto", "how the loop moves its work; see gapless plans")
+    streams: int | None = _option("plan", None, "number of streams, 1 to 8")
+    sync_interval: int | None = _option("plan", None, "batches between two host waits")
+    loss_interval: int | None = _option("plan", None, "batches between two reads of the losses")
+    prefetch: int | None = _option("plan", None, "batches moved to the device ahead of their use")
+    workers: int | None = _option("plan", None, "processes that make batches")
+    pin_memory: bool | None = _option("plan", None, "stage batches in page-locked memory")
+    run_ahead: int | None = _option(
+        "plan", None, "most batches the host may be ahead of the device"
+    )
+    capture_memory: float | None = _option(
+        "plan",
+        None,
+        "GiB of device memory above which no more shapes are captured; none: 80 % of it",
+    )
+
+    epochs: int = _option("run", 40, "passes over the training pairs")
+    max_steps: int | None = _option("run", None, "stop after so many updates")
+    batch_size: int | None = _option("batches", None, "most sentences in a batch")
+    batch_tokens: int | None = _option("batches", None, "most tokens in a batch, padding included")
     pack: bool | None = _option(
+        "batches",
         None,
         "pack sentences one after the other, without padding; none: with batch-tokens on a GPU",
     )
     fixed_shapes: bool | None = _option(
-        None, "pad batches to few shapes; none: if the plan may capture the step"
+        "batches", None, "pad batches to few shapes; none: if the plan may capture the step"
     )
     compile: bool | None = _option(
-        None, "compile the model's layers; none: if the plan may capture the step"
+        "device", None, "compile the model's layers; none: if the plan may capture the step"
     )
-    accumulate: int = _option(1, "batches in one update of the weights")
-    precision: str = _option("fp32", "fp32, tf32, bf16 or fp16")
-    device: str = _option("auto", "auto, cpu, cuda or cuda:N")
-    seed: int = _option(1, "of weights, dropout and the order of batches")
-    deterministic: bool = _option(False, "equal runs give equal bits; a little slower")
-    run_dir: str | None = _option(None, "run folder; none: runs/train, runs/train2, ...")
+    accumulate: int = _option("batches", 1, "batches in one update of the weights")
+    precision: str = _option("device", "fp32", "fp32, tf32, bf16 or fp16")
+    device: str = _option("device", "auto", "auto, cpu, cuda or cuda:N")
+    seed: int = _option("run", 1, "of weights, dropout and the order of batches")
+    deterministic: bool = _option("run", False, "equal runs give equal bits; a little slower")
+    run_dir: str | None = _option("run", None, "run folder; none: runs/train, runs/train2, ...")
 
-    d_model: int = _option(512, "width of the model")
-    heads: int = _option(8, "attention heads")
-    ffn: int = _option(2048, "inner width of the feed-forward layers")
-    encoder_layers: int = _option(6, "encoder layers")
-    decoder_layers: int = _option(6, "decoder layers")
-    norm: str = _option("pre", "layer norm before (pre) or after (post) each sub-layer")
-    share: str = _option("decoder", "share embeddings: all, decoder (target and output), none")
-    dropout: float = _option(0.1, "on embeddings and sub-layers")
-    attention_dropout: float = _option(0.0, "on attention weights")
+    d_model: int = _option("model", 512, "width of the model")
+    heads: int = _option("model", 8, "attention heads")
+    ffn: int = _option("model", 2048, "inner width of the feed-forward layers")
+    encoder_layers: int = _option("model", 6, "encoder layers")
+    decoder_layers: int = _option("model", 6, "decoder layers")
+    norm: str = _option("model", "pre", "layer norm before (pre) or after (post) each sub-layer")
+    share: str = _option(
+        "model", "decoder", "share embeddings: all, decoder (target and output), none"
+    )
+    dropout: float = _option("model", 0.1, "on embeddings and sub-layers")
+    attention_dropout: float = _option("model", 0.0, "on attention weights")
 
-    label_smoothing: float = _option(0.1, "share of probability spread over the vocabulary")
-    lr: float = _option(7e-4, "highest learning rate")
-    warmup: int = _option(4000, "updates until the highest learning rate")
-    schedule: str = _option("inverse-sqrt", "after the warm-up: inverse-sqrt, cosine, constant")
-    clip_norm: float = _option(1.0, "longest gradient; 0: no limit")
-    weight_decay: float = _option(0.0, "of AdamW; 0 is Adam")
+    label_smoothing: float = _option(
+        "optimizer and schedule", 0.1, "share of probability spread over the vocabulary"
+    )
+    lr: float = _option("optimizer and schedule", 7e-4, "highest learning rate")
+    warmup: int = _option(
+        "optimizer and schedule", 4000, "updates until the highest learning rate"
+    )
+    schedule: str = _option(
+        "optimizer and schedule",
+        "inverse-sqrt",
+        "after the warm-up: inverse-sqrt, cosine, constant",
+    )
+    clip_norm: float = _option("optimizer and schedule", 1.0, "longest gradient; 0: no limit")
+    weight_decay: float = _option("optimizer and schedule", 0.0, "of AdamW; 0 is Adam")
 
-    val_interval: int = _option(1, "epochs between two validations")
-    average: int = _option(5, "newest epoch checkpoints averaged into the final model")
-    beam: int = _option(5, "hypotheses of the final decoding")
-    length_penalty: float = _option(1.0, "exponent a in score / length ** a")
-    early_stopping: bool = _option(False, "end a search when as many as the beam have ended")
+    val_interval: int = _option("run", 1, "epochs between two validations")
+    average: int = _option("decoding", 5, "newest epoch checkpoints averaged into the final model")
+    beam: int = _option("decoding", 5, "hypotheses of the final decoding")
+    length_penalty: float = _option("decoding", 1.0, "exponent a in score / length ** a")
+    early_stopping: bool = _option(
+        "decoding", False, "end a search when as many as the beam have ended"
+    )
 
     def __post_init__(self) -> None:
         """Check what can be checked without data or device."""
@@ -226,6 +254,8 @@ class TrainConfig:
 
     def to_yaml(self) -> str:
         """Return the settings as commented YAML, one key a flag."""
+        import yaml
+
         lines = []
         values = asdict(self)
         for item in fields(self):
@@ -329,6 +359,8 @@ def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainC
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:
+    import yaml
+
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:

@@ -1,0 +1,44 @@
+"""Says errors of the library in the words of the command line."""
+
+from __future__ import annotations
+
+import errno
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+
+def with_flags(message: str, names: Collection[str]) -> str:
+    """Return a message of the library with flags for parameters.
+
+    The library writes a parameter, or one with a value, as Python in backticks. What is an option
+    of the command becomes its flag: `sync_interval` is --sync-interval, `device="cpu"` is
+    --device cpu, and `pack=False` is --no-pack. Other backticks stay.
+
+    Args:
+        message: of the library.
+        names: of the options that the command has.
+    """
+    parts = message.split("`")
+    if len(parts) % 2 == 0:  # an odd number of backticks: some are part of a value
+        return message
+    for at in range(1, len(parts), 2):
+        name, _, value = parts[at].partition("=")
+        parts[at] = _flag(name, value) if name in names else f"`{parts[at]}`"
+    return "".join(parts)
+
+
+def _flag(name: str, value: str) -> str:
+    name = name.replace("_", "-")
+    if value in ("", "True"):
+        return f"--{name}"
+    return f"--no-{name}" if value == "False" else f"--{name} {value.strip(chr(34))}"
+
+
+def disk_message(error: OSError) -> str:
+    """Return what happened to which file, and what to do about a full disk."""
+    where = f"{error.filename}: " if error.filename else ""
+    advice = "; free some space and run again" if error.errno == errno.ENOSPC else ""
+    return f"{where}{error.strerror or error}{advice}"

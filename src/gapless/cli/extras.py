@@ -1,0 +1,31 @@
+"""Tells which extra a command lacks, before it begins."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from gapless.errors import UserError
+
+
+# Packages by their import names; pyproject.toml lists them by their names on the package index.
+PACKAGES = {
+    "nmt": ("numpy", "sentencepiece", "sacrebleu", "safetensors", "yaml", "tensorboard"),
+}
+
+
+def require_extra(extra: str, what: str) -> None:
+    """Check that the packages of an extra are installed.
+
+    Args:
+        extra: its name.
+        what: needs it, such as `gapless train`.
+
+    Raises:
+        UserError: some are not; the message says how to install them.
+    """
+    missing = [name for name in PACKAGES[extra] if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"{what} needs {', '.join(missing)}, not installed here; "
+            f'install the extra {extra}: pip install "gapless[{extra}]"'
+        )

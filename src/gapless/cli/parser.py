@@ -1,0 +1,144 @@
+"""The parser of every command: argparse, with errors and help as gapless words them."""
+
+from __future__ import annotations
+
+import argparse
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gapless.errors import UserError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+class UsageError(UserError):
+    """The command line holds an option, a value or a command that cannot be."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An `ArgumentParser` whose mistakes are exceptions, and whose help keeps its paragraphs.
+
+    Args:
+        prog: what the usage line calls the program.
+        description: first paragraphs of the help.
+        usage: the usage line; None: made from the positional arguments.
+        epilog: last paragraphs of the help.
+    """
+
+    def __init__(
+        self, *, prog: str, description: str, usage: str | None = None, epilog: str | None = None
+    ) -> None:
+        super().__init__(
+            prog=prog,
+            usage=usage,
+            description=description.strip(),
+            epilog=epilog,
+            formatter_class=_HelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what argparse would print.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(message.removeprefix("argument "))
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        """Return the options; those and positional arguments may stand in any order.
+
+        Raises:
+            UsageError: an argument is unknown, missing, or has a value that it cannot have.
+            SystemExit: the help was asked for and has been printed.
+        """
+        options, unknown = self.parse_known_intermixed_args(arguments)
+        for argument in unknown:
+            if argument.startswith("-"):
+                name = argument.partition("=")[0]
+                hint = did_you_mean(name, self._option_string_actions)
+                raise UsageError(f"unknown option {name}; {hint or f'see {self.prog} --help'}")
+        if unknown:
+            raise UsageError(f"unexpected argument {unknown[0]!r}; see {self.prog} --help")
+        return options
+
+    def parameters(self) -> set[str]:
+        """Return the names under which options, but no positional arguments, are stored."""
+        return {action.dest for action in self._actions if action.option_strings}
+
+
+class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Keeps the usage to one line: `train` alone has fifty options."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(f"{prog} [options]", max_help_position=32)
+
+    def add_usage(
+        self,
+        usage: str | None,
+        actions: Iterable[argparse.Action],
+        groups: Iterable[Any],
+        prefix: str | None = None,
+    ) -> None:
+        """Show positional arguments alone."""
+        positional = [action for action in actions if not action.option_strings]
+        super().add_usage(usage, positional, groups, prefix)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Return a hint at the nearest of the known names; empty if none is near."""
+    nearest = get_close_matches(name, list(known), n=1)
+    return f"did you mean {nearest[0]}?" if nearest else ""
+
+
+def whole_number(text: str) -> int:
+    """Return the value of an option that takes a whole number.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is none.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
+
+
+def positive_number(text: str) -> int:
+    """Return the value of an option that takes a whole number of 1 or more.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is none.
+    """
+    value = whole_number(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text}")
+    return value
+
+
+def number(text: str) -> float:
+    """Return the value of an option that takes a number.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is none.
+    """
+    try:
+        return float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
+
+
+def one_of(names: Iterable[str]) -> dict[str, Any]:
+    """Return the arguments of `add_argument` for an option that takes one of these names."""
+    known = tuple(names)
+
+    def name(text: str) -> str:
+        if text not in known:
+            hint = did_you_mean(text, known)
+            expected = f"expected one of {', '.join(known)}, found {text!r}"
+            raise argparse.ArgumentTypeError(f"{expected}; {hint}" if hint else expected)
+        return text
+
+    # The type comes first and words the error; the choices are for the completion.
+    return {"type": name, "choices": known, "metavar": "NAME"}

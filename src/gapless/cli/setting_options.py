@@ -1,0 +1,86 @@
+"""Options of a command from the settings of a training run, so that both are listed once."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, get_args, get_type_hints
+
+from gapless.cli.parser import number, one_of, whole_number
+from gapless.nmt.run.config import CHOICES, TrainConfig
+from gapless.plans import PLANS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Container
+    from dataclasses import Field
+
+    from gapless.cli.parser import Parser
+
+
+# The type of a setting: how its text is read, and what the help calls it.
+_KINDS: dict[type, dict[str, Any]] = {
+    int: {"type": whole_number, "metavar": "N"},
+    float: {"type": number, "metavar": "NUMBER"},
+    str: {"type": str, "metavar": "TEXT"},
+}
+
+_CHOICES = {name: one_of(names) for name, names in {"plan": PLANS, **CHOICES}.items()}
+
+
+def add_setting_options(
+    parser: Parser, *, leave_out: Container[str] = (), prefix: str = ""
+) -> None:
+    """Add one option for every setting but those, in the groups that the settings name.
+
+    An option that is not given is None.
+
+    Args:
+        parser: of the command.
+        leave_out: settings that are no options of it.
+        prefix: of the groups' titles.
+    """
+    hints = get_type_hints(TrainConfig)
+    groups: dict[str, argparse._ArgumentGroup] = {}
+    for item in fields(TrainConfig):
+        if item.name not in leave_out:
+            title = item.metadata["group"]
+            if title not in groups:
+                groups[title] = parser.add_argument_group(prefix + title)
+            _add_option(groups[title], item, hints[item.name])
+
+
+def given_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that were given."""
+    names = {item.name for item in fields(TrainConfig)}
+    return {
+        name: value for name, value in vars(options).items() if name in names and value is not None
+    }
+
+
+def flag(name: str) -> str:
+    """Return the flag of a setting."""
+    return f"--{name.replace('_', '-')}"
+
+
+def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any) -> None:
+    kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint)
+    text = _help(item)
+    if kind is bool:
+        switch = argparse.BooleanOptionalAction
+        group.add_argument(flag(item.name), action=switch, default=None, help=text)
+        return
+    names = [flag(item.name)]
+    if item.name == "loss_interval":
+        names.append("--loss-extract-interval")
+    group.add_argument(*names, dest=item.name, help=text, **_CHOICES.get(item.name, _KINDS[kind]))
+
+
+def _help(item: Field[Any]) -> str:
+    default = "" if item.default is None else f" [default: {_shown(item.default)}]"
+    # argparse formats help texts with %.
+    return f"{item.metadata['help']}{default}".replace("%", "%%")
+
+
+def _shown(default: Any) -> str:
+    return {True: "yes", False: "no"}[default] if isinstance(default, bool) else str(default)

@@ -1,0 +1,56 @@
+"""The user's own workload: found in a file, and what its errors mean."""
+
+from __future__ import annotations
+
+import traceback
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gapless.compare.workload_file import load_workload
+from gapless.errors import UserError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gapless.compare.workload_file import WorkloadFunction
+
+
+def users_workload(spec: str, *, precision: str) -> WorkloadFunction:
+    """Return the function that `FILE:FUNCTION` names.
+
+    Raises:
+        UserError: there is none, or a precision was asked for that only its step can use.
+    """
+    if precision not in ("fp32", "tf32"):
+        raise UserError(
+            f"precision {precision} is up to the step of a workload, which can use "
+            "torch.autocast; with --workload choose fp32 or tf32"
+        )
+    return load_workload(spec)
+
+
+@contextmanager
+def users_errors() -> Iterator[None]:
+    """Say what an error of the workload means here.
+
+    An OSError is printed as Python does: it is no full disk of ours. An exit would be taken for a
+    verdict.
+    """
+    try:
+        yield
+    except SystemExit as error:
+        raise UserError(
+            f"the workload called sys.exit({error.code!r}) before the comparison was done, "
+            "expected it to return; take the call out"
+        ) from error
+    except OSError as error:
+        traceback.print_exception(error)
+        raise SystemExit(1) from error
+    except RuntimeError as error:
+        if "use_deterministic_algorithms" in str(error):
+            error.add_note(
+                "gapless switched deterministic algorithms on, to compare bits; with a "
+                "--tolerance, such as 1e-5, it allows others."
+            )
+        raise
