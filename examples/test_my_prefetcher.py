@@ -4,7 +4,6 @@ import torch
 
 import gapless
 from gapless import testing
-from gapless.nmt import StreamManager
 
 
 class MyPrefetcher:
@@ -77,12 +76,12 @@ def test_the_mended_one_is_clean_without_a_gpu():
 
 
 def test_the_mended_one_is_right_on_this_machines_device():
-    check(GuardedPrefetcher)(StreamManager("auto").device)
+    check(GuardedPrefetcher)(gapless.find_device("auto"))
 
 
 def test_a_training_step_does_not_wait():
     with testing.SimulatedDevice() as device:
         weight = device.device_buffer(4).view(torch.float32).fill_(1.0)
         for batch in gapless.prefetch([torch.ones(1)] * 5, device):
-            with testing.forbid_waits(device):
+            with gapless.forbid_waits(device):
                 weight += 0.1 * batch

@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gapless.compare.workload import Workload as Workload
+    from gapless.device.find import find_device as find_device
+    from gapless.device.waits import (
+        allow_waits as allow_waits,
+        count_waits as count_waits,
+        forbid_waits as forbid_waits,
+    )
     from gapless.errors import (
         BatchError as BatchError,
+        ForbiddenWaitError as ForbiddenWaitError,
         GaplessError as GaplessError,
         LossError as LossError,
         NonFiniteLossError as NonFiniteLossError,
@@ -35,6 +42,7 @@ _HOME = {
     "BatchError": "gapless.errors",
     "DeferredLoss": "gapless.pipeline.readback",
     "EpochResult": "gapless.records.epoch",
+    "ForbiddenWaitError": "gapless.errors",
     "GaplessError": "gapless.errors",
     "LossError": "gapless.errors",
     "NonFiniteLossError": "gapless.errors",
@@ -45,7 +53,11 @@ _HOME = {
     "TrainLoop": "gapless.loop.train_loop",
     "UserError": "gapless.errors",
     "Workload": "gapless.compare.workload",
+    "allow_waits": "gapless.device.waits",
     "capture": "gapless.graphs.capture",
+    "count_waits": "gapless.device.waits",
+    "find_device": "gapless.device.find",
+    "forbid_waits": "gapless.device.waits",
     "prefetch": "gapless.pipeline.prefetch",
     "run_epoch": "gapless.loop.epoch",
 }

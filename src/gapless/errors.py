@@ -8,6 +8,7 @@
     |   +-- RunFolderError        a folder that is not a run, or a run that cannot go on
     |   +-- LossError             a step returned something that is no loss
     +-- BatchError                a batch that holds something the pipeline cannot move
+    +-- ForbiddenWaitError        the host waited for the device where it must not
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
 
 Every message names the thing, what was found, what was expected and what to do.
@@ -53,6 +54,13 @@ class BatchError(GaplessError, TypeError):
 
 class LossError(UserError):
     """What is given as a loss, or as its weight, is not one number."""
+
+
+class ForbiddenWaitError(GaplessError, AssertionError):
+    """The host waited for the device inside `gapless.forbid_waits`.
+
+    Also an AssertionError, so that a test framework reports it as a failure, not as an error.
+    """
 
 
 class NonFiniteLossError(GaplessError, ArithmeticError):

@@ -112,7 +112,7 @@ def test_counted_waits_are_the_declared_ones(plan):
         step = TinyStep()
         # Long enough for what is captured, and for `auto` to decide.
         loop.run_epoch(batches(80), step)
-        with testing.count_waits("cuda") as waits:
+        with gapless.count_waits("cuda") as waits:
             result = loop.run_epoch(batches(), step)
 
     # A wait on an event that is done already is asked for, but does not reach the driver.
@@ -128,62 +128,13 @@ def test_a_step_of_gapless_waits_for_nothing():
         seen = []
 
         def watched(batch):
-            with testing.forbid_waits("cuda"):
+            with gapless.forbid_waits("cuda"):
                 seen.append(step(batch))
             return seen[-1]
 
         loop.run_epoch(batches(), watched)
 
     assert len(seen) == 20
-
-
-WAITS = {
-    "item": (lambda x, pinned, pageable: x[0].item(), 1),
-    "tolist": (lambda x, pinned, pageable: x.tolist(), 1),
-    "cpu": (lambda x, pinned, pageable: x.cpu(), 1),
-    "truth": (lambda x, pinned, pageable: bool(x[0] > 0), 1),
-    "blocking copy": (lambda x, pinned, pageable: x.copy_(pageable), 1),
-    "device": (lambda x, pinned, pageable: torch.cuda.synchronize(), 1),
-    "stream": (lambda x, pinned, pageable: torch.cuda.current_stream().synchronize(), 1),
-    "event": (lambda x, pinned, pageable: torch.cuda.current_stream().record_event(), 0),
-    "pageable, asked not to": (
-        lambda x, pinned, pageable: x.copy_(pageable, non_blocking=True),
-        1,
-    ),
-    "pageable to": (lambda x, pinned, pageable: pageable.to("cuda", non_blocking=True), 1),
-    "pinned to": (lambda x, pinned, pageable: pinned.to("cuda", non_blocking=True), 0),
-    "strided": (
-        lambda x, pinned, pageable: x.view(32, 32).copy_(
-            pinned.view(32, 32).t(), non_blocking=True
-        ),
-        1,
-    ),
-    "kernels": (lambda x, pinned, pageable: (x * 2).sum(), 0),
-}
-
-
-@pytest.mark.parametrize("name", WAITS)
-def test_waits_of_any_code_are_counted(name):
-    """Each way of waiting is seen once, with the line that made it; what does not wait is not."""
-    call, expected = WAITS[name]
-    x = torch.zeros(1024, device="cuda")
-    pinned, pageable = torch.zeros(1024, pin_memory=True), torch.zeros(1024)
-    call(x, pinned, pageable)
-
-    with testing.count_waits("cuda") as waits:
-        call(x, pinned, pageable)
-
-    assert waits.count == expected, str(waits)
-    assert all(site.startswith("test_kit_on_gpu.py:") for _, site in waits.by_site)
-
-
-def test_a_forbidden_wait_is_named():
-    """The error says what waited and where."""
-    x = torch.ones(4, device="cuda")
-
-    named = pytest.raises(AssertionError, match=r"test_kit_on_gpu\.py:\d+: stream synchronize")
-    with named, testing.forbid_waits("cuda"):
-        x.sum().item()
 
 
 def resources():

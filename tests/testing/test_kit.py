@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,6 @@ import torch
 
 import gapless
 from gapless import testing
-from gapless.nmt.stream_manager import StreamManager
 from gapless.testing.timelines import plan_timeline
 
 
@@ -76,39 +74,10 @@ def test_undeclared_waits_can_be_forbidden():
     assert not testing.simulate(declared, seeds=2, forbid_waits=True).failures
 
 
-def test_waits_are_counted_by_line():
-    """Hidden and declared waits of the body are counted with the line that made them."""
-    with testing.SimulatedDevice(scheduler="lazy") as device:
-        value = device.device_buffer(4).view(torch.float32).fill_(2.0)
-        with testing.count_waits(device) as waits:
-            for _ in range(3):
-                value[0].item()
-            StreamManager(device).synchronize(0)
-        value[0].item()
-
-    assert waits.count == 4
-    assert list(waits.by_site.values()) == [3, 1]
-    assert re.search(r"test_kit\.py:\d+: aten\._local_scalar_dense\.default, 3 times", str(waits))
-
-
-def test_a_forbidden_wait_fails_with_its_line():
-    """The error names file and line; a body without waits passes."""
-    with testing.SimulatedDevice() as device:
-        value = device.device_buffer(4).view(torch.float32).fill_(2.0)
-        with testing.forbid_waits(device):
-            value += 1
-        named = pytest.raises(AssertionError, match=r"1 host waits\ntest_kit\.py:\d+")
-        with named, testing.forbid_waits(device):
-            value.tolist()
-
-
-def test_an_exception_of_the_body_is_not_hidden_by_its_waits():
-    """What the body raised reaches the caller, not the count of waits."""
-    with testing.SimulatedDevice() as device:
-        value = device.device_buffer(4).view(torch.float32).fill_(2.0)
-        with pytest.raises(ZeroDivisionError), testing.forbid_waits(device):
-            value.tolist()
-            raise ZeroDivisionError
+def test_the_kit_offers_what_the_package_offers():
+    """Names that are both public and part of the kit are the same objects."""
+    for name in ("count_waits", "forbid_waits", "allow_waits", "find_device"):
+        assert getattr(testing, name) is getattr(gapless, name)
 
 
 def test_poisoned_memory_shows():
@@ -119,7 +88,7 @@ def test_poisoned_memory_shows():
 
     assert buffer.isnan().all()
     assert host.tolist() == [-1]
-    assert device.describe() == gapless.device.find.find_device("cpu").describe()
+    assert device.describe() == gapless.find_device("cpu").describe()
     assert next(iter(gapless.prefetch([torch.ones(2)], device))).tolist() == [1.0, 1.0]
 
 

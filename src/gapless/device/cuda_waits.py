@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
+# What torch.cuda.get_sync_debug_mode returns for the modes "default", "warn" and "error": 0, 1, 2.
+_RAISES = 2
+
 _SYNC_WARNING = "called a synchronizing CUDA operation"
 
 
@@ -121,8 +124,23 @@ def forbid_waits() -> AbstractContextManager[None]:
 
 def allow_waits() -> AbstractContextManager[None]:
     """Lift `forbid_waits` and `watch_reads` in the body."""
+    if torch.cuda.get_sync_debug_mode() == 0:
+        return nullcontext()
+    return _sync_mode("default")
+
+
+def lift_sync_errors() -> AbstractContextManager[None]:
+    """Lift `forbid_waits` in the body, for a wait that a user declares.
+
+    Not during a capture: a wait there is an error of CUDA that spoils the capture, and torch's
+    error comes before it. `watch_reads` goes on, since it has to find what cannot be captured.
+    """
     # Without CUDA there is no mode, and asking for it would start CUDA.
-    if not torch.cuda.is_initialized() or torch.cuda.get_sync_debug_mode() == 0:
+    if (
+        not torch.cuda.is_initialized()
+        or torch.cuda.get_sync_debug_mode() != _RAISES
+        or torch.cuda.is_current_stream_capturing()
+    ):
         return nullcontext()
     return _sync_mode("default")
 

@@ -13,8 +13,10 @@ Nothing of the product imports this package.
 
 from __future__ import annotations
 
-from gapless.device.wait_counts import (
+from gapless.device.find import find_device as find_device
+from gapless.device.waits import (
     WaitCount as WaitCount,
+    allow_waits as allow_waits,
     count_waits as count_waits,
     forbid_waits as forbid_waits,
 )
@@ -38,9 +40,11 @@ __all__ = [
     "SimulationFailure",
     "SimulationResult",
     "WaitCount",
+    "allow_waits",
     "check_prefetcher",
     "check_readback",
     "count_waits",
+    "find_device",
     "forbid_waits",
     "poisoned",
     "simulate",

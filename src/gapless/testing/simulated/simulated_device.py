@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Never, Self
 
 import torch
 
+from gapless.device.waits import declared_as
 from gapless.errors import DeviceError
 from gapless.testing.simulated.dispatch import QueueOperations
 from gapless.testing.simulated.host_reads import WatchHost
@@ -286,11 +287,11 @@ class SimulatedDevice:
         self._simulation.delay(stream, ms)
 
     def allow_waits(self) -> AbstractContextManager[None]:
-        """Lift `forbid_waits` in the body, for a wait that is declared."""
+        """Lift `forbid_waits` in the body, for a declared wait."""
         return self._waits(forbidden=False)
 
     def forbid_waits(self) -> AbstractContextManager[None]:
-        """Make every host wait raise RuntimeError in the body."""
+        """Make every host wait of the body raise RuntimeError at once."""
         return self._waits(forbidden=True)
 
     def random_state(self) -> None:
@@ -351,6 +352,8 @@ class SimulatedDevice:
         simulation = self._simulation
         before, simulation.are_waits_forbidden = simulation.are_waits_forbidden, forbidden
         try:
-            yield
+            # A declaration around this body is lifted in it: the inner context decides.
+            with declared_as(None) if forbidden else nullcontext():
+                yield
         finally:
             simulation.are_waits_forbidden = before
