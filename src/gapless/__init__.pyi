@@ -1,0 +1,28 @@
+# The public names as type checkers and editors see them; a test compares them with `__init__.py`.
+
+from gapless.compare.workload import Workload as Workload
+from gapless.device.find import find_device as find_device
+from gapless.device.waits import (
+    allow_waits as allow_waits,
+    count_waits as count_waits,
+    forbid_waits as forbid_waits,
+)
+from gapless.errors import (
+    BatchError as BatchError,
+    ForbiddenWaitError as ForbiddenWaitError,
+    GaplessError as GaplessError,
+    LossError as LossError,
+    NonFiniteLossError as NonFiniteLossError,
+    UserError as UserError,
+)
+from gapless.graphs.capture import capture as capture
+from gapless.loop.epoch import run_epoch as run_epoch
+from gapless.loop.train_loop import TrainLoop as TrainLoop
+from gapless.pipeline.prefetch import prefetch as prefetch
+from gapless.pipeline.readback import DeferredLoss as DeferredLoss
+from gapless.pipeline.step import StepLoss as StepLoss
+from gapless.plans import PLANS as PLANS, Plan as Plan
+from gapless.records.epoch import EpochResult as EpochResult
+from gapless.records.wait_stats import WaitStats as WaitStats
+
+__version__: str
