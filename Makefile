@@ -1,11 +1,12 @@
-# Two commands do everything: `make demo` and `make test`.
+# Two commands do everything: `make demo` and `make test`. `make check` runs what takes longer.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-gpu mutants sweep lint clean
+.PHONY: demo test check test-gpu mutants sweep lint clean
 
 demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
 	@rm -rf runs/demo
@@ -18,8 +19,11 @@ demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sente
 	@echo
 	$(BIN)/gapless evaluate runs/demo
 
-test: $(VENV)/.installed-test lint  ## Lint, types, import rules and all tests that need no GPU.
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4
+test: $(VENV)/.installed-test lint  ## Lint, types, import rules and the tests that need no GPU.
+	$(PYTEST) -m "not slow"
+
+check: $(VENV)/.installed-test  ## The slow tests: an install from a wheel, long searches.
+	$(PYTEST) -m slow
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check
@@ -38,11 +42,11 @@ test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) -e .
+	$(PIP) -e ".[nmt]"
 	@touch $@
 
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) -e ".[test,lint]"
+	$(PIP) -e ".[nmt,test,lint]"
 	@touch $@
 
 clean:
