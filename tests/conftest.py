@@ -12,7 +12,8 @@ import torch
 from gapless.device.find import find_device
 from gapless.device.numerics import seed_everything, set_numerics
 from gapless.loop.train_loop import EpochResult, TrainLoop
-from gapless.nmt.data.batching import BucketSampler, make_loader
+from gapless.nmt.data.padded_layout import PaddedLayout
+from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.config import make_config
@@ -84,7 +85,8 @@ def train_tiny(tiny_pairs):
         found = find_device(device)
         set_numerics(found, config.precision, deterministic=True)
         seed_everything(1)
-        sampler = BucketSampler(tiny_pairs, max_sentences=2, accumulate=config.accumulate, seed=1)
+        layout = PaddedLayout(tiny_pairs.src_lengths, tiny_pairs.tgt_lengths, max_sentences=2)
+        sampler = MicrobatchSampler(tiny_pairs, layout, accumulate=config.accumulate, seed=1)
         sampler.set_epoch(0, max_updates=num_batches // config.accumulate)
         loader = make_loader(tiny_pairs, sampler, workers=workers)
         sizes = ModelSizes(
@@ -104,7 +106,7 @@ def train_tiny(tiny_pairs):
                 step = TranslationStep(model, config, device=found, total_updates=num_batches)
             if context is not None:
                 # The first steps make workspaces; the promise is about the steady state.
-                warm = BucketSampler(tiny_pairs, max_sentences=2, seed=2)
+                warm = MicrobatchSampler(tiny_pairs, layout, seed=2)
                 warm.set_epoch(0, max_updates=8)
                 loop.run_epoch(make_loader(tiny_pairs, warm, workers=0), step)
                 with context(found):

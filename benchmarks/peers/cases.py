@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from benchmarks.peers.flops import model_flops
-from gapless.nmt.data.batching import BucketSampler, Microbatch
-from gapless.nmt.data.padded import choose_shapes
+from gapless.nmt.data.fixed_layout import choose_fixed_layout
+from gapless.nmt.data.sampler import Microbatch, MicrobatchSampler
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.run.build import make_sampler
 from gapless.nmt.run.config import TrainConfig
@@ -73,15 +73,15 @@ class Case:
         """Return the batches that all peers train on, each padded to its longest sentence."""
         return list(make_sampler(replace(self.config, **PLAIN_LAYOUT), self.train))
 
-    def shaped_batches(self, *, max_shapes: int) -> BucketSampler:
+    def shaped_batches(self, *, max_shapes: int) -> MicrobatchSampler:
         """Return batches padded to a few shapes, for whoever compiles or captures each shape."""
         budgets: dict[str, Any] = {
             "max_tokens": self.config.batch_tokens,
             "max_sentences": self.config.batch_size,
         }
         lengths = self.train.src_lengths, self.train.tgt_lengths
-        shapes = choose_shapes(*lengths, **budgets, max_shapes=max_shapes)
-        return BucketSampler(self.train, **budgets, seed=self.config.seed, shapes=shapes)
+        layout = choose_fixed_layout(*lengths, **budgets, max_shapes=max_shapes)
+        return MicrobatchSampler(self.train, layout, seed=self.config.seed)
 
     def count(self, batches: Sequence[Microbatch]) -> dict[str, float]:
         """Return sentences, tokens, padding and arithmetic of these batches.
@@ -91,12 +91,7 @@ class Case:
         of_src, of_tgt = self.train.src_lengths, self.train.tgt_lengths
         pairs = np.concatenate([batch.pairs for batch in batches])
         num_src, num_tgt = int(of_src[pairs].sum()), int(of_tgt[pairs].sum())
-        positions = sum(
-            batch.shape.num_tokens
-            if batch.shape
-            else len(batch.pairs) * int(of_src[batch.pairs].max() + of_tgt[batch.pairs].max())
-            for batch in batches
-        )
+        positions = sum(batch.shape.num_tokens for batch in batches)
         return {
             "sentences": len(pairs),
             "source_tokens": num_src,

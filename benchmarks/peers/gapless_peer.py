@@ -12,7 +12,7 @@ from benchmarks.taken_away import TAKE_AWAY
 from gapless.device.numerics import seed_everything
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
-from gapless.nmt.data.batching import Microbatch, PairBatches, make_loader
+from gapless.nmt.data.sampler import Microbatch, PairBatches, make_loader
 from gapless.nmt.run.build import make_parts, make_sampler
 
 
@@ -62,7 +62,7 @@ class GaplessPeer:
         # The one place where gapless's batches are made: padded or packed as the settings say.
         self._sampler = make_sampler(self._config, case.train)
         self.batches: Sequence[Microbatch] = list(self._sampler)
-        self.setup_facts: dict[str, Any] = {"layout": self._sampler.describe_shapes()}
+        self.setup_facts: dict[str, Any] = {"layout": self._sampler.describe()}
 
     def setup(self) -> None:
         """Build model and loop; capture every shape if the plan captures."""

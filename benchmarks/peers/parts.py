@@ -8,7 +8,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from gapless.nmt.data.batching import Batch, Microbatch, PairBatches
+from gapless.nmt.data.batch import Batch
+from gapless.nmt.data.sampler import Microbatch, PairBatches
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
 from gapless.nmt.run.build import build_model
 from gapless.nmt.run.schedule import learning_rate

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
     from gapless.device.base import Device
-    from gapless.nmt.data.batching import Microbatch
+    from gapless.nmt.data.sampler import Microbatch
 
 
 class Seq2SeqPeer:

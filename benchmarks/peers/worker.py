@@ -23,13 +23,14 @@ from gapless.device.numerics import set_numerics
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from multiprocessing.connection import Connection
     from pathlib import Path
 
     from benchmarks.peers.cases import Case
     from benchmarks.peers.parts import Peer
     from gapless.device.base import Device
+    from gapless.nmt.data.sampler import Microbatch
 
     Maker = Callable[[Case, Device], Peer]
 
@@ -169,11 +170,15 @@ def _set_up(make: Maker, case: Case, name: str, channel: Connection) -> tuple[Pe
             "setup_seconds": perf_counter() - start,
             "loader_workers": multiprocessing.get_start_method(),
             # Padded or packed in a way of its own, its steps hold other pairs than those of peers.
-            "own_layout": any(micro.shape is not None for micro in peer.batches),
+            "own_layout": _pairs(peer.batches) != _pairs(case.plain_batches()),
             **getattr(peer, "setup_facts", {}),
         }
     )
     return peer, device
+
+
+def _pairs(batches: Sequence[Microbatch]) -> list[list[int]]:
+    return [micro.pairs.tolist() for micro in batches]
 
 
 def _run(peer: Peer, device: Device, case: Case, order: Order) -> dict[str, Any]:

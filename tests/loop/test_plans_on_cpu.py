@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gapless.device.find import find_device
-from gapless.nmt.data.batching import BucketSampler, make_loader
+from gapless.nmt.data.padded_layout import PaddedLayout
+from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.config import make_config
@@ -70,9 +71,10 @@ def _after_one_update(pairs, accumulate):
     if accumulate:
         # Plain gradient descent: Adam's first step forgets the size of the gradient.
         step.optimizer = torch.optim.SGD(model.parameters(), lr=1e-1)
-        sampler = BucketSampler(
-            pairs, max_sentences=len(pairs) // accumulate, accumulate=accumulate, shuffle=False
+        layout = PaddedLayout(
+            pairs.src_lengths, pairs.tgt_lengths, max_sentences=len(pairs) // accumulate
         )
+        sampler = MicrobatchSampler(pairs, layout, accumulate=accumulate, shuffle=False)
         for batch in make_loader(pairs, sampler, workers=0):
             step.on_host(batch)
             step.backward(step.forward(batch))

@@ -10,7 +10,7 @@ import torch
 
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
-from gapless.nmt.data.batching import BucketSampler, make_loader
+from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
 from gapless.nmt.run.build import make_parts
 
 
@@ -39,7 +39,7 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
         device = find_device(torch_device)
         parts = make_parts(config, task, device=device, total_updates=steps)
         sampler = parts.loader.sampler
-        assert isinstance(sampler, BucketSampler)
+        assert isinstance(sampler, MicrobatchSampler)
         sampler.set_epoch(0, max_updates=-(-steps // config.accumulate))
         workers = _num_workers(plan, device) if config.workers is None else config.workers
         return Workload(

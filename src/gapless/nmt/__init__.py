@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gapless.loop.epoch import run_epoch as run_epoch
-    from gapless.nmt.data.batching import Batch as Batch
+    from gapless.nmt.data.batch import Batch as Batch
     from gapless.nmt.model.loss import LossCompute as LossCompute
     from gapless.nmt.stream_manager import StreamManager as StreamManager
 
 _HOME = {
-    "Batch": "gapless.nmt.data.batching",
+    "Batch": "gapless.nmt.data.batch",
     "LossCompute": "gapless.nmt.model.loss",
     "StreamManager": "gapless.nmt.stream_manager",
     "run_epoch": "gapless.loop.epoch",

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from gapless.nmt.data.batching import Batch, causal_mask
+from gapless.nmt.data.batch import Batch, causal_mask
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 from gapless.nmt.model.transformer import ModelSizes, Transformer, sinusoids
 

@@ -7,7 +7,7 @@ import torch
 
 import gapless
 from gapless.device.find import find_device
-from gapless.nmt.data.batching import causal_mask
+from gapless.nmt.data.batch import causal_mask
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.model.transformer import ModelSizes, Transformer

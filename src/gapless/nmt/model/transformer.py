@@ -21,7 +21,7 @@ from gapless.nmt.model.attention import Attention, Dense, Packed, Pattern
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.nmt.data.packed import PackedBatch
+    from gapless.nmt.data.batch import PackedBatch
 
 
 @dataclass(frozen=True, kw_only=True)

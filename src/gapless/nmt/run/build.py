@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.nmt.data.batching import BucketSampler, make_loader
-from gapless.nmt.data.packed import choose_packings
-from gapless.nmt.data.padded import choose_shapes
+from gapless.nmt.data.fixed_layout import choose_fixed_layout
+from gapless.nmt.data.packed_layout import choose_packed_layout
+from gapless.nmt.data.padded_layout import PaddedLayout
+from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
 from gapless.nmt.model.compiling import compile_layers
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.checkpoints import FINAL, FOLDER, load_weights
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
     from gapless.device.base import Device
-    from gapless.nmt.data.batching import AnyBatch
-    from gapless.nmt.data.packed import Packings
-    from gapless.nmt.data.padded import Shapes
+    from gapless.nmt.data.batch import AnyBatch
+    from gapless.nmt.data.layout import Layout
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task, Vocabs
@@ -64,36 +64,51 @@ def make_parts(
 
 def make_sampler(
     config: TrainConfig, pairs: TokenPairs, *, for_training: bool = True
-) -> BucketSampler:
+) -> MicrobatchSampler:
     """Return a sampler of these pairs with the budgets of a run.
 
     Args:
         config: of the run, resolved for its device.
         pairs: to draw from, at least one.
-        for_training: shuffle, group batches into updates, and pad or pack as the run does.
+        for_training: shuffle, group batches into updates, and lay them out as the run does.
+            Otherwise batches are padded and come in the order of length.
     """
-    return BucketSampler(
+    if not for_training:
+        return MicrobatchSampler(pairs, _padded_layout(config, pairs), shuffle=False)
+    return MicrobatchSampler(
         pairs,
-        max_tokens=config.batch_tokens,
-        max_sentences=config.batch_size,
-        accumulate=config.accumulate if for_training else 1,
-        shuffle=for_training,
+        make_layout(config, pairs),
+        accumulate=config.accumulate,
         seed=config.seed,
-        shapes=_shapes(config, pairs) if for_training else None,
     )
 
 
-def _shapes(config: TrainConfig, pairs: TokenPairs) -> Shapes | Packings | None:
+def make_layout(config: TrainConfig, pairs: TokenPairs) -> Layout:
+    """Return how a run lays its training pairs out in batches: padded, fixed or packed.
+
+    Args:
+        config: of the run, resolved for its device.
+        pairs: to train on, at least one.
+    """
     lengths = pairs.src_lengths, pairs.tgt_lengths
     if config.pack and config.batch_tokens is not None:
-        return choose_packings(
+        return choose_packed_layout(
             *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
         )
     if config.fixed_shapes:
-        return choose_shapes(
+        return choose_fixed_layout(
             *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
         )
-    return None
+    return _padded_layout(config, pairs)
+
+
+def _padded_layout(config: TrainConfig, pairs: TokenPairs) -> PaddedLayout:
+    return PaddedLayout(
+        pairs.src_lengths,
+        pairs.tgt_lengths,
+        max_tokens=config.batch_tokens,
+        max_sentences=config.batch_size,
+    )
 
 
 def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import FrameType, TracebackType
 
-    from gapless.nmt.data.batching import AnyBatch
+    from gapless.nmt.data.batch import AnyBatch
 
 
 class StopRequest:

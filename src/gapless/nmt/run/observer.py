@@ -9,7 +9,7 @@ import torch
 
 if TYPE_CHECKING:
     from gapless.device.base import Device
-    from gapless.nmt.data.batching import BucketSampler
+    from gapless.nmt.data.sampler import MicrobatchSampler
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task
     from gapless.plans import Plan
@@ -69,10 +69,10 @@ def describe_run(
     }
 
 
-def describe_model(task: Task, *, parameters: int, sampler: BucketSampler) -> dict[str, str]:
+def describe_model(task: Task, *, parameters: int, sampler: MicrobatchSampler) -> dict[str, str]:
     """Return lines about model and batches of a run, each under its title."""
     return {
         "model": f"{parameters:,} parameters, vocabulary {len(task.vocabs.src)} to "
         f"{len(task.vocabs.tgt)}",
-        "batches": f"{len(sampler)} an epoch, {sampler.describe_shapes()}",
+        "batches": f"{len(sampler)} an epoch, {sampler.describe()}",
     }

@@ -13,7 +13,7 @@ from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
-from gapless.nmt.data.batching import PairBatches, make_loader
+from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.model.compiling import compile_layers, layers_as_written
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run import checkpoints as checkpoint, folder as runs
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
     from torch.utils.data import DataLoader
 
-    from gapless.nmt.data.batching import AnyBatch
+    from gapless.nmt.data.batch import AnyBatch
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.observer import Observer

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.device.numerics import autocast
-from gapless.nmt.data.batching import AnyBatch, Batch
-from gapless.nmt.data.packed import PackedBatch
+from gapless.nmt.data.batch import AnyBatch, Batch, PackedBatch
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
 from gapless.nmt.run.schedule import learning_rate
 from gapless.pipeline.step import StepLoss

@@ -7,8 +7,10 @@ import pytest
 import torch
 from hypothesis import example, given, settings, strategies as st
 
-from gapless.nmt.data.batching import Batch, BucketSampler, Microbatch, PairBatches
-from gapless.nmt.data.packed import choose_packings, fill
+from gapless.nmt.data.batch import Batch
+from gapless.nmt.data.packed_layout import choose_packed_layout
+from gapless.nmt.data.padded_layout import PaddedShape
+from gapless.nmt.data.sampler import Microbatch, MicrobatchSampler, PairBatches
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 from gapless.nmt.model.attention import Packed, _attend_padded
@@ -26,8 +28,8 @@ def make_pairs(sizes, seed=0):
 
 
 def packed(pairs, *, max_tokens, **options):
-    packings = choose_packings(pairs.src_lengths, pairs.tgt_lengths, max_tokens=max_tokens)
-    return BucketSampler(pairs, max_tokens=max_tokens, shapes=packings, **options), packings
+    layout = choose_packed_layout(pairs.src_lengths, pairs.tgt_lengths, max_tokens=max_tokens)
+    return MicrobatchSampler(pairs, layout, **options), layout
 
 
 @settings(deadline=None, max_examples=60)
@@ -36,19 +38,19 @@ def packed(pairs, *, max_tokens, **options):
 def test_an_epoch_has_every_pair_once_in_batches_of_few_shapes(sizes, budget, seed):
     """Rows follow each other without a break, none is too long, and each has a source to see."""
     pairs = make_pairs(sizes)
-    sampler, packings = packed(pairs, max_tokens=budget, seed=seed)
+    sampler, layout = packed(pairs, max_tokens=budget, seed=seed)
 
     assert sorted(np.concatenate([micro.pairs for micro in sampler])) == list(range(len(sizes)))
-    assert {micro.shape for micro in sampler} <= set(packings.shapes)
+    assert {micro.shape for micro in sampler} <= set(layout.shapes)
     for micro in sampler:
-        batch, packing = PairBatches(pairs)[micro], micro.shape
-        assert batch.src.shape == batch.src_positions.shape == (packing.src_tokens,)
-        assert batch.trg.shape == batch.trg_y.shape == (packing.tgt_tokens,)
+        batch, shape = PairBatches(pairs)[micro], micro.shape
+        assert batch.src.shape == batch.src_positions.shape == (shape.src_tokens,)
+        assert batch.trg.shape == batch.trg_y.shape == (shape.tgt_tokens,)
         rows = [starts.diff() for starts in (batch.src_starts, batch.tgt_starts)]
         for starts, side in ((batch.src_starts, batch.src), (batch.tgt_starts, batch.trg)):
-            assert len(starts) == packing.rows + 1
+            assert len(starts) == shape.rows + 1
             assert (starts[0], starts[-1]) == (0, len(side))
-            assert 0 <= starts.diff().min() <= starts.diff().max() <= packing.longest
+            assert 0 <= starts.diff().min() <= starts.diff().max() <= shape.longest
         assert bool((rows[0] > 0)[rows[1] > 0].all())
 
 
@@ -79,9 +81,9 @@ def test_little_is_padding_when_sources_and_targets_differ_in_length():
     draw = np.random.default_rng(1)
     src = np.clip(draw.lognormal(3.2, 0.7, 20_000), 2, 200).astype(int)
     tgt = np.clip(src * draw.uniform(0.4, 1.4, 20_000), 2, 200).astype(int)
-    packings = choose_packings(src, tgt, max_tokens=8192)
+    layout = choose_packed_layout(src, tgt, max_tokens=8192)
 
-    *batches, _ = fill(draw.permutation(len(src)), src, tgt, packings)
+    *batches, _ = layout.batches(draw.permutation(len(src)))
     real = sum(src[pairs].sum() + tgt[pairs].sum() for pairs, _ in batches)
 
     assert real / sum(shape.num_tokens for _, shape in batches) > 0.98
@@ -91,10 +93,10 @@ def test_batches_are_a_random_sample_of_lengths():
     """No batch holds only short sentences: every one is near the mean of its shape."""
     draw = np.random.default_rng(1)
     src = draw.integers(2, 60, 5000)
-    packings = choose_packings(src, src, max_tokens=4096)
-    *batches, _ = fill(draw.permutation(len(src)), src, src, packings)
+    layout = choose_packed_layout(src, src, max_tokens=4096)
+    *batches, _ = layout.batches(draw.permutation(len(src)))
 
-    assert len(packings.shapes) == 1
+    assert len(layout.shapes) == 1
     assert all(abs(src[pairs].mean() - src.mean()) < 8 for pairs, _ in batches)
 
 
@@ -102,21 +104,21 @@ def test_a_batch_has_no_more_pairs_than_asked_for():
     """Both budgets hold, and the shape is as small as the smaller of them asks."""
     draw = np.random.default_rng(1)
     src = draw.integers(2, 60, 1000)
-    packings = choose_packings(src, src, max_tokens=4096, max_sentences=16)
-    batches = list(fill(draw.permutation(len(src)), src, src, packings))
+    layout = choose_packed_layout(src, src, max_tokens=4096, max_sentences=16)
+    batches = layout.batches(draw.permutation(len(src)))
 
     assert max(len(pairs) for pairs, _ in batches) == 16
-    assert all(shape.src_tokens < 700 for shape in packings.shapes)
+    assert all(shape.src_tokens < 700 for shape in layout.shapes)
 
 
 def test_few_long_sentences_have_a_shape_of_their_own():
     """Rows of 600 tokens for all would need much memory; leftovers join the longer ones."""
     draw = np.random.default_rng(1)
     src = np.where(draw.random(5000) < 0.02, 600, draw.integers(2, 60, 5000))
-    packings = choose_packings(src, src, max_tokens=4096)
-    batches = list(fill(draw.permutation(len(src)), src, src, packings))
+    layout = choose_packed_layout(src, src, max_tokens=4096)
+    batches = layout.batches(draw.permutation(len(src)))
 
-    assert [shape.longest for shape in packings.shapes] == [64, 640]
+    assert [shape.longest for shape in layout.shapes] == [64, 640]
     assert all(src[pairs].max() < 60 for pairs, shape in batches if shape.longest == 64)
     assert any(src[pairs].min() < 60 for pairs, shape in batches if shape.longest == 640)
     assert sum(len(pairs) for pairs, _ in batches) == 5000
@@ -144,7 +146,11 @@ def test_a_packed_batch_learns_what_a_padded_one_does(norm):
 
     batch = PairBatches(pairs)[micro]
     one = learn(compute.normalized(model.forward_packed(batch), batch.trg_y, batch.ntokens))
-    tokens = PairBatches(pairs)[Microbatch(pairs=micro.pairs, update_tokens=1, ends_update=True)]
+    src, tgt = pairs.take(micro.pairs)
+    padded = PaddedShape(
+        rows=len(micro.pairs), src_len=src.lengths.max(), tgt_len=tgt.lengths.max() - 1
+    )
+    tokens = padded.collate(src, tgt, update_tokens=1, ends_update=True)
     rows = Batch.from_tokens(tokens.src, tokens.tgt, tokens.ntokens)
     out = model(rows.src, rows.trg, rows.src_mask, rows.trg_mask)
     other = learn(compute.normalized(out, rows.trg_y, rows.ntokens))
@@ -181,7 +187,7 @@ def test_the_header_says_how_much_is_padding():
     """The shape is no larger than the data: of 128 + 128 positions, 20 pairs of 5 + 5 take 200."""
     sampler, _ = packed(make_pairs([(5, 5)] * 20), max_tokens=300)
 
-    assert sampler.describe_shapes() == "packed into 128 + 128 tokens, 21.9% padding"
+    assert sampler.describe() == "packed into 128 + 128 tokens, 21.9% padding"
 
 
 def test_a_batch_keeps_its_budget():
@@ -189,6 +195,6 @@ def test_a_batch_keeps_its_budget():
     draw = np.random.default_rng(1)
     src, tgt = draw.integers(2, 58, 5000), draw.integers(2, 38, 5000)
 
-    for shape in choose_packings(src, tgt, max_tokens=4100).shapes:
+    for shape in choose_packed_layout(src, tgt, max_tokens=4100).shapes:
         assert shape.src_tokens == 4096
         assert shape.tgt_tokens < 3000

@@ -1,4 +1,4 @@
-"""Few padded shapes for many sentence pairs."""
+"""Batches padded to a few fixed shapes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gapless.nmt.data.batching import BucketSampler, PairBatches
-from gapless.nmt.data.padded import Shape, choose_shapes, cut
+from gapless.nmt.data.fixed_layout import FixedLayout, choose_fixed_layout
+from gapless.nmt.data.padded_layout import PaddedLayout, PaddedShape
+from gapless.nmt.data.sampler import MicrobatchSampler, PairBatches
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 
@@ -24,10 +25,9 @@ def arrays(pairs):
 def test_every_pair_fits_into_its_shape(pairs, budget, max_shapes):
     """Shapes are few, take their pairs, and keep the budget but for single rows."""
     src, tgt = arrays(pairs)
-    found = choose_shapes(src, tgt, max_tokens=budget, max_shapes=max_shapes)
+    found = choose_fixed_layout(src, tgt, max_tokens=budget, max_shapes=max_shapes)
 
     assert 1 <= len(found.shapes) <= max_shapes
-    assert 0 <= found.padding_share < 1
     for number, (src_len, tgt_len) in enumerate(pairs):
         shape = found.shapes[found.of_pair[number]]
         assert src_len <= shape.src_len
@@ -40,17 +40,22 @@ def test_every_pair_fits_into_its_shape(pairs, budget, max_shapes):
 def test_an_epoch_has_every_pair_once(pairs, rows, seed):
     """Whatever is left over moves to a larger shape, and nothing is lost or repeated."""
     src, tgt = arrays(pairs)
-    found = choose_shapes(src, tgt, max_sentences=rows)
+    found = choose_fixed_layout(src, tgt, max_sentences=rows)
     order = np.random.default_rng(seed).permutation(len(pairs))
-    pairs_of = [order[found.of_pair[order] == number] for number in range(len(found.shapes))]
 
-    batches = cut(found.shapes, pairs_of)
+    batches = found.batches(order)
 
-    assert sorted(np.concatenate([pairs for _, pairs in batches])) == list(range(len(pairs)))
-    for number, chosen in batches:
-        assert 1 <= len(chosen) <= found.shapes[number].rows
-        assert src[chosen].max() <= found.shapes[number].src_len
-        assert tgt[chosen].max() <= found.shapes[number].tgt_len
+    assert sorted(np.concatenate([chosen for chosen, _ in batches])) == list(range(len(pairs)))
+    for chosen, shape in batches:
+        assert shape in found.shapes
+        assert 1 <= len(chosen) <= shape.rows
+        assert src[chosen].max() <= shape.src_len
+        assert tgt[chosen].max() <= shape.tgt_len
+
+
+def padding_share(layout, src, tgt):
+    positions = sum(shape.num_tokens for _, shape in layout.batches(np.arange(len(src))))
+    return 1.0 - (src.sum() + tgt.sum()) / positions
 
 
 def test_more_shapes_mean_less_padding():
@@ -59,31 +64,33 @@ def test_more_shapes_mean_less_padding():
     src = draw.integers(3, 60, 4000)
     tgt = np.clip(src + draw.integers(-3, 4, 4000), 1, None)
     shares = [
-        choose_shapes(src, tgt, max_sentences=32, max_shapes=count).padding_share
+        padding_share(choose_fixed_layout(src, tgt, max_sentences=32, max_shapes=count), src, tgt)
         for count in (1, 4, 16, 64)
     ]
 
     assert shares == sorted(shares, reverse=True)
     assert shares[0] > 0.4
-    assert choose_shapes(src, tgt, max_sentences=32, max_padding=0.2).padding_share <= 0.21
-    assert len(choose_shapes(src, tgt, max_sentences=32, max_padding=0.2).shapes) < 16
+    layout = choose_fixed_layout(src, tgt, max_sentences=32, max_padding=0.2)
+    assert padding_share(layout, src, tgt) <= 0.21
+    assert len(layout.shapes) < 16
 
 
 def test_what_is_left_over_goes_to_the_next_larger_shape():
     """Rows that do not fill a batch join the first shape that takes them."""
-    shapes = [Shape(rows=2, src_len=4, tgt_len=8), Shape(rows=2, src_len=8, tgt_len=4)]
-    shapes += [Shape(rows=3, src_len=8, tgt_len=8)]
+    shapes = [PaddedShape(rows=2, src_len=4, tgt_len=8), PaddedShape(rows=2, src_len=8, tgt_len=4)]
+    shapes += [PaddedShape(rows=3, src_len=8, tgt_len=8)]
+    layout = FixedLayout(shapes=shapes, of_pair=np.array([0, 0, 0, 1, 2]))
 
-    batches = cut(shapes, [np.array([0, 1, 2]), np.array([3]), np.array([4])])
+    batches = [(pairs.tolist(), shape) for pairs, shape in layout.batches(np.arange(5))]
 
-    assert [(number, list(pairs)) for number, pairs in batches] == [(0, [0, 1]), (2, [3, 2, 4])]
+    assert batches == [([0, 1], shapes[0]), ([3, 2, 4], shapes[2])]
 
 
 def test_filled_up_rows_hold_nothing_to_predict():
     """A batch of a set shape has that shape; its empty rows have one token to attend to."""
     pairs = TokenPairs([[5, 6, 7]] * 5, [[8, 9]] * 5)
-    shapes = choose_shapes(pairs.src_lengths, pairs.tgt_lengths, max_sentences=3)
-    sampler = BucketSampler(pairs, max_sentences=3, shapes=shapes, shuffle=False)
+    layout = choose_fixed_layout(pairs.src_lengths, pairs.tgt_lengths, max_sentences=3)
+    sampler = MicrobatchSampler(pairs, layout, shuffle=False)
     batches = [PairBatches(pairs)[micro] for micro in sampler]
 
     assert [tuple(batch.src.shape) for batch in batches] == [(3, 4), (3, 4)]
@@ -91,27 +98,29 @@ def test_filled_up_rows_hold_nothing_to_predict():
     assert batches[1].src[2].tolist() == [EOS, PAD, PAD, PAD]
     assert batches[1].tgt[2].tolist() == [BOS, PAD, PAD, PAD, PAD]
     assert [batch.ntokens.item() for batch in batches] == [9, 6]
-    assert sampler.describe_shapes() == "padded to 1 shapes, 27.1% padding"
+    assert sampler.describe() == "padded to 1 shapes, 27.1% padding"
 
 
 def test_one_batch_of_each_shape():
     """Warm-up sees every shape, twice where only some batches end an update."""
     pairs = TokenPairs([[5] * (1 + n % 30) for n in range(400)], [[6] * 3] * 400)
-    shapes = choose_shapes(pairs.src_lengths, pairs.tgt_lengths, max_sentences=8)
-    sampler = BucketSampler(pairs, max_sentences=8, accumulate=2, shapes=shapes)
+    lengths = pairs.src_lengths, pairs.tgt_lengths
+    layout = choose_fixed_layout(*lengths, max_sentences=8)
+    sampler = MicrobatchSampler(pairs, layout, accumulate=2)
 
     found = {(micro.shape, micro.ends_update) for micro in sampler.one_of_each()}
 
-    assert len(sampler.one_of_each()) == 2 * len(shapes.shapes) == len(found)
+    assert len(sampler.one_of_each()) == 2 * len(layout.shapes) == len(found)
     assert {(micro.shape, micro.ends_update) for micro in sampler} <= found
     assert all(len(PairBatches(pairs)[micro].src) == 8 for micro in sampler.one_of_each())
-    assert BucketSampler(pairs, max_sentences=8).one_of_each() == []
+    padded = PaddedLayout(*lengths, max_sentences=8)
+    assert MicrobatchSampler(pairs, padded).one_of_each() == []
 
 
 def test_nothing_to_choose_from_is_refused():
     """Without pairs or budget there is no shape."""
     empty = np.array([], dtype=np.int64)
-    with pytest.raises(ValueError, match="at least one pair, and max_tokens or max_sentences"):
-        choose_shapes(empty, empty, max_tokens=10)
-    with pytest.raises(ValueError, match="at least one pair, and max_tokens or max_sentences"):
-        choose_shapes(np.array([1]), np.array([1]))
+    with pytest.raises(ValueError, match=r"at least one pair.*max_tokens.*max_sentences"):
+        choose_fixed_layout(empty, empty, max_tokens=10)
+    with pytest.raises(ValueError, match=r"at least one pair.*max_tokens.*max_sentences"):
+        choose_fixed_layout(np.array([1]), np.array([1]))

@@ -1,4 +1,4 @@
-"""Length buckets and token budgets."""
+"""The batches of an epoch: budgets, updates, order and loaders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings, strategies as st
 
-from gapless.nmt.data.batching import BucketSampler, make_loader
+from gapless.nmt.data.padded_layout import PaddedLayout
+from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.data.vocab import BOS, EOS, PAD
 
@@ -19,12 +20,19 @@ def make_pairs(sizes):
     return TokenPairs([[4] * a for a, _ in sizes], [[5] * b for _, b in sizes])
 
 
+def padded_sampler(pairs, *, max_tokens=None, max_sentences=None, **options):
+    layout = PaddedLayout(
+        pairs.src_lengths, pairs.tgt_lengths, max_tokens=max_tokens, max_sentences=max_sentences
+    )
+    return MicrobatchSampler(pairs, layout, **options)
+
+
 @settings(deadline=None)
 @given(lengths, st.integers(1, 80), st.integers(1, 4), st.integers(0, 5))
 def test_an_epoch_is_every_pair_once_within_the_budget(sizes, budget, accumulate, epoch):
     """No pair is lost or repeated, no batch exceeds the budget unless it is one pair."""
     pairs = make_pairs(sizes)
-    sampler = BucketSampler(pairs, max_tokens=budget, accumulate=accumulate)
+    sampler = padded_sampler(pairs, max_tokens=budget, accumulate=accumulate)
     sampler.set_epoch(epoch)
     batches = list(sampler)
 
@@ -43,7 +51,7 @@ def test_an_epoch_is_every_pair_once_within_the_budget(sizes, budget, accumulate
 def test_an_update_counts_the_tokens_of_all_its_batches(sizes, accumulate):
     """What divides the loss is the number of target tokens of the whole update."""
     pairs = make_pairs(sizes)
-    batches = list(BucketSampler(pairs, max_sentences=3, accumulate=accumulate))
+    batches = list(padded_sampler(pairs, max_sentences=3, accumulate=accumulate))
     for start in range(0, len(batches), accumulate):
         update = batches[start : start + accumulate]
         tokens = sum(int(pairs.tgt_lengths[batch.pairs].sum()) for batch in update)
@@ -53,7 +61,7 @@ def test_an_update_counts_the_tokens_of_all_its_batches(sizes, accumulate):
 def test_epochs_differ_and_repeat_exactly():
     """An epoch's order is a function of its number; a part of it can be skipped."""
     draw = np.random.default_rng(0)
-    sampler = BucketSampler(make_pairs(draw.integers(1, 12, (200, 2)).tolist()), max_sentences=4)
+    sampler = padded_sampler(make_pairs(draw.integers(1, 12, (200, 2)).tolist()), max_sentences=4)
 
     def order(epoch, skip=0):
         sampler.set_epoch(epoch, skip=skip)
@@ -68,7 +76,7 @@ def test_batches_hold_pairs_of_similar_length():
     """Buckets keep padding low: batches are shuffled, not sentences."""
     draw = np.random.default_rng(1)
     pairs = make_pairs([(n, n) for n in draw.integers(1, 60, 1000)])
-    batches = list(BucketSampler(pairs, max_sentences=20))
+    batches = list(padded_sampler(pairs, max_sentences=20))
 
     padded = sum(pairs.src_lengths[batch.pairs].max() * len(batch.pairs) for batch in batches)
     assert padded < 1.1 * pairs.src_lengths.sum()
@@ -79,7 +87,7 @@ def test_loaders_pad_at_the_end(workers):
     """Rows begin with their text and end in padding, with any number of workers."""
     pairs = TokenPairs([[7, 8], [9]], [[4], [5, 6, 7]])
     (batch,) = make_loader(
-        pairs, BucketSampler(pairs, max_sentences=2, shuffle=False), workers=workers
+        pairs, padded_sampler(pairs, max_sentences=2, shuffle=False), workers=workers
     )
 
     assert batch.src.tolist() == [[9, EOS, PAD], [7, 8, EOS]]
@@ -88,16 +96,16 @@ def test_loaders_pad_at_the_end(workers):
     assert torch.int64 == batch.src.dtype
 
 
-def test_a_sampler_needs_a_budget():
+def test_a_padded_layout_needs_a_budget():
     """Neither tokens nor sentences given is a mistake."""
-    with pytest.raises(ValueError, match="max_tokens or max_sentences"):
-        BucketSampler(make_pairs([(1, 1)]))
+    with pytest.raises(ValueError, match=r"max_tokens .* max_sentences"):
+        padded_sampler(make_pairs([(1, 1)]))
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_skipped_part_and_the_rest_are_the_whole_epoch(accumulate):
     """Batches keep their update, its tokens and its end wherever an epoch is taken up."""
-    sampler = BucketSampler(
+    sampler = padded_sampler(
         make_pairs([(n % 9, n % 7) for n in range(50)]), max_tokens=30, accumulate=accumulate
     )
 
@@ -119,7 +127,7 @@ def test_workers_do_not_change_batches_or_random_numbers():
     pairs = TokenPairs(ids, ids[::-1])
 
     def epochs(workers):
-        sampler = BucketSampler(pairs, max_tokens=60, accumulate=2, seed=3)
+        sampler = padded_sampler(pairs, max_tokens=60, accumulate=2, seed=3)
         loader = make_loader(pairs, sampler, workers=workers)
         torch.manual_seed(0)
         found = []
@@ -143,7 +151,7 @@ def test_workers_do_not_change_batches_or_random_numbers():
 def test_rows_are_their_text_and_then_padding(sizes, budget):
     """Every row is its pair's ids, marks included, and nothing but padding after them."""
     pairs = make_pairs(sizes)
-    sampler = BucketSampler(pairs, max_tokens=budget)
+    sampler = padded_sampler(pairs, max_tokens=budget)
     for micro, batch in zip(sampler, make_loader(pairs, sampler, workers=0), strict=True):
         for row, number in enumerate(micro.pairs):
             a, b = sizes[number]

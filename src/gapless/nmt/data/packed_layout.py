@@ -1,0 +1,322 @@
+"""Sentences packed one after the other, with almost no padding.
+
+Batches have one fixed shape or two: a number of source tokens, of target tokens and of rows, and a
+limit on the tokens of a row. If a few sentences are much longer than the rest, they get a shape of
+their own, because the attention kernel keeps memory for rows times the longest row. What a batch
+leaves free at the end of either side becomes rows of padding. They see only themselves, and the
+loss leaves them out.
+
+Within a shape pairs are not sorted by length: every batch is a random sample.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from gapless.nmt.data.batch import PackedBatch
+from gapless.nmt.data.layout import BatchPlan
+from gapless.nmt.data.vocab import PAD
+
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from gapless.nmt.data.token_pairs import Rows
+
+
+# Token counts are rounded up to a multiple of this, with which matrix kernels run faster. So is
+# the longest row: the attention kernel works on tiles of this many tokens.
+_GRAIN = 64
+
+# The number of sentences in a batch varies. A shape has room for the mean plus this many times its
+# square root: every row costs the attention kernel memory, used or not.
+_SPARE = 4.0
+
+# Use a second shape only if it saves this share of the attention kernel's memory.
+_LEAST_SAVING = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedShape:
+    """The size of a packed batch.
+
+    Attributes:
+        src_tokens: source tokens of a batch, padding included.
+        tgt_tokens: target tokens of a batch, padding included.
+        sentences: most pairs in a batch.
+        padding_rows: most rows of padding.
+        longest: upper limit of the tokens in a row.
+    """
+
+    src_tokens: int
+    tgt_tokens: int
+    sentences: int
+    padding_rows: int
+    longest: int
+
+    @property
+    def num_tokens(self) -> int:
+        """Source and target positions of a batch, padding included."""
+        return self.src_tokens + self.tgt_tokens
+
+    @property
+    def rows(self) -> int:
+        """Rows of a batch: sentences, padding and empty ones."""
+        return self.sentences + self.padding_rows
+
+    def takes(self, src: NDArray[np.int64], tgt: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Return whether sentences with these total lengths fit into one batch, [n].
+
+        Each row of padding needs a source token to attend to.
+
+        Args:
+            src: source tokens, [n].
+            tgt: target tokens, [n].
+        """
+        padding_rows = -(-(self.tgt_tokens - tgt) // self.longest)
+        return (tgt <= self.tgt_tokens) & (src + padding_rows <= self.src_tokens)
+
+    def collate(
+        self, src: Rows, tgt: Rows, *, update_tokens: int, ends_update: bool
+    ) -> PackedBatch:
+        """Return the batch of these pairs.
+
+        Args:
+            src: sources with end.
+            tgt: targets with begin and end.
+            update_tokens: target tokens of the whole update.
+            ends_update: whether this is the update's last batch.
+        """
+        trg, trg_y = tgt.without_last(), tgt.without_first()
+        src_rows, tgt_rows = self._row_lengths(src.lengths, trg.lengths)
+        return PackedBatch(
+            src=_filled(src.ids, self.src_tokens, PAD),
+            src_positions=_filled(src.positions(), self.src_tokens, 0),
+            src_starts=_starts(src_rows),
+            trg=_filled(trg.ids, self.tgt_tokens, PAD),
+            trg_y=_filled(trg_y.ids, self.tgt_tokens, PAD),
+            tgt_positions=_filled(trg.positions(), self.tgt_tokens, 0),
+            tgt_starts=_starts(tgt_rows),
+            ntokens=torch.tensor(len(trg.ids)),
+            norm=torch.tensor(update_tokens),
+            longest=self.longest,
+            ends_update=ends_update,
+        )
+
+    def _row_lengths(
+        self, src_lengths: NDArray[np.int64], tgt_lengths: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return the lengths of all rows of both sides: sentences, padding, then empty rows."""
+        free = (self.src_tokens - src_lengths.sum(), self.tgt_tokens - tgt_lengths.sum())
+        num_rows = math.ceil(max(free) / self.longest)
+        num_empty = self.rows - len(src_lengths) - num_rows
+        sides = []
+        for lengths, left in zip((src_lengths, tgt_lengths), free, strict=True):
+            rows = [left // num_rows + (row < left % num_rows) for row in range(num_rows)]
+            sides.append(np.concatenate((lengths, rows, np.zeros(num_empty))).astype(np.int64))
+        return sides[0], sides[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedLayout:
+    """Packs each pair into the fixed shape that was chosen for it, or into the larger one.
+
+    Attributes:
+        shapes: one or two, the one for shorter sentences first.
+        of_pair: number of each pair's shape, [pairs].
+        src_lengths: source tokens of each pair, [pairs].
+        tgt_lengths: target tokens to predict of each pair, [pairs].
+    """
+
+    shapes: list[PackedShape]
+    of_pair: NDArray[np.int64]
+    src_lengths: NDArray[np.int64]
+    tgt_lengths: NDArray[np.int64]
+
+    def batches(self, order: NDArray[np.int64]) -> list[BatchPlan]:
+        """Fill batches with the pairs of each shape; a last batch that is not full moves on.
+
+        Args:
+            order: the numbers of all pairs.
+        """
+        plans: list[BatchPlan] = []
+        left_over = order[:0]
+        for number, shape in enumerate(self.shapes):
+            own = (self.of_pair[order] == number) | np.isin(order, left_over)
+            batches = self._fill(order[own], shape)
+            has_larger = number + 1 < len(self.shapes)
+            left_over = batches.pop() if batches and has_larger else order[:0]
+            plans += [BatchPlan(pairs, shape) for pairs in batches]
+        return plans
+
+    def examples(self) -> list[BatchPlan]:
+        """Return a batch of one pair for each shape."""
+        return [
+            BatchPlan(np.flatnonzero(self.of_pair == number)[:1], shape)
+            for number, shape in enumerate(self.shapes)
+        ]
+
+    def describe(self) -> str:
+        """Return how batches are laid out, for people."""
+        sizes = " or ".join(f"{s.src_tokens:,} + {s.tgt_tokens:,}" for s in self.shapes)
+        return f"packed into {sizes} tokens"
+
+    def _fill(self, order: NDArray[np.int64], shape: PackedShape) -> list[NDArray[np.int64]]:
+        """Return the pairs of each batch of this shape."""
+        order = self._balanced(order, shape)
+        src, tgt = np.cumsum(self.src_lengths[order]), np.cumsum(self.tgt_lengths[order])
+        batches = []
+        start = 0
+        while start < len(order):
+            before_src, before_tgt = (side[start - 1] if start else 0 for side in (src, tgt))
+            last = start + shape.sentences
+            fits = shape.takes(src[start:last] - before_src, tgt[start:last] - before_tgt)
+            # The first pair that does not fit ends the batch. A batch holds one pair at least.
+            size = max(1, len(fits) if fits.all() else int(fits.argmin()))
+            batches.append(order[start : start + size])
+            start += size
+        return batches
+
+    def _balanced(self, order: NDArray[np.int64], shape: PackedShape) -> NDArray[np.int64]:
+        """Return the pairs so ordered that both sides of a batch fill up at one rate.
+
+        Interleaves source-heavy and target-heavy pairs by cumulative imbalance. Otherwise a batch
+        could be full on one side and half empty on the other.
+        """
+        excess = self.src_lengths * shape.tgt_tokens - self.tgt_lengths * shape.src_tokens
+        imbalance = excess[order]
+        imbalance_before = np.zeros(len(order), dtype=np.int64)
+        for is_heavy in (imbalance > 0, imbalance <= 0):
+            amounts = np.abs(imbalance[is_heavy])
+            imbalance_before[is_heavy] = np.cumsum(amounts) - amounts
+        return order[np.argsort(imbalance_before, kind="stable")]
+
+
+def choose_packed_layout(
+    src_lengths: NDArray[np.int64],
+    tgt_lengths: NDArray[np.int64],
+    *,
+    max_tokens: int,
+    max_sentences: int | None = None,
+) -> PackedLayout:
+    """Choose one fixed shape or two for pairs of these lengths.
+
+    Both sides of a shape fill up at the same rate.
+
+    Args:
+        src_lengths: source tokens of each pair, [pairs], at least one pair.
+        tgt_lengths: target tokens to predict of each pair, [pairs].
+        max_tokens: tokens of a batch's longer side, rounded down to a multiple of 64; more only
+            if a single pair needs more.
+        max_sentences: most pairs in a batch; None: as many as the tokens allow.
+
+    Raises:
+        ValueError: there are no pairs.
+    """
+    if not len(src_lengths):
+        raise ValueError("there must be at least one pair to choose shapes for, but there is none")
+    longer = np.maximum(src_lengths, tgt_lengths)
+    shortest, longest = int(longer.min()), int(longer.max())
+
+    def split_at(limit: int) -> PackedLayout:
+        return _layout(
+            src_lengths,
+            tgt_lengths,
+            of_pair=(longer > limit).astype(np.int64),
+            max_tokens=max_tokens,
+            max_sentences=max_sentences,
+        )
+
+    one_shape = split_at(longest)
+    # A generator: each candidate holds a number for every pair.
+    candidates = (split_at(limit) for limit in range(_round_up(shortest), longest, _GRAIN))
+    two_shapes = min(candidates, key=_attention_memory, default=one_shape)
+    is_worth_it = _attention_memory(two_shapes) < (1 - _LEAST_SAVING) * _attention_memory(
+        one_shape
+    )
+    return two_shapes if is_worth_it else one_shape
+
+
+def _layout(
+    src_lengths: NDArray[np.int64],
+    tgt_lengths: NDArray[np.int64],
+    *,
+    of_pair: NDArray[np.int64],
+    max_tokens: int,
+    max_sentences: int | None,
+) -> PackedLayout:
+    """Return the layout in which the pairs are divided among shapes like this."""
+    sides = src_lengths, tgt_lengths
+    shapes = []
+    for number in range(int(of_pair.max()) + 1):
+        # Shorter pairs may move on into this shape, so it takes any of them.
+        own, own_or_shorter = of_pair == number, of_pair <= number
+        shapes.append(
+            _shape(
+                means=[float(side[own].mean()) for side in sides],
+                longest=[int(side[own_or_shorter].max()) for side in sides],
+                max_tokens=max_tokens,
+                max_sentences=min(max_sentences or len(of_pair), int(own_or_shorter.sum())),
+            )
+        )
+    return PackedLayout(
+        shapes=shapes, of_pair=of_pair, src_lengths=src_lengths, tgt_lengths=tgt_lengths
+    )
+
+
+def _attention_memory(layout: PackedLayout) -> float:
+    """Return what the attention kernel keeps in an epoch: rows times the longest, summed."""
+    tokens = np.bincount(layout.of_pair, weights=layout.src_lengths + layout.tgt_lengths)
+    return sum(
+        float(count) / shape.num_tokens * shape.rows * shape.longest
+        for count, shape in zip(tokens, layout.shapes, strict=True)
+    )
+
+
+def _shape(
+    *, means: list[float], longest: list[int], max_tokens: int, max_sentences: int
+) -> PackedShape:
+    """Return the shape that fits pairs of these mean lengths, and takes pairs of these longest.
+
+    Args:
+        means: mean source and target length.
+        longest: longest source and target.
+        max_tokens: budget of the longer side.
+        max_sentences: most pairs in a batch.
+    """
+    budget = max(_GRAIN, max_tokens // _GRAIN * _GRAIN)
+    pairs = budget / max(means)
+    longest_row = _round_up(max(longest))
+    src_tokens, tgt_tokens = (
+        min(budget, _round_up(min(pairs, max_sentences) * mean)) for mean in means
+    )
+    tgt_tokens = max(tgt_tokens, _round_up(longest[1]))
+    # Beside any pair there is a source token for each row of padding.
+    src_tokens = max(src_tokens, _round_up(longest[0] + tgt_tokens // longest_row + 1))
+    return PackedShape(
+        src_tokens=src_tokens,
+        tgt_tokens=tgt_tokens,
+        sentences=min(math.ceil(pairs + _SPARE * math.sqrt(pairs)), max_sentences),
+        # Enough for a batch that is all padding.
+        padding_rows=math.ceil(max(src_tokens, tgt_tokens) / longest_row) + 1,
+        longest=longest_row,
+    )
+
+
+def _starts(lengths: NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
+
+
+def _filled(values: NDArray[np.int64], length: int, filler: int) -> torch.Tensor:
+    filled = np.full(length, filler, dtype=np.int64)
+    filled[: len(values)] = values
+    return torch.from_numpy(filled)
+
+
+def _round_up(tokens: float) -> int:
+    return math.ceil(tokens / _GRAIN) * _GRAIN
