@@ -192,14 +192,14 @@ class Runner:
     def warm_up(self):
         """Run until the plan is what it will be."""
         # Epochs of `auto` are long, so that its steps are read while later ones run.
-        steps = 5 * WARM_UP if self.loop.plan.auto else WARM_UP
+        steps = 5 * WARM_UP if self.loop.plan.graphs == "auto" else WARM_UP
         done = 0
         while not done or (self._is_undecided() and done < MOST_WARM_UP):
             self.run(steps)
             done += steps
 
     def _is_undecided(self):
-        return self.loop.plan.auto and self.loop.diagnosis is None
+        return self.loop.plan.graphs == "auto" and self.loop.diagnosis is None
 
 
 def measure(name, plans, *, device, options, tell, is_late):
@@ -221,7 +221,7 @@ def measure(name, plans, *, device, options, tell, is_late):
     auto, captured = runners["auto"].loop, runners["captured"].loop
     found["line"] = None if auto.diagnosis is None else auto.diagnosis.line
     found["captures"] = {
-        plan: None if loop.capture is None else str(loop.capture)
+        plan: None if loop.capture_report is None else str(loop.capture_report)
         for plan, loop in (("auto", auto), ("captured", captured))
     }
     for runner in runners.values():

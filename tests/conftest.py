@@ -5,19 +5,24 @@ from __future__ import annotations
 import os
 import random
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from gapless.device.find import find_device
 from gapless.device.numerics import seed_everything, set_numerics
-from gapless.loop.train_loop import EpochResult, TrainLoop
+from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
 from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.translation_step import TranslationStep
+
+
+if TYPE_CHECKING:
+    from gapless.records.epoch import EpochRecord
 
 
 def pytest_runtest_setup(item):
@@ -63,7 +68,7 @@ def expected_waits():
 
 @dataclass(frozen=True)
 class TinyRun:
-    result: EpochResult
+    result: EpochRecord
     weights: list[torch.Tensor]
     step: TranslationStep
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.peers.parts import take
 from benchmarks.taken_away import TAKE_AWAY
 from gapless.device.numerics import seed_everything
-from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import Microbatch, PairBatches, make_loader
 from gapless.nmt.run.build import make_parts, make_sampler
@@ -75,17 +74,17 @@ class GaplessPeer:
             parts.model.train()
         self._step = parts.step
         start = perf_counter()
-        if self._loop.captures:
+        if self._loop.captures_ahead:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
-            with self._loop.on_compute_stream():
-                snapshot = Snapshot(parts.model, parts.step.optimizer)
-            self._loop.warm_up(examples, self._step, snapshot=snapshot)
+            self._loop.capture_ahead(
+                examples, self._step, model=parts.model, optimizer=parts.step.optimizer
+            )
         self.setup_facts["warm_up_seconds"] = perf_counter() - start
 
     def run(self, window: Window, *, first: int) -> None:
         """Train: the timed steps are an epoch of their own, its start and its end included."""
-        if self._loop.plan.auto and self._steps_to_decide is None:
+        if self._loop.plan.graphs == "auto" and self._steps_to_decide is None:
             # Not in the set-up, when other rows share the device.
             self._let_auto_decide()
         batches: Any = take(self.batches, window.total, first=first)
@@ -100,7 +99,7 @@ class GaplessPeer:
         window.facts = {
             "host_waits": result.waits.as_dict(),
             "gap_share": result.gap_share,
-            "capture": _as_dict(self._loop.capture),
+            "capture": _as_dict(self._loop.capture_report),
             "diagnosis": _as_dict(self._loop.diagnosis),
             "steps_to_decide": self._steps_to_decide,
         }

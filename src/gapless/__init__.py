@@ -23,13 +23,12 @@ _PUBLIC = {
         "UserError",
     ),
     "gapless.graphs.capture": ("capture",),
-    "gapless.loop.epoch": ("run_epoch",),
-    "gapless.loop.train_loop": ("TrainLoop",),
+    "gapless.loop.train_loop": ("TrainLoop", "run_epoch"),
     "gapless.pipeline.prefetch": ("prefetch",),
     "gapless.pipeline.readback": ("DeferredLoss",),
     "gapless.pipeline.step": ("StepLoss",),
     "gapless.plans": ("PLANS", "Plan"),
-    "gapless.records.epoch": ("EpochResult",),
+    "gapless.records.epoch": ("EpochRecord",),
     "gapless.records.wait_stats": ("WaitStats",),
 }
 

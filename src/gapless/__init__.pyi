@@ -16,13 +16,12 @@ from gapless.errors import (
     UserError as UserError,
 )
 from gapless.graphs.capture import capture as capture
-from gapless.loop.epoch import run_epoch as run_epoch
-from gapless.loop.train_loop import TrainLoop as TrainLoop
+from gapless.loop.train_loop import TrainLoop as TrainLoop, run_epoch as run_epoch
 from gapless.pipeline.prefetch import prefetch as prefetch
 from gapless.pipeline.readback import DeferredLoss as DeferredLoss
 from gapless.pipeline.step import StepLoss as StepLoss
 from gapless.plans import PLANS as PLANS, Plan as Plan
-from gapless.records.epoch import EpochResult as EpochResult
+from gapless.records.epoch import EpochRecord as EpochRecord
 from gapless.records.wait_stats import WaitStats as WaitStats
 
 __version__: str

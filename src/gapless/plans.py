@@ -14,6 +14,7 @@ from gapless.errors import PlanError
 
 
 WaitWith = Literal["stream", "event", "nothing"]
+Graphs = Literal["never", "always", "auto"]
 
 MAX_STREAMS = 8
 
@@ -25,7 +26,7 @@ class Plan:
     Attributes:
         name: what reports call it.
         summary: one line for `gapless train --help` and the documentation.
-        streams: number of streams, 1 to 8; `gapless.pipeline.lanes` says what each carries.
+        streams: number of streams, 1 to 8; `gapless.pipeline.streams` says what each carries.
         wait_with: what the host waits with every `sync_interval` batches: the whole compute
             `stream`, a recorded `event`, or `nothing` (the host never waits inside an epoch).
         sync_interval: batches between two host waits, at least 1.
@@ -39,10 +40,10 @@ class Plan:
             take it over from another process.
         pin_memory: stage batches in page-locked memory, so that transfers do not block.
         run_ahead: most batches the host may be ahead of the device, at least 1.
-        capture: launch the whole step as one graph for each shape of batch. Without effect on a
-            CPU, which has nothing to launch.
-        auto: measure the first steps, name what holds them back, and capture steps where that is
-            faster.
+        graphs: `always` launches the whole step as one graph for each kind of batch; `auto`
+            measures the first steps, names the bottleneck, and captures steps where that is
+            faster; `never` runs steps eagerly. Without effect on a CPU, which has nothing to
+            launch.
     """
 
     name: str
@@ -55,8 +56,7 @@ class Plan:
     workers: int = 2
     pin_memory: bool = True
     run_ahead: int = 128
-    capture: bool = False
-    auto: bool = False
+    graphs: Graphs = "never"
 
     def __post_init__(self) -> None:
         """Check every knob.
@@ -66,11 +66,10 @@ class Plan:
         """
         if not 1 <= self.streams <= MAX_STREAMS:
             raise PlanError(f"streams must be 1 to {MAX_STREAMS}, but is {self.streams}")
-        if self.wait_with not in get_args(WaitWith):
-            raise PlanError(
-                f"wait_with must be one of {', '.join(get_args(WaitWith))}, "
-                f"but is {self.wait_with!r}"
-            )
+        for name, kind in (("wait_with", WaitWith), ("graphs", Graphs)):
+            if getattr(self, name) not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise PlanError(f"{name} must be one of {known}, but is {getattr(self, name)!r}")
         for knob, least in _LEAST.items():
             value = getattr(self, knob)
             if value < least:
@@ -153,7 +152,7 @@ _ALL = (
         loss_interval=10,
         prefetch=2,
         workers=0,
-        capture=True,
+        graphs="always",
     ),
     Plan(
         name="auto",
@@ -163,7 +162,7 @@ _ALL = (
         loss_interval=10,
         prefetch=2,
         workers=0,
-        auto=True,
+        graphs="auto",
     ),
 )
 

@@ -96,12 +96,12 @@ def test_auto_names_what_holds_a_loop_back_and_changes_no_bit(bottleneck, record
     assert bottleneck == loop.diagnosis.bottleneck, loop.diagnosis.line
     if bottleneck == "launch":
         assert loop.diagnosis.captures, loop.diagnosis.line
-        assert loop.capture.num_replays > 100
+        assert loop.capture_report.num_replays > 100
     if bottleneck == "data":
         assert loop.diagnosis.workers_needed >= 1
     if bottleneck == "host wait":
         assert "test_auto_on_gpu.py:" in loop.diagnosis.line
-        assert loop.capture.num_graphs == 0
+        assert loop.capture_report.num_graphs == 0
 
 
 def test_a_step_that_cannot_be_captured_stays_as_it_is():
@@ -156,4 +156,4 @@ def test_gapless_is_what_auto_starts_as():
         loop.run_epoch(training.batches[:3], training)
 
     assert loop.diagnosis is None
-    assert loop.capture == CaptureReport(num_eager=3)
+    assert loop.capture_report == CaptureReport(num_eager=3)

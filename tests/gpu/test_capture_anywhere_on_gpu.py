@@ -222,8 +222,8 @@ def test_a_memory_budget_stops_captures_and_nothing_else():
         found = loop.run_epoch(data, step).losses
 
     assert losses == found
-    assert loop.capture.num_graphs == 0
-    assert "which is over its budget of 1" in loop.capture.refusal
+    assert loop.capture_report.num_graphs == 0
+    assert "which is over its budget of 1" in loop.capture_report.refusal
 
 
 def test_losses_that_are_kept_are_not_overwritten():

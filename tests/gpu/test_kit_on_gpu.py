@@ -173,7 +173,7 @@ def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
         for epoch in range(1, 1001):
             if epoch == 5:
                 # Once, all batches of an epoch are in flight: rings and pools reach their size.
-                device.delay(loop.streams.get_compute_stream(), 50.0)
+                device.delay(loop._engine.streams.compute, 50.0)
             losses = loop.run_epoch(data, step).losses
             assert len(losses) == 12
             # The history of a run is meant to grow; nothing else is.

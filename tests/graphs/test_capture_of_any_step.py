@@ -189,5 +189,5 @@ def test_under_auto_the_last_run_before_a_capture_takes_a_batch_of_its_own():
         with TrainLoop(plan="auto", device=device) as loop:
             loop.run_epoch(DATA * 4, note)
 
-        assert loop.capture.num_graphs == 1
+        assert loop.capture_report.num_graphs == 1
         assert is_view[:3] == [True, False, True]

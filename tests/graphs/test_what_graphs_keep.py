@@ -363,7 +363,7 @@ def test_a_method_keeps_its_graphs_from_epoch_to_epoch():
             for _ in range(3):
                 loop.run_epoch(training.data, training.step)
 
-        assert (loop.capture.num_eager, loop.capture.num_replays) == (2, 34)
+        assert (loop.capture_report.num_eager, loop.capture_report.num_replays) == (2, 34)
 
 
 @pytest.mark.parametrize("way", ["lambda", "partial", "object", "global"])

@@ -8,11 +8,12 @@ import pytest
 
 from gapless.device.cpu import CpuDevice
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.captured_step import CapturedStep
+from gapless.graphs.captured_step import CapturedStep, StepRun
 from gapless.graphs.updates import Updates
 from gapless.loop import auto as autostep
-from gapless.loop.auto import AutoStep
+from gapless.loop.auto import AutoSteps
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.tree import Tree, flatten
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -23,7 +24,7 @@ class ScriptedStep:
         self.clock = clock
         self.eager_ms, self.captured_ms, self.capture_ms = eager_ms, captured_ms, capture_ms
         self.report = CaptureReport()
-        self.shape = None
+        self.step = None
         self.refuses_after = None
         self.seen = {}
         self.num_dropped = 0
@@ -32,26 +33,27 @@ class ScriptedStep:
     def has_graphs(self):
         return any(is_captured for is_captured in self.seen.values())
 
-    def run_eagerly(self, batch, *, may_come_again):
-        self.shape = batch if may_come_again else None
+    def run_eagerly(self, tree, *, may_come_again):
+        batch = tree.value
         self.seen.setdefault(batch, False)
         self.report.num_eager += 1
         self.clock.now += self.eager_ms
-        return "eager"
+        return StepRun("eager", "eager", batch if may_come_again else None)
 
-    def __call__(self, batch):
+    def run(self, tree):
+        batch = tree.value
         if batch not in self.seen or self.refuses_after == "capture":
             if batch in self.seen:
                 self.report.refusal = "train.py:1: no"
-            return self.run_eagerly(batch, may_come_again=True)
-        self.shape = batch
-        if not self.seen[batch]:
+            return self.run_eagerly(tree, may_come_again=True)
+        is_new = not self.seen[batch]
+        if is_new:
             self.seen[batch] = True
             self.report.num_graphs += 1
             self.clock.now += self.capture_ms
         self.report.num_replays += 1
         self.clock.now += self.captured_ms
-        return "captured"
+        return StepRun("captured", "capture" if is_new else "replay", batch)
 
     def forget(self):
         self.seen = dict.fromkeys(self.seen, False)
@@ -65,9 +67,9 @@ class Scripted:
         self.now = 0.0
         self.device = CpuDevice()
         self.device.now_ms = lambda: self.now
-        self.meter = SimpleNamespace(observer=None, label=None, is_idle=lambda: True)
+        self.meter = SimpleNamespace(is_idle=lambda: True)
         self.step = ScriptedStep(self, **times)
-        self.auto = AutoStep(self.step, device=self.device, meter=self.meter)
+        self.auto = AutoSteps(self.step, device=self.device, meter=self.meter)
         self.prefetcher = SimpleNamespace(data_wait_ms=0.0)
         self.auto.begin_epoch(self.prefetcher, [])
 
@@ -76,9 +78,10 @@ class Scripted:
         ran = []
         for batch in batches:
             start = self.now
-            ran.append(self.auto(batch))
+            out, launch = self.auto.run(Tree(batch, [], None))
+            ran.append(out)
             took = self.now - start
-            self.meter.observer(self.meter.label, took, took)
+            self.auto.observe(launch, took, took)
         return ran
 
 
@@ -131,7 +134,7 @@ def test_a_refused_capture_ends_the_trial_at_once():
 def test_shapes_that_never_come_again_end_the_trial():
     """After two hundred steps nothing is captured, which is said."""
     scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
-    before = autostep._WARM_UP + autostep._WINDOW + autostep._MAX_TRIAL
+    before = autostep._START + autostep._WINDOW + autostep._MAX_TRIAL
 
     scripted.run(range(before - 1))
     assert scripted.auto.diagnosis is None
@@ -177,8 +180,8 @@ def test_waits_for_data_are_taken_step_by_step():
             yield "a"
 
     for batch in batches():
-        scripted.auto(batch)
-        scripted.meter.observer(scripted.meter.label, 2.0, 20.0)
+        _, launch = scripted.auto.run(Tree(batch, [], None))
+        scripted.auto.observe(launch, 2.0, 20.0)
 
     assert scripted.auto.diagnosis.bottleneck == "data"
     assert "the host waits 18.0 of 20.0 ms a step" in scripted.auto.diagnosis.line
@@ -189,8 +192,9 @@ def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
     """No step follows another: after some, the diagnosis says so, and steps run as written."""
     scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
     for _ in range(40):
-        assert scripted.auto("a") == "eager"
-        scripted.meter.observer(scripted.meter.label, 20.0, None)
+        out, launch = scripted.auto.run(Tree("a", [], None))
+        assert out == "eager"
+        scripted.auto.observe(launch, 20.0, None)
 
     assert scripted.auto.diagnosis.bottleneck == "none"
     assert "none of 20 steps followed another" in scripted.auto.diagnosis.line
@@ -211,7 +215,7 @@ def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
             lambda batch: batch + 1, device=device, host_waits=HostWaits(device)
         )
         for _ in range(6):
-            captured.run_eagerly(device.device_buffer(4))
+            captured.run_eagerly(flatten(device.device_buffer(4)))
 
     assert [how["finds_leaves"] for how in watched] == [True, False]
     assert captured.report.num_eager == 6

@@ -13,7 +13,8 @@ import torch
 
 import gapless
 from gapless.device.cpu import CpuDevice
-from gapless.loop.train_loop import StepLoss, TrainLoop
+from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.step import StepLoss
 
 
 SRC = Path(gapless.__file__).parent
@@ -184,7 +185,7 @@ def interrupt(loop, number, failure):
     assert loop.losses.num_added == len(loop.losses.history)
     assert loop.device.current_stream() is outer
     # What is queued next comes after the epoch's work.
-    assert not found or (outer, loop._forward_stream) == loop.device.order[-1]
+    assert not found or (outer, loop._engine.streams.compute) == loop.device.order[-1]
     again = loop.run_epoch(DATA, Doubling())
     assert (LOSSES, sum(WEIGHTS)) == (again.losses, again.weight)
 

@@ -7,7 +7,8 @@ import torch
 
 import gapless
 from gapless.device.cpu import CpuDevice
-from gapless.loop.train_loop import StepLoss, TrainLoop
+from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.step import StepLoss
 
 
 def make_training(seed=0):

@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import gapless
-from gapless.pipeline.tree import map_tensors, tensors_of
+from gapless.pipeline.tree import flatten
 
 
 class Named(NamedTuple):
@@ -92,11 +92,11 @@ def test_mappings_keep_their_kind():
     ordered = collections.OrderedDict(b=torch.ones(2), a=1)
     user = collections.UserDict(x=torch.zeros(1))
 
-    moved = map_tensors([ordered, user], lambda tensor: tensor + 1)
+    moved = flatten([ordered, user]).map(lambda tensor: tensor + 1).value
 
     assert [collections.OrderedDict, collections.UserDict] == [type(part) for part in moved]
     assert list(moved[0]) == ["b", "a"]
-    assert [tensor.numel() for tensor in tensors_of(moved)] == [2, 1]
+    assert [tensor.numel() for tensor in flatten(moved).leaves] == [2, 1]
 
 
 @pytest.mark.parametrize(

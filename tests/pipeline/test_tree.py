@@ -15,7 +15,7 @@ from hypothesis import given, strategies as st
 from torch.nn.utils.rnn import pack_sequence
 
 from gapless.errors import BatchError
-from gapless.pipeline.tree import map_tensors, tensors_of
+from gapless.pipeline.tree import flatten
 
 
 class Point(NamedTuple):
@@ -81,31 +81,31 @@ def test_the_same_structure_comes_back(batch):
     """An identity change gives an equal batch of equal types, and touches the old one nowhere."""
     before = outline(batch)
 
-    assert before == outline(map_tensors(batch, lambda tensor: tensor.clone()))
+    assert before == outline(flatten(batch).map(lambda tensor: tensor.clone()).value)
     assert before == outline(batch)
 
 
 @given(structures)
 def test_every_tensor_is_changed_once_in_a_fixed_order(batch):
-    """The change sees exactly the tensors that `tensors_of` lists, in its order."""
+    """The change sees exactly the tensors that `leaves` lists, in its order."""
     seen = []
 
     def change(tensor):
         seen.append(tensor)
         return tensor + 100
 
-    changed = map_tensors(batch, change)
+    changed = flatten(batch).map(change).value
 
-    listed = tensors_of(batch)
+    listed = flatten(batch).leaves
     assert len(listed) == len(seen)
     assert all(a is b for a, b in zip(listed, seen, strict=True))
-    assert [t.item() + 100 for t in listed] == [t.item() for t in tensors_of(changed)]
+    assert [t.item() + 100 for t in listed] == [t.item() for t in flatten(changed).leaves]
 
 
 @pytest.mark.parametrize("value", PLAIN, ids=str)
 def test_plain_values_stay_as_they_are(value):
     """Numbers, strings, None and the like are passed on untouched."""
-    assert value is map_tensors([value], torch.clone)[0]
+    assert value is flatten([value]).map(torch.clone).value[0]
 
 
 def test_a_dataclass_keeps_what_is_no_field():
@@ -119,7 +119,7 @@ def test_a_dataclass_keeps_what_is_no_field():
     batch = Loose(torch.ones(2))
     batch.total, batch.note = 7, "kept"
 
-    moved = map_tensors(batch, lambda tensor: tensor * 2)
+    moved = flatten(batch).map(lambda tensor: tensor * 2).value
 
     assert (moved.total, moved.note, moved.x.tolist()) == (7, "kept", [2.0, 2.0])
     assert batch.x.tolist() == [1.0, 1.0]
@@ -143,10 +143,10 @@ def test_a_dataclass_keeps_what_is_no_field():
 def test_an_unknown_type_is_named(value, name, wrap):
     """What nobody knows how to move is refused at any depth, by its type."""
     with pytest.raises(BatchError, match=name):
-        tensors_of(wrap(value))
+        flatten(wrap(value))
 
 
 def test_a_read_only_mapping_fails_loudly():
     """A mapping that cannot be rebuilt raises instead of keeping its tensors where they are."""
     with pytest.raises(TypeError):
-        map_tensors(types.MappingProxyType({"x": torch.ones(1)}), torch.clone)
+        flatten(types.MappingProxyType({"x": torch.ones(1)})).map(torch.clone)

@@ -10,21 +10,23 @@ from hypothesis import assume, given, strategies as st
 
 from gapless.loop.train_loop import TrainLoop
 from gapless.records.bottleneck import (
+    Launch,
     Pace,
     Readings,
     Sample,
     Trial,
-    compare,
     diagnose,
     find_bottleneck,
+    trial_of,
     workers_needed,
 )
 
 
 def sample(period_ms, *, shape="a", is_replay=False, **changed):
-    times = {"host_ms": 1.0, "data_wait_ms": 0.0, "busy_ms": 1.0, "found_idle": True}
-    times.update(changed)
-    return Sample(is_replay=is_replay, shape=shape, period_ms=period_ms, **times)
+    launched = {"host_ms": 1.0, "data_wait_ms": 0.0, "found_idle": True, **changed}
+    busy_ms = launched.pop("busy_ms", 1.0)
+    launch = Launch(way="replay" if is_replay else "eager", key=shape, **launched)
+    return Sample(launch=launch, busy_ms=busy_ms, period_ms=period_ms)
 
 
 def readings(**changed):
@@ -252,7 +254,7 @@ def test_shapes_are_compared_with_themselves(periods, factor, counts, wait_ms):
         replay = sample(factor * period_ms + wait_ms, **waits, is_replay=True)
         replays += [replay] * counts[2 * number + 1]
 
-    found = compare(eager, [*replays, sample(1e9, shape="only as a graph", is_replay=True)])
+    found = trial_of(eager, [*replays, sample(1e9, shape="only as a graph", is_replay=True)])
 
     assert found.captured_ms == pytest.approx(factor * found.eager_ms)
     assert found.pays is (found.captured_ms < 0.98 * found.eager_ms)
@@ -260,8 +262,8 @@ def test_shapes_are_compared_with_themselves(periods, factor, counts, wait_ms):
 
 def test_shapes_that_ran_in_one_way_only_say_nothing():
     """Then nothing is claimed about graphs."""
-    assert compare([sample(1.0)], [sample(1.0, shape="b", is_replay=True)]) == Trial()
-    assert compare([sample(1.0)], []).pays is False
+    assert trial_of([sample(1.0)], [sample(1.0, shape="b", is_replay=True)]) == Trial()
+    assert trial_of([sample(1.0)], []).pays is False
 
 
 def test_the_loaders_luck_does_not_choose():
@@ -269,7 +271,7 @@ def test_the_loaders_luck_does_not_choose():
     eager = [sample(3.1, data_wait_ms=0.6, host_ms=2.2, busy_ms=2.3)] * 10
     replays = [sample(6.6, data_wait_ms=6.1, host_ms=0.1, busy_ms=0.3, is_replay=True)] * 10
 
-    found = compare(eager, replays)
+    found = trial_of(eager, replays)
 
     assert (found.eager_ms, found.captured_ms) == pytest.approx((2.5, 0.5))
     assert found.pays
@@ -280,7 +282,7 @@ def test_a_wait_behind_a_busy_device_gains_nothing():
     eager = [sample(9.0, data_wait_ms=6.0, busy_ms=9.0, found_idle=False)] * 10
     replays = [sample(9.0, data_wait_ms=0.0, busy_ms=9.0, is_replay=True)] * 10
 
-    assert compare(eager, replays).pays is False
+    assert trial_of(eager, replays).pays is False
 
 
 def test_readings_are_averages_and_count_waits():
@@ -324,7 +326,7 @@ def test_a_cpu_has_no_gaps_to_close():
         "auto: a CPU runs its work itself, so there are no gaps to close; runs as gapless"
     )
     assert [loop.diagnosis] * 2 == seen
-    assert loop.capture is None
+    assert loop.capture_report is None
 
 
 def test_other_plans_diagnose_nothing():

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from gapless.records.epoch import (
-    EpochRecord,
+from gapless.records.training import (
+    TrainingEpoch,
     steady_tokens_per_second,
     total_gap_share,
     total_waits,
@@ -28,8 +28,9 @@ def make_record(**changes):
         "busy_ms": 900.0,
         "gap_ms": 100.0,
         "peak_memory_bytes": 3 << 20,
+        "validation": {},
     }
-    return EpochRecord(**{**values, **changes})
+    return TrainingEpoch.of_state({**values, **changes})
 
 
 def test_a_table_accounts_for_every_wait_and_time():
@@ -88,7 +89,7 @@ def test_a_cpu_has_no_gap():
     assert share(0.0) == "0.0%"
     assert share(0.125) == "12.5%"
     assert "gap n/a" in epoch_line(make_record(gap_ms=None))
-    assert None is make_record(gap_ms=None).gap_share
+    assert None is make_record(gap_ms=None).work.gap_share
 
 
 @pytest.mark.parametrize(
@@ -111,12 +112,12 @@ def test_waits_of_all_epochs_are_added_by_reason():
         waits={"interval": {"count": 5, "ms": 1.25}, "staging": {"count": 2, "ms": 1}}
     )
 
-    assert total_waits([make_record(), other]) == {
+    assert total_waits([make_record(), other]).as_dict() == {
         "interval": {"count": 15, "ms": 26.25},
         "epoch_end": {"count": 1, "ms": 0.5},
         "staging": {"count": 2, "ms": 1.0},
     }
-    assert total_waits([]) == {}
+    assert total_waits([]).as_dict() == {}
 
 
 def test_the_steady_rate_leaves_out_the_first_epoch():
@@ -137,16 +138,16 @@ def test_the_gap_of_a_run_is_weighted_by_time():
 
 
 def test_two_parts_of_an_epoch_make_one_record():
-    """Counts and times are added; the loss is the later one's, which knows both parts."""
+    """Counts and times are added, and the loss is the mean over both parts."""
     first, later = make_record(loss=5.0, gap_ms=None), make_record(loss=4.0)
 
     both = first.followed_by(later)
 
     assert (
-        both.loss,
-        both.num_batches,
+        both.work.mean_loss,
+        both.work.num_batches,
         both.target_tokens,
-        both.wall_ms,
-    ) == (4.0, 200, 24_000, 8000.0)
-    assert both.gap_ms == 100.0
-    assert both.waits["interval"]["count"] == 20
+        both.work.wall_ms,
+    ) == (4.5, 200, 24_000, 8000.0)
+    assert both.work.gap_ms == 100.0
+    assert both.work.waits.by_reason["interval"].count == 20

@@ -9,7 +9,6 @@ import torch
 
 import gapless
 from gapless.graphs import captured_step as captures
-from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
@@ -39,7 +38,7 @@ def a_graph_for_each_shape(device):
     with TrainLoop(plan="captured", device=device) as loop:
         result = loop.run_epoch(mixed_shapes(), model)
         copied = read_back(device, model.weight)
-    report = loop.capture
+    report = loop.capture_report
     assert losses == result.losses
     assert torch.equal(weight, copied)
     assert counts(result) == {"capture": 3, "epoch_end": 1}
@@ -63,9 +62,9 @@ def a_step_that_cannot_be_captured(device):
     assert losses == result.losses
     assert torch.equal(weight, copied)
     assert counts(result) == {"epoch_end": 1}
-    assert loop.capture.num_eager == 6
-    assert loop.capture.refusal.startswith("capturing.py:")
-    assert loop.capture.refusal.endswith("makes the host wait for the device")
+    assert loop.capture_report.num_eager == 6
+    assert loop.capture_report.refusal.startswith("capturing.py:")
+    assert loop.capture_report.refusal.endswith("makes the host wait for the device")
 
 
 @scenario()
@@ -80,15 +79,16 @@ def shapes_captured_ahead_of_the_run(device):
     optimizer = torch.optim.SGD([model.weight], lr=0.1)
     done = []
     with TrainLoop(plan="captured", device=device) as loop:
-        snapshot = Snapshot(module, optimizer)
-        loop.warm_up(mixed_shapes()[:3], model, snapshot=snapshot, on_batch=done.append)
+        loop.capture_ahead(
+            mixed_shapes()[:3], model, model=module, optimizer=optimizer, on_batch=done.append
+        )
         result = loop.run_epoch(mixed_shapes(), model)
         copied = read_back(device, model.weight)
     assert losses == result.losses
     assert torch.equal(weight, copied)
     assert done == [1, 2, 3]
     assert counts(result) == {"epoch_end": 1}
-    assert (loop.capture.num_graphs, loop.capture.num_eager) == (3, 0)
+    assert (loop.capture_report.num_graphs, loop.capture_report.num_eager) == (3, 0)
 
 
 class Accumulating(Regression):
@@ -123,7 +123,7 @@ def gradients_that_graphs_add_to(device):
     module.weight = model.weight = torch.nn.Parameter(start)
     optimizer = torch.optim.SGD([model.weight], lr=0.1)
     with TrainLoop(plan="captured", device=device) as loop:
-        loop.warm_up(data[:2], model, snapshot=Snapshot(module, optimizer))
+        loop.capture_ahead(data[:2], model, model=module, optimizer=optimizer)
         kept = []
         result = loop.run_epoch(
             data, model, on_batch=lambda _: kept.append(torch.full_like(start, float("nan")))
@@ -131,7 +131,7 @@ def gradients_that_graphs_add_to(device):
         copied = read_back(device, model.weight)
     assert losses == result.losses
     assert torch.equal(plain.weight.detach(), copied)
-    assert loop.capture.num_graphs == 2
+    assert loop.capture_report.num_graphs == 2
 
 
 # --- in a loop that is not ours ---
@@ -226,7 +226,7 @@ def a_memory_budget_leaves_out_the_shapes_that_come_last(device):
     with TrainLoop(plan="captured", device=device, memory_budget_bytes=1) as loop:
         assert losses == loop.run_epoch(mixed_shapes(), model).losses
         assert torch.equal(weight, read_back(device, model.weight))
-    report = loop.capture
+    report = loop.capture_report
     assert (report.num_graphs, report.num_replays, report.num_eager) == (0, 0, 22)
     assert "which is over its budget of 1" in report.refusal
 
@@ -240,7 +240,7 @@ def a_capture_that_breaks_the_budget_is_the_last(device):
     with TrainLoop(plan="captured", device=device, memory_budget_bytes=40_000) as loop:
         hold_more_with_every_graph(device)
         assert losses == loop.run_epoch(mixed_shapes(), model).losses
-    report = loop.capture
+    report = loop.capture_report
     assert (report.num_graphs, report.num_replays, report.num_eager) == (1, 6, 16)
     assert "holds 60,000 bytes and a capture took up to 40,000" in report.refusal
 
@@ -254,8 +254,8 @@ def what_a_capture_added_is_expected_of_the_next(device):
     with TrainLoop(plan="captured", device=device, memory_budget_bytes=80_000) as loop:
         hold_more_with_every_graph(device)
         assert losses == loop.run_epoch(mixed_shapes(), model).losses
-    assert loop.capture.num_graphs == 1
-    assert "over its budget of 80,000" in loop.capture.refusal
+    assert loop.capture_report.num_graphs == 1
+    assert "over its budget of 80,000" in loop.capture_report.refusal
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -270,7 +270,7 @@ def more_shapes_than_graphs_are_allowed(device):
             assert losses == loop.run_epoch(mixed_shapes(), model).losses
     finally:
         captures._MAX_GRAPHS = limit
-    report = loop.capture
+    report = loop.capture_report
     assert (report.num_graphs, report.num_replays, report.num_eager) == (2, 11, 11)
     assert report.refusal.startswith("2 shapes are captured already")
 
@@ -288,14 +288,15 @@ def a_warm_up_whose_capture_raises_puts_everything_back(device):
     model, done = Curious(), []
     module, optimizer = on_device(device, model)
     with device.allow_waits(), TrainLoop(plan="captured", device=device) as loop:
-        loop.warm_up(
+        loop.capture_ahead(
             regression_data()[:1],
             model,
-            snapshot=Snapshot(module, optimizer),
+            model=module,
+            optimizer=optimizer,
             on_batch=done.append,
         )
-        assert (done, loop.capture.num_graphs) == ([1], 0)
-        assert loop.capture.refusal.startswith("capturing.py:")
+        assert (done, loop.capture_report.num_graphs) == ([1], 0)
+        assert loop.capture_report.refusal.startswith("capturing.py:")
         result = loop.run_epoch(regression_data()[:6], model)
         copied = read_back(device, model.weight)
     assert losses == result.losses
@@ -314,9 +315,14 @@ def a_warm_up_that_is_interrupted_puts_everything_back(device):
     model = Regression()
     module, optimizer = on_device(device, model)
     with TrainLoop(plan="captured", device=device) as loop:
-        snapshot = Snapshot(module, optimizer)
         with pytest.raises(KeyboardInterrupt) as caught:
-            loop.warm_up(regression_data()[:1], model, snapshot=snapshot, on_batch=interrupt)
+            loop.capture_ahead(
+                regression_data()[:1],
+                model,
+                model=module,
+                optimizer=optimizer,
+                on_batch=interrupt,
+            )
         assert caught.value is failure
         assert losses == loop.run_epoch(regression_data()[:6], model).losses
         assert torch.equal(weight, read_back(device, model.weight))
@@ -371,8 +377,8 @@ def check_a_rate_that_changes(device, rate):
         )
         assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
     assert expected == found
-    assert (loop.capture.num_graphs, loop.capture.num_eager) == (3, 2)
-    assert loop.capture.refusal is None
+    assert (loop.capture_report.num_graphs, loop.capture_report.num_eager) == (3, 2)
+    assert loop.capture_report.refusal is None
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -415,7 +421,7 @@ def a_plain_value_that_a_batch_does_not_print(device):
     with TrainLoop(plan="captured", device=device) as loop:
         assert losses == loop.run_epoch(data, model).losses
         assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
-    assert loop.capture.num_graphs == 2
+    assert loop.capture_report.num_graphs == 2
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -440,9 +446,9 @@ def a_rate_that_always_changes_ends_capturing(device):
     with TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
         assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
-    assert loop.capture.num_replays == 4
-    assert "changed 4 times" in loop.capture.refusal
-    assert "make the learning rate a tensor on the device" in loop.capture.refusal
+    assert loop.capture_report.num_replays == 4
+    assert "changed 4 times" in loop.capture_report.refusal
+    assert "make the learning rate a tensor on the device" in loop.capture_report.refusal
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -470,8 +476,8 @@ def a_capture_that_fails_leaves_no_gradients(device):
     model.train_by(on_device(device, model)[1])
     with device.allow_waits(), TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
-    assert loop.capture.num_graphs == 0
-    assert "cannot be captured" in loop.capture.refusal
+    assert loop.capture_report.num_graphs == 0
+    assert "cannot be captured" in loop.capture_report.refusal
     # The third was captured; the fourth, of the same batch, is another tensor.
     assert len(grads) == 12
     assert grads[2] is not grads[3]
@@ -502,5 +508,5 @@ def updates_that_a_counter_decides_are_not_captured(device):
     model.train_by(on_device(device, model)[1])
     with TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
-    assert loop.capture.num_graphs == 0
-    assert loop.capture.refusal.startswith("the step calls optimizers in some runs")
+    assert loop.capture_report.num_graphs == 0
+    assert loop.capture_report.refusal.startswith("the step calls optimizers in some runs")

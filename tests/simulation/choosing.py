@@ -69,10 +69,10 @@ def auto_changes_no_value_on_its_way(device):
     """Measured, tried and settled: losses and weights are the sequential loop's."""
     loop, result = choose(device, num=36, run_ahead=4)
     assert set(counts(result)) <= {"capture", "run_ahead", "staging", "epoch_end"}
-    assert loop.capture.num_eager + loop.capture.num_replays == 36
+    assert loop.capture_report.num_eager + loop.capture_report.num_replays == 36
     # The virtual clock stands still here, so nothing is gained.
     assert loop.diagnosis.captures is False
-    assert loop.capture.num_replays >= autostep._WINDOW
+    assert loop.capture_report.num_replays >= autostep._WINDOW
     assert not loop._captured.has_graphs
 
 
@@ -85,8 +85,8 @@ def auto_captures_a_launch_bound_step(device):
     assert found.line.startswith("auto: launch-bound: the host needs ")
     assert "captured, " in found.line
     assert counts(result) == {"capture": 1, "epoch_end": 1}
-    assert loop.capture.num_eager == autostep._WARM_UP + autostep._WINDOW
-    assert loop.capture.num_replays == NUM_STEPS - loop.capture.num_eager
+    assert loop.capture_report.num_eager == autostep._START + autostep._WINDOW
+    assert loop.capture_report.num_replays == NUM_STEPS - loop.capture_report.num_eager
 
 
 def in_region(device):
@@ -112,7 +112,7 @@ def auto_leaves_a_device_bound_step_as_it_is(device):
     assert (found.bottleneck, found.captures) == ("device", False)
     assert "the device is busy" in found.line
     assert "steps run as written, which takes" in found.line
-    assert loop.capture.num_replays >= autostep._WINDOW
+    assert loop.capture_report.num_replays >= autostep._WINDOW
     assert not loop._captured.has_graphs
 
 
@@ -167,7 +167,7 @@ def auto_names_the_line_that_waits(device):
     if found.bottleneck == "host wait":
         assert "choosing.py:" in found.line
         assert "once a step" in found.line
-    assert loop.capture.refusal.startswith("choosing.py:")
+    assert loop.capture_report.refusal.startswith("choosing.py:")
     assert set(counts(result)) <= {"run_ahead", "staging", "epoch_end"}
 
 

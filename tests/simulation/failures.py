@@ -37,14 +37,14 @@ def an_epoch_that_was_cut_short_and_then_a_whole_one(device):
             loop.run_epoch(regression_data(), cut, on_batch=stop)
         expected = expected_training()[0]
         assert expected[:6] == loop.losses.history
-        assert all(is_idle(device, stream) for stream in loop.streams._streams.values())
+        assert all(is_idle(device, stream) for stream in loop._engine.streams.all)
         copied = read_back(device, cut.weight)
         model = Regression()
         result = loop.run_epoch(regression_data(), model)
         assert counts(result) == {"epoch_end": 1}
     assert expected == result.losses
     assert not torch.equal(copied, expected_training()[1])
-    assert loop._events.num_created <= NUM_BATCHES + 3
+    assert loop._engine.events.num_created <= NUM_BATCHES + 3
 
 
 @scenario(num_seeds=FEW)
@@ -58,7 +58,7 @@ def epochs_that_fail_in_their_step(device):
         for _ in range(6):
             with suppress(ZeroDivisionError):
                 loop.run_epoch(regression_data(), fail)
-        assert loop._meter._events.num_created <= 2
+        assert loop._engine.meter._events.num_created <= 2
         assert expected_training()[0] == loop.run_epoch(regression_data(), Regression()).losses
 
 
@@ -71,7 +71,7 @@ def an_interrupt_just_when_the_compute_stream_is_left(device):
     def use_and_be_interrupted(stream):
         with use(stream):
             yield
-        if stream is loop._forward_stream:
+        if stream is loop._engine.streams.compute:
             device.use_stream = use
             device.set_current_stream(stream)
             raise KeyboardInterrupt
@@ -111,13 +111,13 @@ def every_event_comes_back_once(device):
     """No event is in two hands, where one would overwrite what the other asks about."""
 
     def look(now):
-        in_hand = [*loop._in_flight, *loop._events._free]
+        in_hand = [*loop._waits._in_flight, *loop._engine.events._free]
         assert len(set(map(id, in_hand))) == len(in_hand)
 
     with TrainLoop(plan=PLANS["gapless"].with_knobs(run_ahead=4), device=device) as loop:
         for _ in range(3):
             loop.run_epoch(regression_data()[:5], Regression(), on_batch=look)
-        pools = loop._events, loop._meter._events, loop.losses._events
+        pools = loop._engine.events, loop._engine.meter._events, loop.losses._events
     for pool in pools:
         assert len(set(map(id, pool._free))) == len(pool._free) == pool.num_created
 
@@ -126,9 +126,9 @@ def every_event_comes_back_once(device):
 def a_closed_loop_gives_everything_back(device):
     outer = device.current_stream()
     with TrainLoop(plan="gapless", device=device) as loop:
-        loop.streams.set_current_stream(1)
+        device.set_current_stream(loop._engine.streams.compute)
     assert device.current_stream() is outer
-    assert loop.streams.num_streams == 0
+    assert loop._engine.streams.all == []
 
 
 def endless(closed):

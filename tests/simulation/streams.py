@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gapless.pipeline.streams import StreamManager
+from gapless.nmt.stream_manager import StreamManager
 from simulation.registry import scenario
 
 

@@ -42,7 +42,7 @@ def _plan_scenario(plan):
         if waits:
             assert means[-1] is not None
         # A plan that waits knows at once that its events are done.
-        assert loop._events.num_created <= (3 if waits else NUM_BATCHES + 3)
+        assert loop._engine.events.num_created <= (3 if waits else NUM_BATCHES + 3)
 
 
 for _name in PLANS:
@@ -53,7 +53,7 @@ for _name in PLANS:
 def two_epochs_in_one_loop(device):
     loop, results, _ = check_training(device, "gapless", num_epochs=2, num_batches=6)
     assert [counts(result) for result in results] == [{"epoch_end": 1}] * 2
-    assert loop._events.num_created <= NUM_BATCHES + 3
+    assert loop._engine.events.num_created <= NUM_BATCHES + 3
 
 
 @scenario()
@@ -70,8 +70,8 @@ def bounded_run_ahead(device):
     plan = PLANS["gapless"].with_knobs(run_ahead=2)
     loop, (result,), _ = check_training(device, plan)
     assert set(counts(result)) <= {"run_ahead", "staging", "epoch_end"}
-    assert len(loop._ring._host_slots) <= 2
-    assert loop._events.num_created <= 2 + 3
+    assert len(loop._engine._ring._host_slots) <= 2
+    assert loop._engine.events.num_created <= 2 + 3
 
 
 @scenario(num_seeds=FEW)
@@ -117,8 +117,8 @@ def backward_runs_where_the_plan_says(device):
     found = set()
     with TrainLoop(plan="four-stream", device=device) as loop:
         loop.run_epoch(regression_data()[:4], Watched())
-        lanes = loop.streams.lanes
-        forward, backward = map(loop.streams.get_stream, (lanes.forward, lanes.backward))
+        streams = loop._engine.streams
+        forward, backward = streams.compute, streams.backward
     assert {("forward", forward), ("backward", backward)} == found
 
 
@@ -134,7 +134,7 @@ def losses_and_gaps_show_while_an_epoch_runs(device):
             HostWaits(device).wait_stream(device.current_stream(), reason="test")
 
     with TrainLoop(plan="gapless", device=device) as loop:
-        readback = loop.streams.get_stream(loop.streams.lanes.readback)
+        readback = loop._engine.streams.readback
         loop.run_epoch(regression_data(), Regression(), on_batch=look)
     losses = expected_training()[0][:10]
     assert abs(seen[10][0] - sum(losses) / 10) < 1e-12
@@ -156,7 +156,7 @@ def a_device_that_is_behind_holds_the_host_back(device):
 
     with TrainLoop(plan=PLANS["gapless"].with_knobs(run_ahead=3), device=device) as loop:
         loop.run_epoch(regression_data(), Regression(), on_batch=look)
-    assert loop._events.num_created <= 3 + 3
+    assert loop._engine.events.num_created <= 3 + 3
 
 
 @scenario(durations={"load": 30.0, "step": 10.0}, num_seeds=FEW)
@@ -185,11 +185,11 @@ def gaps_of_a_slow_loader(device):
                 result.gap_ms,
             ) == (10.0 * 6, 20.0 * 5)
             device.spend("load")
-    assert loop._meter._events.num_created <= 2 * 6
+    assert loop._engine.meter._events.num_created <= 2 * 6
 
 
 @scenario(only="asap")
 def a_meter_of_an_idle_device_needs_few_events(device):
     with TrainLoop(plan="gapless", device=device) as loop:
         loop.run_epoch(regression_data(), Regression())
-    assert loop._meter._events.num_created <= 3
+    assert loop._engine.meter._events.num_created <= 3

@@ -11,7 +11,8 @@ from gapless.report.text import duration, epoch_table, share
 
 
 if TYPE_CHECKING:
-    from gapless.records.epoch import EpochRecord, Progress
+    from gapless.records.epoch import Progress
+    from gapless.records.training import TrainingEpoch
 
 
 _BAR_SECONDS = 0.2
@@ -104,7 +105,7 @@ class PlainObserver:
                 f"epoch ends in {duration(left)}"
             )
 
-    def epoch_ended(self, record: EpochRecord) -> None:
+    def epoch_ended(self, record: TrainingEpoch) -> None:
         """Print the epoch's table."""
         _say(epoch_table(record))
 
@@ -164,7 +165,7 @@ class TerminalObserver:
             self._title, progress.batch, of=self._num_batches, rest=f" {figures}  {duration(left)}"
         )
 
-    def epoch_ended(self, record: EpochRecord) -> None:
+    def epoch_ended(self, record: TrainingEpoch) -> None:
         """Take the bar away and print the epoch's table."""
         self._bar.clear()
         self._say(epoch_table(record))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from gapless.compare.plan_run import pass_over, seed_all, take_steps
 from gapless.device.instruments.clocks import cpu_seconds
 from gapless.device.instruments.nvml import Sampler
-from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
 from gapless.records.wait_stats import WaitStats
@@ -117,7 +116,7 @@ class Entrant:
     @property
     def capture(self) -> dict[str, Any] | None:
         """What was captured; None if the plan captures nothing here."""
-        return None if self._loop.capture is None else asdict(self._loop.capture)
+        return None if self._loop.capture_report is None else asdict(self._loop.capture_report)
 
     @property
     def diagnosis(self) -> str | None:
@@ -128,7 +127,7 @@ class Entrant:
     @property
     def is_undecided(self) -> bool:
         """Whether the plan measures by itself, and has not chosen yet how its steps run."""
-        return self.plan.auto and self._loop.diagnosis is None
+        return self.plan.graphs == "auto" and self._loop.diagnosis is None
 
     def prepare(self, *, rounds: int) -> None:
         """Build the workload, capture what the plan captures, and take rounds for warming up.
@@ -173,10 +172,13 @@ class Entrant:
         with self._loop.on_compute_stream():
             self._workload = self._make(self._device.torch_device, self.plan)
         first = self._first_batches()
-        if self._loop.captures:
-            with self._loop.on_compute_stream():
-                snapshot = Snapshot(self.workload.model, self.workload.optimizer)
-            self._loop.warm_up(first, self.workload.step, snapshot=snapshot)
+        if self._loop.captures_ahead:
+            self._loop.capture_ahead(
+                first,
+                self.workload.step,
+                model=self.workload.model,
+                optimizer=self.workload.optimizer,
+            )
         else:
             # Every plan goes through the batches as often, so that a loader that shuffles gives
             # all of them the same order in each round.
@@ -247,7 +249,7 @@ class Entrant:
         return take_steps(self._loop, workload.batches, workload.step, steps=steps or self._steps)
 
     def _num_graphs(self) -> int:
-        return 0 if self._loop.capture is None else self._loop.capture.num_graphs
+        return 0 if self._loop.capture_report is None else self._loop.capture_report.num_graphs
 
 
 def _sum_of(taken: StepsTaken, *, cpu_seconds: float, elapsed_ms: float, num_graphs: int) -> Round:

@@ -8,7 +8,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from gapless.errors import UserError
-from gapless.pipeline.tree import tensors_of
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
 
     Sync: Does not block the host.
     """
-    return {f"{BATCH_TENSOR} {n}": tensor for n, tensor in enumerate(tensors_of(batch))}
+    return {f"{BATCH_TENSOR} {n}": tensor for n, tensor in enumerate(flatten(batch).leaves)}
 
 
 def state_tensors(workload: Workload) -> dict[str, torch.Tensor]:

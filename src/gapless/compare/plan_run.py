@@ -15,7 +15,7 @@ from gapless.device.numerics import seed_everything, set_numerics
 from gapless.errors import BatchError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import EpochBatches, LoaderPart, end_kept_workers
-from gapless.records.epoch import EpochResult
+from gapless.records.epoch import EpochRecord
 from gapless.records.wait_stats import WaitStats
 
 
@@ -62,7 +62,7 @@ class StepsTaken:
             epoch was there.
     """
 
-    epochs: list[EpochResult]
+    epochs: list[EpochRecord]
     start_ms: float
 
 
@@ -139,7 +139,7 @@ def run_plan(
             epochs = _take_watched(loop, workload, watch, steps=steps, on_step=on_step)
         finally:
             end_kept_workers(workload.batches)
-        with loop.on_compute_stream(), loop.streams.host_waits.blocking("verify"):
+        with loop.on_compute_stream(), loop.host_waits.blocking("verify"):
             checksums, kept = watch.read_checksums(), watch.read_tensors(keep_all=keep_all)
         return RunRecord(
             plan=loop.plan.name,
@@ -149,13 +149,13 @@ def run_plan(
             kept=kept,
             waits=_total_waits(epochs),
             rounds=[result.num_batches for result in epochs],
-            num_replays=0 if loop.capture is None else loop.capture.num_replays,
+            num_replays=0 if loop.capture_report is None else loop.capture_report.num_replays,
         )
 
 
 def _take_watched(
     loop: TrainLoop, workload: Workload, watch: StateWatch, *, steps: int, on_step: OnStep | None
-) -> list[EpochResult]:
+) -> list[EpochRecord]:
     def after_step(done: int) -> None:
         watch.step_done()
         if on_step is not None:
@@ -165,7 +165,7 @@ def _take_watched(
     return taken.epochs
 
 
-def _total_waits(results: list[EpochResult]) -> WaitStats:
+def _total_waits(results: list[EpochRecord]) -> WaitStats:
     waits = WaitStats()
     for result in results:
         waits.merge(result.waits)
@@ -203,7 +203,7 @@ def take_steps(
 
     Sync: Blocks the host as the plan says, and until workers that a loader started have ended.
     """
-    results, done, start_ms = list[EpochResult](), 0, 0.0
+    results, done, start_ms = list[EpochRecord](), 0, 0.0
     while done < steps:
         on_batch = None if after_step is None else partial(_after_batch, after_step, done)
         epoch = EpochBatches(batches, steps - done)
@@ -247,7 +247,7 @@ def pass_over(batches: Iterable[Any], *, steps: int) -> None:
         done += found
 
 
-def _without_start(result: EpochResult, start_ms: float) -> EpochResult:
+def _without_start(result: EpochRecord, start_ms: float) -> EpochRecord:
     # Nothing of the epoch is under way before its first batch, so the whole of it is a delay.
     # A simulated device has a clock of its own, which waiting for a loader does not move.
     return replace(

@@ -7,6 +7,7 @@ for batch in gapless.prefetch(loader, device):
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gapless.device.find import find_device
@@ -16,11 +17,11 @@ from gapless.graphs.snapshot import Snapshot
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.step import call_host_part, do_work
-from gapless.pipeline.tree import map_tensors
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     import torch
 
@@ -68,11 +69,25 @@ class StandaloneStep:
             self.report.num_eager += 1
             call_host_part(self._captured.step, batch)
             return _own(do_work(self._captured.step, batch))
+        with self._on_own_stream():
+            call_host_part(self._captured.step, batch)
+            return _own(self._run(batch))
+
+    def _run(self, batch: Any) -> Any:
+        try:
+            tree = flatten(batch)
+        except BatchError as error:
+            return self._captured.run_unknown(batch, str(error))
+        return self._captured.run(tree).out
+
+    @contextmanager
+    def _on_own_stream(self) -> Iterator[None]:
+        """Send the work of the body to the step's stream, in order with the caller's work."""
         outer = self._device.current_stream()
         self._device.wait_stream(self._stream, outer)
         try:
             with self._device.use_stream(self._stream):
-                return _own(self._captured(batch))
+                yield
         finally:
             self._device.wait_stream(outer, self._stream)
 
@@ -87,14 +102,10 @@ class StandaloneStep:
         """
         if not self._device.is_accelerator:
             return
-        outer = self._device.current_stream()
-        self._device.wait_stream(self._stream, outer)
-        try:
-            with self._device.use_stream(self._stream):
-                taken = snapshot()
-                self._captured.warm_up(prefetch(batches, self._device), snapshot=taken)
-        finally:
-            self._device.wait_stream(outer, self._stream)
+        with self._on_own_stream():
+            taken = snapshot()
+            trees = prefetch(batches, self._device).trees()
+            self._captured.capture_ahead(trees, snapshot=taken)
         self._captured.only_ahead = taken.refusal is None
 
 
@@ -171,7 +182,7 @@ def _needed(part: _PartT | None, name: str) -> _PartT:
 def _own(out: Any) -> Any:
     """Return copies of what a step returned, which no replay overwrites."""
     try:
-        return map_tensors(out, lambda tensor: tensor.detach().clone())
+        return flatten(out).map(lambda tensor: tensor.detach().clone()).value
     except BatchError as error:
         raise UserError(
             f"the captured step returned an object of type {type(out).__name__}, expected "

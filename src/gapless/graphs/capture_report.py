@@ -5,12 +5,9 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
-
-from gapless.errors import BatchError
-from gapless.pipeline.tree import tensors_of
 
 
 if TYPE_CHECKING:
@@ -77,17 +74,15 @@ def refusal_of(error: RuntimeError) -> str:
     return where + what + hint
 
 
-def objection_to(batch: Any, *, needs_copy: Callable[[torch.Tensor], bool]) -> str | None:
+def objection_to(
+    tensors: list[torch.Tensor], *, needs_copy: Callable[[torch.Tensor], bool]
+) -> str | None:
     """Return why a graph could not take this batch, None if it can.
 
     Args:
-        batch: of any structure.
+        tensors: of the batch.
         needs_copy: says whether a tensor is not on the device.
     """
-    try:
-        tensors = tensors_of(batch)
-    except BatchError as error:
-        return str(error)
     for tensor in tensors:
         if needs_copy(tensor):
             return (

@@ -2,7 +2,7 @@
 
 The first batches of a shape run as always; then the same work is captured, which does not do it,
 and from there on it is launched by one call. So nothing has to be restored: what ran was training.
-`warm_up` does the same ahead of a run, on batches that are not trained on, and puts back weights,
+`capture_ahead` does the same ahead of a run, on batches that are not trained on, and puts back weights,
 optimizer state and random numbers.
 
 A captured step reads its batch from memory that stays where it is. Each batch is copied there on
@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -29,10 +29,9 @@ from gapless.graphs.capture_report import (
     refusal_of,
 )
 from gapless.graphs.modes import Modes
-from gapless.graphs.shapes import difference, shape_of
 from gapless.graphs.updates import Trained, Updates, Watched
-from gapless.pipeline.step import call_host_part, do_work
-from gapless.pipeline.tree import map_tensors, tensors_of
+from gapless.pipeline.step import do_work
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from gapless.graphs.snapshot import Snapshot
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
+    from gapless.pipeline.tree import Tree
 
 
 # Runs of a shape before it is captured: kernels are loaded and chosen, workspaces are made.
@@ -65,6 +65,23 @@ _MAX_CHANGES = 3
 _MIN_STEPS_A_CHANGE = 20
 
 
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """What happened to one batch.
+
+    Attributes:
+        out: what the step returned, valid until the next batch.
+        way: how it ran: as its Python says (`eager`), as a graph (`replay`), or as a graph that
+            was made for it just now (`capture`).
+        key: what the batch shares with others that the same graph can take; None if no graph can
+            take it.
+    """
+
+    out: Any
+    way: Literal["eager", "replay", "capture"]
+    key: Hashable | None
+
+
 @dataclass(frozen=True, kw_only=True)
 class _Captured:
     graph: Graph
@@ -77,8 +94,8 @@ class CapturedStep:
     """A step that is captured for each shape of batch and then launched as one piece.
 
     Everything the step does on the device is captured; what it does on the host is not done
-    again, but for a method `on_host(batch)` of the step, which is called before every batch.
-    Plain values in a batch count as part of its shape, and plain values that the step returns
+    again. Whoever runs the step calls its method `on_host(batch)`, if it has one, before every
+    batch. Plain values in a batch count as part of its shape, and plain values that the step returns
     stay as they were when it was captured. Numbers and memory of torch's optimizers are watched:
     when a learning rate on the host changes, or a checkpoint replaces state, shapes are
     captured anew; so they are when gradients are not where captured work looks for them.
@@ -97,8 +114,7 @@ class CapturedStep:
     Attributes:
         step: the step itself.
         report: what is captured.
-        only_ahead: whether shapes that `warm_up` did not capture run as written.
-        shape: of the batch that came last.
+        only_ahead: whether shapes that `capture_ahead` did not capture run as written.
     """
 
     def __init__(
@@ -112,7 +128,6 @@ class CapturedStep:
         self.step = step
         self.report = CaptureReport()
         self.only_ahead = False
-        self.shape: Hashable | None = None
         self._device = device
         self._host_waits = host_waits
         self._budget = memory_budget_bytes
@@ -129,47 +144,54 @@ class CapturedStep:
         self._is_full = False
         self._calls: dict[Hashable, list[int]] = {}
         self._ahead: set[Hashable] = set()
-        self._former: Any = None
+        self._former: Tree | None = None
         self._modes: Modes | None = None
 
-    def __call__(self, batch: Any) -> Any:
-        """Train on a batch and return what the step returns, valid until the next call.
+    def run(self, tree: Tree) -> StepRun:
+        """Train on a batch, by a graph if there is or can be one.
 
         Sync: Does not block the host, but where a shape is captured ("capture").
         """
-        call_host_part(self.step, batch)
-        if not self._can_be_kept(batch):
-            return do_work(self.step, batch)
-        key = self.shape = self._kind_of(batch)
+        if not self._can_be_kept(tree):
+            return StepRun(do_work(self.step, tree.value), "eager", None)
+        key = self._kind_of(tree)
         self._forget_if_changed(key)
-        captured = self._graphs.get(key)
+        captured, is_new = self._graphs.get(key), False
         if captured is None and self._num_seen[key] >= NUM_WARM_UPS:
-            captured = self._capture(key, batch)
+            captured = self._capture(key, tree)
+            is_new = captured is not None
         if captured is None:
-            return self._run_eagerly(key, batch)
+            return StepRun(self._run_eagerly(key, tree), "eager", key)
         # A step may have made its input require gradients, and autograd is not to keep batches.
         with torch.no_grad():
-            for target, source in zip(captured.inputs, tensors_of(batch), strict=True):
+            for target, source in zip(captured.inputs, tree.leaves, strict=True):
                 target.copy_(source)
         captured.graph.replay()
         captured.trained.hand_out()
         self.report.num_replays += 1
-        return captured.out
+        return StepRun(captured.out, "capture" if is_new else "replay", key)
 
-    def run_eagerly(self, batch: Any, *, may_come_again: bool = True) -> Any:
+    def run_eagerly(self, tree: Tree, *, may_come_again: bool = True) -> StepRun:
         """Train on a batch by the step itself.
 
         Args:
-            batch: on the device.
+            tree: the batch, on the device.
             may_come_again: count it as one of the runs before a capture of its shape.
 
         Sync: Does not block the host, unless the step does.
         """
-        call_host_part(self.step, batch)
-        if not self._can_be_kept(batch):
-            return do_work(self.step, batch)
-        self.shape = self._kind_of(batch) if may_come_again else None
-        return self._run_eagerly(self.shape, batch)
+        if not self._can_be_kept(tree):
+            return StepRun(do_work(self.step, tree.value), "eager", None)
+        key = self._kind_of(tree) if may_come_again else None
+        return StepRun(self._run_eagerly(key, tree), "eager", key)
+
+    def run_unknown(self, batch: Any, refusal: str) -> Any:
+        """Train on a batch that cannot be taken apart; return what the step returns.
+
+        Sync: Does not block the host, unless the step does.
+        """
+        self._note_refused_batch(refusal)
+        return do_work(self.step, batch)
 
     @property
     def has_graphs(self) -> bool:
@@ -184,40 +206,42 @@ class CapturedStep:
         self._graphs = {}
         self._newest = None
 
-    def _kind_of(self, batch: Any) -> Hashable:
+    def _kind_of(self, tree: Tree) -> Hashable:
         """Return what batches share that the same graph can take."""
         if self._modes is None:
             self._modes = Modes(self.step, device_type=self._device.torch_device.type)
-        return (shape_of(batch), self._modes.now())
+        return (tree.key(), self._modes.now())
 
-    def _can_be_kept(self, batch: Any) -> bool:
+    def _can_be_kept(self, tree: Tree) -> bool:
         """Return whether memory of ours can take a batch's place; count it as eager if not."""
-        objection = objection_to(batch, needs_copy=self._device.needs_copy)
+        objection = objection_to(tree.leaves, needs_copy=self._device.needs_copy)
         if objection is None:
             return True
-        self.shape = None
-        self.report.num_eager += 1
-        if self.report.refusal is None:
-            self.report.refusal = objection
+        self._note_refused_batch(objection)
         return False
 
-    def _run_eagerly(self, key: Hashable | None, batch: Any) -> Any:
+    def _note_refused_batch(self, refusal: str) -> None:
+        self.report.num_eager += 1
+        if self.report.refusal is None:
+            self.report.refusal = refusal
+
+    def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
         self.report.num_eager += 1
         is_known = self._num_seen[key] >= NUM_WARM_UPS
         if key is None or is_known or self.report.refusal is not None:
-            return do_work(self.step, batch)
+            return do_work(self.step, tree.value)
         if self._num_seen[key] == NUM_WARM_UPS - 1:
-            batch = _static(batch)
-        return self._run_watched(key, batch)
+            tree = _static(tree)
+        return self._run_watched(key, tree)
 
-    def _run_watched(self, key: Hashable, batch: Any) -> Any:
+    def _run_watched(self, key: Hashable, tree: Tree) -> Any:
         is_first, is_last = self._num_seen[key] == 0, self._num_seen[key] == NUM_WARM_UPS - 1
         state, reads = self._updates.state(), list[str]()
         with (
             self._updates.watched(finds_leaves=is_first) as seen,
             self._device.watch_reads(reads.append) if is_last else nullcontext(),
         ):
-            out = do_work(self.step, batch)
+            out = do_work(self.step, tree.value)
         # In its first run a step makes state that it keeps.
         is_replaced = not is_first and state != self._updates.state()
         self.report.refusal = self._objection(key, seen, replaces_state=is_replaced)
@@ -226,7 +250,7 @@ class CapturedStep:
             self.report.refusal = f"{reads[0]} makes the host wait for the device"
         self._num_seen[key] += 1
         self._calls[key] = seen.calls
-        self._note_unlike(batch)
+        self._note_unlike(tree)
         return out
 
     def _objection(self, key: Hashable, seen: Watched, *, replaces_state: bool) -> str | None:
@@ -250,21 +274,21 @@ class CapturedStep:
             return f"more than {_MAX_SHAPES:,} shapes or plain values in batches"
         return None
 
-    def _note_unlike(self, batch: Any) -> None:
+    def _note_unlike(self, tree: Tree) -> None:
         """Say so if no two batches of the first many are alike."""
         if len(self._num_seen) == _NUM_UNLIKE - 1:
-            self._former = batch
-        elif len(self._num_seen) == _NUM_UNLIKE == self._num_seen.total():
+            self._former = tree
+        elif self._former and len(self._num_seen) == _NUM_UNLIKE == self._num_seen.total():
             self.report.note = (
                 f"no two of {_NUM_UNLIKE} batches are alike, so nothing is captured: "
-                f"{difference(self._former, batch)} differs; pad tensors to fewer shapes, and keep "
+                f"{self._former.difference(tree)} differs; pad tensors to fewer shapes, and keep "
                 "other values out of the batch"
             )
             self._former = None
 
-    def warm_up(
+    def capture_ahead(
         self,
-        batches: Iterable[Any],
+        batches: Iterable[Tree],
         *,
         snapshot: Snapshot,
         on_batch: Callable[[int], None] | None = None,
@@ -284,24 +308,24 @@ class CapturedStep:
             return
         random = random_state(self._device)
         try:
-            for number, batch in enumerate(batches, start=1):
-                self._warm_up(batch)
+            for number, tree in enumerate(batches, start=1):
+                self._capture_one_ahead(tree)
                 if on_batch is not None:
                     on_batch(number)
         finally:
             snapshot.restore()
             set_random_state(self._device, random)
 
-    def _warm_up(self, batch: Any) -> None:
-        key = self._kind_of(batch)
+    def _capture_one_ahead(self, tree: Tree) -> None:
+        key = self._kind_of(tree)
         if key in self._graphs or self.report.refusal is not None:
             return
         self._ahead.add(key)
-        batch = _static(batch)
+        tree = _static(tree)
         for _ in range(NUM_WARM_UPS):
-            self._run_watched(key, batch)
+            self._run_watched(key, tree)
         self._held = self._holds_on_to()
-        self._capture(key, batch)
+        self._capture(key, tree)
 
     def _holds_on_to(self) -> dict[str, Hashable]:
         """Return what graphs keep as it was, by what to say when it changes too often."""
@@ -334,13 +358,13 @@ class CapturedStep:
     def _num_steps(self) -> int:
         return self.report.num_replays + self.report.num_eager
 
-    def _capture(self, key: Hashable, batch: Any) -> _Captured | None:
+    def _capture(self, key: Hashable, tree: Tree) -> _Captured | None:
         if self.report.refusal is None:
             self.report.refusal = self._limit(key)
             self._is_full = self.report.refusal is not None
         if self.report.refusal is not None:
             return None
-        static = _static(batch)
+        static = _static(tree)
         outs: list[Any] = []
         before: list[int] = []
         gradients = self._updates.gradients()
@@ -350,7 +374,7 @@ class CapturedStep:
             # Read here: torch gives back free memory before a capture begins.
             before.append(self._device.reserved_memory_bytes())
             # Without its graph of gradients, which would hold on to more of the memory.
-            outs.append(map_tensors(do_work(self.step, static), torch.detach))
+            outs.append(flatten(do_work(self.step, static.value)).map(torch.detach).value)
 
         try:
             with self._host_waits.blocking("capture"):
@@ -371,7 +395,7 @@ class CapturedStep:
         self._newest = graph
         self.report.num_graphs += 1
         captured = self._graphs[key] = _Captured(
-            graph=graph, inputs=tensors_of(static), out=outs[0], trained=Trained(gradients)
+            graph=graph, inputs=static.leaves, out=outs[0], trained=Trained(gradients)
         )
         return captured
 
@@ -390,10 +414,10 @@ class CapturedStep:
         return None
 
 
-def _static(batch: Any) -> Any:
+def _static(tree: Tree) -> Tree:
     """Return a batch in memory of its own.
 
     The last run before a capture takes one as well: compiled code tells views of a ring from
     tensors of their own, and nothing can be compiled during a capture.
     """
-    return map_tensors(batch, torch.clone)
+    return tree.map(torch.clone)

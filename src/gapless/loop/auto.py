@@ -4,7 +4,7 @@ Both ways give the same bits, so the run may go from one to the other between tw
 the device come from the events of the gap meter, which are read late, so measuring makes nobody
 wait; steps go on as before until enough of them have been read.
 
-    warm-up    kernels are loaded and chosen; not measured
+    start      kernels are loaded and chosen; not measured
     measure    steps as written: what holds the loop back?
     trial      shapes that came before are captured: is it faster?
     settled    the faster way; when the pace changes, measure again, a few times at most
@@ -14,33 +14,33 @@ from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.pipeline.loaders import num_workers
+from gapless.pipeline.step import call_host_part
 from gapless.records.bottleneck import (
     Diagnosis,
+    Launch,
     Pace,
     Readings,
     Sample,
     Trial,
-    compare,
     diagnose,
     nothing_measured,
+    trial_of,
 )
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     from gapless.device.base import Device
-    from gapless.graphs.captured_step import CapturedStep
+    from gapless.graphs.captured_step import CapturedStep, StepRun
     from gapless.pipeline.meter import GapMeter
     from gapless.pipeline.prefetch import Prefetcher
+    from gapless.pipeline.tree import Tree
 
 
 # Steps before the first measurement.
-_WARM_UP = 3
+_START = 3
 
 # Steps that are measured in each way before anything is decided.
 _WINDOW = 10
@@ -56,46 +56,31 @@ _SETTLED_WINDOW = 100
 
 _MAX_RECHECKS = 5
 
-_Phase = Literal["warm-up", "measure", "trial", "settled"]
+_Phase = Literal["start", "measure", "trial", "settled"]
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Launched:
-    """What the host knows of a step when it has queued it."""
-
-    round: int
-    is_replay: bool
-    is_capture: bool
-    shape: Hashable
-    host_ms: float
-    data_wait_ms: float
-    found_idle: bool
-    waits: tuple[str, ...]
-
-
-class AutoStep:
+class AutoSteps:
     """Choose how a step runs, from measurements of its first batches.
 
     Args:
         captured: the step, which can run in both ways.
         device: where it runs.
-        meter: of the same steps; this one's observer.
+        meter: of the same steps.
 
     Attributes:
         captured: the step, which can run in both ways.
         diagnosis: the last one made, None before the first.
     """
 
-    def __init__(self, captured: CapturedStep, *, device: Device, meter: GapMeter) -> None:
+    def __init__(self, captured: CapturedStep, *, device: Device, meter: GapMeter[Launch]) -> None:
         self.captured = captured
         self.diagnosis: Diagnosis | None = None
         self._device = device
         self._meter = meter
-        meter.observer = self._step_read
         self._prefetcher: Prefetcher[Any] | None = None
         self._num_workers: int | None = None
         self._data_wait_ms = 0.0
-        self._phase: _Phase = "warm-up"
+        self._phase: _Phase = "start"
         self._round = 0
         self._num_launched = 0
         self._num_unmeasured = 0
@@ -115,39 +100,38 @@ class AutoStep:
         self._data_wait_ms = prefetcher.data_wait_ms
         self._num_workers = num_workers(batches)
 
-    def __call__(self, batch: Any) -> Any:
-        """Train on a batch and return what the step returns, valid until the next call.
+    def run(self, tree: Tree) -> tuple[Any, Launch]:
+        """Train on a batch; return what the step returned, and how it was launched.
 
-        Sync: Does not block the host, but where a shape is captured ("capture"), and where the
+        Sync: Does not block the host, but where a graph is captured ("capture"), and where the
             step does so itself.
         """
         assert self._prefetcher is not None
-        report, sites = self.captured.report, list[str]()
-        num_replays, num_graphs = report.num_replays, report.num_graphs
+        sites = list[str]()
         data_wait_ms = self._prefetcher.data_wait_ms - self._data_wait_ms
         self._data_wait_ms = self._prefetcher.data_wait_ms
         found_idle = self._meter.is_idle()
         start = self._device.now_ms()
-        out = self._run(batch, sites)
-        self._meter.label = _Launched(
+        done = self._run(tree, sites)
+        launch = Launch(
             round=self._round,
-            is_replay=report.num_replays > num_replays,
-            is_capture=report.num_graphs > num_graphs,
-            shape=self.captured.shape,
+            way=done.way,
+            key=done.key,
             host_ms=self._device.now_ms() - start,
             data_wait_ms=data_wait_ms,
             found_idle=found_idle,
             waits=tuple(sites),
         )
         self._after_launch()
-        return out
+        return done.out, launch
 
-    def _run(self, batch: Any, sites: list[str]) -> Any:
+    def _run(self, tree: Tree, sites: list[str]) -> StepRun:
+        call_host_part(self.captured.step, tree.value)
         if self._captures():
-            return self.captured(batch)
+            return self.captured.run(tree)
         is_watched = self._phase == "measure" and self._num_launched < _WINDOW
         with self._device.watch_reads(sites.append) if is_watched else nullcontext():
-            return self.captured.run_eagerly(batch, may_come_again=self._phase != "settled")
+            return self.captured.run_eagerly(tree, may_come_again=self._phase != "settled")
 
     def _captures(self) -> bool:
         if self._phase == "settled":
@@ -156,7 +140,7 @@ class AutoStep:
 
     def _after_launch(self) -> None:
         self._num_launched += 1
-        if self._phase == "warm-up" and self._num_launched >= _WARM_UP:
+        if self._phase == "start" and self._num_launched >= _START:
             self._enter("measure")
         elif self._phase == "trial" and self._is_trial_over():
             self._decide()
@@ -167,28 +151,22 @@ class AutoStep:
         self._round += 1
         self._num_launched = 0
 
-    def _step_read(self, label: object, busy_ms: float, period_ms: float | None) -> None:
-        """Take in the device's times of a step, which the meter has read."""
-        if not isinstance(label, _Launched) or label.round != self._round or label.is_capture:
+    def observe(self, launch: Launch, busy_ms: float, period_ms: float | None) -> None:
+        """Take in the device's times of a step that `run` launched.
+
+        Sync: Does not block the host.
+        """
+        if launch.round != self._round or launch.way == "capture":
             return
         if period_ms is None:
             self._note_unmeasured()
             return
-        sample = Sample(
-            is_replay=label.is_replay,
-            shape=label.shape,
-            host_ms=label.host_ms,
-            data_wait_ms=label.data_wait_ms,
-            found_idle=label.found_idle,
-            waits=label.waits,
-            busy_ms=busy_ms,
-            period_ms=period_ms,
-        )
+        sample = Sample(launch=launch, busy_ms=busy_ms, period_ms=period_ms)
         if self._phase == "measure":
             self._eager.append(sample)
             if len(self._eager) >= _WINDOW:
                 self._end_measurement()
-        elif self._phase == "trial" and sample.is_replay:
+        elif self._phase == "trial" and launch.way == "replay":
             self._replays.append(sample)
         elif self._phase == "settled":
             self._watch_pace(sample)
@@ -204,7 +182,7 @@ class AutoStep:
             self._enter("settled")
 
     def _end_measurement(self) -> None:
-        waits = [site for sample in self._eager for site in sample.waits]
+        waits = [site for sample in self._eager for site in sample.launch.waits]
         if waits and self.captured.report.refusal is None:
             # Known without an attempt, which would fail there.
             self.captured.report.refusal = f"{waits[0]} makes the host wait for the device"
@@ -228,7 +206,7 @@ class AutoStep:
         readings = Readings.of(
             self._eager, num_workers=self._num_workers, num_cores=os.cpu_count()
         )
-        trial = compare(self._eager, self._replays)
+        trial = trial_of(self._eager, self._replays)
         if trial.captured_ms is None:
             trial = Trial(refusal=self.captured.report.refusal)
         self.diagnosis = diagnose(readings, trial)

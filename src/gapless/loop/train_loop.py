@@ -1,36 +1,37 @@
-"""The training loop: takes batches through a step as its plan says."""
+"""The training loop: epochs of a step over batches, moved as a plan says."""
 
 from __future__ import annotations
 
-from collections import deque
-from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from gapless.device.find import find_device
-from gapless.errors import noted_on
 from gapless.graphs.captured_step import CapturedStep
-from gapless.loop.auto import AutoStep
-from gapless.pipeline.meter import GapMeter
-from gapless.pipeline.prefetch import Prefetcher
-from gapless.pipeline.readback import DeferredLoss, RunningMean
-from gapless.pipeline.staging import StagingRing
-from gapless.pipeline.step import SplitStep, StepLoss, WholeStep, call_host_part, do_work, loss_of
-from gapless.pipeline.streams import EventPool, StreamManager
-from gapless.plans import Plan, get_plan
-from gapless.records.bottleneck import ON_A_CPU, Diagnosis
-from gapless.records.epoch import EpochResult, Progress
-from gapless.records.wait_stats import WaitStats
+from gapless.graphs.snapshot import Snapshot
+from gapless.loop.auto import AutoSteps
+from gapless.loop.engine import Engine
+from gapless.loop.epoch import Epoch
+from gapless.loop.plan_waits import waits_of
+from gapless.loop.runners import CapturedSteps, EagerSteps
+from gapless.plans import get_plan
+from gapless.records.bottleneck import ON_A_CPU
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     import torch
 
-    from gapless.device.base import Device, Event
+    from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.snapshot import Snapshot
+    from gapless.loop.runners import StepRunner
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.prefetch import Prefetcher
+    from gapless.pipeline.readback import DeferredLoss
+    from gapless.pipeline.step import SplitStep, WholeStep
+    from gapless.plans import Plan
+    from gapless.records.bottleneck import Diagnosis
+    from gapless.records.epoch import EpochRecord, Progress
 
 
 BatchT = TypeVar("BatchT")
@@ -44,11 +45,8 @@ class TrainLoop:
     Args:
         plan: a plan or its name.
         device: a device or its name.
-        memory_budget_bytes: device memory above which no further shape of batch is captured;
-            None: four fifths of the device's. See `CapturedStep`.
-
-    Attributes:
-        losses: every loss of the run; `losses.history` holds those that were read.
+        memory_budget_bytes: device memory above which no further graph is captured; None: four
+            fifths of the device's. See `gapless.graphs.captured_step.CapturedStep`.
 
     Raises:
         PlanError: the plan is unknown.
@@ -62,47 +60,68 @@ class TrainLoop:
         device: str | torch.device | Device = "auto",
         memory_budget_bytes: int | None = None,
     ) -> None:
-        self.plan = get_plan(plan)
+        self._engine = Engine(get_plan(plan), device)
+        self._waits = waits_of(self._engine)
         self._memory_budget_bytes = memory_budget_bytes
-        self.device = find_device(device)
-        self.streams = StreamManager(self.device, num_streams=self.plan.streams)
-        self._lanes = self.streams.lanes
-        self.losses = DeferredLoss(
-            self.device,
-            readback_stream=self.streams.get_stream(self._lanes.readback),
-            wait_stats=self.streams.stats,
-        )
-        self._ring = StagingRing(
-            self.device,
-            host_waits=self.streams.host_waits,
-            depth=self.plan.prefetch,
-            transfer_streams=[self.streams.get_stream(n) for n in self._lanes.transfer],
-            pin_memory=self.plan.pin_memory,
-            max_host_slots=self.plan.run_ahead,
-        )
-        self._meter = GapMeter(self.device)
-        self._events = EventPool(self.device)
-        self._in_flight: deque[Event] = deque()
         self._captured: CapturedStep | None = None
-        self._auto: AutoStep | None = None
-        self._forward_stream = self.streams.get_compute_stream()
-        self._backward_stream = self.streams.get_stream(self._lanes.backward)
+        self._graph_runner: CapturedSteps | AutoSteps | None = None
 
-    def on_compute_stream(self) -> Any:
-        """Return a context whose work goes to the compute stream; build the model in it.
+    # --- what it is made of ---
+
+    @property
+    def plan(self) -> Plan:
+        """How the loop moves its work."""
+        return self._engine.plan
+
+    @property
+    def device(self) -> Device:
+        """Where the steps run."""
+        return self._engine.device
+
+    @property
+    def losses(self) -> DeferredLoss:
+        """Every loss of the run; `losses.history` holds those that were read."""
+        return self._engine.losses
+
+    @property
+    def host_waits(self) -> HostWaits:
+        """The door for the loop's waits; `host_waits.stats` counts those of the last epoch."""
+        return self._engine.host_waits
+
+    @property
+    def captures_ahead(self) -> bool:
+        """Whether `capture_ahead` captures anything under this plan on this device."""
+        return self.plan.graphs == "always" and self.device.is_accelerator
+
+    @property
+    def capture_report(self) -> CaptureReport | None:
+        """What is captured of the step that ran last; None if the plan captures nothing here."""
+        return None if self._captured is None else self._captured.report
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """What plan `auto` found out last; None before, and under other plans."""
+        if self.plan.graphs == "auto" and not self.device.is_accelerator:
+            return ON_A_CPU
+        return None if self._graph_runner is None else self._graph_runner.diagnosis
+
+    # --- what it does ---
+
+    def on_compute_stream(self) -> AbstractContextManager[object]:
+        """Send the work of a `with` body to the compute stream; build the model in it.
 
         Autograd binds each parameter's gradient to the stream on which it was first used.
 
         Sync: Does not block the host.
         """
-        return self.device.use_stream(self._forward_stream)
+        return self._engine.on_compute_stream()
 
     def prefetch(self, batches: Iterable[BatchT]) -> Prefetcher[BatchT]:
         """Iterate over batches on the device, outside an epoch; for evaluation.
 
         Sync: Does not block the host on the device.
         """
-        return Prefetcher(batches, ring=self._ring, device=self.device, depth=self.plan.prefetch)
+        return self._engine.prefetch(batches)
 
     def run_epoch(
         self,
@@ -110,7 +129,7 @@ class TrainLoop:
         step: SplitStep | WholeStep,
         *,
         on_batch: Callable[[Progress], None] | None = None,
-    ) -> EpochResult:
+    ) -> EpochRecord:
         """Take every batch through the step.
 
         Args:
@@ -132,85 +151,78 @@ class TrainLoop:
 
         Sync: Blocks the host as the plan says and at the end, until the last loss is read.
         """
-        run = _EpochRun(self)
-        # Work queued before, such as building the model, comes first.
-        self.device.wait_stream(self._forward_stream, self.device.current_stream())
-        try:
-            with self.on_compute_stream():
-                run.take_all(batches, self._prepared(step), on_batch)
-            run.finish()
-        except BaseException as failure:
-            # Also if the failure is an interrupt of `finish`, which is where the host waits.
-            run.finish_after(failure)
-            raise
-        return run.result()
+        return Epoch(self._engine, self._runner_of(step), self._waits).run(batches, on_batch)
 
-    @property
-    def captures(self) -> bool:
-        """Whether steps are captured: the plan says so, and the device gains by it."""
-        return self.plan.capture and self.device.is_accelerator
-
-    @property
-    def capture(self) -> CaptureReport | None:
-        """What is captured of the step that ran last; None if the plan captures nothing here."""
-        return None if self._captured is None else self._captured.report
-
-    @property
-    def diagnosis(self) -> Diagnosis | None:
-        """What plan `auto` found out last; None before, and under other plans."""
-        if self.plan.auto and not self.device.is_accelerator:
-            return ON_A_CPU
-        return None if self._auto is None else self._auto.diagnosis
-
-    def warm_up(
+    def capture_ahead(
         self,
         batches: Iterable[Any],
         step: SplitStep | WholeStep,
         *,
-        snapshot: Snapshot,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None = None,
         on_batch: Callable[[int], None] | None = None,
     ) -> CaptureReport | None:
-        """Capture the step for the shapes of these batches, ahead of a run; train on none.
+        """Capture the step for the kinds of these batches, before a run; train on none of them.
 
         Args:
-            batches: on the CPU, one of each shape.
+            batches: on the CPU, one of each kind. The first are captured first; what a memory
+                budget leaves out are the last.
             step: that `run_epoch` will be given.
-            snapshot: of what the step changes, which is put back.
-            on_batch: called with the number of shapes done so far.
+            model: that the step trains; its weights and buffers are put back.
+            optimizer: that the step calls; its state is put back.
+            scaler: of gradients, put back as well.
+            on_batch: called with the number of batches done.
 
         Returns:
-            What is captured; None if the plan captures nothing here.
+            What is captured; None if the plan captures nothing ahead here.
 
         Sync: Blocks the host.
         """
-        captured = self._prepared(step)
-        if not isinstance(captured, CapturedStep):
+        if not self.captures_ahead:
             return None
-        self.device.wait_stream(self._forward_stream, self.device.current_stream())
+        captured = self._captured_step(step)
+        engine = self._engine
+        engine.device.wait_stream(engine.streams.compute, engine.device.current_stream())
         with self.on_compute_stream():
-            captured.warm_up(self.prefetch(batches), snapshot=snapshot, on_batch=on_batch)
+            captured.capture_ahead(
+                engine.prefetch(batches).trees(),
+                snapshot=Snapshot(model, optimizer, scaler=scaler),
+                on_batch=on_batch,
+            )
         return captured.report
 
-    def _prepared(self, step: SplitStep | WholeStep) -> SplitStep | WholeStep:
-        if not (self.plan.capture or self.plan.auto) or not self.device.is_accelerator:
-            return step
+    def _runner_of(self, step: SplitStep | WholeStep) -> StepRunner:
+        if self.plan.graphs == "never" or not self.device.is_accelerator:
+            return EagerSteps(step, self._engine, diagnosis=self.diagnosis)
+        self._captured_step(step)
+        assert self._graph_runner is not None
+        return self._graph_runner
+
+    def _captured_step(self, step: SplitStep | WholeStep) -> CapturedStep:
+        """Return the step with its graphs, which stay from epoch to epoch."""
         if self._captured is None or self._captured.step != step:
+            engine = self._engine
             self._captured = CapturedStep(
                 step,
-                device=self.device,
-                host_waits=self.streams.host_waits,
+                device=engine.device,
+                host_waits=engine.host_waits,
                 memory_budget_bytes=self._memory_budget_bytes,
             )
-            if self.plan.auto:
-                self._auto = AutoStep(self._captured, device=self.device, meter=self._meter)
-        return self._auto or self._captured
+            if self.plan.graphs == "auto":
+                self._graph_runner = AutoSteps(
+                    self._captured, device=engine.device, meter=engine.meter
+                )
+            else:
+                self._graph_runner = CapturedSteps(self._captured)
+        return self._captured
 
     def close(self) -> None:
         """Give the streams back.
 
         Sync: Does not block the host.
         """
-        self.streams.close()
+        self._engine.close()
 
     def __enter__(self) -> Self:
         return self
@@ -224,179 +236,33 @@ class TrainLoop:
         self.close()
 
 
-class _EpochRun:
-    """One pass of a `TrainLoop` over its batches."""
+def run_epoch(
+    batches: Iterable[Any],
+    step: SplitStep | WholeStep,
+    *,
+    device: str | torch.device | Device = "auto",
+    plan: str | Plan = "gapless",
+    on_batch: Callable[[Progress], None] | None = None,
+) -> EpochRecord:
+    """Take every batch through the step once, as the plan says.
 
-    def __init__(self, loop: TrainLoop) -> None:
-        self._loop = loop
-        self._plan = loop.plan
-        self._device = loop.device
-        self._host_waits = loop.streams.host_waits
-        self._host_waits.stats.by_reason.clear()
-        self.progress = Progress(waits=self._host_waits.stats)
-        self._first_loss = loop.losses.num_added
-        self._meter_before = loop._meter.reading()
-        self._started_at = perf_counter()
-        self._launch_ms = 0.0
-        self._wall_ms = 0.0
-        self._running = RunningMean(loop.losses)
-        self._outer_stream = self._device.current_stream()
-        self._prefetcher: Prefetcher[Any] | None = None
-        self._batches: Generator[Any] | None = None
+    For several epochs make one `TrainLoop` and call its `run_epoch`, so that streams and memory
+    are made once.
 
-    def take_all(
-        self,
-        batches: Iterable[Any],
-        step: SplitStep | WholeStep,
-        on_batch: Callable[[Progress], None] | None,
-    ) -> None:
-        self._prefetcher = self._loop.prefetch(batches)
-        self._batches = iter(self._prefetcher)
-        if isinstance(step, AutoStep):
-            step.begin_epoch(self._prefetcher, batches)
-        for batch in self._batches:
-            self.take(step, batch)
-            if on_batch is not None:
-                on_batch(self.progress)
+    Args:
+        batches: batches on the CPU.
+        step: a `SplitStep`, or a function that takes a batch on the device, trains on it and
+            returns its loss. It must not wait for the device.
+        device: a device or its name.
+        plan: a plan or its name.
+        on_batch: called after each batch was queued; may raise to stop the epoch.
 
-    def take(self, step: SplitStep | WholeStep, batch: Any) -> None:
-        start = perf_counter()
-        loop = self._loop
-        stream = loop._forward_stream
-        loop._meter.start_step(stream)
-        call_host_part(step, batch)
-        out = self._run_step(step, batch)
-        loop.losses.add(out.loss if out.logged is None else out.logged, weight=out.weight)
-        loop._meter.end_step(stream)
-        self._launch_ms += (perf_counter() - start) * 1000.0
-        self.progress.batch += 1
-        self._follow_plan()
-        self._update_progress()
+    Raises:
+        PlanError: the plan is unknown.
+        DeviceError: the device is unknown or absent.
+        Exception: as `TrainLoop.run_epoch`.
 
-    def _run_step(self, step: SplitStep | WholeStep, batch: Any) -> StepLoss:
-        forward, backward = self._loop._forward_stream, self._loop._backward_stream
-        if forward is backward or not isinstance(step, SplitStep):
-            return loss_of(do_work(step, batch))
-        out = step.forward(batch)
-        self._chain(forward, backward)
-        with self._device.use_stream(backward):
-            step.backward(out)
-        self._chain(backward, forward)
-        return loss_of(out)
-
-    def _chain(self, before: Any, after: Any) -> None:
-        """Let stream `after` wait for what was queued on `before`."""
-        event = self._loop._events.record(before)
-        self._device.wait_event(after, event)
-        self._loop._events.give_back(event)
-
-    def _follow_plan(self) -> None:
-        plan, losses = self._plan, self._loop.losses
-        batch = self.progress.batch
-        read_due = batch % plan.loss_interval == 0
-        wait_due = batch % plan.sync_interval == 0
-        if plan.wait_with == "nothing":
-            if read_due:
-                losses.flush()
-            self._limit_run_ahead()
-        elif plan.wait_with == "event":
-            if read_due:
-                losses.flush()
-            if wait_due:
-                self._wait_for_event(reason=self._wait_reason())
-        else:
-            if wait_due:
-                self._host_waits.wait_stream(
-                    self._loop._forward_stream, reason=self._wait_reason()
-                )
-            if read_due:
-                losses.drain(reason="loss_read")
-        losses.poll()
-
-    def _wait_reason(self) -> str:
-        return "batch" if self._plan.sync_interval == 1 else "interval"
-
-    def _wait_for_event(self, *, reason: str) -> None:
-        # The event follows the copy of the losses, so that one wait brings both.
-        loop = self._loop
-        readback = loop.streams.get_stream(loop._lanes.readback)
-        if readback is not loop._forward_stream:
-            self._chain(readback, loop._forward_stream)
-        event = loop._events.record(loop._forward_stream)
-        self._host_waits.wait_event(event, reason=reason)
-        loop._events.give_back(event)
-
-    def _limit_run_ahead(self) -> None:
-        loop, in_flight = self._loop, self._loop._in_flight
-        in_flight.append(loop._events.record(loop._forward_stream))
-        while in_flight and self._device.query_event(in_flight[0]):
-            loop._events.give_back(in_flight.popleft())
-        if len(in_flight) >= self._plan.run_ahead:
-            oldest = in_flight.popleft()
-            self._host_waits.wait_event(oldest, reason="run_ahead")
-            loop._events.give_back(oldest)
-
-    def _update_progress(self) -> None:
-        loop = self._loop
-        loop._meter.poll()
-        self.progress.mean_loss = self._running.update()
-        self.progress.weight = self._running.weight
-        self.progress.gap_share = self._gap_share()
-        self.progress.diagnosis = loop.diagnosis
-
-    def _gap_share(self) -> float | None:
-        reading = self._loop._meter.reading() - self._meter_before
-        return reading.gap_share if self._device.is_accelerator else None
-
-    def finish(self) -> None:
-        """Read what is still on the device, and leave streams and events as they were found.
-
-        Can be called again when it was interrupted.
-        """
-        loop = self._loop
-        with loop.on_compute_stream():
-            self._read_losses()
-        # An interrupt in the instant in which a `with` is left may leave its stream current.
-        if self._device.current_stream() != self._outer_stream:
-            self._device.set_current_stream(self._outer_stream)
-        self._device.wait_stream(self._outer_stream, loop._forward_stream)
-        loop._meter.pause()
-        loop._in_flight.clear()
-        loop._events.reset()
-        self._wall_ms = (perf_counter() - self._started_at) * 1000.0
-
-    def _read_losses(self) -> None:
-        losses = self._loop.losses
-        if self._plan.wait_with == "nothing":
-            losses.flush()
-            self._wait_for_event(reason="epoch_end")
-            losses.poll()
-        losses.drain(reason="epoch_end")
-
-    def finish_after(self, failure: BaseException) -> None:
-        """Finish an epoch that was cut short, and wait for whatever it had queued."""
-        with noted_on(failure):
-            self.finish()
-        with noted_on(failure):
-            self._loop.streams.synchronize_all(reason="epoch_end")
-        if self._batches is not None:
-            with noted_on(failure):
-                self._batches.close()
-
-    def result(self) -> EpochResult:
-        losses = self._loop.losses
-        assert self._prefetcher is not None
-        reading = self._loop._meter.reading() - self._meter_before
-        waits = WaitStats()
-        waits.merge(self._host_waits.stats)
-        return EpochResult(
-            losses=losses.history[self._first_loss :],
-            mean_loss=losses.running_mean(since=self._first_loss),
-            weight=sum(losses.weights[self._first_loss :]),
-            waits=waits,
-            data_wait_ms=self._prefetcher.data_wait_ms,
-            launch_ms=self._launch_ms,
-            wall_ms=self._wall_ms,
-            busy_ms=reading.busy_ms,
-            gap_ms=reading.gap_ms if self._device.is_accelerator else None,
-        )
+    Sync: Blocks the host as the plan says and at the end, until the last loss is read.
+    """
+    with TrainLoop(plan=plan, device=device) as loop:
+        return loop.run_epoch(batches, step, on_batch=on_batch)

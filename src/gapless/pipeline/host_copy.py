@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.pipeline.tree import map_tensors, tensors_of
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -37,7 +37,8 @@ class HostCopy:
 
     def __init__(self, value: Any, *, device: Device) -> None:
         self._device = device
-        tensors = {id(tensor): tensor.detach() for tensor in tensors_of(value)}
+        tree = flatten(value)
+        tensors = {id(tensor): tensor.detach() for tensor in tree.leaves}
         queued = {key: tensor for key, tensor in tensors.items() if not device.needs_copy(tensor)}
         copies = _buffers_for(queued, device)
         for key, tensor in tensors.items():
@@ -45,7 +46,7 @@ class HostCopy:
                 device.copy(copies[key], tensor)
             else:
                 copies[key] = tensor.clone(memory_format=torch.contiguous_format)
-        self.value = map_tensors(value, lambda tensor: copies[id(tensor)])
+        self.value = tree.map(lambda tensor: copies[id(tensor)]).value
         self._done = device.create_event()
         device.record_event(self._done, device.current_stream())
 

@@ -4,19 +4,32 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gapless.pipeline.streams import EventPool
+from gapless.records.epoch import gap_share
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gapless.device.base import Device, Event, Stream
 
 
-# Takes a step's label, its busy time, and the time since the end of the step before, if one was.
-StepObserver: TypeAlias = "Callable[[object, float, float | None], None]"
+LaunchT = TypeVar("LaunchT")
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime(Generic[LaunchT]):
+    """The device's times of one step, in milliseconds.
+
+    Attributes:
+        launch: what `end_step` was given for the step.
+        busy_ms: from its first kernel to its last.
+        period_ms: from the end of the step before to its end; None if none came before.
+    """
+
+    launch: LaunchT
+    busy_ms: float
+    period_ms: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +47,7 @@ class GapReading:
     @property
     def gap_share(self) -> float | None:
         """Share of the time in gaps, 0 to 1; None before a step was read."""
-        span = self.busy_ms + self.gap_ms
-        return self.gap_ms / span if span else None
+        return gap_share(self.busy_ms, self.gap_ms)
 
     def __sub__(self, earlier: GapReading) -> GapReading:
         return GapReading(
@@ -43,7 +55,7 @@ class GapReading:
         )
 
 
-class GapMeter:
+class GapMeter(Generic[LaunchT]):
     """Record an event at both ends of every step, and read their times when they are done.
 
     It sees the gaps between steps. Idle time inside a step, between its kernels, counts as busy:
@@ -51,18 +63,13 @@ class GapMeter:
 
     Args:
         device: where the steps run.
-
-    Attributes:
-        observer: called for every step that is read, in order, with its label.
-        label: of the step that is being queued; the next one has none.
     """
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self._events = EventPool(device, timed=True)
-        self.observer: StepObserver | None = None
-        self.label: object = None
-        self._pending: deque[tuple[Event, Event, object] | None] = deque()
+        self._pending: deque[tuple[Event, Event, LaunchT | None] | None] = deque()
+        self._read: list[StepTime[LaunchT]] = []
         self._started: Event | None = None
         self._last_end: Event | None = None
         self._busy_ms = 0.0
@@ -75,14 +82,18 @@ class GapMeter:
         """
         self._started = self._events.record(stream)
 
-    def end_step(self, stream: Stream) -> None:
+    def end_step(self, stream: Stream, launch: LaunchT | None = None) -> None:
         """Mark the end of a step.
+
+        Args:
+            stream: on which the step's work ends.
+            launch: what the host knows of the step, if `take_read` shall give its times.
 
         Sync: Does not block the host.
         """
         assert self._started is not None
-        self._pending.append((self._started, self._events.record(stream), self.label))
-        self._started = self.label = None
+        self._pending.append((self._started, self._events.record(stream), launch))
+        self._started = None
 
     def is_idle(self) -> bool:
         """Return whether the device has done every step that ended.
@@ -94,7 +105,7 @@ class GapMeter:
 
     def pause(self) -> None:
         """Do not count the time until the next step as a gap, nor a step that did not end."""
-        self._started = self.label = None
+        self._started = None
         self._pending.append(None)
         self.poll()
         if not self._pending:
@@ -114,17 +125,26 @@ class GapMeter:
             self._pending.popleft()
             self._take_in(step)
 
-    def _take_in(self, step: tuple[Event, Event, object] | None) -> None:
+    def take_read(self) -> list[StepTime[LaunchT]]:
+        """Return the steps with a launch that were taken in since the last call, in order.
+
+        Sync: Does not block the host.
+        """
+        read, self._read = self._read, []
+        return read
+
+    def _take_in(self, step: tuple[Event, Event, LaunchT | None] | None) -> None:
         former, self._last_end = self._last_end, step[1] if step else None
         if step is not None:
-            start, end, label = step
+            start, end, launch = step
             gap_ms = None if former is None else self._device.elapsed_ms(former, start)
             busy_ms = self._device.elapsed_ms(start, end)
             self._gap_ms += gap_ms or 0.0
             self._busy_ms += busy_ms
             self._events.give_back(start)
-            if self.observer is not None:
-                self.observer(label, busy_ms, None if gap_ms is None else gap_ms + busy_ms)
+            if launch is not None:
+                period_ms = None if gap_ms is None else gap_ms + busy_ms
+                self._read.append(StepTime(launch, busy_ms, period_ms))
         if former is not None:
             self._events.give_back(former)
 

@@ -19,12 +19,13 @@ from gapless.pipeline.staging import StagedBatch, StagingRing
 
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from types import TracebackType
 
     import torch
 
     from gapless.device.base import Device, Stream
+    from gapless.pipeline.tree import Tree
     from gapless.records.wait_stats import WaitStats
 
 
@@ -79,14 +80,26 @@ class Prefetcher(Generic[BatchT]):
         Sync: Does not block the host on the device, except for a full host ring ("staging") and
             without pinned memory ("pageable_copy"). Waits for the loader.
         """
+        return self._batches(lambda tree: tree.value)
+
+    def trees(self) -> Generator[Tree]:
+        """Yield batches on the device as `__iter__` does, each with its tensors already listed.
+
+        Sync: as `__iter__`.
+        """
+        return self._batches(lambda tree: tree)
+
+    def _batches(self, hand_over: Callable[[Tree], Any]) -> Generator[Any]:
         staged: deque[StagedBatch] = deque()
         with _Source() as source:
             try:
                 source.open(self._loader)
                 while self._fill(staged, source):
                     self.num_batches += 1
-                    yield self._ring.hand_out(
-                        staged.popleft(), compute_stream=self._device.current_stream()
+                    yield hand_over(
+                        self._ring.hand_out(
+                            staged.popleft(), compute_stream=self._device.current_stream()
+                        )
                     )
                 source.raise_failure()
             finally:

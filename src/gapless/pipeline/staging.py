@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import BatchError
-from gapless.pipeline.tree import map_tensors, tensors_of
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
     from gapless.device.base import Device, Event, Stream
     from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.tree import Tree
 
 
 # Wide enough for every vector load and for every dtype's alignment.
@@ -59,11 +60,11 @@ class StagedBatch:
     """A batch on its way to the device.
 
     Attributes:
-        batch: the batch with its tensors on the device; to be read only after `ready`.
+        tree: the batch with its tensors on the device, to be read only after `ready`.
         slot: the ring slot that holds it, None if nothing had to be moved.
     """
 
-    batch: Any
+    tree: Tree
     slot: _DeviceSlot | None
 
 
@@ -114,9 +115,10 @@ class StagingRing:
 
         Sync: Does not block the host while host slots are free; see `StagingRing`.
         """
-        tensors = [tensor for tensor in tensors_of(batch) if self._device.needs_copy(tensor)]
+        tree = flatten(batch)
+        tensors = [tensor for tensor in tree.leaves if self._device.needs_copy(tensor)]
         if not tensors:
-            return StagedBatch(batch=batch, slot=None)
+            return StagedBatch(tree=tree, slot=None)
         layout = _Layout.of(tensors)
         host = self._acquire_host(layout.num_bytes)
         layout.pack(tensors, host.buffer)
@@ -125,18 +127,16 @@ class StagingRing:
         views = layout.views(slot.buffer)
         slot.handed_out = [weakref.ref(view) for view in views]
         moved = dict(zip(map(id, tensors), views, strict=True))
-        return StagedBatch(
-            batch=map_tensors(batch, lambda tensor: moved.get(id(tensor), tensor)), slot=slot
-        )
+        return StagedBatch(tree=tree.map(lambda tensor: moved.get(id(tensor), tensor)), slot=slot)
 
-    def hand_out(self, staged: StagedBatch, *, compute_stream: Stream) -> Any:
+    def hand_out(self, staged: StagedBatch, *, compute_stream: Stream) -> Tree:
         """Return the batch, ordered so that work on `compute_stream` reads it complete.
 
         Sync: Does not block the host.
         """
         if staged.slot is not None:
             self._device.wait_event(compute_stream, staged.slot.ready)
-        return staged.batch
+        return staged.tree
 
     def _acquire_host(self, num_bytes: int) -> _HostSlot:
         slots = self._host_slots

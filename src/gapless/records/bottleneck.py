@@ -41,33 +41,46 @@ _CHANGE_SHARE = 0.3
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sample:
-    """One step, as the host and the device saw it.
+class Launch:
+    """One step, as the host knows it when it has queued the step.
 
     Attributes:
-        is_replay: whether it ran as a graph.
-        shape: of its batch.
+        round: number of the stretch of steps that it belongs to.
+        way: how it ran: eagerly, as a graph, or as a graph that was captured for it just now.
+        key: what its batch shares with others that the same graph can take.
         host_ms: time the host spent in the step.
         data_wait_ms: time the host waited for the loader before it.
         found_idle: whether the device had nothing to do when the host began with it.
-        waits: file:line of every wait of the host inside the step, as far as they are seen.
-        busy_ms: from its first kernel to its last.
-        period_ms: from the end of the step before to its end, on the device.
+        waits: file:line of every wait of the host inside the step that was seen.
     """
 
-    is_replay: bool
-    shape: Hashable
+    round: int = 0
+    way: Literal["eager", "replay", "capture"]
+    key: Hashable
     host_ms: float
     data_wait_ms: float
     found_idle: bool
     waits: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One step, as the host and the device saw it.
+
+    Attributes:
+        launch: what the host knows of it.
+        busy_ms: from its first kernel to its last.
+        period_ms: from the end of the step before to its end, on the device.
+    """
+
+    launch: Launch
     busy_ms: float
     period_ms: float
 
     @property
     def own_ms(self) -> float:
         """What the step would have taken with its batch at hand, in milliseconds."""
-        return max(self.busy_ms, self.period_ms - self.data_wait_ms)
+        return max(self.busy_ms, self.period_ms - self.launch.data_wait_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,11 +115,11 @@ class Readings:
     ) -> Readings:
         """Return the averages of at least one sample, without steps that compiled something."""
         samples = _typical(samples)
-        sites = Counter(site for sample in samples for site in sample.waits)
+        sites = Counter(site for sample in samples for site in sample.launch.waits)
         return cls(
             step_ms=fmean(sample.period_ms for sample in samples),
-            host_ms=fmean(sample.host_ms for sample in samples),
-            data_wait_ms=fmean(sample.data_wait_ms for sample in samples),
+            host_ms=fmean(sample.launch.host_ms for sample in samples),
+            data_wait_ms=fmean(sample.launch.data_wait_ms for sample in samples),
             busy_ms=fmean(sample.busy_ms for sample in samples),
             idle_share=_idle_share(samples),
             waits={site: count / len(samples) for site, count in sites.most_common()},
@@ -186,17 +199,17 @@ def nothing_measured(num_steps: int) -> Diagnosis:
 
 def _idle_share(samples: Sequence[Sample]) -> float:
     total_ms = sum(sample.period_ms for sample in samples)
-    idle_ms = sum(sample.period_ms for sample in samples if sample.found_idle)
+    idle_ms = sum(sample.period_ms for sample in samples if sample.launch.found_idle)
     return idle_ms / total_ms if total_ms else 0.0
 
 
 def _typical(samples: Sequence[Sample]) -> Sequence[Sample]:
     # Medians would not do: a loader with workers makes few steps wait, and those for long.
-    limit = _OUTLIER * median(sample.host_ms for sample in samples)
-    return [sample for sample in samples if sample.waits or sample.host_ms <= limit]
+    limit = _OUTLIER * median(sample.launch.host_ms for sample in samples)
+    return [sample for sample in samples if sample.launch.waits or sample.launch.host_ms <= limit]
 
 
-def compare(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:
+def trial_of(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:
     """Return the time of a step as written and as a graph, on the shapes that ran as both.
 
     Each shape counts by its median, and as often as it came in both; shapes that ran in one way
@@ -204,7 +217,7 @@ def compare(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:
     """
     times: dict[Hashable, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for sample in (*eager, *replays):
-        times[sample.shape][sample.is_replay].append(sample.own_ms)
+        times[sample.launch.key][sample.launch.way == "replay"].append(sample.own_ms)
     both = [pair for pair in times.values() if all(pair)]
     if not both:
         return Trial()
@@ -363,7 +376,7 @@ class Pace:
         """Return the pace of at least one sample."""
         return cls(
             step_ms=median(sample.period_ms for sample in samples),
-            data_wait_ms=fmean(sample.data_wait_ms for sample in samples),
+            data_wait_ms=fmean(sample.launch.data_wait_ms for sample in samples),
         )
 
     def has_changed(self, since: Pace) -> bool:

@@ -20,7 +20,7 @@ class WaitTotal:
 
 @dataclass
 class WaitStats:
-    """Count the host's waits by reason; the origin's `WaitStats`, with reasons.
+    """The host's waits for the device, counted and timed by reason.
 
     Attributes:
         by_reason: total of every reason that occurred, in order of first occurrence.
@@ -51,6 +51,14 @@ class WaitStats:
         """Add the counts of `other` to these."""
         for reason, total in other.by_reason.items():
             self.add(reason, ms=total.ms, count=total.count)
+
+    @classmethod
+    def of_dict(cls, values: dict[str, dict[str, float]]) -> WaitStats:
+        """Return what `as_dict` described."""
+        waits = cls()
+        for reason, total in values.items():
+            waits.add(reason, ms=total["ms"], count=int(total["count"]))
+        return waits
 
     def as_dict(self) -> dict[str, dict[str, float]]:
         """Return `{reason: {"count": ..., "ms": ...}}` for reports."""

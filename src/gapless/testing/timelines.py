@@ -98,7 +98,7 @@ def plan_timeline(
         raise ValueError(f"num_batches must be above {2 * _NUM_FILLING}, but is {num_batches}")
     _check(durations)
     # A captured step takes the same time on this clock, which has one kernel for each half.
-    chosen = get_plan(plan).with_knobs(capture=False, auto=False)
+    chosen = get_plan(plan).with_knobs(graphs="never")
     device = SimulatedDevice(scheduler="asap", durations=durations)
     with device, TrainLoop(plan=chosen, device=device) as loop:
         loop.run_epoch(_Batches(device, num_batches), _Step(device))

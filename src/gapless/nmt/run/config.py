@@ -199,7 +199,7 @@ class TrainConfig:
         if begun is not None:
             return self._as_begun(begun)
         plan = self.resolved_plan()
-        captures = (plan.capture or plan.auto) and is_accelerator
+        captures = plan.graphs != "never" and is_accelerator
         pack, fixed = self.pack, self.fixed_shapes
         if pack and self.batch_tokens is None:
             raise UserError("pack needs a budget of tokens: add --batch-tokens")

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task
     from gapless.plans import Plan
-    from gapless.records.epoch import EpochRecord, Progress
+    from gapless.records.epoch import Progress
+    from gapless.records.training import TrainingEpoch
 
 
 class Observer(Protocol):
@@ -34,7 +35,7 @@ class Observer(Protocol):
     def batch_queued(self, progress: Progress, *, num_updates: int) -> None:
         """A batch was queued."""
 
-    def epoch_ended(self, record: EpochRecord) -> None:
+    def epoch_ended(self, record: TrainingEpoch) -> None:
         """An epoch is over."""
 
     def testing(self, count: int) -> None:

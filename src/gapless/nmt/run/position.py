@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from gapless.records.epoch import EpochRecord
+from gapless.records.training import TrainingEpoch
 
 
 if TYPE_CHECKING:
-    from gapless.records.epoch import EpochResult
+    from gapless.records.epoch import EpochRecord
 
 
 @dataclass(kw_only=True)
@@ -31,38 +31,31 @@ class Position:
     batches: int = 0
     losses: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
-    records: list[EpochRecord] = field(default_factory=list)
+    records: list[TrainingEpoch] = field(default_factory=list)
     best_loss: float = math.inf
     wall_seconds: float = 0.0
 
     @property
     def batches_before(self) -> int:
         """Batches of the whole run so far."""
-        return sum(record.num_batches for record in self.records)
+        return sum(record.work.num_batches for record in self.records)
 
-    def add(self, result: EpochResult, *, weights: list[float], peak_memory_bytes: int) -> None:
+    def add(self, result: EpochRecord, *, weights: list[float], peak_memory_bytes: int) -> None:
         """Count what an epoch, or a part of one, did."""
         self.losses += result.losses
         self.weights += weights
-        record = EpochRecord(
-            epoch=self.epoch + 1,
-            loss=_weighted_mean(self.losses, self.weights),
-            num_batches=result.num_batches,
-            target_tokens=round(result.weight),
-            wall_ms=result.wall_ms,
-            waits=result.waits.as_dict(),
-            data_wait_ms=result.data_wait_ms,
-            launch_ms=result.launch_ms,
-            busy_ms=result.busy_ms,
-            gap_ms=result.gap_ms,
-            peak_memory_bytes=peak_memory_bytes,
+        record = TrainingEpoch(
+            number=self.epoch + 1, work=result, peak_memory_bytes=peak_memory_bytes
         )
         if self.batches:
             record = self.records.pop().followed_by(record)
+        # Over all losses of the epoch, correctly rounded.
+        loss = _weighted_mean(self.losses, self.weights)
+        record = replace(record, work=replace(record.work, mean_loss=loss))
         self.records.append(record)
         self.batches += result.num_batches
 
-    def end_epoch(self) -> EpochRecord:
+    def end_epoch(self) -> TrainingEpoch:
         """Go to the next epoch; return the record of the one that ended."""
         self.epoch += 1
         self.batches = 0
@@ -71,12 +64,13 @@ class Position:
 
     def state(self) -> dict[str, Any]:
         """Return plain values to be kept."""
-        return asdict(self)
+        values = {item.name: getattr(self, item.name) for item in fields(self)}
+        return {**values, "records": [record.state() for record in self.records]}
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> Position:
         """Return the position that `state` described."""
-        records = [EpochRecord(**record) for record in state["records"]]
+        records = [TrainingEpoch.of_state(record) for record in state["records"]]
         return cls(**{**state, "records": records})
 
 

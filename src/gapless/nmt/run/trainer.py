@@ -11,7 +11,6 @@ import torch
 
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
-from gapless.graphs.snapshot import Snapshot
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.model.compiling import compile_layers, layers_as_written
@@ -29,7 +28,7 @@ from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.readback import DeferredLoss
-from gapless.records.epoch import run_totals
+from gapless.records.training import run_totals
 from gapless.records.wait_stats import WaitStats
 
 
@@ -156,30 +155,26 @@ class Trainer:
 
     def _warm_up(self) -> None:
         """Capture every shape ahead of the run, if the plan captures and the device can."""
-        if not self._loop.captures:
+        if not self._loop.captures_ahead:
             return
         self.model.train()
         pairs = PairBatches(self._task.train)
         examples = [pairs[micro] for micro in self._sampler.one_of_each()]
         self._observer.warming_up(0, of=len(examples))
         scaler = self._step.scaler
-        with self._loop.on_compute_stream():
-            snapshot = Snapshot(
-                self.model,
-                self._step.optimizer,
-                scaler=scaler if scaler.is_enabled() else None,
-            )
-        self._loop.warm_up(
+        self._loop.capture_ahead(
             examples,
             self._step,
-            snapshot=snapshot,
+            model=self.model,
+            optimizer=self._step.optimizer,
+            scaler=scaler if scaler.is_enabled() else None,
             on_batch=lambda done: self._observer.warming_up(done, of=len(examples)),
         )
         self._note_decisions()
 
     def _note_decisions(self) -> None:
         """Say what plan `auto` decided, or why a step is not captured, when it is new."""
-        diagnosis, capture = self._loop.diagnosis, self._loop.capture
+        diagnosis, capture = self._loop.diagnosis, self._loop.capture_report
         if diagnosis is not None:
             text = diagnosis.line
         elif capture is not None and (capture.refusal or capture.note):
@@ -225,8 +220,8 @@ class Trainer:
         at = self._position
         record = at.end_epoch() if is_whole else at.records[-1]
         weights = self._copy_weights()
-        self._saver.save_epoch(weights, record.epoch)
-        if record.epoch % self.config.val_interval == 0 or self._is_finished():
+        self._saver.save_epoch(weights, record.number)
+        if record.number % self.config.val_interval == 0 or self._is_finished():
             record.validation.update(self._validate())
             if record.validation["val_loss"] < at.best_loss:
                 at.best_loss = record.validation["val_loss"]
@@ -235,10 +230,10 @@ class Trainer:
             self._save_state(weights)
         folder.log(
             "epoch",
-            step=record.epoch,
-            loss=record.loss,
+            step=record.number,
+            loss=record.work.mean_loss,
             tokens_per_second=record.tokens_per_second,
-            gap_share=record.gap_share,
+            gap_share=record.work.gap_share,
             **record.validation,
         )
         folder.flush()
@@ -307,7 +302,9 @@ class Trainer:
             **run_totals(self._position.records),
             "padding_share": self._padding_share,
             "host_waits_outside_training": self._outside.as_dict(),
-            "capture": None if self._loop.capture is None else asdict(self._loop.capture),
+            "capture": None
+            if self._loop.capture_report is None
+            else asdict(self._loop.capture_report),
             "bleu": scores and scores.bleu,
             "chrf": scores and scores.chrf,
             "signature": scores and scores.bleu_signature,

@@ -1,0 +1,107 @@
+"""What a run owns for all its epochs: streams, events, rings, losses and the meter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from gapless.device.find import find_device
+from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.meter import GapMeter
+from gapless.pipeline.prefetch import Prefetcher
+from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.staging import StagingRing
+from gapless.pipeline.streams import EventPool, PlanStreams
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from gapless.device.base import Device, Stream
+    from gapless.plans import Plan
+    from gapless.records.bottleneck import Launch
+
+
+BatchT = TypeVar("BatchT")
+
+
+class Engine:
+    """Streams, events, rings, losses and meter of one run.
+
+    Args:
+        plan: says how many streams there are, and how far transfers run ahead.
+        device: a device or its name.
+
+    Attributes:
+        plan: as given.
+        device: the device itself.
+        streams: by the work that they carry.
+        host_waits: the one door for waits.
+        losses: of all batches of the run.
+        meter: of the time between steps.
+        events: that the host asks for, or that streams wait for.
+
+    Raises:
+        DeviceError: the device is unknown or absent.
+    """
+
+    def __init__(self, plan: Plan, device: str | torch.device | Device) -> None:
+        self.plan = plan
+        self.device = find_device(device)
+        self.streams = PlanStreams(self.device, plan.streams)
+        self.host_waits = HostWaits(self.device)
+        self.losses = DeferredLoss(
+            self.device,
+            readback_stream=self.streams.readback,
+            wait_stats=self.host_waits.stats,
+        )
+        self.meter: GapMeter[Launch] = GapMeter(self.device)
+        self.events = EventPool(self.device)
+        self._ring = StagingRing(
+            self.device,
+            host_waits=self.host_waits,
+            depth=plan.prefetch,
+            transfer_streams=self.streams.transfer,
+            pin_memory=plan.pin_memory,
+            max_host_slots=plan.run_ahead,
+        )
+
+    def on_compute_stream(self) -> AbstractContextManager[object]:
+        """Send the work of a `with` body to the compute stream.
+
+        Sync: Does not block the host.
+        """
+        return self.device.use_stream(self.streams.compute)
+
+    def prefetch(self, batches: Iterable[BatchT]) -> Prefetcher[BatchT]:
+        """Return the batches, moved to the device ahead of their use.
+
+        Sync: Does not block the host on the device.
+        """
+        return Prefetcher(batches, ring=self._ring, device=self.device, depth=self.plan.prefetch)
+
+    def chain(self, before: Stream, after: Stream) -> None:
+        """Let stream `after` wait for what was queued on stream `before` so far.
+
+        Sync: Does not block the host.
+        """
+        event = self.events.record(before)
+        self.device.wait_event(after, event)
+        self.events.give_back(event)
+
+    def wait_for_all(self, *, reason: str) -> None:
+        """Wait for the work of all streams.
+
+        Sync: Blocks the host; one counted wait for each stream.
+        """
+        for stream in self.streams.all:
+            self.host_waits.wait_stream(stream, reason=reason)
+
+    def close(self) -> None:
+        """Return to the stream that was current before the run.
+
+        Sync: Does not block the host; queued work still runs.
+        """
+        self.streams.close()

@@ -1,0 +1,97 @@
+"""How the steps of an epoch run: eagerly, or as captured graphs.
+
+A runner takes one batch at a time, calls the step's host part and then runs the step. Plan `auto`
+has a runner of its own, `gapless.loop.auto`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from gapless.pipeline.step import SplitStep, call_host_part, do_work
+
+
+if TYPE_CHECKING:
+    from gapless.graphs.captured_step import CapturedStep
+    from gapless.loop.engine import Engine
+    from gapless.pipeline.prefetch import Prefetcher
+    from gapless.pipeline.step import WholeStep
+    from gapless.pipeline.tree import Tree
+    from gapless.records.bottleneck import Diagnosis, Launch
+
+
+class StepRunner(Protocol):
+    """Runs the steps of an epoch."""
+
+    @property
+    def diagnosis(self) -> Diagnosis | None:
+        """What plan `auto` found out last; None before, and under other plans."""
+
+    def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
+        """Learn where the batches of the next epoch come from."""
+
+    def run(self, tree: Tree) -> tuple[Any, Launch | None]:
+        """Train on a batch; return what the step returned, and how the host launched it.
+
+        What the step returned is valid until the next batch. The launch is None where nobody
+        measures.
+        """
+
+    def observe(self, launch: Launch, busy_ms: float, period_ms: float | None) -> None:
+        """Take in the device's times of a step that `run` launched.
+
+        Args:
+            launch: of the step.
+            busy_ms: from its first kernel to its last.
+            period_ms: from the end of the step before to its end; None if none came before.
+        """
+
+
+class EagerSteps:
+    """Run a step as its Python says; its second part on the backward stream of the plan."""
+
+    def __init__(
+        self, step: SplitStep | WholeStep, engine: Engine, *, diagnosis: Diagnosis | None = None
+    ) -> None:
+        self.diagnosis = diagnosis
+        self._step = step
+        self._engine = engine
+
+    def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
+        """Nothing is measured."""
+
+    def run(self, tree: Tree) -> tuple[Any, None]:
+        """Train on a batch."""
+        step, streams = self._step, self._engine.streams
+        call_host_part(step, tree.value)
+        if streams.backward is streams.compute or not isinstance(step, SplitStep):
+            return do_work(step, tree.value), None
+        out = step.forward(tree.value)
+        self._engine.chain(streams.compute, streams.backward)
+        with self._engine.device.use_stream(streams.backward):
+            step.backward(out)
+        self._engine.chain(streams.backward, streams.compute)
+        return out, None
+
+    def observe(self, launch: Launch, busy_ms: float, period_ms: float | None) -> None:
+        """Nothing is measured."""
+
+
+class CapturedSteps:
+    """Run a step as a graph for each kind of batch."""
+
+    diagnosis: Diagnosis | None = None
+
+    def __init__(self, captured: CapturedStep) -> None:
+        self._captured = captured
+
+    def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
+        """Nothing is measured."""
+
+    def run(self, tree: Tree) -> tuple[Any, None]:
+        """Train on a batch."""
+        call_host_part(self._captured.step, tree.value)
+        return self._captured.run(tree).out, None
+
+    def observe(self, launch: Launch, busy_ms: float, period_ms: float | None) -> None:
+        """Nothing is measured."""
