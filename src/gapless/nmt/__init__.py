@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from gapless.loop.epoch import run_epoch as run_epoch
+    from gapless.loop.train_loop import run_epoch as run_epoch
     from gapless.nmt.data.batch import Batch as Batch
     from gapless.nmt.model.loss import LossCompute as LossCompute
     from gapless.nmt.stream_manager import StreamManager as StreamManager
@@ -19,7 +19,7 @@ _HOME = {
     "Batch": "gapless.nmt.data.batch",
     "LossCompute": "gapless.nmt.model.loss",
     "StreamManager": "gapless.nmt.stream_manager",
-    "run_epoch": "gapless.loop.epoch",
+    "run_epoch": "gapless.loop.train_loop",
 }
 
 __all__ = sorted(_HOME)
