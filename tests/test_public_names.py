@@ -57,3 +57,15 @@ def test_importing_gapless_loads_nothing_else():
     )
 
     assert done.stdout == "gapless\n"
+
+
+NAMES = """
+BatchError DeferredLoss EpochRecord ForbiddenWaitError GaplessError LossError NonFiniteLossError
+PLANS Plan StepLoss TrainLoop UserError WaitStats Workload __version__ allow_waits capture
+count_waits find_device forbid_waits prefetch run_epoch
+"""
+
+
+def test_public_names_are_those_written_down():
+    """A name that is added, removed or renamed has to be written down here as well."""
+    assert sorted(NAMES.split()) == sorted(dir(gapless))

@@ -1,8 +1,12 @@
-"""Remove every ordering operation of the pipeline, one at a time, and see that it is noticed.
+"""Remove every ordering operation of the loop, one at a time, and see that it is noticed.
 
-`make mutants` prints one line for each: where it is, what was done to it, and who noticed. An
+`make mutants` prints for each who noticed, what it is about, and where it was and is. An
 operation that nobody misses is a missing test or a needless guard. Operations are found in the
-source by what they call, so that a new one takes part without being listed.
+source by what they call; `concepts.toml` says in words what each is for.
+
+    python -m simulation.mutants [TEXT]    judge all, or those whose line contains a text
+    python -m simulation.mutants --list    print what is found, "?" where the list has no words
+    python -m simulation.mutants --remap   after a move: find the new places of known operations
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+from collections import Counter
 from dataclasses import dataclass
 from importlib.abc import Loader, MetaPathFinder
 from pathlib import Path
@@ -21,10 +26,14 @@ from time import perf_counter
 
 import torch
 
+from simulation import concepts
 from simulation.scenarios import SCENARIOS, run, schedules
 
 
-PIPELINE = Path(__file__).parents[2] / "src" / "gapless" / "pipeline"
+SOURCE = Path(__file__).parents[2] / "src" / "gapless"
+
+# Folders of the source whose ordering operations take part.
+ROOMS = ["pipeline"]
 
 # Calls that stand alone and are left out.
 REMOVED = {
@@ -38,13 +47,13 @@ REMOVED = {
 ANSWERED = {"query_event": True, "_may_grow": True, "is_kept": False, "needs_copy": True}
 # Contexts that are not entered.
 NOT_ENTERED = {"use_stream", "use", "compute", "blocking"}
-# Room that is taken away: (file, code, what it becomes).
-SHRUNK = [("staging.py", "depth + 2", "depth + 1")]
+# Sums that give one less.
+SHRUNK = {"depth + 2": "depth + 1"}
 
 # Tried in this order: most mutants are noticed by the first.
 SEEDS = [[1], [2, 3, 4, 5]]
 
-# Lines of the pipeline that a scenario calls functions of, by scenario, cheapest first.
+# Lines of functions that a scenario calls, by scenario, cheapest first.
 _reached = {}
 
 # Far more than any scenario takes under one schedule; a mutant that hangs has been noticed.
@@ -53,28 +62,61 @@ _TIMEOUT_S = 10
 
 @dataclass(frozen=True)
 class Mutant:
-    file: str
+    """An ordering operation, and what is done to it.
+
+    Attributes:
+        place: of the operation, without its line.
+        line: in the module.
+        done: what is done to it.
+        number: among the mutants of its module.
+    """
+
+    place: concepts.Place
     line: int
-    code: str
     done: str
     number: int
 
     def __str__(self):
-        return f"{self.file}:{self.line}  {self.done}  {self.code}"
+        at = self.place
+        return f"{at.module}:{self.line}  {at.function}  {self.done}  {at.code}"
 
 
 class Mutator(ast.NodeTransformer):
-    """Find the ordering operations of a module, and change the one of that number."""
+    """Find the ordering operations of a module, and change the one of that number.
 
-    def __init__(self, path, chosen=None):
-        self.path = path
+    Args:
+        module: path relative to the source.
+        chosen: number of the mutant to make; None: only find them.
+    """
+
+    def __init__(self, module, chosen=None):
         self.mutants = []
+        self._module = module
         self._chosen = chosen
+        self._inside = []
+        self._counts = Counter()
+
+    def _enter(self, node):
+        self._inside.append(node.name)
+        node = self.generic_visit(node)
+        self._inside.pop()
+        return node
+
+    def visit_ClassDef(self, node):
+        return self._enter(node)
+
+    def visit_FunctionDef(self, node):
+        return self._enter(node)
+
+    def visit_AsyncFunctionDef(self, node):
+        return self._enter(node)
 
     def _offer(self, node, done, changed):
         number = len(self.mutants)
-        code = " ".join(ast.unparse(node).split())
-        self.mutants.append(Mutant(self.path.name, node.lineno, code, done, number))
+        same = ".".join(self._inside), " ".join(ast.unparse(node).split())
+        self._counts[same] += 1
+        place = concepts.Place(self._module, *same, self._counts[same])
+        self.mutants.append(Mutant(place, node.lineno, done, number))
         if number != self._chosen:
             return node
         return ast.fix_missing_locations(ast.copy_location(changed, node))
@@ -107,12 +149,10 @@ class Mutator(ast.NodeTransformer):
 
     def visit_BinOp(self, node):
         node = self.generic_visit(node)
-        for file, code, smaller in SHRUNK:
-            if file == self.path.name and ast.unparse(node) == code:
-                return self._offer(
-                    node, f"became {smaller}:", ast.parse(smaller, mode="eval").body
-                )
-        return node
+        smaller = SHRUNK.get(ast.unparse(node))
+        if smaller is None:
+            return node
+        return self._offer(node, f"became {smaller}:", ast.parse(smaller, mode="eval").body)
 
 
 def _called(node):
@@ -121,24 +161,37 @@ def _called(node):
     return None
 
 
+def modules():
+    """Return the modules of all rooms, as paths relative to the source."""
+    return [
+        str(path.relative_to(SOURCE))
+        for room in ROOMS
+        for path in sorted((SOURCE / room).glob("*.py"))
+    ]
+
+
+def parse(module):
+    return ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+
+
 def find_mutants():
-    """Return every ordering operation of the pipeline."""
+    """Return every ordering operation of all rooms."""
     found = []
-    for path in sorted(PIPELINE.glob("*.py")):
-        mutator = Mutator(path)
-        mutator.visit(ast.parse(path.read_text(encoding="utf-8")))
+    for module in modules():
+        mutator = Mutator(module)
+        mutator.visit(parse(module))
         found += mutator.mutants
     return found
 
 
 class MutatedModule(MetaPathFinder, Loader):
-    """Import one module of the pipeline with a mutant in it."""
+    """Import one module with a mutant in it."""
 
     def __init__(self, mutant):
-        path = PIPELINE / mutant.file
-        self._name = f"gapless.pipeline.{path.stem}"
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        self._code = compile(Mutator(path, mutant.number).visit(tree), str(path), "exec")
+        module = mutant.place.module
+        self._name = ".".join(["gapless", *Path(module).with_suffix("").parts])
+        tree = Mutator(module, mutant.number).visit(parse(module))
+        self._code = compile(tree, str(SOURCE / module), "exec")
 
     def find_spec(self, name, path=None, target=None):
         return importlib.util.spec_from_loader(name, self) if name == self._name else None
@@ -161,7 +214,8 @@ def judge(mutant):
     """Return who notices a mutant, None if nobody does. Runs in a process of its own."""
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     scenarios = _import_anew(mutant)
-    names = [name for name, lines in _reached.items() if (mutant.file, mutant.line) in lines]
+    place = (mutant.place.module, mutant.line)
+    names = [name for name, lines in _reached.items() if place in lines]
     for seeds in SEEDS:
         for name in names:
             for scheduler, seed in scenarios.schedules(name, seeds):
@@ -195,7 +249,7 @@ def _judge_apart(mutant):
 
 
 class Reached:
-    """The lines of all functions of the pipeline that are called while it is entered."""
+    """The lines of all functions of the rooms that are called while it is entered."""
 
     def __init__(self):
         self._codes = set()
@@ -214,13 +268,14 @@ class Reached:
         threading.settrace(None)
 
     def lines(self):
-        """Return them as (file, line)."""
+        """Return them as (module, line)."""
+        names = {str(SOURCE / module): module for module in modules()}
         found = set()
         for code in self._codes:
-            path = Path(code.co_filename)
-            if path.parent == PIPELINE:
+            module = names.get(code.co_filename)
+            if module is not None:
                 last = max(line for _, _, line in code.co_lines() if line)
-                found.update((path.name, line) for line in range(code.co_firstlineno, last + 1))
+                found.update((module, line) for line in range(code.co_firstlineno, last + 1))
         return found
 
 
@@ -239,18 +294,68 @@ def reach_of_all():
     return {name: reached[name] for name in sorted(seconds, key=seconds.get)}
 
 
-def main(chosen=""):
-    """Judge all mutants, or those whose line of the table contains a text."""
+def describe(mutant, known):
+    """Return a mutant's concept, its old place and its present one; "?" where there is none."""
+    concept = known.get(mutant.place)
+    words, was = (concept.name, concept.was) if concept else ("?", "?")
+    return f"{words}\n        was {was}\n        is  {mutant}"
+
+
+def judge_all(chosen=""):
+    """Judge all mutants, or those whose description contains a text; return the exit code."""
     torch.set_num_threads(1)
     _reached.update(reach_of_all())
-    mutants = [mutant for mutant in find_mutants() if chosen in str(mutant)]
+    known = concepts.by_place(concepts.read())
+    mutants = [mutant for mutant in find_mutants() if chosen in describe(mutant, known)]
     num_killed = 0
     with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
         for mutant, verdict in pool.imap(_judge_apart, mutants):
             num_killed += bool(verdict)
-            print(f"{verdict or 'SURVIVED':70}  {mutant}", flush=True)
+            print(f"{verdict or 'SURVIVED':70}  {describe(mutant, known)}", flush=True)
     print(f"{num_killed}/{len(mutants)} killed")
     return 0 if mutants and num_killed == len(mutants) else 1
+
+
+def list_all():
+    """Print every mutant that is found and every concept that is not; return the exit code."""
+    known = concepts.by_place(concepts.read())
+    mutants = find_mutants()
+    for mutant in mutants:
+        print(describe(mutant, known))
+    places = {mutant.place for mutant in mutants}
+    lost = [concept for place, concept in known.items() if place not in places]
+    for concept in lost:
+        print(f"LOST {concept.name}\n        was {concept.was}\n        not {concept.place}")
+    num_unknown = len(places - set(known))
+    print(f"{len(mutants)} mutants, {num_unknown} without a concept, {len(lost)} concepts lost")
+    return 1 if num_unknown or lost else 0
+
+
+def remap_all(path=concepts.FILE):
+    """Rewrite the places of operations that moved, print what is in doubt; return the exit code."""
+    before = concepts.read(path)
+    places = {mutant.place for mutant in find_mutants()}
+    after, lost = concepts.remap(before, places)
+    for old, new in zip(before, after, strict=True):
+        if old != new:
+            print(f"MOVED {new.name}\n        from {old.place}\n        to   {new.place}")
+    free = places - {concept.place for concept in after}
+    for concept in lost:
+        print(f"LOST {concept.name}\n        from {concept.place}")
+        for place in concepts.likely(concept, free):
+            print(f"        like {place}")
+    for place in sorted(free):
+        print(f"? {place}")
+    if after != before:
+        concepts.write(after, path)
+    return 1 if lost or free else 0
+
+
+def main(*arguments):
+    """Do what the command line says; return the exit code."""
+    if arguments in (("--list",), ("--remap",)):
+        return {"--list": list_all, "--remap": remap_all}[arguments[0]]()
+    return judge_all(*arguments)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,134 @@
+"""The mutants by what they are about, in words that no move and no new name changes.
+
+`concepts.toml` has an entry for each ordering operation: its concept, where it was when the list
+began, and where it is now. The old place is never changed. The present place is found anew after
+a move by `python -m simulation.mutants --remap`, or written by hand.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import tomllib
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+
+FILE = Path(__file__).with_name("concepts.toml")
+
+_HEAD = """\
+# What each ordering operation is for: `concept` in words, `was` where it stood when this list
+# began (file: function: code, and which of several equal ones) or "new", and where it is now.
+# Never change `was`. After a move: python -m simulation.mutants --remap
+"""
+
+
+@dataclass(frozen=True, order=True)
+class Place:
+    """Where an operation is.
+
+    Attributes:
+        module: path relative to `src/gapless`.
+        function: qualified name of the function that it is in.
+        code: of the operation, as `ast.unparse` writes it.
+        ordinal: 1 for the first of equal code in that function, and so on.
+    """
+
+    module: str
+    function: str
+    code: str
+    ordinal: int
+
+    def __str__(self):
+        nth = f" ({self.ordinal})" if self.ordinal > 1 else ""
+        return f"{self.module}: {self.function}: {self.code}{nth}"
+
+
+@dataclass(frozen=True)
+class Concept:
+    name: str
+    was: str
+    place: Place
+
+
+def read(path=FILE):
+    """Return all concepts, in the order of the file."""
+    entries = tomllib.loads(path.read_text(encoding="utf-8"))["operation"]
+    return [
+        Concept(
+            name=entry["concept"],
+            was=entry["was"],
+            place=Place(entry["module"], entry["function"], entry["code"], entry["ordinal"]),
+        )
+        for entry in entries
+    ]
+
+
+def write(concepts, path=FILE):
+    """Write all concepts; what is read back is equal."""
+    path.write_text("\n".join([_HEAD, *map(_entry, concepts)]), encoding="utf-8")
+
+
+def _entry(concept):
+    values = {"concept": concept.name, "was": concept.was, **vars(concept.place)}
+    lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
+    return "\n".join(["[[operation]]", *lines, ""])
+
+
+def by_place(concepts):
+    """Return the concept of each present place."""
+    return {concept.place: concept for concept in concepts}
+
+
+# What has to be equal for an operation to be the same, strictest first.
+_SAME = [
+    lambda place: (Path(place.module).name, place.function, place.code, place.ordinal),
+    lambda place: (place.function, place.code, place.ordinal),
+    lambda place: (place.function.split(".")[-1], place.code, place.ordinal),
+    lambda place: (place.code,),
+]
+
+
+def remap(concepts, places):
+    """Find the new places of operations that were moved and have the same code as before.
+
+    Returns:
+        All concepts, with new places where there is no doubt; then those that stay lost.
+    """
+    lost = [concept for concept in concepts if concept.place not in places]
+    free = sorted(set(places) - {concept.place for concept in concepts})
+    found = {}
+    for same in _SAME:
+        pairs = _only_pairs(lost, free, same)
+        found.update(pairs)
+        lost = [concept for concept in lost if concept.name not in found]
+        free = [place for place in free if place not in found.values()]
+    moved = [
+        replace(concept, place=found.get(concept.name, concept.place)) for concept in concepts
+    ]
+    return moved, lost
+
+
+def _only_pairs(lost, free, same):
+    """Return the new place of each concept that is alone with one place that is the same."""
+    groups = defaultdict(lambda: ([], []))
+    for concept in lost:
+        groups[same(concept.place)][0].append(concept)
+    for place in free:
+        groups[same(place)][1].append(place)
+    return {
+        owners[0].name: candidates[0]
+        for owners, candidates in groups.values()
+        if len(owners) == len(candidates) == 1
+    }
+
+
+def likely(concept, places, *, count=3):
+    """Return the free places whose function and code are most like those of a lost concept."""
+
+    def likeness(place):
+        texts = (f"{at.function}: {at.code}" for at in (concept.place, place))
+        return difflib.SequenceMatcher(None, *texts).ratio()
+
+    return sorted(places, key=likeness, reverse=True)[:count]
