@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-
-from benchmarks import side_by_side
 from benchmarks.side_by_side import compare, compare_case
 from benchmarks.side_by_side_runs import digest_run
+
+from benchmarks import side_by_side
 
 
 ROOT = Path(__file__).parents[2]
