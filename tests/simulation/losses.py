@@ -17,7 +17,7 @@ def losses_of_a_full_ring(device):
         loss += 1
     assert losses.mean() == sum(range(1100)) / 1100
     assert [float(number) for number in range(1100)] == losses.history
-    assert set(losses.stats.by_reason) <= {"loss_ring", "loss_mean"}
+    assert set(losses.wait_stats.by_reason) <= {"loss_ring", "loss_mean"}
     assert losses._events.num_created <= 4
 
 
@@ -29,7 +29,9 @@ def a_full_ring_waits_for_its_older_half(device):
     for _ in range(1025):
         losses.add(loss)
     assert len(losses.history) == 512
-    assert {name: wait.count for name, wait in losses.stats.by_reason.items()} == {"loss_ring": 1}
+    assert {name: wait.count for name, wait in losses.wait_stats.by_reason.items()} == {
+        "loss_ring": 1
+    }
 
 
 @scenario(only="asap")
@@ -39,7 +41,7 @@ def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
     for _ in range(1025):
         losses.add(loss)
     assert len(losses.history) == 1024
-    assert losses.stats.count == 0
+    assert losses.wait_stats.count == 0
 
 
 @scenario()
@@ -97,4 +99,4 @@ def a_done_copy_is_picked_up_without_waiting(device):
     HostWaits(device).wait_stream(losses._stream, reason="test")
     assert losses.poll() == 1
     assert losses.first_nonfinite == (0, float("inf"))
-    assert losses.stats.count == 0
+    assert losses.wait_stats.count == 0

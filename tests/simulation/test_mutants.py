@@ -88,7 +88,7 @@ def test_a_survivor_is_told_and_fails():
 import sys
 from simulation import mutants
 mutants.reach_of_all = dict
-sys.exit(mutants.main("/sync.py"))
+sys.exit(mutants.main("/host_waits.py"))
 """
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -99,7 +99,7 @@ sys.exit(mutants.main("/sync.py"))
         text=True,
     )
 
-    count = sum(mutant.place.module.endswith("/sync.py") for mutant in find_mutants())
+    count = sum(mutant.place.module.endswith("/host_waits.py") for mutant in find_mutants())
     lines = done.stdout.splitlines()
     assert done.returncode == 1, done.stderr
     assert lines[-1] == f"0/{count} killed"
