@@ -11,6 +11,8 @@ __version__ = "0.1.0"
 
 # Where the public names are defined.
 _PUBLIC = {
+    "gapless.compare.compare_plans": ("compare_plans",),
+    "gapless.compare.verify_plan": ("verify_plan",),
     "gapless.compare.workload": ("Workload",),
     "gapless.device.find": ("find_device",),
     "gapless.device.waits": ("allow_waits", "count_waits", "forbid_waits"),

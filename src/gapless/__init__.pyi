@@ -1,5 +1,7 @@
 # The public names as type checkers and editors see them; a test compares them with `__init__.py`.
 
+from gapless.compare.compare_plans import compare_plans as compare_plans
+from gapless.compare.verify_plan import verify_plan as verify_plan
 from gapless.compare.workload import Workload as Workload
 from gapless.device.find import find_device as find_device
 from gapless.device.waits import (

@@ -230,11 +230,11 @@ def test_a_workload_that_is_not_reproducible_is_told_so_and_timed(compare):
     outcome = compare("--workload", "c.py:by_chance", *QUICK, *options)
 
     assert outcome.code == 1
-    assert "blocking against itself: not reproducible by itself" in outcome.out
+    assert "blocking against itself: not reproducible, from step" in outcome.out
     assert "gapless against blocking" not in outcome.out
     assert row_of(outcome.out, "blocking")[1] == row_of(outcome.out, "gapless")[1] == "?"
     assert "\nRecommended: none\n  the workload does not equal itself, so " in outcome.out
-    assert "\n  seed all that it draws from" in outcome.out
+    assert "\n  seed all random numbers" in outcome.out
     found = json.loads(Path("out.json").read_text())
     assert (found["reproducible"], found["recommendation"]["plan"]) == (False, None)
 
@@ -245,7 +245,7 @@ def test_equal_bits_of_nan_are_no_verdict(compare):
     outcome = compare("--workload", "c.py:nans", *QUICK, *options)
 
     assert outcome.code == 1
-    assert "  loss of step 1 is nan: from there on equal bits show nothing\n" in outcome.out
+    assert "itself: inconclusive: no difference, but the loss of step 1 is nan\n" in outcome.out
     assert row_of(outcome.out, "blocking")[1] == row_of(outcome.out, "gapless")[1] == "?"
     assert "\nRecommended: none\n  loss of step 1 is nan, so " in outcome.out
     found = json.loads(Path("out.json").read_text())
@@ -312,12 +312,12 @@ def test_bits_are_compared_on_batches_of_one_process(tiny_data):
         (["--plans", "gapless,gapless"], ["plans names gapless more than once"]),
         (["--steps", "0"], ["steps must be at least 1, but is 0"]),
         (["--rounds", "0"], ["rounds must be at least 1"]),
-        (["--warm-ups", "0"], ["warm-ups must be at least 1"]),
-        (["--verify-steps", "-1"], ["verify-steps must be 0 or more, but is -1"]),
+        (["--warm-ups", "0"], ["--warmup-rounds must be at least 1"]),
+        (["--verify-steps", "-1"], ["--verify-steps must be at least 0, but is -1"]),
         (["--tolerance", "-1"], ["tolerance must be a finite number"]),
         (["--seed", "-1", "--verify-steps", "0"], ["seed must be 0 to"]),
         (["--weight", "speed"], ["weight must be NAME=NUMBER", "'speed'"]),
-        (["--weight", "beauty=1"], ["a name of speed, memory"]),
+        (["--weight", "beauty=1"], ["'beauty'", "speed, memory"]),
         (["--json", "."], ["json . is a folder"]),
         (["--json", "absent/out.json"], ["json absent/out.json lies in absent", "not exist"]),
         (["--device", "tpu"], ["unknown device 'tpu'"]),

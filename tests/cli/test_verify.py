@@ -249,7 +249,7 @@ def test_the_files_workload_is_identical(verify):
         outcome.out
     )
     assert "interval against blocking: bit-identical" in outcome.out
-    assert "batches: 12, gone through 2 times for 20 steps" in outcome.out
+    assert "batches: 2 passes over 12 for 20 steps" in outcome.out
     assert "host waits: blocking 40 (batch 20, loss_read 20); interval 4 (" in outcome.out
 
 
@@ -271,10 +271,10 @@ def test_a_workload_that_is_not_reproducible_is_told_so(verify):
     outcome = verify("--steps", "10", "--workload", "w.py:by_chance")
 
     assert outcome.code == 1
-    assert "blocking against itself: not reproducible by itself, from step 4 on" in outcome.out
+    assert "blocking against itself: not reproducible, from step 4 on" in outcome.out
     assert "  parameter 1.bias: 1 of 1 elements differ, by at most " in outcome.out
-    assert "no seed reaches" in outcome.out
-    assert "--tolerance" in outcome.out
+    assert "random numbers that are not seeded" in outcome.out
+    assert "tolerance" in outcome.out
     assert "gapless against blocking:" not in outcome.out
 
 
@@ -283,8 +283,10 @@ def test_a_difference_that_does_not_come_back_points_at_a_race(verify):
     outcome = verify("--steps", "10", "--workload", "w.py:by_run")
 
     assert outcome.code == 1
-    assert "different, from step 2 on\n  parameter 1.bias: differs, but not when" in outcome.out
-    assert "did not occur again when both ran once more. That points at a race" in outcome.out
+    assert "different, from step 2 on\n  parameter 1.bias: differed, but not when" in outcome.out
+    assert (
+        "did not occur again when both plans were run again. This points at a race" in outcome.out
+    )
 
 
 @pytest.mark.parametrize(("tolerance", "code"), [("1e-2", 0), ("1e-4", 1)])
@@ -295,10 +297,14 @@ def test_a_tolerance_lets_small_differences_through(verify, tolerance, code):
     assert outcome.code == code
     assert f"plans     gapless against blocking, tolerance {float(tolerance):g}" in outcome.out
     if code:
-        assert "gapless against blocking: beyond 0.0001, from step 6 on" in outcome.out
-        assert "  0 of 11 tensors are beyond at the end" in outcome.out
+        assert (
+            "gapless against blocking: outside the tolerance 0.0001, from step 6 on" in outcome.out
+        )
+        assert "  0 of 11 tensors are outside at the end" in outcome.out
     else:
-        assert "gapless against blocking: within 0.01; losses by at most 0.000999" in outcome.out
+        assert (
+            "gapless against blocking: within the tolerance 0.01; losses differ by at most 0.000999"
+        ) in outcome.out
 
 
 def test_a_workload_beyond_the_tolerance_by_itself_is_told_so(verify):
@@ -306,8 +312,8 @@ def test_a_workload_beyond_the_tolerance_by_itself_is_told_so(verify):
     outcome = verify("--workload", "w.py:by_chance", "--tolerance", "1e-9")
 
     assert outcome.code == 1
-    assert "itself: not reproducible by itself within 1e-09, from step 5 on" in outcome.out
-    assert "no seed reaches" in outcome.out
+    assert "itself: not reproducible within the tolerance 1e-09, from step 5 on" in outcome.out
+    assert "random numbers that are not seeded" in outcome.out
     assert "gapless against blocking:" not in outcome.out
 
 
@@ -318,8 +324,7 @@ def test_equal_bits_of_nan_prove_nothing(verify, bound):
 
     assert (outcome.code, outcome.err) == (1, "")
     assert "bit-identical" not in outcome.out
-    assert "blocking against itself: nothing shown" in outcome.out
-    assert "  loss of step 4 is nan: from there on equal bits show nothing\n" in outcome.out
+    assert "itself: inconclusive: no difference, but the loss of step 4 is nan\n" in outcome.out
     assert "ask for 3 instead" in outcome.out
     assert "gapless against blocking:" not in outcome.out
     # What it advises.

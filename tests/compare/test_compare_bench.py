@@ -14,12 +14,12 @@ import pytest
 import torch
 
 from gapless.compare import entrant as entrants
-from gapless.compare.bench import BenchSettings, run_bench
-from gapless.compare.compare_plans import CompareSettings, compare, verify_plans
+from gapless.compare.bench import run_bench
+from gapless.compare.compare_plans import run_comparison
 from gapless.compare.entrant import Entrant
 from gapless.compare.plan_rows import make_row
-from gapless.compare.ranking import parse_weights
-from gapless.compare.verdict_lines import comparison_lines
+from gapless.compare.ranking import make_weights
+from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
 from gapless.device.instruments.clocks import CompileClock, cpu_seconds
@@ -30,6 +30,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.step import StepLoss
 from gapless.plans import PLANS, get_plan
 from gapless.report.comparison_text import comparison_text
+from gapless.report.verification_text import verdict_lines
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -65,8 +66,21 @@ def small(log=None, *, num_batches=4, unit="", shuffle=False):
 
 
 def ask(plans=("blocking", "gapless", "interval"), **changed):
-    values = {"device": CPU, "steps": 4, "rounds": 3, "warm_ups": 1, **changed}
-    return BenchSettings(plans=tuple(plans), **values)
+    numbers = {"steps": 4, "rounds": 3, "warmup_rounds": 1, "verify_steps": 0}
+    run = {name: changed.pop(name) for name in ("seed", "tolerance") if name in changed}
+    device, seconds = changed.pop("device", CPU), changed.pop("seconds", None)
+    return CompareSettings(
+        run=RunSettings(device=device, **run),
+        rounds=Rounds(**{**numbers, **changed}),
+        plans=tuple(plans),
+        weights=make_weights({}),
+        seconds=seconds,
+    )
+
+
+def small_for_any(device):
+    """Build the tiny workload for any plan."""
+    return small()(device, None)
 
 
 def turns(log, steps):
@@ -176,9 +190,8 @@ def test_the_report_says_whether_plans_took_turns(monkeypatch, has_room):
     if not has_room:
         monkeypatch.setattr(CPU, "free_memory_bytes", lambda: 100)
         monkeypatch.setattr(CPU, "reserved_memory_bytes", iter(range(0, 10**6, 80)).__next__)
-    asked = CompareSettings(bench=ask(), weights=parse_weights([]), verify_steps=0)
 
-    report = compare(small(), asked, workload="small", verdicts={}, itself=None, commit=None)
+    report = run_comparison(small_for_any, ask(), name="small")
 
     text = comparison_text(report)
     assert ("3 rounds of 4 steps, plans in turns;" in text) is has_room
@@ -215,12 +228,13 @@ def test_a_single_plan_that_does_not_fit_is_an_error():
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"plans": []}, "plans must name at least one plan"),
+        ({"plans": []}, "`plans` must name at least one plan"),
         ({"plans": ["fast"]}, "unknown plan 'fast'"),
-        ({"plans": ["gapless", "events", "gapless"]}, "plans names gapless more than once"),
-        ({"steps": 0}, "steps must be at least 1, but is 0"),
-        ({"rounds": 0}, "rounds must be at least 1"),
-        ({"warm_ups": 0}, "warm-ups must be at least 1"),
+        ({"plans": ["gapless", "events", "gapless"]}, "`plans` names gapless more than once"),
+        ({"steps": 0}, "`steps` must be at least 1, but is 0"),
+        ({"rounds": 0}, "`rounds` must be at least 1"),
+        ({"warmup_rounds": 0}, "`warmup_rounds` must be at least 1, but is 0"),
+        ({"verify_steps": -1}, "`verify_steps` must be at least 0, but is -1"),
     ],
 )
 def test_settings_that_cannot_be(changed, message):
@@ -265,7 +279,9 @@ def test_memory_is_a_plans_own_although_others_are_there():
             step=step,
         )
 
-    one = Entrant(get_plan("gapless"), make=make, device=Counting(CPU), seed=1, steps=4)
+    one = Entrant(
+        get_plan("gapless"), make=make, settings=RunSettings(device=Counting(CPU)), steps=4
+    )
     one.prepare(rounds=1)
     assert one.peak_memory_bytes == 170
 
@@ -552,38 +568,31 @@ def test_device_figures_are_a_step_and_the_gap_is_the_rest():
 
 def test_every_plan_goes_through_the_whole_comparison():
     """All plans of the package, bits and times, on a CPU."""
-    asked = CompareSettings(bench=ask(PLANS, rounds=1), weights=parse_weights([]), verify_steps=6)
-    found = list(verify_plans(lambda device: small()(device, None), asked))
-    verdicts = {comparison.ours.plan: comparison.holds for comparison in found}
+    report = run_comparison(small_for_any, ask(PLANS, rounds=1, verify_steps=6), name="small")
 
-    report = compare(
-        small(), asked, workload="small", verdicts=verdicts, itself=found[0], commit="abc"
-    )
-
-    assert all(verdicts.values())
+    found = report.verification.verdicts
+    assert all(verdict.holds for verdict in found)
     # Three batches in two passes, because with a GPU each shape has to come again.
-    assert {tuple(comparison.ours.rounds) for comparison in found} == {(3, 3)}
+    assert {tuple(verdict.ours.passes) for verdict in found} == {(3, 3)}
     assert [row.plan for row in report.rows] == list(PLANS)
     assert all(row.identical for row in report.rows)
     assert report.reproducible
-    assert (report.recommendation.plan, report.unit, report.commit) == ("gapless", "steps", "abc")
+    assert report.holds
+    assert (report.recommendation.plan, report.unit) == ("gapless", "steps")
 
 
 def test_bits_of_replays_are_compared_where_a_device_captures():
     """Two batches in six passes: two steps as written, the others replays, and the text says so."""
     with SimulatedDevice(scheduler="asap") as device:
-        asked = CompareSettings(
-            bench=ask(["gapless", "captured"], device=device),
-            weights=parse_weights([]),
-            verify_steps=12,
-        )
-        itself, gapless, captured = verify_plans(lambda where: small()(where, None), asked)
+        asked = ask(["gapless", "captured"], device=device, rounds=1, verify_steps=12)
+        verification = run_comparison(small_for_any, asked, name="small").verification
 
+    itself, gapless, captured = verification.verdicts
     assert itself.is_identical
     assert (gapless.ours.num_replays, captured.ours.num_replays) == (0, 10)
-    assert captured.ours.rounds == [2] * 6
-    assert comparison_lines(captured)[0].endswith("x 12 steps, 10 of them replays)")
-    assert "replays" not in comparison_lines(gapless)[0]
+    assert captured.ours.passes == [2] * 6
+    assert verdict_lines(captured)[0].endswith("x 12 steps, 10 of them replays)")
+    assert "replays" not in verdict_lines(gapless)[0]
 
 
 # --- instruments ---

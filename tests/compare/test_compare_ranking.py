@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights, recommend
+from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights, recommend
 from gapless.errors import UserError
 from gapless.records.comparison import PlanRow, Spread
 
@@ -41,7 +42,7 @@ def make(plan, ms=10.0, **changed):
 
 def best(*rows, weights=None, **options):
     values = {"is_accelerator": True, "total_memory_bytes": 400, **options}
-    return recommend(rows, weights=parse_weights(weights or []), **values)
+    return recommend(rows, weights=make_weights(weights or {}), **values)
 
 
 rows = st.lists(
@@ -66,7 +67,7 @@ rows = st.lists(
 
 weights = st.lists(
     st.tuples(st.sampled_from(CRITERIA), st.floats(min_value=0.1, max_value=9.0)), max_size=5
-).map(lambda pairs: [f"{name}={value}" for name, value in pairs])
+).map(dict)
 
 
 @settings(deadline=None)
@@ -95,7 +96,7 @@ def test_a_plan_that_is_better_in_nothing_is_never_preferred(rows, criterion, dr
         "startup": {"capture_seconds": row.capture_seconds + 10.0},
     }[criterion]
 
-    found = best(*rows, replace(row, plan="worse", **worse), weights=[f"{criterion}=1"])
+    found = best(*rows, replace(row, plan="worse", **worse), weights={criterion: 1.0})
 
     assert found.scores["worse"] <= found.scores[row.plan]
 
@@ -104,7 +105,7 @@ def test_a_plan_that_is_better_in_nothing_is_never_preferred(rows, criterion, dr
 @given(rows)
 def test_with_all_weight_on_speed_the_fastest_wins(rows):
     """Weights are the user's: nothing else counts then."""
-    found = best(*rows, weights=["speed=1", "memory=0"])
+    found = best(*rows, weights={"speed": 1.0, "memory": 0.0})
 
     fastest = min(row.ms_per_step.median for row in rows)
     (chosen,) = (row for row in rows if row.plan == found.plan)
@@ -113,7 +114,7 @@ def test_with_all_weight_on_speed_the_fastest_wins(rows):
 
 @pytest.mark.parametrize(
     ("weights", "plan"),
-    [([], "fast"), (["memory=0.9"], "lean"), (["speed=9", "memory=1"], "fast")],
+    [({}, "fast"), ({"memory": 0.9}, "lean"), ({"speed": 9.0, "memory": 1.0}, "fast")],
 )
 def test_weights_decide_between_speed_and_memory(weights, plan):
     """Twice as fast on half of the device, not a quarter, wins by the default, and not by others."""
@@ -136,7 +137,7 @@ def test_what_has_no_weight_by_itself_decides_when_it_is_given_some(criterion, c
     other = replace(make("other", 10.0, capture_seconds=120.0), **change)
 
     assert best(fast, other).plan == "fast"
-    assert best(fast, other, weights=[f"{criterion}=1"]).plan == "other"
+    assert best(fast, other, weights={criterion: 1.0}).plan == "other"
 
 
 def test_reasons_are_figures_beside_the_references():
@@ -157,10 +158,10 @@ def test_reasons_are_figures_beside_the_references():
     assert found.reasons == (
         "4.00x the steps a second of blocking (5.00 ms a step)",
         "0.02 host waits a step instead of 2.00",
-        "device busy 96% of the time instead of 20%; the device is the bottleneck, and no plan "
-        "helps further",
+        "device busy 96% of the time instead of 20%; the device is the bottleneck, so no plan "
+        "makes it faster",
         "costs 1.04x the memory and 1.5 s of capturing at the start",
-        "as fast within the spread of the rounds: auto",
+        "equally fast within the spread of the rounds: auto",
     )
 
 
@@ -190,10 +191,9 @@ def test_a_slower_plan_is_never_recommended_without_a_word():
     assert found.plan == "lean"
     assert found.reasons[-2:] == (
         "not the fastest: fast takes 10.10 ms a step, 1.20x the steps a second",
-        "decided by memory (10,240 MiB held, not 22,528 MiB held); --weight memory=0 leaves that "
-        "out",
+        "decided by memory (10,240 MiB held, not 22,528 MiB held); a weight of 0 leaves that out",
     )
-    assert best(lean, fast, weights=["memory=0"]).plan == "fast"
+    assert best(lean, fast, weights={"memory": 0.0}).plan == "fast"
 
 
 @settings(deadline=None)
@@ -213,10 +213,10 @@ def test_reasons_name_the_fastest_plan_whenever_it_is_not_the_pick(rows, weights
 
 def test_without_weight_on_speed_a_tie_is_told_too():
     """Nothing decided then but the order of the plans."""
-    found = best(make("slow", 12.0), make("fast", 10.0), weights=["speed=0", "memory=1"])
+    found = best(make("slow", 12.0), make("fast", 10.0), weights={"speed": 0.0, "memory": 1.0})
 
     assert found.plan == "slow"
-    assert "first of equal plans" in found.reasons[-1]
+    assert "the first was taken" in found.reasons[-1]
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_what_was_not_measured_of_every_plan_does_not_count():
 
     assert best(one, other).weights["speed"] == 1.0
     assert best(make("one"), other, total_memory_bytes=None).weights["speed"] == 1.0
-    assert best(one, other, weights=["memory=1", "speed=0"]).weights == {"speed": 1.0}
+    assert best(one, other, weights={"memory": 1.0, "speed": 0.0}).weights == {"speed": 1.0}
 
 
 @pytest.mark.parametrize(("plans", "plan"), [(["a", "gapless"], "gapless"), (["a", "b"], "a")])
@@ -289,41 +289,39 @@ def test_a_cpu_is_told_that_it_has_no_gaps(plans, plan):
     """The default is recommended whatever the noise says, and the reason is plain."""
     rows = [make(name, 10.0 - n, gap_share=None) for n, name in enumerate(reversed(plans))]
 
-    found = recommend(rows[::-1], weights=parse_weights([]), is_accelerator=False)
+    found = recommend(rows[::-1], weights=make_weights({}), is_accelerator=False)
 
     assert found.plan == plan
     assert found.reasons[0].startswith("a CPU has no gaps to close")
 
 
 @pytest.mark.parametrize(
-    ("item", "parts"),
+    ("name", "value", "parts"),
     [
-        ("speed", ["NAME=NUMBER", "'speed'"]),
-        ("speed=fast", ["a number of 0 or more", "'speed=fast'"]),
-        ("speed=-1", ["0 or more", "'speed=-1'"]),
-        ("speed=nan", ["0 or more"]),
-        ("speed=inf", ["0 or more"]),
-        ("price=1", ["speed, memory, waits, utilisation, startup", "'price=1'"]),
-        ("difficulty=0.25", ["difficulty is equal for all plans", "choose from speed"]),
+        ("speed", -1.0, ["speed must be a finite number of 0 or more", "-1.0"]),
+        ("speed", math.nan, ["0 or more", "nan"]),
+        ("speed", math.inf, ["0 or more", "inf"]),
+        ("price", 1.0, ["'price'", "speed, memory, waits, utilisation, startup"]),
+        ("difficulty", 0.25, ["difficulty is equal for all plans", "choose from speed"]),
     ],
 )
-def test_weights_that_cannot_be(item, parts):
-    """The text, and what it should be, are named."""
+def test_weights_out_of_range_are_refused(name, value, parts):
+    """The criterion, its weight and what it may be are named."""
     with pytest.raises(UserError) as caught:
-        parse_weights([item])
+        make_weights({name: value})
 
     assert all(part in str(caught.value) for part in parts)
 
 
 def test_all_weights_zero_are_refused():
-    """Nothing would decide."""
+    """At least one weight must be above zero, or nothing would decide."""
     with pytest.raises(UserError, match="all weights are 0"):
-        parse_weights(["speed=0", "memory=0"])
+        make_weights({"speed": 0.0, "memory": 0.0})
 
 
-def test_default_weights_are_the_origins_for_what_is_measured():
-    """Performance 30 % and memory 10 %, of each other."""
-    assert parse_weights([]) == {
+def test_by_default_speed_weighs_three_times_as_much_as_memory():
+    """Speed has 0.30 and memory 0.10, and weights are divided by their sum."""
+    assert make_weights({}) == {
         "speed": pytest.approx(0.75),
         "memory": pytest.approx(0.25),
         "waits": 0.0,

@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from gapless.cli.main import run_command
-from gapless.compare.bench import BenchSettings, run_bench
+from gapless.compare.bench import run_bench
 from gapless.compare.plan_rows import make_row
+from gapless.compare.ranking import make_weights
+from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
 from gapless.device.instruments.nvml import Sampler
@@ -63,8 +65,14 @@ def large_products(device, plan):
 
 
 def rows_of(make, *plans, **changed):
-    values = {"device": DEVICE, "steps": 20, "rounds": 3, "warm_ups": 3, **changed}
-    result = run_bench(make, BenchSettings(plans=plans, **values))
+    numbers = {"steps": 20, "rounds": 3, "warmup_rounds": 3, "verify_steps": 0, **changed}
+    settings = CompareSettings(
+        run=RunSettings(device=DEVICE),
+        rounds=Rounds(**numbers),
+        plans=plans,
+        weights=make_weights({}),
+    )
+    result = run_bench(make, settings)
     rows = [make_row(found, identical=None, is_accelerator=True) for found in result.plans]
     return {row.plan: row for row in rows}, result.notes
 

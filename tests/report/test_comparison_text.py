@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gapless.compare.ranking import parse_weights, recommend
+from gapless.compare.ranking import make_weights, recommend
 from gapless.records.comparison import ComparisonReport, PlanRow, Spread
 from gapless.report.comparison_text import comparison_json, comparison_text
 
@@ -72,7 +72,7 @@ def make_report(**changed):
         settings={"steps": 50, "rounds": 3, "tolerance": None},
         rows=rows,
         recommendation=recommend(
-            rows, weights=parse_weights([]), is_accelerator=True, total_memory_bytes=3 * 2**30
+            rows, weights=make_weights({}), is_accelerator=True, total_memory_bytes=3 * 2**30
         ),
         notes=("A note.",),
         reproducible=True,

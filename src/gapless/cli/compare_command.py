@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -13,7 +12,8 @@ from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.parser import number, one_of, whole_number
 from gapless.cli.setting_options import add_setting_options, given_settings
-from gapless.compare.ranking import DEFAULT_WEIGHTS, parse_weights
+from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
+from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
 from gapless.errors import UserError
 from gapless.files import replace_file
@@ -25,13 +25,11 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from gapless.cli.parser import Parser
-    from gapless.compare.compare_plans import CompareSettings
-    from gapless.compare.entrant import PlanWorkload
-    from gapless.compare.verify_plan import Comparison
-    from gapless.compare.workload_file import WorkloadFunction
+    from gapless.compare.workload import PlanWorkloadFunction, WorkloadFunction
     from gapless.device.base import Device
     from gapless.nmt.run.config import TrainConfig
     from gapless.records.comparison import ComparisonReport
+    from gapless.records.verification import Verdict
 
 
 DESCRIPTION = """
@@ -46,9 +44,10 @@ Exit code: 0 done, 1 a plan computes something else or that cannot be told, beca
 is not reproducible or gives losses that are no finite numbers, 2 a mistake in what was asked.
 """
 
-# On a GPU, enough for steady figures; on two cores of a CPU, well below two minutes.
-_DEFAULTS = {True: (50, 5, 3, 48), False: (12, 3, 1, 6)}
+# With the default rounds, well below two minutes on two cores of a CPU.
 _CPU_SECONDS = 45.0
+
+_NUMBERS = tuple(field.name for field in fields(Rounds))
 
 _WEIGHTS = ", ".join(f"{name} {weight:g}" for name, weight in DEFAULT_WEIGHTS.items())
 
@@ -97,20 +96,15 @@ def add_options(parser: Parser) -> None:
 
 def _add_counts(parser: Parser) -> None:
     runs = parser.add_argument_group("run")
-    for name, text, gpu, cpu in zip(
-        ("--steps", "--rounds", "--warm-ups", "--verify-steps"),
-        (
-            "steps of a round",
-            "timed rounds of each plan",
-            "rounds before those",
-            "steps in which bits are compared; 0: none",
-        ),
-        _DEFAULTS[True],
-        _DEFAULTS[False],
-        strict=True,
+    gpu, cpu = Rounds.for_gpu(), Rounds.for_cpu()
+    for field, names, text in (
+        ("steps", ["--steps"], "steps of a round"),
+        ("rounds", ["--rounds"], "timed rounds of each plan"),
+        ("warmup_rounds", ["--warmup-rounds", "--warm-ups"], "rounds before those"),
+        ("verify_steps", ["--verify-steps"], "steps in which bits are compared; 0: none"),
     ):
-        default = f"[default: {gpu} on a GPU, {cpu} on a CPU]"
-        runs.add_argument(name, type=whole_number, metavar="N", help=f"{text} {default}")
+        default = f"[default: {getattr(gpu, field)} on a GPU, {getattr(cpu, field)} on a CPU]"
+        runs.add_argument(*names, type=whole_number, metavar="N", help=f"{text} {default}")
     runs.add_argument(
         "--tolerance",
         type=number,
@@ -130,27 +124,14 @@ def run(options: Namespace) -> int:
     """Print what is compared, how plans differ and which to take; return 1 where bits differ."""
     if options.workload is None:
         require_extra("nmt", "gapless compare without --workload")
+    from gapless.compare.process_state import set_run_numerics
     from gapless.device.find import find_device
-    from gapless.device.numerics import set_numerics
 
-    found = find_device(options.device)
-    asked = _settings(
-        found,
-        plans=options.plans,
-        counts=(options.steps, options.rounds, options.warm_ups, options.verify_steps),
-        tolerance=options.tolerance,
-        weights=parse_weights(options.weight or []),
-        seed=options.seed,
-        precision=options.precision or _precision_of(None if options.workload else options.config),
-    )
+    asked = _settings(options, find_device(options.device))
     if options.json is not None:
         _check_writable(options.json)
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
-    set_numerics(
-        found,
-        asked.bench.precision,
-        deterministic=bool(asked.verify_steps) and asked.tolerance is None,
-    )
+    set_run_numerics(asked.run, compares=bool(asked.rounds.verify_steps))
     given = {
         name: value for name, value in given_settings(options).items() if name not in _NOT_HERE
     }
@@ -161,7 +142,7 @@ def run(options: Namespace) -> int:
     if options.json is not None:
         replace_file(options.json, comparison_json(report).encode())
         print(f"written to {options.json}")
-    return 1 if report.recommendation.plan is None or report.recommendation.excluded else 0
+    return 0 if report.holds else 1
 
 
 def _precision_of(config: Path | None) -> str:
@@ -170,45 +151,41 @@ def _precision_of(config: Path | None) -> str:
     return "fp32" if config is None else make_config({}, file=config).precision
 
 
-def _settings(
-    device: Device,
-    *,
-    plans: str | None,
-    counts: tuple[int | None, ...],
-    tolerance: float | None,
-    weights: dict[str, float],
-    seed: int,
-    precision: str,
-) -> CompareSettings:
-    from gapless.compare.bench import BenchSettings
-    from gapless.compare.compare_plans import CompareSettings
-
-    steps, rounds, warm_ups, verify_steps = (
-        default if count is None else count
-        for count, default in zip(counts, _DEFAULTS[device.is_accelerator], strict=True)
-    )
-    names = PLANS if plans is None else [name.strip() for name in plans.split(",")]
-    asked = CompareSettings(
-        bench=BenchSettings(
-            plans=tuple(name for name in names if name),
+def _settings(options: Namespace, device: Device) -> CompareSettings:
+    numbers = {name: getattr(options, name) for name in _NUMBERS}
+    is_asked = any(number is not None for number in numbers.values())
+    return CompareSettings(
+        run=RunSettings(
             device=device,
-            steps=steps,
-            rounds=rounds,
-            warm_ups=warm_ups,
-            seed=seed,
-            precision=precision,
-            # Asked for, rounds are taken however long they last.
-            seconds=_CPU_SECONDS if counts == (None,) * 4 and not device.is_accelerator else None,
+            seed=options.seed,
+            precision=options.precision
+            or _precision_of(None if options.workload else options.config),
+            tolerance=options.tolerance,
         ),
-        weights=weights,
-        verify_steps=verify_steps,
-        tolerance=tolerance,
+        rounds=Rounds.on(device, **numbers),
+        plans=_names(options.plans),
+        weights=make_weights(_weights(options.weight or [])),
+        # Rounds that were asked for are taken however long they last.
+        seconds=None if is_asked or device.is_accelerator else _CPU_SECONDS,
     )
-    if verify_steps < 0:
-        raise UserError(f"verify-steps must be 0 or more, but is {verify_steps}")
-    # Checks seed and tolerance as well, whether bits are compared or not.
-    replace(asked, verify_steps=max(1, verify_steps)).verify_settings()
-    return asked
+
+
+def _names(plans: str | None) -> tuple[str, ...]:
+    names = PLANS if plans is None else [name.strip() for name in plans.split(",")]
+    return tuple(name for name in names if name)
+
+
+def _weights(items: list[str]) -> dict[str, float]:
+    weights = {}
+    for item in items:
+        name, _, text = item.partition("=")
+        try:
+            weights[name] = float(text)
+        except ValueError:
+            raise UserError(
+                f"--weight must be NAME=NUMBER, such as speed=0.5, but is {item!r}"
+            ) from None
+    return weights
 
 
 def _check_writable(path: Path) -> None:
@@ -240,7 +217,7 @@ class _Work:
     """
 
     name: str
-    make: PlanWorkload
+    make: PlanWorkloadFunction
     one: WorkloadFunction
     config: TrainConfig | None = None
 
@@ -255,8 +232,8 @@ def _work(
 
         settings = _config(asked, config=config, given=given)
         # What cannot be laid out so is told before the text is read.
-        settings.resolved_for(is_accelerator=asked.bench.device.is_accelerator)
-        task, steps = prepare(settings), asked.bench.steps
+        settings.resolved_for(is_accelerator=asked.run.device.is_accelerator)
+        task, steps = prepare(settings), asked.rounds.steps
         return _Work(
             name=f"model of gapless train on {settings.data or 'the embedded corpus'}",
             make=translation_workload(settings, task, steps=steps),
@@ -268,14 +245,14 @@ def _work(
         raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
     from gapless.cli.user_workload import users_workload
 
-    users = users_workload(spec, precision=asked.bench.precision)
+    users = users_workload(spec, precision=asked.run.precision)
     return _Work(name=spec, make=lambda torch_device, plan: users(torch_device), one=users)
 
 
 def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any]) -> TrainConfig:
     from gapless.nmt.run.config import make_config
 
-    flags = {**given, "precision": asked.bench.precision, "seed": asked.bench.seed}
+    flags = {**given, "precision": asked.run.precision, "seed": asked.run.seed}
     # One layout of batches for all plans: the one that can be captured. Compiled layers round
     # differently, so they are for all plans or for none.
     flags["plan"] = "captured"
@@ -288,24 +265,24 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
     from gapless.compare.compare_plans import REFERENCE
 
-    bench = asked.bench
+    run, rounds = asked.run, asked.rounds
     bits = "deterministic algorithms, every bit"
-    if asked.tolerance is not None:
-        bits = f"within {asked.tolerance:g}"
+    if run.tolerance is not None:
+        bits = f"within {run.tolerance:g}"
     lines = [
         f"workload  {work.name}",
-        f"device    {bench.device.torch_device} ({bench.device.describe()}), "
-        f"torch {torch.__version__}, {bench.precision}",
-        f"bits      {asked.verify_steps} steps against {REFERENCE}, {bits}"
-        if asked.verify_steps
+        f"device    {run.device.torch_device} ({run.device.describe()}), "
+        f"torch {torch.__version__}, {run.precision}",
+        f"bits      {rounds.verify_steps} steps against {REFERENCE}, {bits}"
+        if rounds.verify_steps
         else "bits      not compared",
-        f"plans     {', '.join(bench.plans)}",
-        f"rounds    {bench.warm_ups} for warming up and {bench.rounds} timed, of {bench.steps} "
-        f"steps each, seed {bench.seed}",
+        f"plans     {', '.join(asked.plans)}",
+        f"rounds    {rounds.warmup_rounds} for warming up and {rounds.rounds} timed, of "
+        f"{rounds.steps} steps each, seed {run.seed}",
     ]
-    if work.config is not None and bench.device.is_accelerator:
+    if work.config is not None and run.device.is_accelerator:
         lines.append("batches   laid out under every plan as gapless train does under captured")
-    if not bench.device.is_accelerator:
+    if not run.device.is_accelerator:
         lines += [f"note      {NO_GAPS[0]}", f"          {NO_GAPS[1]}"]
     return [*lines, ""]
 
@@ -314,52 +291,31 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
 
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
+    """Print every verdict as soon as it is known; return the report."""
     from gapless.cli.progress import StepBar
     from gapless.cli.user_workload import users_errors
-    from gapless.compare.compare_plans import compare, verify_plans
-    from gapless.compare.verdict_lines import comparison_lines
+    from gapless.compare.compare_plans import run_comparison
+    from gapless.report.verification_text import verdict_lines
 
     bar = StepBar("done")
 
-    def show(title: str, done: int, total: int) -> None:
+    def progress(title: str, done: int, total: int) -> None:
         bar.show(title, done, of=total)
 
-    on_progress = show if sys.stderr.isatty() else None
-    verdicts: dict[str, bool] = {}
-    itself: Comparison | None = None
+    def verdict(found: Verdict) -> None:
+        bar.close()
+        print("\n".join(verdict_lines(found)), flush=True)
+
     try:
         with users_errors():
-            if asked.verify_steps:
-                for comparison in verify_plans(work.one, asked, on_progress=on_progress):
-                    bar.close()
-                    itself = itself or comparison
-                    if itself.holds:
-                        verdicts[comparison.ours.plan] = comparison.holds
-                    for line in comparison_lines(comparison):
-                        print(line, flush=True)
-            report = compare(
-                work.make,
+            return run_comparison(
+                work.one,
                 asked,
-                workload=work.name,
-                verdicts=verdicts,
-                itself=itself,
-                commit=_commit(),
-                on_progress=on_progress,
+                name=work.name,
+                make_for_plan=work.make,
+                training=None if work.config is None else asdict(work.config),
+                on_progress=progress if sys.stderr.isatty() else None,
+                on_verdict=verdict,
             )
     finally:
         bar.close()
-    training = None if work.config is None else asdict(work.config)
-    return replace(report, settings={**report.settings, "training": training})
-
-
-def _commit() -> str | None:
-    """Return the commit of our source tree, with a + if it was changed; None outside one."""
-    here = Path(__file__).parent
-    if not (here.parents[2] / ".git").exists():
-        return None
-    git = ["git", "-C", str(here), "describe", "--always", "--dirty=+", "--exclude=*"]
-    try:
-        done = subprocess.run(git, capture_output=True, text=True, check=True, timeout=10)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip() or None

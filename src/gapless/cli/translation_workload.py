@@ -15,8 +15,7 @@ from gapless.nmt.run.build import make_parts
 
 
 if TYPE_CHECKING:
-    from gapless.compare.entrant import PlanWorkload
-    from gapless.compare.workload_file import WorkloadFunction
+    from gapless.compare.workload import PlanWorkloadFunction, WorkloadFunction
     from gapless.device.base import Device
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 TOKENS = "target tokens"
 
 
-def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> PlanWorkload:
+def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> PlanWorkloadFunction:
     """Return a function that builds what `gapless train` trains, with the batches of one epoch.
 
     Args:

@@ -6,6 +6,7 @@ import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gapless.compare.workload import require_float32
 from gapless.compare.workload_file import load_workload
 from gapless.errors import UserError
 
@@ -13,7 +14,7 @@ from gapless.errors import UserError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gapless.compare.workload_file import WorkloadFunction
+    from gapless.compare.workload import WorkloadFunction
 
 
 def users_workload(spec: str, *, precision: str) -> WorkloadFunction:
@@ -22,11 +23,7 @@ def users_workload(spec: str, *, precision: str) -> WorkloadFunction:
     Raises:
         UserError: there is none, or a precision was asked for that only its step can use.
     """
-    if precision not in ("fp32", "tf32"):
-        raise UserError(
-            f"precision {precision} is up to the step of a workload, which can use "
-            "torch.autocast; with --workload choose fp32 or tf32"
-        )
+    require_float32(precision)
     return load_workload(spec)
 
 

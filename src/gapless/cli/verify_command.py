@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from gapless.cli.parser import Parser
-    from gapless.compare.plan_run import RunRecord
-    from gapless.compare.verify_plan import VerifySettings
-    from gapless.compare.workload_file import WorkloadFunction
+    from gapless.compare.settings import VerifySettings
+    from gapless.compare.workload import WorkloadFunction
+    from gapless.records.verification import Verdict, Verification
 
 
 DESCRIPTION = """
@@ -90,28 +90,33 @@ def run(options: Namespace) -> int:
     if options.workload is None:
         require_extra("nmt", "gapless verify without --workload")
     from gapless.cli.user_workload import users_workload
-    from gapless.compare.verify_plan import VerifySettings
+    from gapless.compare.process_state import set_run_numerics
+    from gapless.compare.settings import RunSettings, VerifySettings
     from gapless.device.find import find_device
-    from gapless.device.numerics import set_numerics
+    from gapless.report.verification_text import waits_line
 
     settings = VerifySettings(
-        plan=options.plan,
+        run=RunSettings(
+            device=find_device(options.device),
+            seed=options.seed,
+            precision=options.precision,
+            tolerance=options.tolerance,
+        ),
+        plans=(options.plan,),
         against=options.against,
         steps=options.steps,
-        seed=options.seed,
-        device=find_device(options.device),
-        precision=options.precision,
-        tolerance=options.tolerance,
     )
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
-    set_numerics(settings.device, settings.precision, deterministic=settings.tolerance is None)
+    set_run_numerics(settings.run, compares=True)
     make = (
         _demo(settings)
         if options.workload is None
-        else users_workload(options.workload, precision=settings.precision)
+        else users_workload(options.workload, precision=options.precision)
     )
     print("\n".join(_facts(settings, options.workload)), flush=True)
-    return 0 if _all_hold(make, settings) else 1
+    found = _verified(make, settings)
+    print(waits_line(found), flush=True)
+    return 0 if found.holds else 1
 
 
 def _demo(settings: VerifySettings) -> WorkloadFunction:
@@ -120,56 +125,52 @@ def _demo(settings: VerifySettings) -> WorkloadFunction:
     from gapless.nmt.run.task import prepare
     from gapless.plans import get_plan
 
-    config = make_config(
-        {"dropout": _DROPOUT, "precision": settings.precision, "seed": settings.seed}
-    )
-    return in_one_process(
-        config, prepare(config), plan=get_plan(settings.plan), steps=settings.steps
-    )
+    run = settings.run
+    config = make_config({"dropout": _DROPOUT, "precision": run.precision, "seed": run.seed})
+    (plan,) = settings.plans
+    return in_one_process(config, prepare(config), plan=get_plan(plan), steps=settings.steps)
 
 
 def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
     import torch
 
-    device = settings.device
+    run = settings.run
     demo = f"model of gapless train on the embedded corpus, dropout {_DROPOUT}"
-    bound = (
-        "deterministic algorithms, every bit"
-        if settings.tolerance is None
-        else f"tolerance {settings.tolerance:g}"
-    )
+    bound = "deterministic algorithms, every bit"
+    if run.tolerance is not None:
+        bound = f"tolerance {run.tolerance:g}"
     return [
         f"workload  {workload or demo}",
-        f"plans     {settings.plan} against {settings.against}, {bound}",
-        f"device    {device.torch_device} ({device.describe()}), torch {torch.__version__}, "
-        f"{settings.precision}",
-        f"steps     {settings.steps}, seed {settings.seed}",
+        f"plans     {', '.join(settings.plans)} against {settings.against}, {bound}",
+        f"device    {run.device.torch_device} ({run.device.describe()}), "
+        f"torch {torch.__version__}, {run.precision}",
+        f"steps     {settings.steps}, seed {run.seed}",
     ]
 
 
-def _all_hold(make: WorkloadFunction, settings: VerifySettings) -> bool:
+def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
+    """Print every verdict as soon as it is known; return them all."""
     from gapless.cli.progress import StepBar
     from gapless.cli.user_workload import users_errors
-    from gapless.compare.verdict_lines import comparison_lines, waits_line
-    from gapless.compare.verify_plan import verify
+    from gapless.compare.verify_plan import run_verification
+    from gapless.report.verification_text import verdict_lines
 
     bar = StepBar("steps")
 
-    def show(title: str, step: int) -> None:
-        bar.show(title, step, of=settings.steps)
+    def progress(title: str, done: int, total: int) -> None:
+        bar.show(title, done, of=total)
 
-    on_step = show if sys.stderr.isatty() else None
-    runs: dict[str, RunRecord] = {}
-    holds = True
+    def verdict(found: Verdict) -> None:
+        bar.close()
+        print("\n".join(verdict_lines(found)), flush=True)
+
     try:
         with users_errors():
-            for comparison in verify(make, settings, on_step=on_step):
-                bar.close()
-                runs |= {run.plan: run for run in (comparison.theirs, comparison.ours)}
-                holds = comparison.holds
-                for line in comparison_lines(comparison):
-                    print(line, flush=True)
+            return run_verification(
+                make,
+                settings,
+                on_progress=progress if sys.stderr.isatty() else None,
+                on_verdict=verdict,
+            )
     finally:
         bar.close()
-    print(waits_line(runs), flush=True)
-    return holds

@@ -9,17 +9,16 @@ utilisation, which cost time, come after.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.compare.entrant import Entrant, PlanWorkload, Round
+from gapless.compare.entrant import Entrant, Round
+from gapless.compare.process_state import set_run_numerics
 from gapless.device.instruments.clocks import CompileClock
-from gapless.device.numerics import set_numerics
-from gapless.errors import DeviceError, UserError
+from gapless.errors import DeviceError
 from gapless.plans import get_plan
 
 
@@ -27,12 +26,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Any
 
-    from gapless.device.base import Device, UtilisationMeter
+    from gapless.compare.settings import CompareSettings
+    from gapless.compare.verify_plan import OnProgress
+    from gapless.compare.workload import PlanWorkloadFunction
+    from gapless.device.base import UtilisationMeter
     from gapless.device.instruments.kernel_trace import KernelTrace
 
-
-# Called with what is under way, how much of it is done, and how much there is.
-OnProgress: TypeAlias = Callable[[str, int, int], None]
 
 # Of one plan, while the driver's utilisation is read; the first second does not count.
 _NVML_SECONDS = 2.5
@@ -45,49 +44,6 @@ _STARTS_WORKERS = (
     "The loader starts its workers anew in every epoch. The time until their first batch is left "
     "out of all times but host CPU; NVML, which would show it, is not read."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class BenchSettings:
-    """What is timed, and how.
-
-    Attributes:
-        plans: names of the plans, in the order of the report.
-        device: where they run.
-        steps: of a round, at least 1.
-        rounds: that are timed, at least 1.
-        warm_ups: rounds before those, at least 1.
-        seed: of every workload and of the order of plans in a round.
-        precision: of float32 matrix products.
-        seconds: after which no further round begins; one is always taken. None: no limit.
-
-    Raises:
-        UserError: one of them is out of range or unknown.
-    """
-
-    plans: tuple[str, ...]
-    device: Device
-    steps: int
-    rounds: int
-    warm_ups: int
-    seed: int = 1
-    precision: str = "fp32"
-    seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        """Check what can be checked without the workload."""
-        if not self.plans:
-            raise UserError("plans must name at least one plan, but is empty")
-        for plan in self.plans:
-            get_plan(plan)
-        twice = sorted({plan for plan in self.plans if self.plans.count(plan) > 1})
-        if twice:
-            raise UserError(f"plans names {', '.join(twice)} more than once; once is enough")
-        for name in ("steps", "rounds", "warm_ups"):
-            value = getattr(self, name)
-            if value < 1:
-                flag = name.replace("_", "-")
-                raise UserError(f"{flag} must be at least 1, but is {value}")
 
 
 @dataclass(kw_only=True)
@@ -142,7 +98,7 @@ class _NoRoomError(Exception):
 
 
 def run_bench(
-    make: PlanWorkload, settings: BenchSettings, *, on_progress: OnProgress | None = None
+    make: PlanWorkloadFunction, settings: CompareSettings, *, on_progress: OnProgress | None = None
 ) -> BenchResult:
     """Time plans on the same work.
 
@@ -160,7 +116,7 @@ def run_bench(
 
     Sync: Blocks the host as the plans say, and between rounds.
     """
-    set_numerics(settings.device, settings.precision, deterministic=False)
+    set_run_numerics(settings.run, compares=False)
     bench = _Bench(make, settings, on_progress=on_progress or _ignore)
     try:
         found = bench.run(settings.plans)
@@ -169,7 +125,7 @@ def run_bench(
         found = []
     in_turns = bool(found)
     if not in_turns:
-        settings.device.release_cached_memory()
+        settings.run.device.release_cached_memory()
         bench.notes.append(
             "The device has no room for all plans at once, so each was timed by itself: a drift "
             "of the machine's speed does not meet all of them alike."
@@ -191,7 +147,7 @@ class _Bench:
     """Takes plans through warm-up, timed rounds and the passes after them."""
 
     def __init__(
-        self, make: PlanWorkload, settings: BenchSettings, *, on_progress: OnProgress
+        self, make: PlanWorkloadFunction, settings: CompareSettings, *, on_progress: OnProgress
     ) -> None:
         self._make = make
         self._settings = settings
@@ -227,19 +183,18 @@ class _Bench:
 
     def _prepared(self, plan: str, others: Sequence[Entrant]) -> Entrant:
         settings = self._settings
-        free = settings.device.free_memory_bytes()
+        free = settings.run.device.free_memory_bytes()
         largest = max((other.held_memory_bytes for other in others), default=0)
         if free is not None and largest * _MEMORY_MARGIN > free:
             raise _NoRoomError
         entrant = Entrant(
             get_plan(plan),
             make=self._make,
-            device=settings.device,
-            seed=settings.seed,
-            steps=settings.steps,
+            settings=settings.run,
+            steps=settings.rounds.steps,
         )
         try:
-            entrant.prepare(rounds=settings.warm_ups)
+            entrant.prepare(rounds=settings.rounds.warmup_rounds)
         except BaseException:
             entrant.close()
             raise
@@ -253,16 +208,15 @@ class _Bench:
     def _take_turns(self, entrants: Sequence[Entrant]) -> dict[str, list[Round]]:
         rounds: dict[str, list[Round]] = {one.plan.name: [] for one in entrants}
         # Of its own, because workloads draw from the global one.
-        draw = random.Random(self._settings.seed)
-        for number in range(self._settings.rounds):
+        draw = random.Random(self._settings.run.seed)
+        total = self._settings.rounds.rounds
+        for number in range(total):
             if number and self._is_late():
-                self.notes.append(f"Time allowed {number} of {self._settings.rounds} rounds.")
+                self.notes.append(f"Time allowed {number} of {total} rounds.")
                 break
             order = draw.sample(entrants, k=len(entrants))
             for done, entrant in enumerate(order):
-                self._on_progress(
-                    f"round {number + 1} of {self._settings.rounds}", done, len(order)
-                )
+                self._on_progress(f"round {number + 1} of {total}", done, len(order))
                 rounds[entrant.plan.name].append(entrant.take_round())
         return rounds
 
@@ -292,7 +246,7 @@ class _Bench:
         elif nvml is not None:
             percent = entrant.utilisation(nvml, seconds=_NVML_SECONDS)
         trace, steps = None, 0
-        if self._settings.device.is_accelerator:
+        if self._settings.run.device.is_accelerator:
             trace, steps = entrant.trace()
             if trace is None:
                 self.notes.append("No kernels, busy time or gap: torch's profiler saw no kernel.")
@@ -310,10 +264,11 @@ class _Bench:
         )
 
     def _open_nvml(self) -> UtilisationMeter | None:
-        if not self._settings.device.is_accelerator:
+        device = self._settings.run.device
+        if not device.is_accelerator:
             return None
         try:
-            return self._settings.device.open_utilisation_meter()
+            return device.open_utilisation_meter()
         except DeviceError as error:
             self.notes.append(f"No device utilisation by the driver (NVML): {error}.")
             return None

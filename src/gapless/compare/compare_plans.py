@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.compare.bench import BenchSettings, run_bench
+from gapless.compare.bench import run_bench
 from gapless.compare.plan_rows import make_row
-from gapless.compare.ranking import recommend
-from gapless.compare.verdict_lines import not_comparable_lines
-from gapless.compare.verify_plan import Comparison, VerifySettings, verify
+from gapless.compare.ranking import make_weights, recommend
+from gapless.compare.settings import CompareSettings, Rounds, RunSettings, VerifySettings
+from gapless.compare.source_commit import source_commit
+from gapless.compare.verify_plan import run_verification
+from gapless.compare.workload import checked_workload_function, require_float32
+from gapless.device.find import find_device
+from gapless.device.numerics import numerics_restored
 from gapless.pipeline.loaders import LoaderPart
+from gapless.plans import PLANS
 from gapless.records.comparison import ComparisonReport
+from gapless.report.verification_text import why_not_comparable
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from gapless.compare.bench import OnProgress
-    from gapless.compare.entrant import PlanWorkload
-    from gapless.compare.workload import Workload
-    from gapless.compare.workload_file import WorkloadFunction
+    from gapless.compare.verify_plan import OnProgress, OnVerdict
+    from gapless.compare.workload import PlanWorkloadFunction, Workload, WorkloadFunction
+    from gapless.device.base import Device
     from gapless.records.comparison import PlanRow, Recommendation
+    from gapless.records.verification import Verification
 
 
 REFERENCE = "blocking"
@@ -32,67 +38,155 @@ REFERENCE = "blocking"
 # What is counted where steps give no weights.
 STEPS = "steps"
 
-# Batches are gone through so often while bits are compared. A plan that captures has to see a
-# shape twice before it does, and what is to be compared are its replays.
+# The number of passes over the batches in which bits are compared, on an accelerator and elsewhere.
+# A plan that captures has to see a shape twice before it does, and its replays are to be compared.
 _PASSES = {True: 6, False: 2}
 
 
-@dataclass(frozen=True, kw_only=True)
-class CompareSettings:
-    """What is compared, and how.
+def compare_plans(
+    workload: WorkloadFunction,
+    plans: Sequence[str] | None = None,
+    *,
+    device: str | torch.device | Device = "auto",
+    steps: int | None = None,
+    rounds: int | None = None,
+    warmup_rounds: int | None = None,
+    verify_steps: int | None = None,
+    weights: Mapping[str, float] | None = None,
+    seed: int = 1,
+    precision: str = "fp32",
+    tolerance: float | None = None,
+    seconds: float | None = None,
+    on_progress: OnProgress | None = None,
+) -> ComparisonReport:
+    """Compare plans on the same work: that they compute the same, how fast they are, which to use.
 
-    Attributes:
-        bench: what is timed.
-        weights: of the criteria of the recommendation, summing to 1.
-        verify_steps: steps in which bits are compared; 0 compares none.
-        tolerance: largest relative difference that counts as none; None: not one bit.
+    First compares bits: every plan has to give the losses and tensors of `blocking`. Then times
+    the plans in turns, and says of each where its time went.
+
+    Args:
+        workload: a function that takes a `torch.device` and builds a `gapless.Workload` on it.
+            It is called for every run and every plan, after seeding torch, random and numpy, so it
+            must build model, optimizer and batches anew.
+        plans: names of the plans; None: all.
+        device: `auto`, a device, or its name.
+        steps: steps of a round, at least 1; None: 50 on a GPU, 12 on a CPU.
+        rounds: timed rounds of each plan, at least 1; None: 5 or 3.
+        warmup_rounds: rounds of each plan before those, at least 1; None: 3 or 1.
+        verify_steps: steps in which bits are compared; 0: none. None: 48 or 6.
+        weights: of the criteria of the recommendation, by name; see `DEFAULT_WEIGHTS` in
+            `gapless.compare.ranking`. What is not named keeps its default.
+        seed: of every run, 0 or more.
+        precision: of float32 matrix products, `fp32` or `tf32`; steps may use `torch.autocast`.
+        tolerance: largest relative difference that counts as none. None compares bits, for which
+            deterministic algorithms are switched on meanwhile.
+        seconds: after which no further round begins; one round is always taken. None: no limit.
+        on_progress: called with what is under way, how much of it is done, and how much there is.
+
+    Returns:
+        Everything that was found; `holds` says whether all plans compute the same.
+        `gapless.report.comparison_text` renders it.
+
+    Raises:
+        UserError: a setting is unknown or out of range, or the workload cannot be used.
+        Exception: whatever the workload raises.
+
+    Sync: Blocks the host as the plans say, and between rounds.
     """
+    require_float32(precision)
+    found = find_device(device)
+    settings = CompareSettings(
+        run=RunSettings(device=found, seed=seed, precision=precision, tolerance=tolerance),
+        rounds=Rounds.on(
+            found,
+            steps=steps,
+            rounds=rounds,
+            warmup_rounds=warmup_rounds,
+            verify_steps=verify_steps,
+        ),
+        plans=tuple(PLANS if plans is None else plans),
+        weights=make_weights(weights or {}),
+        seconds=seconds,
+    )
+    make = checked_workload_function(workload)
+    name = getattr(workload, "__qualname__", repr(workload))
+    with numerics_restored():
+        return run_comparison(make, settings, name=name, on_progress=on_progress)
 
-    bench: BenchSettings
-    weights: dict[str, float]
-    verify_steps: int
-    tolerance: float | None = None
 
-    def verify_settings(self) -> VerifySettings:
-        """Return what is compared bit by bit.
-
-        Raises:
-            UserError: steps, seed or tolerance are out of range.
-        """
-        return VerifySettings(
-            against=REFERENCE,
-            steps=self.verify_steps,
-            seed=self.bench.seed,
-            device=self.bench.device,
-            precision=self.bench.precision,
-            tolerance=self.tolerance,
-        )
-
-
-def verify_plans(
+def run_comparison(
     make: WorkloadFunction,
     settings: CompareSettings,
     *,
+    name: str,
+    make_for_plan: PlanWorkloadFunction | None = None,
+    training: dict[str, Any] | None = None,
     on_progress: OnProgress | None = None,
-) -> Iterator[Comparison]:
-    """Compare the reference with itself, and then every plan with it, bit by bit.
+    on_verdict: OnVerdict | None = None,
+) -> ComparisonReport:
+    """Compare the bits of plans, time the plans, and recommend one.
+
+    Leaves the numerics of the process as the timed rounds needed them.
 
     Args:
-        make: builds the workload, the same for every plan.
+        make: builds the workload.
         settings: what is compared.
-        on_progress: called with what is under way, how much is done, and how much there is.
-
-    Yields:
-        One comparison after the other; only the first if the workload is not reproducible.
+        name: what the workload is called in the report.
+        make_for_plan: builds the workload for the timed rounds of a plan; None: `make` does.
+        training: settings of a training run that the workload was made from, for the report.
+        on_progress: called with what is under way, how much of it is done, and how much there is.
+        on_verdict: called with each verdict on bits as soon as it is known.
 
     Raises:
         UserError: the workload cannot be used.
         Exception: whatever the workload raises.
 
-    Sync: Blocks the host as the plans say, and once at the end of every run.
+    Sync: Blocks the host as the plans say, and between rounds.
     """
-    steps = settings.verify_steps
-    num_batches = -(-steps // _PASSES[settings.bench.device.is_accelerator])
+    verification = None
+    if settings.rounds.verify_steps:
+        verification = _verify(make, settings, on_progress=on_progress, on_verdict=on_verdict)
+    result = run_bench(
+        make_for_plan or (lambda device, plan: make(device)), settings, on_progress=on_progress
+    )
+    device = settings.run.device
+    rows = tuple(
+        make_row(
+            found,
+            identical=None if verification is None else verification.is_same(found.plan),
+            is_accelerator=device.is_accelerator,
+            compile_seconds=result.compile_seconds,
+        )
+        for found in result.plans
+    )
+    return ComparisonReport(
+        workload=name,
+        device=str(device.torch_device),
+        hardware=device.describe(),
+        is_accelerator=device.is_accelerator,
+        torch=str(torch.__version__),
+        commit=source_commit(),
+        unit=result.plans[0].unit or STEPS,
+        settings={**_settings(settings), "training": training},
+        rows=rows,
+        recommendation=_recommend(rows, settings, verification),
+        notes=result.notes,
+        reproducible=None if verification is None else verification.is_reproducible,
+        in_turns=result.in_turns,
+        verification=verification,
+    )
+
+
+def _verify(
+    make: WorkloadFunction,
+    settings: CompareSettings,
+    *,
+    on_progress: OnProgress | None,
+    on_verdict: OnVerdict | None,
+) -> Verification:
+    """Compare bits on the first few batches, which are passed over several times."""
+    steps = settings.rounds.verify_steps
+    num_batches = -(-steps // _PASSES[settings.run.device.is_accelerator])
 
     def first(loader: Iterable[Any]) -> Iterator[Any]:
         yield from islice(loader, num_batches)
@@ -101,104 +195,44 @@ def verify_plans(
         workload = make(device)
         return replace(workload, batches=LoaderPart(workload.batches, first))
 
-    on_step: Callable[[str, int], None] | None = None
-    if on_progress is not None:
-        # Bound here, because a closure would not see that it is not None.
-        shown = on_progress
+    def progress(title: str, done: int, total: int) -> None:
+        assert on_progress is not None
+        on_progress(f"same bits? {title}", done, total)
 
-        def on_step(title: str, step: int) -> None:
-            shown(f"same bits? {title}", step, steps)
-
-    yield from verify(few, settings.verify_settings(), plans=settings.bench.plans, on_step=on_step)
-
-
-def compare(
-    make: PlanWorkload,
-    settings: CompareSettings,
-    *,
-    workload: str,
-    verdicts: dict[str, bool],
-    itself: Comparison | None,
-    commit: str | None,
-    on_progress: OnProgress | None = None,
-) -> ComparisonReport:
-    """Time plans on the same work, and recommend one.
-
-    Args:
-        make: builds the workload for a plan.
-        settings: what is compared.
-        workload: what it is called.
-        verdicts: whether each plan computes what the reference does, from `verify_plans`.
-        itself: the reference compared with itself, the first of `verify_plans`; None if bits were
-            not to be compared. If it does not hold no plan is recommended.
-        commit: of the source tree, if it is known.
-        on_progress: called with what is under way, how much is done, and how much there is.
-
-    Raises:
-        UserError: the workload cannot be used.
-        Exception: whatever the workload raises.
-
-    Sync: Blocks the host as the plans say, and between rounds.
-    """
-    bench = settings.bench
-    result = run_bench(make, bench, on_progress=on_progress)
-    is_accelerator = bench.device.is_accelerator
-    rows = tuple(
-        make_row(
-            found,
-            identical=verdicts.get(found.plan),
-            is_accelerator=is_accelerator,
-            compile_seconds=result.compile_seconds,
-        )
-        for found in result.plans
+    return run_verification(
+        few,
+        VerifySettings(run=settings.run, plans=settings.plans, against=REFERENCE, steps=steps),
+        on_progress=None if on_progress is None else progress,
+        on_verdict=on_verdict,
     )
-    return ComparisonReport(
-        workload=workload,
-        device=str(bench.device.torch_device),
-        hardware=bench.device.describe(),
-        is_accelerator=is_accelerator,
-        torch=str(torch.__version__),
-        commit=commit,
-        unit=result.plans[0].unit or STEPS,
-        settings=_settings(settings),
-        rows=rows,
-        recommendation=_recommend(rows, settings, itself),
-        notes=result.notes,
-        reproducible=_is_reproducible(itself),
-        in_turns=result.in_turns,
-    )
-
-
-def _is_reproducible(itself: Comparison | None) -> bool | None:
-    if itself is None:
-        return None
-    # Of a workload that gives NaN it is not known.
-    return None if itself.agrees and not itself.holds else itself.holds
 
 
 def _recommend(
-    rows: Sequence[PlanRow], settings: CompareSettings, itself: Comparison | None
+    rows: Sequence[PlanRow], settings: CompareSettings, verification: Verification | None
 ) -> Recommendation:
-    device = settings.bench.device
+    device = settings.run.device
     return recommend(
         rows,
         weights=settings.weights,
         is_accelerator=device.is_accelerator,
         total_memory_bytes=device.total_memory_bytes(),
         reference=REFERENCE,
-        unknown=() if itself is None else not_comparable_lines(itself),
+        unknown=() if verification is None else why_not_comparable(verification.itself),
     )
 
 
 def _settings(settings: CompareSettings) -> dict[str, Any]:
-    bench = {
-        name: value
-        for name, value in vars(settings.bench).items()
-        if name not in ("device", "plans")
+    """Return the settings under the names that they have in reports."""
+    run, rounds = settings.run, settings.rounds
+    return {
+        "plans": list(settings.plans),
+        "steps": rounds.steps,
+        "rounds": rounds.rounds,
+        "warm_ups": rounds.warmup_rounds,
+        "seed": run.seed,
+        "precision": run.precision,
+        "seconds": settings.seconds,
+        "verify_steps": rounds.verify_steps,
+        "tolerance": run.tolerance,
+        "device_memory_bytes": run.device.total_memory_bytes(),
     }
-    rest = {
-        "verify_steps": settings.verify_steps,
-        "tolerance": settings.tolerance,
-        "device_memory_bytes": settings.bench.device.total_memory_bytes(),
-    }
-    return {"plans": list(settings.bench.plans), **bench, **rest}

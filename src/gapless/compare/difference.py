@@ -1,111 +1,74 @@
-"""Where two runs differ, and by how much."""
+"""Find where two runs differ, and by how much."""
 
 from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.compare.model_state import Entry
+from gapless.compare.training_state import TensorInfo
+from gapless.records.verification import (
+    Closeness,
+    ElementDifference,
+    LossDifference,
+    TensorDifference,
+)
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from gapless.compare.plan_run import RunRecord
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossDifference:
-    """Two losses of one step.
-
-    Attributes:
-        step: counted from 1.
-        ours: of the first run.
-        theirs: of the second run.
-    """
-
-    step: int
-    ours: float
-    theirs: float
-
-    @property
-    def size(self) -> float:
-        """Distance of the two; NaN if one of them is."""
-        return abs(self.ours - self.theirs)
+    from gapless.compare.plan_run import PlanRun
 
 
-@dataclass(frozen=True, kw_only=True)
-class Elements:
-    """How two tensors of one shape differ.
-
-    Attributes:
-        num_differing: elements whose bits differ.
-        num_elements: of the tensor.
-        max_abs: largest distance of two elements; NaN if one of a pair is NaN.
-    """
-
-    num_differing: int
-    num_elements: int
-    max_abs: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class TensorDifference:
-    """The first tensor that differs between two runs.
-
-    Attributes:
-        step: after which it differs, counted from 1; 0 is before the first step.
-        name: of the tensor.
-        detail: what differs besides values, such as the shape; None if only values do.
-        num_tensors: tensors that differ after this step.
-        num_compared: tensors that were compared after this step.
-    """
-
-    step: int
-    name: str
-    detail: str | None
-    num_tensors: int
-    num_compared: int
-
-
-def first_loss_difference(ours: RunRecord, theirs: RunRecord) -> LossDifference | None:
+def first_loss_difference(ours: PlanRun, theirs: PlanRun) -> LossDifference | None:
     """Return the first loss whose bits differ."""
-    for step, pair in enumerate(zip(ours.losses, theirs.losses, strict=True), start=1):
-        if not _same_bits(*pair):
-            return LossDifference(step=step, ours=pair[0], theirs=pair[1])
+    for step, mine, other in _pairs(ours, theirs):
+        if not _same_bits(mine, other):
+            return LossDifference(step=step, ours=mine, theirs=other)
     return None
 
 
-def first_tensor_difference(ours: RunRecord, theirs: RunRecord) -> TensorDifference | None:
+def first_tensor_difference(ours: PlanRun, theirs: PlanRun) -> TensorDifference | None:
     """Return the first tensor whose bits, shape or kind differ.
 
     Tensors off the device are looked at after the last step only.
     """
     for step in range(len(ours.checksums)):
-        mine, other = _by_entry(ours, step), _by_entry(theirs, step)
+        mine, other = _by_tensor(ours, step), _by_tensor(theirs, step)
         if mine != other:
             return _difference(step, mine, other)
     kept, others = _by_bits(ours), _by_bits(theirs)
-    return _difference(ours.num_steps, kept, others) if kept != others else None
+    return _difference(ours.summary.num_steps, kept, others) if kept != others else None
 
 
-def _by_entry(run: RunRecord, step: int) -> dict[Entry, int]:
-    return dict(zip(run.entries[step], run.checksums[step], strict=True))
+def _by_tensor(run: PlanRun, step: int) -> dict[TensorInfo, int]:
+    return dict(zip(run.tensors[step], run.checksums[step], strict=True))
 
 
-def _by_bits(run: RunRecord) -> dict[Entry, bytes]:
-    return {Entry.of(name, tensor): _bits(tensor) for name, tensor in run.kept.items()}
+def _by_bits(run: PlanRun) -> dict[TensorInfo, _Bits]:
+    return {TensorInfo.of(name, tensor): _Bits(tensor) for name, tensor in run.kept.items()}
+
+
+class _Bits:
+    """A tensor on the host that equals another one if all bits are the same."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._bytes = _as_bytes(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Bits) and torch.equal(self._bytes, other._bytes)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def _difference(
-    step: int, ours: Mapping[Entry, object], theirs: Mapping[Entry, object]
+    step: int, ours: Mapping[TensorInfo, object], theirs: Mapping[TensorInfo, object]
 ) -> TensorDifference:
-    both = {entry.name: None for entry in (*ours, *theirs)}
-    shapes = [{entry.name: entry for entry in side} for side in (ours, theirs)]
+    both = {tensor.name: None for tensor in (*ours, *theirs)}
+    shapes = [{tensor.name: tensor for tensor in side} for side in (ours, theirs)]
     differing = [
         name
         for name in both
@@ -125,15 +88,53 @@ def _difference(
     )
 
 
-def element_difference(ours: torch.Tensor, theirs: torch.Tensor) -> Elements:
+def element_difference(ours: torch.Tensor, theirs: torch.Tensor) -> ElementDifference:
     """Compare two tensors on the host, of one shape and kind, by bits and by values."""
     differs = (_as_bytes(ours) != _as_bytes(theirs)).any(dim=-1)
     distances = (_as_numbers(ours) - _as_numbers(theirs)).abs().reshape(-1)[differs]
-    return Elements(
+    return ElementDifference(
         num_differing=int(differs.sum()),
         num_elements=ours.numel(),
         max_abs=float(distances.max()) if len(distances) else 0.0,
     )
+
+
+def closeness(ours: PlanRun, theirs: PlanRun, *, tolerance: float) -> Closeness:
+    """Return how far apart losses are, and tensors after the last step.
+
+    Args:
+        ours: the run in question, with the values of its last state.
+        theirs: the reference, with those of its own.
+        tolerance: largest relative difference that is allowed.
+    """
+    losses = [
+        (relative_difference(mine, other), LossDifference(step=step, ours=mine, theirs=other))
+        for step, mine, other in _pairs(ours, theirs)
+    ]
+    tensors = [
+        (_relative(ours.kept.get(name), theirs.kept.get(name)), name)
+        for name in {**ours.kept, **theirs.kept}
+    ]
+    return Closeness(
+        tolerance=tolerance,
+        first_loss=next((loss for size, loss in losses if size > tolerance), None),
+        largest_loss=max(size for size, _ in losses),
+        largest_tensor=max(tensors, key=lambda item: item[0], default=(0.0, "")),
+        num_tensors_beyond=sum(size > tolerance for size, _ in tensors),
+        num_tensors=len(tensors),
+    )
+
+
+def _pairs(ours: PlanRun, theirs: PlanRun) -> Iterator[tuple[int, float, float]]:
+    """Yield number and both losses of every step."""
+    losses = zip(ours.summary.losses, theirs.summary.losses, strict=True)
+    yield from ((step, *pair) for step, pair in enumerate(losses, start=1))
+
+
+def _relative(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> float:
+    if ours is None or theirs is None:
+        return math.inf
+    return relative_tensor_difference(ours, theirs)
 
 
 def relative_difference(ours: float, theirs: float) -> float:
@@ -146,7 +147,7 @@ def relative_difference(ours: float, theirs: float) -> float:
 
 def relative_tensor_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     """Return max |a - b| / max(|a|, |b|), both over all elements of two tensors on the host."""
-    if Entry.of("", ours) != Entry.of("", theirs):
+    if TensorInfo.of("", ours) != TensorInfo.of("", theirs):
         return math.inf
     mine, other = _as_numbers(ours), _as_numbers(theirs)
     differs = (mine != other) & ~(mine.isnan() & other.isnan())
@@ -161,10 +162,6 @@ def relative_tensor_difference(ours: torch.Tensor, theirs: torch.Tensor) -> floa
 
 def _same_bits(ours: float, theirs: float) -> bool:
     return struct.pack("d", ours) == struct.pack("d", theirs)
-
-
-def _bits(tensor: torch.Tensor) -> bytes:
-    return _as_bytes(tensor).numpy().tobytes()
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from gapless.compare.plan_run import pass_over, seed_all, take_steps
+from gapless.compare.process_state import seed_generators
+from gapless.compare.rounds import pass_over, take_steps
 from gapless.device.instruments.clocks import cpu_seconds
 from gapless.device.instruments.nvml import Sampler
 from gapless.loop.train_loop import TrainLoop
@@ -16,19 +17,15 @@ from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
-    import torch
-
-    from gapless.compare.plan_run import StepsTaken
-    from gapless.compare.workload import Workload
-    from gapless.device.base import Device, UtilisationMeter
+    from gapless.compare.rounds import StepsTaken
+    from gapless.compare.settings import RunSettings
+    from gapless.compare.workload import PlanWorkloadFunction, Workload
+    from gapless.device.base import UtilisationMeter
     from gapless.device.instruments.kernel_trace import KernelTrace
     from gapless.plans import Plan
 
-
-# Builds a workload for a plan, which may say how many processes make its batches.
-PlanWorkload: TypeAlias = "Callable[[torch.device, Plan], Workload]"
 
 # Steps of warming up after which a plan that measures by itself is timed although it has not
 # decided. Trying graphs takes it 200 steps, and what it waits for are readings of the device.
@@ -81,9 +78,8 @@ class Entrant:
     Args:
         plan: how its loop moves work.
         make: builds the workload.
-        device: where it runs.
-        seed: set before it is built.
-        steps: of a round.
+        settings: where it runs, and from which seed it is built.
+        steps: number of steps of a round.
 
     Attributes:
         peak_memory_bytes: most memory that its tensors held so far, what others hold left out.
@@ -93,14 +89,14 @@ class Entrant:
     """
 
     def __init__(
-        self, plan: Plan, *, make: PlanWorkload, device: Device, seed: int, steps: int
+        self, plan: Plan, *, make: PlanWorkloadFunction, settings: RunSettings, steps: int
     ) -> None:
         self.plan = plan
-        self._device = device
+        self._seed = settings.seed
+        self._device = settings.device
         self._steps = steps
         self._make = make
-        self._seed = seed
-        self._loop = TrainLoop(plan=plan, device=device)
+        self._loop = TrainLoop(plan=plan, device=settings.device)
         self._workload: Workload | None = None
         self._kept_bytes = 0
         self.peak_memory_bytes = 0
@@ -168,7 +164,7 @@ class Entrant:
         self.num_warm_ups = max(self.num_warm_ups, num_warm_ups)
 
     def _build(self) -> None:
-        seed_all(self._seed)
+        seed_generators(self._seed)
         with self._loop.on_compute_stream():
             self._workload = self._make(self._device.torch_device, self.plan)
         first = self._first_batches()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gapless.plans import get_plan
 from gapless.records.comparison import PlanRow, Spread
+from gapless.records.epoch import gap_share
 
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _with_device_figures(row: PlanRow, measured: Measured) -> PlanRow:
         # Not below 0: the trace is of another round, in which kernels may have taken longer.
         gap_share=None if busy_ms is None else max(0.0, 1.0 - busy_ms / row.ms_per_step.median),
         meter_busy_ms_per_step=meter_busy,
-        meter_gap_share=median(gaps) / (median(gaps) + meter_busy) if gaps else None,
+        meter_gap_share=gap_share(meter_busy, median(gaps) if gaps else None),
         nvml_percent=measured.nvml_percent,
         peak_memory_bytes=measured.peak_memory_bytes,
         held_memory_bytes=measured.held_memory_bytes,

@@ -1,14 +1,13 @@
 """Which plan to use, from measured figures and weights that the user can set.
 
-The origin weighed performance 30 %, difficulty of building 25 %, complexity 15 %, maintainability
-15 %, memory 10 % and risk 5 %, with marks that were guessed. Here speed stands for performance,
-and speed and memory keep their weights, with memory as a share of what the device has: held memory
-costs nothing until something else has no room. The others say nothing about a choice any more: every plan
-is built, and one flag, so they are equal for all. What is left of risk is whether a plan computes
-the same: one that does not is never recommended, and none is if that could not be found out.
+A plan's score is a weighted sum of marks from 0 to 1. By default speed and memory have weight.
+Memory is a share of what the device has: it costs nothing until something else has no room. Host
+waits, utilisation and the time of capturing are measured too, and can be given weight. They have
+none by default, because what they are worth shows in the speed.
 
-Three further criteria are measured and can be given weight: they have none by themselves, because
-what they are worth shows in the speed.
+Difficulty, complexity and maintainability of a plan decide nothing: every plan is built, and one
+setting selects it. Its risk is whether it computes the same. That is a condition, not a mark: a plan
+that does not is never recommended, and none is if that could not be found out.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 DEFAULT_PLAN = "gapless"
 
-# Source: origin/002, section 3.2.
+# The first two are conventions; their ratio decides, as all weights are divided by their sum.
 DEFAULT_WEIGHTS = {
     "speed": 0.30,
     "memory": 0.10,
@@ -36,50 +35,43 @@ DEFAULT_WEIGHTS = {
     "startup": 0.0,
 }
 
-_NONE_SOUND = "no plan computes the same bits"
+_NONE_SAME = "no plan computes the same bits"
 _NOT_COMPARED = "bits were not compared"
 
 _EQUAL_FOR_ALL = ("difficulty", "complexity", "maintainability", "risk")
 
-# Capturing for so many seconds halves the score.
+# Capturing for this time halves the mark.
 _STARTUP_SECONDS = 60.0
 
 
-def parse_weights(items: Iterable[str]) -> dict[str, float]:
-    """Return the weights of all criteria, from texts such as `speed=0.5`; they sum to 1.
+def make_weights(given: Mapping[str, float]) -> dict[str, float]:
+    """Return the weights of all criteria, summing to 1.
 
-    What is not named keeps its default.
+    Args:
+        given: weights by the name of a criterion; what is not named keeps its default.
 
     Raises:
-        UserError: a text is no such pair, names no criterion, or all weights are 0.
+        UserError: a name is no criterion, a weight is no number of 0 or more, or all are 0.
     """
-    weights = dict(DEFAULT_WEIGHTS)
-    for item in items:
-        name, _, text = item.partition("=")
+    for name, value in given.items():
         if name in _EQUAL_FOR_ALL:
             raise UserError(
-                f"weight {name} is equal for all plans, since each is one flag; choose from "
-                f"{', '.join(weights)}"
+                f"weight of {name} has no effect, because {name} is equal for all plans; choose "
+                f"from {', '.join(DEFAULT_WEIGHTS)}"
             )
-        if name not in weights:
+        if name not in DEFAULT_WEIGHTS:
             raise UserError(
-                f"weight must be NAME=NUMBER with a name of {', '.join(weights)}, but is {item!r}"
+                f"weight of {name!r} is unknown; the criteria are {', '.join(DEFAULT_WEIGHTS)}"
             )
-        weights[name] = _number(text, item)
+        if not 0.0 <= value < math.inf:
+            raise UserError(
+                f"weight of {name} must be a finite number of 0 or more, but is {value}"
+            )
+    weights = {**DEFAULT_WEIGHTS, **given}
     total = sum(weights.values())
     if not total:
-        raise UserError("all weights are 0, expected at least one above; give --weight speed=1")
+        raise UserError("all weights are 0, expected at least one above; set that of speed to 1")
     return {name: value / total for name, value in weights.items()}
-
-
-def _number(text: str, item: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0.0 <= value < math.inf:
-        raise UserError(f"weight must be NAME=NUMBER with a number of 0 or more, but is {item!r}")
-    return value
 
 
 def recommend(
@@ -93,11 +85,11 @@ def recommend(
 ) -> Recommendation:
     """Return the plan with the best weighted score, and why.
 
-    Each criterion gives 0 to 1: the least time of a step among the plans over a plan's own, the
-    share of the device's memory that a plan leaves free, 1 / (1 + host waits a step), the share of
-    time in which the device is busy, and 1 / (1 + minutes of capturing). What was not measured of
-    every plan counts for none. If the plan is not the fastest, the reasons name the one that is,
-    and what decided.
+    The marks are: the least time of a step among the plans over a plan's own, the share of the
+    device's memory that a plan leaves free, 1 / (1 + host waits a step), the share of time in which
+    the device is busy, and 1 / (1 + minutes of capturing). A criterion that was not measured for
+    every plan is left out. If the plan is not the fastest, the reasons name the one that is, and
+    what decided.
 
     Args:
         rows: of all plans.
@@ -107,7 +99,7 @@ def recommend(
             nothing.
         reference: the plan that reasons compare with, if it is there.
         unknown: why it could not be found out which plans compute the same, and what to do; then
-            none is recommended. What nobody wanted to know is no such reason.
+            none is recommended. Empty if it was found out or was not to be compared.
     """
     if unknown:
         return _none(unknown, weights)
@@ -116,14 +108,14 @@ def recommend(
         row.plan: "does not compute the same bits" for row in rows if row.identical is False
     }
     if not sound:
-        return _none([_NONE_SOUND], weights, excluded)
+        return _none([_NONE_SAME], weights, excluded)
     marks = _marks(sound, total_memory_bytes)
     in_force = _measured_weights(marks, weights)
     scores = {
         row.plan: sum(weight * marks[name][row.plan] for name, weight in in_force.items())
         for row in sound
     }
-    # Sorting keeps the order of the rows, so of equal plans the simpler one comes first.
+    # Sorting keeps the order of the rows, so of equal plans the first one wins.
     ranked = dict(sorted(scores.items(), key=lambda item: -item[1]))
     by_name = {row.plan: row for row in sound}
     plan, reasons = _on_a_cpu(sound)
@@ -155,14 +147,11 @@ def _none(
 
 
 def _on_a_cpu(rows: Sequence[PlanRow]) -> tuple[str, tuple[str, ...]]:
-    noise = (
-        "a CPU has no gaps to close: work runs in the host's own order, so plans differ by noise "
-        "alone"
-    )
+    noise = "a CPU has no gaps to close: it works in the host's own order, so plans differ only by noise"
     if any(row.plan == DEFAULT_PLAN for row in rows):
         return DEFAULT_PLAN, (noise, f"{DEFAULT_PLAN} needs no change when a GPU is there")
     first = rows[0].plan
-    return first, (noise, f"of equal plans, {first} is the first that was asked for")
+    return first, (noise, f"of equal plans, {first} is the first that was given")
 
 
 # --- scores ---
@@ -178,12 +167,12 @@ def _utilisation(row: PlanRow) -> float | None:
     return None if row.nvml_percent is None else row.nvml_percent / 100.0
 
 
-# By criterion, of every plan: 0 to 1, the more the better.
+# By criterion, then by plan: 0 to 1, more is better.
 Marks: TypeAlias = "dict[str, dict[str, float]]"
 
 
 def _marks(rows: Sequence[PlanRow], total_memory_bytes: int | None) -> Marks:
-    """Return the marks of each criterion that was measured of every plan."""
+    """Return the marks of each criterion that was measured for every plan."""
     fastest = min(row.ms_per_step.median for row in rows)
 
     def speed(row: PlanRow) -> float:
@@ -204,7 +193,7 @@ def _marks(rows: Sequence[PlanRow], total_memory_bytes: int | None) -> Marks:
         "memory": memory,
         "waits": lambda row: 1.0 / (1.0 + row.waits_per_step),
         "utilisation": utilisation,
-        # Compiled code is shared by all plans, so that it favours none.
+        # Compiling favours no plan: all share the compiled code.
         "startup": lambda row: 1.0 / (1.0 + (row.capture_seconds or 0.0) / _STARTUP_SECONDS),
     }
     found = {name: {row.plan: mark(row) for row in rows} for name, mark in criteria.items()}
@@ -216,11 +205,11 @@ def _marks(rows: Sequence[PlanRow], total_memory_bytes: int | None) -> Marks:
 
 
 def _measured_weights(marks: Marks, weights: Mapping[str, float]) -> dict[str, float]:
-    """Return the weights of what was measured of every plan, summing to 1."""
+    """Return the weights of what was measured for every plan, summing to 1."""
     known = {name: weight for name, weight in weights.items() if name in marks}
     total = sum(known.values())
     if not total:
-        # What was asked for cannot be measured here; speed always can.
+        # What has weight cannot be measured here; speed always can.
         return {"speed": 1.0}
     return {name: weight / total for name, weight in known.items()}
 
@@ -255,14 +244,14 @@ def _busy(best: PlanRow, reference: PlanRow | None) -> str:
     beside = ""
     if reference is not None and reference is not best and reference.busy_share is not None:
         beside = f" instead of {reference.busy_share:.0%}"
-    advice = "; the device is the bottleneck, and no plan helps further"
+    advice = "; the device is the bottleneck, so no plan makes it faster"
     return f"device busy {best.busy_share:.0%} of the time{beside}" + (
         advice if best.busy_share >= 0.95 else ""
     )
 
 
 def _costs(best: PlanRow, reference: PlanRow | None) -> str:
-    """Return what this plan takes beyond the reference, as far as printed figures show it."""
+    """Return what this plan costs beyond the reference, if the printed figures differ."""
     if reference is None or reference is best:
         return ""
     costs = []
@@ -279,7 +268,7 @@ def _equals(best: PlanRow, rows: Sequence[PlanRow]) -> str:
     near = [
         row.plan for row in rows if row is not best and row.ms_per_step.overlaps(best.ms_per_step)
     ]
-    return f"as fast within the spread of the rounds: {', '.join(near)}" if near else ""
+    return f"equally fast within the spread of the rounds: {', '.join(near)}" if near else ""
 
 
 _SHOWN: dict[str, Callable[[PlanRow], str]] = {
@@ -308,8 +297,7 @@ def _why_not_fastest(
         if weight * (marks[name][best.plan] - marks[name][fastest.plan]) > 0.0
     ]
     if not decided:
-        yield "speed has no weight, and by what has some the first of equal plans was taken"
+        yield "speed has no weight; of plans that are equal in what has, the first was taken"
         return
     figures = [f"{name} ({_SHOWN[name](best)}, not {_SHOWN[name](fastest)})" for name in decided]
-    without = " ".join(f"--weight {name}=0" for name in decided)
-    yield f"decided by {' and '.join(figures)}; {without} leaves that out"
+    yield f"decided by {' and '.join(figures)}; a weight of 0 leaves that out"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.compare.checksum import Checksums
-from gapless.compare.model_state import Entry, batch_tensors, state_tensors
+from gapless.compare.training_state import TensorInfo, batch_tensors, state_tensors
 from gapless.pipeline.step import SplitStep, StepLoss, call_host_part
 
 
@@ -31,7 +31,7 @@ class StateWatch:
         copy_of: number of a step and name of a tensor to copy, on the device, as it is then.
 
     Attributes:
-        entries: what each step's checksums are of; those of step 0 first.
+        tensors: the tensors that each step's checksums are of; those of step 0 first.
         step: the workload's own, with each batch recorded before it. `step_done` has to be
             called after it, apart, because captured work is launched again without it.
 
@@ -51,7 +51,7 @@ class StateWatch:
         self._rows: list[torch.Tensor] = []
         self._batch: dict[str, torch.Tensor] = {}
         self._batch_sums: list[torch.Tensor] = []
-        self.entries: list[tuple[Entry, ...]] = []
+        self.tensors: list[tuple[TensorInfo, ...]] = []
         self.step = _watched(workload.step, self)
         self.step_done()
 
@@ -74,9 +74,10 @@ class StateWatch:
         if self._copy_of is not None and self._copy_of[0] == len(self._rows):
             name = self._copy_of[1]
             self._copy = {name: tensors[name].detach().clone()} if name in tensors else {}
-        entries = tuple(Entry.of(*item) for item in tensors.items())
-        same = self.entries and self.entries[-1] == entries
-        self.entries.append(self.entries[-1] if same else entries)
+        found = tuple(TensorInfo.of(*item) for item in tensors.items())
+        # Steps share one tuple while nothing changes.
+        is_same = self.tensors and self.tensors[-1] == found
+        self.tensors.append(self.tensors[-1] if is_same else found)
         empty = torch.empty(0, dtype=torch.int64, device=self._device)
         self._rows.append(torch.stack(sums) if sums else empty)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -12,7 +12,16 @@ from gapless.errors import UserError
 from gapless.pipeline.step import SplitStep, StepLoss
 
 
+if TYPE_CHECKING:
+    from gapless.plans import Plan
+
+
 WorkloadStep: TypeAlias = SplitStep | Callable[[Any], StepLoss | torch.Tensor]
+
+# Builds a workload anew on a device; the second for a plan, which may say how many processes make
+# its batches.
+WorkloadFunction: TypeAlias = "Callable[[torch.device], Workload]"
+PlanWorkloadFunction: TypeAlias = "Callable[[torch.device, Plan], Workload]"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,3 +104,53 @@ def _require(holds: bool, *, field: str, value: object, expected: str) -> None:
     if not holds:
         kind = type(value).__name__
         raise UserError(f"{field} of the workload is of type {kind}, expected {expected}")
+
+
+def checked_workload_function(function: WorkloadFunction) -> WorkloadFunction:
+    """Return a function that calls this one and checks what it returns.
+
+    Args:
+        function: takes a `torch.device` and builds a workload on it.
+
+    Raises:
+        UserError: it is no function; and, when called, that it returned no workload.
+    """
+    if not callable(function):
+        raise UserError(
+            f"workload must be a function of a torch.device, but is of type "
+            f"{type(function).__name__}; each run needs a workload of its own, so pass the "
+            "function that builds it"
+        )
+
+    def make(device: torch.device) -> Workload:
+        made = function(device)
+        require_workload(made, of=getattr(function, "__qualname__", repr(function)))
+        return made
+
+    return make
+
+
+def require_float32(precision: str) -> None:
+    """Refuse a precision that only the step of a workload can choose.
+
+    Raises:
+        UserError: it is a half precision.
+    """
+    if precision in ("bf16", "fp16"):
+        raise UserError(
+            f'`precision="{precision}"` is up to the step of a workload, which can use '
+            "torch.autocast; choose fp32 or tf32"
+        )
+
+
+def require_workload(made: object, *, of: str) -> None:
+    """Refuse what a function returned if it is no workload.
+
+    Raises:
+        UserError: it is none.
+    """
+    if not isinstance(made, Workload):
+        raise UserError(
+            f"{of} returned an object of type {type(made).__name__}, expected a workload; return "
+            "gapless.Workload(model=..., optimizer=..., batches=..., step=...)"
+        )

@@ -7,9 +7,9 @@ import sys
 import traceback
 from pathlib import Path
 from types import FunctionType, ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
-from gapless.compare.workload import Workload
+from gapless.compare.workload import require_workload
 from gapless.errors import UserError
 
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-
-WorkloadFunction: TypeAlias = "Callable[[torch.device], Workload]"
+    from gapless.compare.workload import Workload, WorkloadFunction
 
 
 def load_workload(spec: str) -> WorkloadFunction:
@@ -53,13 +52,8 @@ def load_workload(spec: str) -> WorkloadFunction:
                 f"{name} in {path} makes a gapless.Workload that is {what}; it takes model, "
                 "optimizer, batches, step and unit, each by its name"
             ) from error
-        if not isinstance(made, Workload):
-            raise UserError(
-                f"{name} in {path} returned an object of type {type(made).__name__}, expected a "
-                "workload; return gapless.Workload(model=..., optimizer=..., batches=..., "
-                "step=...)"
-            )
-        return made
+        require_workload(made, of=f"{name} in {path}")
+        return made  # type: ignore[no-any-return]
 
     return make
 

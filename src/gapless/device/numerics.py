@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, get_args
 
 import torch
@@ -13,6 +13,7 @@ from gapless.errors import DeviceError
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
@@ -52,6 +53,22 @@ def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None
         # cuBLAS reads this at its first call; without it two streams may round differently.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
+
+
+@contextmanager
+def numerics_restored() -> Iterator[None]:
+    """Restore precision and determinism of the process, as they were before the body.
+
+    Not restored are random states, and what keeps torch from the attention kernel above.
+    """
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    precision = torch.get_float32_matmul_precision()
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_float32_matmul_precision(precision)
 
 
 def autocast(device: Device, precision: str) -> AbstractContextManager[object]:

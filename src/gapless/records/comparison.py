@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gapless.records.verification import Verification
+
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
@@ -161,6 +163,7 @@ class ComparisonReport:
         notes: what a reader has to know about these figures.
         reproducible: whether the reference equals itself; None if that is not known.
         in_turns: whether each round took every plan; otherwise one plan was timed after the other.
+        verification: what the comparison of bits found; None if bits were not compared.
     """
 
     workload: str
@@ -176,3 +179,10 @@ class ComparisonReport:
     notes: tuple[str, ...] = ()
     reproducible: bool | None = None
     in_turns: bool = True
+    verification: Verification | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Whether a plan can be recommended, and none was excluded because it computes otherwise."""
+        found = self.recommendation
+        return found.plan is not None and not found.excluded

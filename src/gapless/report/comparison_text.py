@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from gapless.report.text import columns, megabytes, share
@@ -34,7 +34,8 @@ def comparison_text(report: ComparisonReport) -> str:
 
 def comparison_json(report: ComparisonReport) -> str:
     """Return everything as JSON: `rows` has one object a plan, with its name under `plan`."""
-    values = asdict(report)
+    values = asdict(replace(report, verification=None))
+    del values["verification"]
     for row, values_of_row in zip(report.rows, values["rows"], strict=True):
         values_of_row["tokens_per_second"] = (
             row.throughput if report.unit.endswith("tokens") else None

@@ -1,4 +1,4 @@
-"""The training state of a workload as tensors with names."""
+"""The tensors that training reads and writes, by name: batch, weights, gradients, state."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from gapless.errors import UserError
 from gapless.pipeline.tree import flatten
+from gapless.records.verification import BATCH_TENSOR
 
 
 if TYPE_CHECKING:
@@ -17,19 +18,16 @@ if TYPE_CHECKING:
     from gapless.compare.workload import Workload
 
 
-BATCH_TENSOR = "batch tensor"
-
-
-class Entry(NamedTuple):
-    """What is known of a tensor without its values."""
+class TensorInfo(NamedTuple):
+    """Name, dtype and shape of a tensor: what is known without reading its values."""
 
     name: str
     dtype: torch.dtype
     shape: tuple[int, ...]
 
     @classmethod
-    def of(cls, name: str, tensor: torch.Tensor) -> Entry:
-        """Describe a tensor."""
+    def of(cls, name: str, tensor: torch.Tensor) -> TensorInfo:
+        """Return the description of a tensor."""
         return cls(name, tensor.dtype, tuple(tensor.shape))
 
     def __str__(self) -> str:

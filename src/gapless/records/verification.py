@@ -1,0 +1,225 @@
+"""The plain records of a verification: do plans compute the same as a reference?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from gapless.records.wait_stats import WaitStats
+
+
+# How the names of a batch's tensors begin; those of the training state begin otherwise.
+BATCH_TENSOR = "batch tensor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """One run of a workload under one plan.
+
+    Attributes:
+        plan: name of the plan.
+        losses: loss of every step.
+        waits: host waits of the steps, by reason.
+        passes: number of batches in each pass over the workload's batches.
+        num_replays: steps that ran as a replay of a captured graph.
+    """
+
+    plan: str
+    losses: list[float]
+    waits: WaitStats
+    passes: list[int]
+    num_replays: int = 0
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return len(self.losses)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossDifference:
+    """Two losses of one step.
+
+    Attributes:
+        step: number of the step, counted from 1.
+        ours: loss in the run in question.
+        theirs: loss in the reference.
+    """
+
+    step: int
+    ours: float
+    theirs: float
+
+    @property
+    def size(self) -> float:
+        """Distance of the two losses; NaN if one of them is NaN."""
+        return abs(self.ours - self.theirs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ElementDifference:
+    """How the elements of two tensors of one shape and dtype differ.
+
+    Attributes:
+        num_differing: elements whose bits differ.
+        num_elements: elements of the tensor.
+        max_abs: largest distance of two elements; NaN if one of a pair is NaN.
+    """
+
+    num_differing: int
+    num_elements: int
+    max_abs: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class TensorDifference:
+    """The first tensor that differs between two runs.
+
+    Attributes:
+        step: the step after which it differs, counted from 1; 0 is before the first step.
+        name: the tensor's name, such as "parameter 0.weight".
+        detail: how shape, dtype or presence differ; None if only values do.
+        num_tensors: tensors that differ after this step.
+        num_compared: tensors that were compared after this step.
+    """
+
+    step: int
+    name: str
+    detail: str | None
+    num_tensors: int
+    num_compared: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """The first step at which two runs differ, bit by bit.
+
+    Attributes:
+        step: counted from 1; 0 is before the first step.
+        loss: the first loss that differs, at this step or later; None if none does.
+        tensor: the first tensor that differs, at this step or later; None if none does.
+        elements: how that tensor differed at its step when both plans were run again; None if it
+            did not differ then.
+        is_repeated: whether the runs differed anywhere when both plans were run again.
+    """
+
+    step: int
+    loss: LossDifference | None
+    tensor: TensorDifference | None
+    elements: ElementDifference | None
+    is_repeated: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Closeness:
+    """How far two runs are apart, relative to the size of their numbers.
+
+    Attributes:
+        tolerance: largest relative difference that is allowed.
+        first_loss: the first loss outside the tolerance; None if there is none.
+        largest_loss: largest relative difference of two losses.
+        largest_tensor: largest relative difference of a tensor after the last step, and the
+            tensor's name.
+        num_tensors_beyond: tensors outside the tolerance after the last step.
+        num_tensors: tensors that were compared after the last step.
+    """
+
+    tolerance: float
+    first_loss: LossDifference | None
+    largest_loss: float
+    largest_tensor: tuple[float, str]
+    num_tensors_beyond: int
+    num_tensors: int
+
+    @property
+    def is_within(self) -> bool:
+        """Whether all losses and tensors are within the tolerance."""
+        return self.first_loss is None and not self.num_tensors_beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What came out when two runs of one workload were compared.
+
+    Attributes:
+        ours: the run in question.
+        theirs: the reference.
+        num_tensors: tensors that were compared after the last step.
+        is_identical: whether all bits of all losses and tensors agree.
+        difference: where they do not; None if they do, or if a tolerance was given.
+        closeness: how far the runs are apart; None without a tolerance.
+    """
+
+    ours: RunSummary
+    theirs: RunSummary
+    num_tensors: int
+    is_identical: bool
+    difference: Difference | None
+    closeness: Closeness | None
+
+    @property
+    def is_of_one_plan(self) -> bool:
+        """Whether both runs are of one plan, which shows if the workload is reproducible."""
+        return self.ours.plan == self.theirs.plan
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the runs agree, bit by bit or within the tolerance."""
+        return self.is_identical or (self.closeness is not None and self.closeness.is_within)
+
+    @property
+    def first_nonfinite_step(self) -> int | None:
+        """The first step whose loss is NaN or infinite in the reference; None if there is none.
+
+        NaN spreads to every weight, and two NaNs are equal whatever was computed before them.
+        """
+        losses = enumerate(self.theirs.losses, start=1)
+        return next((step for step, loss in losses if not math.isfinite(loss)), None)
+
+    @property
+    def holds(self) -> bool:
+        """Whether the runs agree in finite numbers, so that their agreement shows something."""
+        return self.agrees and self.first_nonfinite_step is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verification:
+    """Whether plans compute the same as a reference plan.
+
+    Attributes:
+        against: name of the reference plan.
+        itself: the reference compared with itself.
+        plans: each other plan compared with the reference; empty if `itself` does not hold.
+    """
+
+    against: str
+    itself: Verdict
+    plans: tuple[Verdict, ...]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the workload is reproducible and every plan computes the same."""
+        return self.itself.holds and all(verdict.holds for verdict in self.plans)
+
+    @property
+    def is_reproducible(self) -> bool | None:
+        """Whether the reference equals itself; None if it gives no finite losses to tell by."""
+        if self.itself.agrees and not self.itself.holds:
+            return None
+        return self.itself.holds
+
+    @property
+    def verdicts(self) -> tuple[Verdict, ...]:
+        """All verdicts, in the order in which they were found."""
+        return (self.itself, *self.plans)
+
+    def is_same(self, plan: str) -> bool | None:
+        """Return whether a plan computes the same as the reference; None if that is not known."""
+        if not self.itself.holds:
+            return None
+        if plan == self.against:
+            return True
+        return next((found.holds for found in self.plans if found.ours.plan == plan), None)
