@@ -13,7 +13,6 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 
 from gapless.testing.simulated.races import History
@@ -31,7 +30,7 @@ _ALIGNMENT = 64
 
 # All bits set: NaN in every floating dtype and -1 in every signed one, so that memory which is
 # read before it is written shows in the values.
-_POISON = 0xFF
+_POISON = b"\xff"
 
 # More pieces than this of one strided view are recorded as the range that holds them all.
 _MAX_RUNS = 1024
@@ -49,7 +48,7 @@ class Block:
         kind: `device` or `pinned`.
         storage: owns the memory for as long as the simulation lives.
         num_bytes: its size.
-        array: the same memory, to make tensors of; None if it was adopted.
+        memory: the same memory, to make tensors of; None if it was adopted.
         history: accesses so far, kept when the block is freed and used again.
         used_by: streams named by `record_stream`, whose work must end before reuse.
         pool: where it was allocated and goes back to: a stream, or a graph.
@@ -59,7 +58,7 @@ class Block:
     kind: MemoryKind
     storage: torch.UntypedStorage
     num_bytes: int
-    array: np.ndarray[Any, np.dtype[np.uint8]] | None = None
+    memory: memoryview | None = None
     history: History = field(default_factory=History)
     used_by: set[Any] = field(default_factory=set)
     pool: object = None
@@ -149,21 +148,23 @@ class Memory:
         self._most_adopted = max(_FEW, 2 * len(self._adopted))
 
     def _make(self, kind: MemoryKind, num_bytes: int, name: str) -> Block:
-        memory = np.full(num_bytes + _ALIGNMENT, _POISON, dtype=np.uint8)
-        start = -memory.ctypes.data % _ALIGNMENT
-        array = memory[start : start + num_bytes]
-        storage = torch.from_numpy(array).untyped_storage()
-        block = Block(name=name, kind=kind, storage=storage, num_bytes=num_bytes, array=array)
+        whole = memoryview(bytearray(_POISON) * (num_bytes + _ALIGNMENT))
+        start = -torch.frombuffer(whole, dtype=torch.uint8).data_ptr() % _ALIGNMENT
+        memory = whole[start : start + max(1, num_bytes)]
+        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
+        block = Block(name=name, kind=kind, storage=storage, num_bytes=num_bytes, memory=memory)
         self._by_address[storage.data_ptr()] = block
         return block
 
 
 def _hold(block: Block, num_bytes: int, give_back: Callable[[], None]) -> torch.Tensor:
-    """Return a tensor over a block; `give_back` is called when its storage is let go of."""
-    assert block.array is not None
-    array = block.array[:num_bytes]
-    weakref.finalize(array, give_back).atexit = False  # the process ends, nothing is reused
-    return torch.from_numpy(array)
+    """Return a tensor over a block; `give_back` is called when its storage is freed."""
+    assert block.memory is not None
+    # A view of its own: torch holds it for as long as the storage of this tensor lives.
+    held = block.memory[: max(1, num_bytes)]
+    weakref.finalize(held, give_back).atexit = False  # the process ends, nothing is reused
+    tensor = torch.frombuffer(held, dtype=torch.uint8)
+    return tensor if num_bytes else tensor[:0]
 
 
 def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
