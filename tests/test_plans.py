@@ -47,7 +47,7 @@ def test_legal_knobs_make_a_plan(**knobs):
 )
 def test_illegal_knobs_are_named(knob, value):
     """The message names the knob, its value and its range."""
-    with pytest.raises(PlanError, match=f"{knob.replace('_', '-')} must be .*but is {value}"):
+    with pytest.raises(PlanError, match=f"`{knob}` must be .*but is {value}"):
         Plan(name="mine", **{knob: value})
 
 

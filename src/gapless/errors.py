@@ -11,7 +11,8 @@
     +-- ForbiddenWaitError        the host waited for the device where it must not
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
 
-Every message names the thing, what was found, what was expected and what to do.
+Every message names the thing, what was found, what was expected and what to do. Parameters stand in
+backticks, with a value where there is one, as in `device="cpu"`: the command line says --device cpu.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class NonFiniteLossError(GaplessError, ArithmeticError):
     def __init__(self, step: int, loss: float) -> None:
         super().__init__(
             f"the loss of batch {step} is {loss}, expected a finite number; "
-            "lower the learning rate, clip gradients, or use --precision bf16 or fp32"
+            "lower the learning rate, clip gradients, or compute in bf16 or fp32"
         )
         self.step = step
         self.loss = loss

@@ -65,16 +65,15 @@ class Plan:
             PlanError: a knob is out of its range; the message names it and the range.
         """
         if not 1 <= self.streams <= MAX_STREAMS:
-            raise PlanError(f"streams must be 1 to {MAX_STREAMS}, but is {self.streams}")
+            raise PlanError(f"`streams` must be 1 to {MAX_STREAMS}, but is {self.streams}")
         for name, kind in (("wait_with", WaitWith), ("graphs", Graphs)):
             if getattr(self, name) not in get_args(kind):
                 known = ", ".join(get_args(kind))
-                raise PlanError(f"{name} must be one of {known}, but is {getattr(self, name)!r}")
+                raise PlanError(f"`{name}` must be one of {known}, but is {getattr(self, name)!r}")
         for knob, least in _LEAST.items():
             value = getattr(self, knob)
             if value < least:
-                name = knob.replace("_", "-")
-                raise PlanError(f"{name} must be at least {least}, but is {value}")
+                raise PlanError(f"`{knob}` must be at least {least}, but is {value}")
 
     def with_knobs(self, **knobs: Any) -> Plan:
         """Return this plan with the given knobs changed; `None` leaves a knob as it is.

@@ -31,7 +31,7 @@ def decode_settings(config: TrainConfig, options: Namespace, *, n_best: int = 1)
     beam = options.beam or config.beam
     penalty, early = options.length_penalty, options.early_stopping
     if not 1 <= n_best <= beam:
-        raise UserError(f"n-best must be 1 to the beam, which is {beam}, but is {n_best}")
+        raise UserError(f"--n-best must be 1 to the beam, which is {beam}, but is {n_best}")
     return DecodeSettings(
         beam=beam,
         length_penalty=config.length_penalty if penalty is None else penalty,

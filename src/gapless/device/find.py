@@ -43,7 +43,7 @@ def _present_gpu(text: str, number: str) -> int:
     if not torch.cuda.is_available():
         raise DeviceError(
             f"device {text} was asked for, but torch {torch.__version__} finds no GPU here; "
-            "use --device cpu, or install a CUDA build of torch"
+            'use `device="cpu"`, or install a CUDA build of torch'
         )
     index = int(number) if number else torch.cuda.current_device()
     if index >= torch.cuda.device_count():

@@ -105,7 +105,9 @@ def test_a_size_beyond_the_text_is_refused(tmp_path, model):
     """Both the size asked for and the largest possible one are named."""
     most = len(train_subwords(TEXT, size=None, model=model, cache=tmp_path))
 
-    with pytest.raises(DataError, match=f"size 5000 is more than .* is {most}; .* {most} or less"):
+    with pytest.raises(
+        DataError, match=f"size 5000 is more than .* is {most}; .* `vocab_size={most}` or less"
+    ):
         train_subwords(TEXT, size=5000, model=model, cache=tmp_path)
 
 
@@ -114,7 +116,7 @@ def test_a_size_below_the_characters_is_refused(tmp_path, model):
     """Both the size asked for and the least possible one, which is enough, are named."""
     with pytest.raises(DataError, match="size 300 is less than the characters") as refused:
         train_subwords(TEXT, size=300, model=model, cache=tmp_path)
-    least = int(re.search(r"use --vocab-size (\d+) or more", str(refused.value))[1])
+    least = int(re.search(r"use `vocab_size=(\d+)` or more", str(refused.value))[1])
 
     assert least == len(train_subwords(TEXT, size=least, model=model, cache=tmp_path))
 

@@ -63,7 +63,7 @@ def test_the_full_target_mask_equals_the_causal_path(norm):
     model = make_model(norm=norm)
     src = torch.tensor([[4, 5, 6, EOS], [7, EOS, PAD, PAD]])
     trg = torch.tensor([[BOS, 4, 5], [BOS, 6, PAD]])
-    batch = gapless.Batch.from_tokens(src, torch.cat((trg, trg[:, :1]), 1), torch.tensor(5))
+    batch = gapless.nmt.Batch.from_tokens(src, torch.cat((trg, trg[:, :1]), 1), torch.tensor(5))
 
     causal = model(src, trg, batch.src_mask)
     full = model(src, trg, batch.src_mask, causal_mask(trg))

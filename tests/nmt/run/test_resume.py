@@ -133,7 +133,7 @@ def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
     train(settings, tmp_path / "run", interrupt_after=3)
     config = make_config({"fixed_shapes": True}, file=tmp_path / "run" / "config.yaml")
 
-    with pytest.raises(UserError, match="fixed-shapes is true, but the run began with false"):
+    with pytest.raises(UserError, match="`fixed_shapes` is true, but the run began with false"):
         Trainer(config, observer=Silent(), resume=tmp_path / "run")
 
 
@@ -141,12 +141,12 @@ def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ({"batch_size": 5}, "batch-size is 5, but the run began with 4"),
-        ({"batch_tokens": 40}, "batch-tokens is 40, but the run began with none"),
-        ({"seed": 2}, "seed is 2, but the run began with 1"),
-        ({"accumulate": 1}, "accumulate is 1, but the run began with 2"),
-        ({"max_length": 5}, "max-length is 5, but the run began with 20"),
-        ({"heads": 4}, "heads is 4, but the run began with 2"),
+        ({"batch_size": 5}, "`batch_size` is 5, but the run began with 4"),
+        ({"batch_tokens": 40}, "`batch_tokens` is 40, but the run began with none"),
+        ({"seed": 2}, "`seed` is 2, but the run began with 1"),
+        ({"accumulate": 1}, "`accumulate` is 1, but the run began with 2"),
+        ({"max_length": 5}, "`max_length` is 5, but the run began with 20"),
+        ({"heads": 4}, "`heads` is 4, but the run began with 2"),
     ],
 )
 def test_what_orders_the_batches_does_not_change(

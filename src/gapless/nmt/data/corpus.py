@@ -145,9 +145,9 @@ def load_split(
         DataError: anything about the files or their content that cannot be used.
     """
     if src == tgt:
-        raise DataError(f"source and target are both {src!r}; give --src and --tgt two names")
+        raise DataError(f"source and target are both {src!r}; give `src` and `tgt` two names")
     if not path.exists():
-        raise DataError(f"{path} does not exist; --data takes a folder or a file")
+        raise DataError(f"{path} does not exist; `data` takes a folder or a file")
     if path.is_file():
         return _read_table(path, src=src, tgt=tgt, columns=columns)
     alone = False
@@ -250,7 +250,7 @@ def _missing_split(folder: Path, split: str, *, src: str, tgt: str) -> DataError
     present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
     return DataError(
         f"{folder} has no {split}.{src} and {split}.{tgt}, nor {split}.tsv, .json or .jsonl "
-        f"(each also with .gz); it holds {present}; name the sides with --src and --tgt"
+        f"(each also with .gz); it holds {present}; name the sides with `src` and `tgt`"
     )
 
 
@@ -270,7 +270,7 @@ def _read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, str] | No
         if side not in columns:
             raise DataError(
                 f"side {side!r} is not among the columns {columns[0]!r} and {columns[1]!r}; "
-                "--columns names the first two columns of the file, in order"
+                "`columns` names the first two columns of the file, in order"
             )
     ending = path.name.removesuffix(".gz").rpartition(".")[2]
     if f".{ending}" not in TABLE_ENDINGS:

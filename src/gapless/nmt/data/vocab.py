@@ -222,12 +222,12 @@ def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
 def _too_small(size: int, least: int) -> DataError:
     return DataError(
         f"vocabulary size {size} is less than the characters of this text need, which is {least}; "
-        f"use --vocab-size {least} or more"
+        f"use `vocab_size={least}` or more"
     )
 
 
 def _too_large(size: int, most: int) -> DataError:
     return DataError(
         f"vocabulary size {size} is more than this text can give, which is {most}; "
-        f"use --vocab-size {most} or less"
+        f"use `vocab_size={most}` or less"
     )

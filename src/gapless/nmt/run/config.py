@@ -142,29 +142,26 @@ class TrainConfig:
             value = getattr(self, name)
             if value not in choices:
                 kind = DeviceError if name == "precision" else DataError
-                raise kind(
-                    f"unknown {name.replace('_', '-')} {value!r}; choose from {', '.join(choices)}"
-                )
+                raise kind(f"`{name}` must be one of {', '.join(choices)}, but is {value!r}")
         for name in ("dropout", "attention_dropout", "label_smoothing"):
             if not 0.0 <= getattr(self, name) < 1.0:
-                flag = name.replace("_", "-")
                 raise UserError(
-                    f"{flag} must be 0 or more and below 1, but is {getattr(self, name)}"
+                    f"`{name}` must be 0 or more and below 1, but is {getattr(self, name)}"
                 )
         if self.d_model % (2 * self.heads):
             raise UserError(
-                f"d-model {self.d_model} must be a multiple of twice the {self.heads} heads"
+                f"`d_model` must be a multiple of 2 * `heads` = {2 * self.heads}, but is {self.d_model}"
             )
         if self.columns is not None and self.data is None:
             raise UserError(
-                f"columns is {self.columns!r}, but there is no data whose columns it could name; "
-                "add --data or leave --columns out"
+                f"`columns` is {self.columns!r}, but there is no data whose columns it could name; "
+                "add `data` or leave `columns` out"
             )
         if self.share == "all" and not self.shared_vocab:
-            raise UserError("share all needs one vocabulary: add --shared-vocab")
+            raise UserError('`share="all"` needs one vocabulary: add `shared_vocab=True`')
         if self.pack and self.fixed_shapes:
             raise UserError(
-                "pack and fixed-shapes exclude each other; add --no-pack or --no-fixed-shapes"
+                "`pack` and `fixed_shapes` exclude each other; add `pack=False` or `fixed_shapes=False`"
             )
 
     def resolved_plan(self) -> Plan:
@@ -202,7 +199,7 @@ class TrainConfig:
         captures = plan.graphs != "never" and is_accelerator
         pack, fixed = self.pack, self.fixed_shapes
         if pack and self.batch_tokens is None:
-            raise UserError("pack needs a budget of tokens: add --batch-tokens")
+            raise UserError("`pack` needs a budget of tokens: add `batch_tokens`")
         if pack is None:
             by_tokens = self.batch_tokens is not None and self.batch_size is None
             pack = by_tokens and is_accelerator and not fixed
@@ -218,9 +215,9 @@ class TrainConfig:
             left_open = asked is None and name not in _KEPT
             if not left_open and asked != begun.get(name, asked):
                 raise UserError(
-                    f"{name.replace('_', '-')} is {_shown(asked)}, but the run began with "
-                    f"{_shown(begun[name])} and has to go on so; leave the flag out, "
-                    "or start a new run"
+                    f"`{name}` is {_shown(asked)}, but the run began with "
+                    f"{_shown(begun[name])} and has to go on so; leave it out, or "
+                    "start a new run"
                 )
         compiles = begun["compile"] if self.compile is None else self.compile
         return replace(
@@ -249,7 +246,7 @@ class TrainConfig:
             return None
         names = [name.strip() for name in self.columns.split(",")]
         if len(names) != 2 or not all(names):
-            raise DataError(f"columns must be two names such as en,zh, but is {self.columns!r}")
+            raise DataError(f"`columns` must be two names such as en,zh, but is {self.columns!r}")
         return names[0], names[1]
 
     def to_yaml(self) -> str:
@@ -266,13 +263,13 @@ class TrainConfig:
 
 def _check_numbers(config: TrainConfig) -> None:
     for item in fields(config):
-        value, flag = getattr(config, item.name), item.name.replace("_", "-")
+        value, name = getattr(config, item.name), f"`{item.name}`"
         if isinstance(value, float) and not math.isfinite(value):
-            raise UserError(f"{flag} must be a finite number, but is {value}")
+            raise UserError(f"{name} must be a finite number, but is {value}")
         if value is not None and item.name in _LEAST and value < _LEAST[item.name]:
-            raise UserError(f"{flag} must be at least {_LEAST[item.name]}, but is {value}")
+            raise UserError(f"{name} must be at least {_LEAST[item.name]}, but is {value}")
     if config.seed > _MAX_SEED:
-        raise UserError(f"seed must be at most {_MAX_SEED}, but is {config.seed}")
+        raise UserError(f"`seed` must be at most {_MAX_SEED}, but is {config.seed}")
 
 
 def _shown(value: Any) -> str:

@@ -168,8 +168,8 @@ def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
     path = Path(config.run_dir) if config.run_dir else _next_free(Path("runs"))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunFolderError(
-            f"run folder {path} is not empty; choose another with --run-dir, "
-            f"or go on with it: gapless train --resume {path}"
+            f"run folder {path} is not empty; choose another `run_dir`, "
+            f"or go on with `resume={path}`"
         )
     path.mkdir(parents=True, exist_ok=True)
     if vocabs.is_shared:

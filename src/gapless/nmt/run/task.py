@@ -88,8 +88,8 @@ def read_corpus(config: TrainConfig) -> Corpus:
         )
     if {config.src, config.tgt} != {"en", "zh"}:
         raise DataError(
-            f"the embedded corpus is English-Chinese, but --src {config.src} --tgt {config.tgt} "
-            "was asked for; name your own text with --data"
+            f"the embedded corpus is English-Chinese, but `src` is {config.src!r} and `tgt` "
+            f"{config.tgt!r}; name your own text with `data`"
         )
     at = 0 if config.src == "en" else 1
     # The corpus does not follow the run's seed, so that seeds can be compared.
@@ -124,7 +124,7 @@ def prepare(config: TrainConfig, *, vocabs: Vocabs | None = None) -> Task:
         if count and not len(pairs):
             raise DataError(
                 f"all {count} {kind} pairs have more than {config.max_length} tokens; "
-                "raise --max-length"
+                "raise `max_length`"
             )
     return Task(corpus=corpus, vocabs=vocabs, train=train, val=val, skipped_long=skipped)
 

@@ -1,0 +1,115 @@
+"""How options are read: any order, whole names, and hints at the nearest one."""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+
+import pytest
+
+from gapless.cli.main import COMMANDS, command_parser
+from gapless.cli.parser import Parser, UsageError, number, one_of, whole_number
+from gapless.nmt.run.config import TrainConfig
+
+
+@pytest.fixture
+def parser():
+    made = Parser(prog="tool", description="Does it.")
+    made.add_argument("run")
+    made.add_argument("text", nargs="*", default=None)
+    made.add_argument("--steps", type=whole_number)
+    made.add_argument("--rate", type=number)
+    made.add_argument("--mode", **one_of(("fast", "slow")))
+    made.add_argument("--pack", action=argparse.BooleanOptionalAction, default=None)
+    return made
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["r", "a", "b", "--steps", "3"],
+        ["r", "--steps", "3", "a", "b"],
+        ["--steps=3", "r", "a", "b"],
+        ["--steps", "3", "--", "r", "a", "b"],
+    ],
+)
+def test_options_may_stand_before_between_and_after_arguments(parser, arguments):
+    """Every order gives the same."""
+    options = parser.parse(arguments)
+
+    assert (options.run, options.text, options.steps) == ("r", ["a", "b"], 3)
+
+
+def test_what_is_not_given_is_none(parser):
+    """None says that an option was not given, and a switch has two ways to be."""
+    options = vars(parser.parse(["r"]))
+    given = {name for name, value in options.items() if value is not None}
+
+    assert given == {"run", "text"}
+    assert parser.parse(["r", "--pack"]).pack is True
+    assert parser.parse(["r", "--no-pack"]).pack is False
+
+
+def test_negative_numbers_are_values(parser):
+    """A value that begins with a minus is no option."""
+    options = parser.parse(["r", "--steps", "-3", "--rate", "-0.5"])
+
+    assert (options.steps, options.rate) == (-3, -0.5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        ([], ["required", "run"]),
+        (["r", "--steps"], ["--steps", "expected one argument"]),
+        (["r", "--steps", "2.5"], ["--steps", "a whole number", "'2.5'"]),
+        (["r", "--rate", "fast"], ["--rate", "a number", "'fast'"]),
+        (["r", "--mode", "fats"], ["--mode", "fast, slow", "'fats'", "did you mean fast?"]),
+        (["r", "--mode", "x"], ["--mode", "fast, slow", "'x'"]),
+        (["r", "--step", "3"], ["--step;", "did you mean --steps?"]),
+        (["r", "--setps=3"], ["--setps;", "did you mean --steps?"]),
+        (["r", "--unlike"], ["--unlike;", "tool --help"]),
+    ],
+)
+def test_a_mistake_names_what_was_found_and_what_was_expected(parser, arguments, parts):
+    """Also the nearest option, or value, where one is near; no option is guessed."""
+    with pytest.raises(UsageError) as refused:
+        parser.parse(arguments)
+
+    assert [part for part in parts if part not in str(refused.value)] == []
+
+
+def test_an_argument_too_many_is_named():
+    """A command without arguments takes none."""
+    with pytest.raises(UsageError, match="unexpected argument 'x'; see gapless plans --help"):
+        command_parser("plans").parse(["x"])
+
+
+def test_every_setting_of_a_run_is_an_option_of_train():
+    """With its help and its default, in the group that the setting names."""
+    text = command_parser("train").format_help()
+    flat = " ".join(text.split())
+
+    for item in fields(TrainConfig):
+        assert f"--{item.name.replace('_', '-')}" in text
+        assert item.metadata["help"] in flat
+        assert f"\n{item.metadata['group']}:\n" in text
+    assert "[default: 0.0007]" in flat
+    assert "--pin-memory, --no-pin-memory" in flat
+
+
+def test_compare_has_the_settings_that_all_plans_can_share():
+    """Sizes and batches are options of it, what a plan or a whole run says is not."""
+    names = command_parser("compare").parameters()
+
+    assert {"d_model", "batch_size", "workers", "compile"} <= names
+    assert not names & {"plan", "sync_interval", "epochs", "run_dir", "resume"}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_options_stand_in_named_groups(name):
+    """Outside of groups there are few, so that the help of every command can be scanned."""
+    parser = command_parser(name)
+    (own,) = (group for group in parser._action_groups if group.title == "options")
+
+    assert len(own._group_actions) <= 3

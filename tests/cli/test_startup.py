@@ -1,0 +1,79 @@
+"""What the command line loads before a command runs, and what it says of itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gapless as package
+from gapless.cli.main import COMMANDS
+
+
+SRC = str(Path(package.__file__).parents[1])
+
+# Runs commands one after the other and prints which modules are there that are no part of Python.
+LOADS = """
+import sys
+at_start = set(sys.modules)
+from gapless.cli.main import run_command
+for arguments in {commands}:
+    assert run_command(arguments) == 0
+new = {{name.partition(".")[0] for name in set(sys.modules) - at_start}}
+print("loaded", *sorted(new - set(sys.stdlib_module_names)))
+"""
+
+
+def test_help_and_version_load_nothing_but_gapless():
+    """Neither torch nor any other package is imported for the help of any command."""
+    commands = [[], ["--version"], ["--help"], ["-h"], ["plans"]]
+    commands += [[name, "--help"] for name in COMMANDS]
+
+    done = subprocess.run(
+        [sys.executable, "-c", LOADS.format(commands=commands)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": SRC},
+    )
+
+    assert done.stdout.splitlines()[-1] == "loaded gapless"
+    assert done.stderr == ""
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_the_help_lists_every_command(gapless, arguments):
+    """No command at all is no mistake either."""
+    outcome = gapless(*arguments)
+
+    assert (outcome.code, outcome.err) == (0, "")
+    for name in COMMANDS:
+        assert f"\n  {name} " in outcome.out
+
+
+def test_the_version_is_printed(gapless):
+    """With the name of the program, as other tools do."""
+    outcome = gapless("--version")
+
+    assert (outcome.code, outcome.out) == (0, f"gapless {package.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (["trian"], ["'trian'", "did you mean train?"]),
+        (["simulate"], ["'simulate'", ", ".join(COMMANDS)]),
+        (["--verison"], ["--verison", "did you mean --version?"]),
+    ],
+)
+def test_a_command_that_is_not_there(gapless, arguments, parts):
+    """The nearest is named, or all of them where none is near."""
+    outcome = gapless(*arguments)
+
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.startswith("gapless: error: unknown ")
+    assert outcome.err.count("\n") == 1
+    assert [part for part in parts if part not in outcome.err] == []
