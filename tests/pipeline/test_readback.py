@@ -243,3 +243,16 @@ def test_a_part_of_the_run_has_its_own_mean():
 
     assert losses.running_mean(since=4) == 14 / 3
     assert math.isnan(losses.running_mean(since=6))
+
+
+def test_a_reset_begins_anew():
+    """After a reset the next loss is number 0, and a non-finite one of before is forgotten."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(torch.tensor(float("nan")))
+    losses.mean()
+    losses.reset()
+    losses.add(torch.tensor(2.0), weight=3.0)
+
+    assert losses.mean() == 2.0
+    assert (losses.history, losses.weights) == ([2.0], [3.0])
+    assert losses.first_nonfinite is None

@@ -100,3 +100,23 @@ def a_done_copy_is_picked_up_without_waiting(device):
     assert losses.poll() == 1
     assert losses.first_nonfinite == (0, float("inf"))
     assert losses.wait_stats.count == 0
+
+
+@scenario()
+def losses_of_a_second_epoch_after_a_reset(device):
+    """Rows are written again from the first on, and the old history is left to who holds it."""
+    losses = DeferredLoss(device)
+    for value in (1.0, 2.0, 3.0):
+        losses.add(number(device, value))
+    before = losses.history
+    losses.reset()
+    assert before == [1.0, 2.0, 3.0]
+    assert (losses.num_added, losses.history, losses.weights) == (0, [], [])
+    for value in (7.0, 9.0):
+        losses.add(number(device, value))
+    assert losses.mean() == 8.0
+    assert losses.history == [7.0, 9.0]
+    assert {reason: total.count for reason, total in losses.wait_stats.by_reason.items()} == {
+        "loss_read": 1,
+        "loss_mean": 1,
+    }

@@ -1,7 +1,7 @@
 """The one door through which the host waits for the device.
 
-Every wait passes through `HostWaits`, which counts and times it by reason. A wait anywhere else
-is a defect.
+Every wait of gapless passes through `HostWaits`, which counts and times it by reason. A wait
+anywhere else is a bug.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Iterate over a loader with its batches already on the device.
 
-The surface of the whole engine for somebody else's loop:
-
-    for batch in gapless.prefetch(loader, device):
+batches = gapless.prefetch(loader, device)
+for epoch in range(num_epochs):
+    for batch in batches:
         ...
 """
 
@@ -177,16 +177,17 @@ class _Source:
 def prefetch(
     loader: Iterable[BatchT],
     device: str | torch.device | Device = "auto",
-    depth: int = 2,
     *,
+    depth: int = 2,
     pin_memory: bool = True,
     wait_stats: WaitStats | None = None,
 ) -> Prefetcher[BatchT]:
     """Iterate over `loader` with batches moved to `device` ahead of their use.
 
-    Works in any loop and with any batch of tensors, tuples, lists, mappings, dataclasses and
-    named tuples, nested as you like. Copies run on a side stream from page-locked memory that
-    is never refilled too early; the device side is a ring that is never overwritten too early.
+    Make it once, before the loop over epochs: every epoch then uses the same memory. A batch may
+    be any nesting of tensors, tuples, named tuples, lists, mappings and dataclasses. Copies run
+    on a side stream. They read page-locked memory that is refilled only when they are done, and
+    write device memory that is overwritten only when nobody reads it any more.
 
     Args:
         loader: any iterable of batches on the CPU.

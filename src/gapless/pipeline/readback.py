@@ -4,12 +4,12 @@ A fixed ring of float64 rows (loss, weight) lies on the device; a ring of the sa
 page-locked memory. Row `n % size` holds batch `n` in both. `flush` queues the copy of all new
 rows on the readback stream; `poll` reads the rows whose copy an event says is done.
 
-One rule guards both rings: a row is written again only after the host has polled it, because
-a polled row has been computed, copied and read.
+One rule guards both rings: a row is written again only after the host has read it, because a
+row that was read has been computed and copied.
 
-What was added, copied and read is told by one number and two lists: `_num_added`, the ends of
-`_pending`, and the length of `history`. Each grows by one assignment, after the work it stands
-for, so whatever interrupts the work, the next `flush` or `poll` does it again.
+One number and two lists say what was added, copied and read: `_num_added`, the ends of
+`_pending`, and the length of `history`. Each grows by one assignment, after the work that it
+stands for. So if something interrupts the work, the next `flush` or `poll` does it again.
 """
 
 from __future__ import annotations
@@ -60,9 +60,11 @@ class DeferredLoss:
 
     Example:
         losses = gapless.DeferredLoss(device)
-        for batch in loader:
-            losses.add(train_step(batch), weight=batch.ntokens)
-        print(losses.mean())
+        for epoch in range(num_epochs):
+            for batch in batches:
+                losses.add(train_step(batch), weight=batch.ntokens)
+            print(losses.mean())
+            losses.reset()
     """
 
     def __init__(
@@ -149,7 +151,7 @@ class DeferredLoss:
         return len(self.history) - before
 
     def drain(self, *, reason: str = "loss_read") -> None:
-        """Take in every loss added so far; also what an interrupted read left behind.
+        """Take in every loss added so far, and what an interrupted read left behind.
 
         Sync: Blocks the host until the last of them is computed and copied; one counted wait,
             none if all have been read already.
@@ -171,6 +173,17 @@ class DeferredLoss:
         """
         self.drain(reason="loss_mean")
         return self.running_mean()
+
+    def reset(self) -> None:
+        """Forget all losses, so that the next `add` is the first.
+
+        `history` and `weights` are new lists afterwards; who holds the old ones keeps them.
+
+        Sync: Blocks the host once, if losses are still on the device ("loss_read").
+        """
+        self.drain()
+        self.history, self.weights, self._num_added = [], [], 0
+        self.first_nonfinite = None
 
     def running_mean(self, *, since: int = 0) -> float:
         """Return the weighted mean of the losses read so far; NaN if there are none.
