@@ -140,7 +140,7 @@ def test_shapes_that_never_come_again_end_the_trial():
     assert scripted.auto.diagnosis is None
     scripted.run([before])
 
-    assert "shapes of batches hardly come again" in scripted.auto.diagnosis.line
+    assert "shapes of batches hardly repeat" in scripted.auto.diagnosis.line
 
 
 @pytest.mark.parametrize("num_changes", [1, 3, 9])
@@ -197,7 +197,7 @@ def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
         scripted.auto.observe(launch, 20.0, None)
 
     assert scripted.auto.diagnosis.bottleneck == "none"
-    assert "none of 20 steps followed another" in scripted.auto.diagnosis.line
+    assert "an epoch ended after each of 20 steps" in scripted.auto.diagnosis.line
 
 
 def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):

@@ -50,13 +50,13 @@ CASES = {
         readings(),
         Trial(refusal="train.py:9: no"),
         "auto: launch-bound: the host needs 30.8 ms to launch a step and the device waits for it; "
-        "steps run as written, for they cannot be captured: train.py:9: no",
+        "steps run eagerly, because they cannot be captured: train.py:9: no",
     ),
     "launch, shapes do not come again": (
         readings(),
         Trial(),
         "auto: launch-bound: the host needs 30.8 ms to launch a step and the device waits for it; "
-        "steps run as written, for shapes of batches hardly come again",
+        "steps run eagerly, because shapes of batches hardly repeat",
     ),
     "device": (
         readings(step_ms=37.2, host_ms=9.0, busy_ms=36.1, idle_share=0.0),
@@ -73,21 +73,21 @@ CASES = {
     "data": (
         readings(step_ms=15.0, host_ms=2.5, data_wait_ms=12.0, busy_ms=3.0, num_workers=0),
         Trial(refusal="train.py:9: no"),
-        "auto: data-bound: the host waits 12.0 of 15.0 ms a step for the loader; 4 workers would "
-        "do, there are 0; steps run as written, for they cannot be captured: train.py:9: no",
+        "auto: data-bound: the host waits 12.0 of 15.0 ms a step for the loader; use 4 "
+        "workers instead of 0; steps run eagerly, because they cannot be captured: train.py:9: no",
     ),
     "data, unknown loader": (
         readings(step_ms=15.0, host_ms=2.5, data_wait_ms=12.0, busy_ms=3.0),
         Trial(eager_ms=3.0, captured_ms=3.0, captured_busy_ms=2.0),
-        "auto: data-bound: the host waits 12.0 of 15.0 ms a step for the loader; a loader 5.0 "
-        "times as fast would do; steps run as written, which takes 3.0 ms besides, and captured "
-        "3.0",
+        "auto: data-bound: the host waits 12.0 of 15.0 ms a step for the loader; the loader "
+        "has to be 5.0 times as fast; steps run eagerly, which takes 3.0 ms without that wait, "
+        "and captured 3.0",
     ),
     "data, captured": (
         readings(step_ms=8.8, host_ms=2.5, data_wait_ms=6.1, busy_ms=2.3, num_workers=2),
         Trial(eager_ms=2.7, captured_ms=0.5, captured_busy_ms=0.44),
-        "auto: data-bound: the host waits 6.1 of 8.8 ms a step for the loader; 36 workers would "
-        "do, there are 2; captured, 0.50 ms a step besides",
+        "auto: data-bound: the host waits 6.1 of 8.8 ms a step for the loader; use 36 "
+        "workers instead of 2; captured, 0.50 ms a step without that wait",
     ),
     "data, more than cores": (
         readings(
@@ -95,8 +95,8 @@ CASES = {
         ),
         Trial(eager_ms=2.7, captured_ms=0.5, captured_busy_ms=0.44),
         "auto: data-bound: the host waits 6.1 of 8.8 ms a step for the loader; 36 workers would "
-        "do, there are 2 and 16 cores; make batches cheaper, or ahead of the run; captured, 0.50 "
-        "ms a step besides",
+        "be needed instead of 2, on 16 cores; make batches cheaper, or before the run; captured, "
+        "0.50 ms a step without that wait",
     ),
     "host wait": (
         readings(step_ms=5.0, host_ms=4.8, busy_ms=4.5, waits={"train.py:31": 1.0}),

@@ -1,13 +1,13 @@
-"""A step that is measured, tried as a graph, and run in the way that is faster.
+"""Plan `auto`: measure a step, try it as a graph, and run it in the way that is faster.
 
-Both ways give the same bits, so the run may go from one to the other between two steps. Times of
-the device come from the events of the gap meter, which are read late, so measuring makes nobody
-wait; steps go on as before until enough of them have been read.
+Both ways give the same bits, so a run may change between them after any step. The device's times
+come from the events of the gap meter, which are read late: measuring makes nobody wait, and steps
+go on as before until enough of them were read.
 
-    start      kernels are loaded and chosen; not measured
-    measure    steps as written: what holds the loop back?
-    trial      shapes that came before are captured: is it faster?
-    settled    the faster way; when the pace changes, measure again, a few times at most
+    start      kernels are loaded and chosen; nothing is measured
+    measure    eager steps: what is the bottleneck?
+    trial      steps as graphs: are they faster?
+    settled    the faster way; measured again when the pace changes, a few times at most
 """
 
 from __future__ import annotations
@@ -42,16 +42,16 @@ if TYPE_CHECKING:
 # Steps before the first measurement.
 _START = 3
 
-# Steps that are measured in each way before anything is decided.
+# Measured steps of each way before the decision.
 _WINDOW = 10
 
-# Steps that follow no other, after which there is nothing to measure.
+# After this many steps that follow no other, there is nothing to measure.
 _MAX_UNMEASURED = 20
 
-# Steps after which a trial ends although hardly any shape came again.
+# A trial ends after this many steps, also if hardly any shape of batch came twice.
 _MAX_TRIAL = 200
 
-# Steps whose pace is compared with that of the first so many after a decision.
+# The pace of this many steps is compared with the pace of the first ones after a decision.
 _SETTLED_WINDOW = 100
 
 _MAX_RECHECKS = 5

@@ -1,9 +1,9 @@
-"""What holds a loop back, and what helps: decided from measured steps, without a device.
+"""Name the bottleneck of a loop from measured steps, and say what helps. Needs no device.
 
-A step is bound by what takes longest between the end of one step and the end of the next. The
-device is it when it is still busy as the host begins to queue the next step. Otherwise the host is
-late, and the largest part of its time is the bottleneck: waiting for data, launching, waiting for
-the device inside the step, or code between the steps.
+The bottleneck is what takes longest between the end of one step and the end of the next. It is
+the device if the device is still busy when the host begins to queue the next step. Otherwise the
+host is late, and the largest part of its time is the bottleneck: waiting for data, launching,
+waiting for the device inside the step, or code between the steps.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ if TYPE_CHECKING:
 
 Bottleneck = Literal["data", "launch", "host wait", "host code", "device", "none"]
 
-# The host is late if it finds the device idle before steps that take more than this share of time.
+# The host is late if the steps before which the device was idle take more than this share of time.
 _LATE_SHARE = 0.5
 
-# A device that is busy for this share of the time leaves nothing to gain by faster loading.
+# If the device is busy for this share of the time, faster loading gains nothing.
 _BUSY_SHARE = 0.95
 
-# Time that a device loses now and then is the loader's if the host waited for so much of it.
+# Blame the loader if the host waited for it during this share of the device's idle time.
 _LOADERS_SHARE = 0.5
 
-# A step has to be faster as a graph by this share: graphs take memory.
+# Graphs take memory, so a step has to be faster as a graph by at least this share.
 _GAIN_SHARE = 0.02
 
-# A step in which the host takes so many times as long as in most is one that compiled something.
+# A step that took the host this many times the median compiled something.
 _OUTLIER = 5.0
 
-# A plan that has settled is measured again when its figures change by more than this share.
+# Measure again when the figures of a settled plan change by more than this share.
 _CHANGE_SHARE = 0.3
 
 
@@ -79,25 +79,25 @@ class Sample:
 
     @property
     def own_ms(self) -> float:
-        """What the step would have taken with its batch at hand, in milliseconds."""
+        """Milliseconds that the step would have taken with its batch at hand."""
         return max(self.busy_ms, self.period_ms - self.launch.data_wait_ms)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Readings:
-    """Steps that ran as written, on average; times in milliseconds a step.
+    """Averages over eager steps; times in milliseconds a step.
 
     Attributes:
         step_ms: from the end of one step to the end of the next.
         host_ms: of the host inside the step.
         data_wait_ms: of the host, for the loader.
         busy_ms: of the device, from a step's first kernel to its last.
-        idle_share: share of the time that is of steps before which the device was idle, 0 to 1.
-            Not of their number: workers deliver as many batches at once as there are workers, and
-            the host is late with the first of them alone.
-        waits: how often a step the host waits inside it, by file:line.
-        num_workers: processes that make batches, None if that is not known.
-        num_cores: of this machine, None if that is not known.
+        idle_share: time of the steps before which the device was idle, as a share of all time, 0
+            to 1. Time and not number: N workers deliver N batches at once, and the host is late
+            with the first of them alone.
+        waits: number of host waits inside a step, by file:line.
+        num_workers: processes that make batches; None if unknown.
+        num_cores: of this machine; None if unknown.
     """
 
     step_ms: float
@@ -130,14 +130,14 @@ class Readings:
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """What came of launching steps as graphs.
+    """Eager steps and the same steps as graphs, compared.
 
     Attributes:
-        eager_ms: of a step as written, on the shapes that were tried, the time the host waited
-            for data left out; None if none was.
-        captured_ms: of the same steps as graphs.
-        captured_busy_ms: of the device in them.
-        refusal: why steps cannot be captured, None if they can.
+        eager_ms: time of an eager step, without the time the host waited for data; None if no
+            batch ran in both ways.
+        captured_ms: time of the same steps as graphs.
+        captured_busy_ms: time in which the device was busy in them.
+        refusal: why steps cannot be captured; None if they can.
     """
 
     eager_ms: float | None = None
@@ -160,11 +160,11 @@ class Diagnosis:
     """What holds a loop back, and what was done about it.
 
     Attributes:
-        bottleneck: the device, or what takes most of a host's time that is late; `none` on a CPU.
+        bottleneck: the device, or the largest part of a late host's time; `none` on a CPU.
         captures: whether steps are launched as graphs from here on.
         reason: why, with the numbers.
-        workers_needed: processes that would make batches fast enough, if data is the bottleneck
-            and it is known how many there are.
+        workers_needed: processes that would make batches fast enough; None if data is not the
+            bottleneck, or if the present number is unknown.
     """
 
     bottleneck: Bottleneck
@@ -186,13 +186,13 @@ ON_A_CPU = Diagnosis(
 
 
 def nothing_measured(num_steps: int) -> Diagnosis:
-    """Return what is said where no step follows another, as with one batch an epoch."""
+    """Return the diagnosis of a loop in which no step follows another: one batch an epoch."""
     return Diagnosis(
         bottleneck="none",
         captures=False,
         reason=(
-            f"none of {num_steps} steps followed another without an end of an epoch between them, "
-            "so there is nothing to measure; runs as gapless"
+            f"an epoch ended after each of {num_steps} steps, so there is no time between steps "
+            "to measure; runs as gapless"
         ),
     )
 
@@ -204,16 +204,16 @@ def _idle_share(samples: Sequence[Sample]) -> float:
 
 
 def _typical(samples: Sequence[Sample]) -> Sequence[Sample]:
-    # Medians would not do: a loader with workers makes few steps wait, and those for long.
+    # Not a median of the waits: a loader with workers makes few steps wait, but those for long.
     limit = _OUTLIER * median(sample.launch.host_ms for sample in samples)
     return [sample for sample in samples if sample.launch.waits or sample.launch.host_ms <= limit]
 
 
 def trial_of(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:
-    """Return the time of a step as written and as a graph, on the shapes that ran as both.
+    """Compare eager steps and graphs, on the kinds of batches that ran as both.
 
-    Each shape counts by its median, and as often as it came in both; shapes that ran in one way
-    only say nothing. Waiting for data is the loader's time, and varies more than a graph can gain.
+    Each kind counts by its median, and as often as it came. Waiting for data is left out: it is
+    the loader's time, and varies more than a graph can gain.
     """
     times: dict[Hashable, tuple[list[float], list[float]]] = defaultdict(lambda: ([], []))
     for sample in (*eager, *replays):
@@ -235,7 +235,7 @@ def trial_of(eager: Sequence[Sample], replays: Sequence[Sample]) -> Trial:
 
 
 def diagnose(readings: Readings, trial: Trial) -> Diagnosis:
-    """Name the bottleneck of steps as written, and choose how they run from here on."""
+    """Name the bottleneck of eager steps, and choose how steps run from here on."""
     bottleneck = find_bottleneck(readings)
     needed = workers_needed(readings, trial) if bottleneck == "data" else None
     parts = [_found(bottleneck, readings, trial), _advice(bottleneck, readings, needed)]
@@ -249,15 +249,14 @@ def diagnose(readings: Readings, trial: Trial) -> Diagnosis:
 
 
 def find_bottleneck(readings: Readings) -> Bottleneck:
-    """Return what the others wait for."""
+    """Return what everything else waits for."""
     is_busy = readings.busy_ms >= _BUSY_SHARE * readings.step_ms
     if readings.idle_share <= _LATE_SHARE:
         lost_ms = readings.step_ms - readings.busy_ms
         is_loaders = readings.data_wait_ms >= _LOADERS_SHARE * lost_ms
         return "data" if is_loaders and not is_busy else "device"
     between_ms = readings.step_ms - readings.host_ms - readings.data_wait_ms
-    # How much of the step is the wait is not known; but as long as there is one, the host cannot
-    # be ahead.
+    # How long the wait inside the step lasts is unknown, but with it the host cannot run ahead.
     inside: Bottleneck = "host wait" if readings.waits else "launch"
     parts: dict[Bottleneck, float] = {
         inside: readings.host_ms,
@@ -269,10 +268,10 @@ def find_bottleneck(readings: Readings) -> Bottleneck:
 
 
 def workers_needed(readings: Readings, trial: Trial) -> int | None:
-    """Return the processes that make batches as fast as steps take them; None if unknown.
+    """Return how many processes make batches as fast as steps take them; None if unknown.
 
-    Without worker processes the host waits for as long as a batch takes to make. With some, each
-    makes one in the time in which all of them deliver their number of steps.
+    Without workers, the host waits for as long as making a batch takes. With N workers, each one
+    makes a batch in the time of N steps.
     """
     if readings.num_workers is None:
         return None
@@ -281,9 +280,9 @@ def workers_needed(readings: Readings, trial: Trial) -> int | None:
 
 
 def _without_data_ms(readings: Readings, trial: Trial) -> float:
-    """Return what a step would take if every batch were there in time."""
+    """Return the time of a step if every batch were there in time."""
     if trial.pays and trial.captured_ms is not None:
-        # Also what the host needs to launch it, which may be more than the device's part.
+        # The host's time to launch it may be longer than the device's time to run it.
         found = max(trial.captured_ms, trial.captured_busy_ms or 0.0)
     else:
         found = max(readings.busy_ms, readings.step_ms - readings.data_wait_ms)
@@ -322,24 +321,24 @@ def _advice(bottleneck: Bottleneck, readings: Readings, needed: int | None) -> s
     if needed is None:
         rest_ms = max(readings.busy_ms, readings.step_ms - readings.data_wait_ms)
         times = readings.step_ms / max(rest_ms, 1e-3)
-        return f"a loader {times:.1f} times as fast would do"
+        return f"the loader has to be {times:.1f} times as fast"
     one = "1 worker" if needed == 1 else f"{needed} workers"
     if readings.num_cores is None or needed <= readings.num_cores:
-        return f"{one} would do, there are {readings.num_workers}"
+        return f"use {one} instead of {readings.num_workers}"
     return (
-        f"{one} would do, there are {readings.num_workers} and {readings.num_cores} cores; make "
-        "batches cheaper, or ahead of the run"
+        f"{one} would be needed instead of {readings.num_workers}, on {readings.num_cores} cores; "
+        "make batches cheaper, or before the run"
     )
 
 
 def _done(bottleneck: Bottleneck, trial: Trial) -> str:
-    besides = " besides" if bottleneck == "data" else ""
+    rest = " without that wait" if bottleneck == "data" else ""
     if trial.pays:
         assert trial.captured_ms is not None
-        return f"captured, {_ms(trial.captured_ms)} ms a step{besides}"
+        return f"captured, {_ms(trial.captured_ms)} ms a step{rest}"
     if trial.captured_ms is not None and trial.eager_ms is not None:
         return (
-            f"steps run as written, which takes {_ms(trial.eager_ms)} ms{besides}, and captured "
+            f"steps run eagerly, which takes {_ms(trial.eager_ms)} ms{rest}, and captured "
             f"{_ms(trial.captured_ms)}"
         )
     if bottleneck == "device":
@@ -347,8 +346,8 @@ def _done(bottleneck: Bottleneck, trial: Trial) -> str:
     if bottleneck == "host wait":
         return "a step that waits cannot be captured"
     if trial.refusal is not None:
-        return f"steps run as written, for they cannot be captured: {trial.refusal}"
-    return "steps run as written, for shapes of batches hardly come again"
+        return f"steps run eagerly, because they cannot be captured: {trial.refusal}"
+    return "steps run eagerly, because shapes of batches hardly repeat"
 
 
 def _ms(value: float) -> str:
@@ -361,7 +360,7 @@ def _times(count: float) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Pace:
-    """How fast steps go, in a stretch of them.
+    """How fast a stretch of steps ran.
 
     Attributes:
         step_ms: median from the end of one step to the end of the next.
@@ -380,7 +379,7 @@ class Pace:
         )
 
     def has_changed(self, since: Pace) -> bool:
-        """Whether the time of a step, or what of it is waiting for data, is another."""
+        """Whether the time of a step, or its wait for data, has changed by much."""
         limit = _CHANGE_SHARE * since.step_ms
         return (
             abs(self.step_ms - since.step_ms) > limit
