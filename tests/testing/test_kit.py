@@ -199,6 +199,34 @@ def test_swapped_losses_are_found():
     assert findings[0].startswith("loss 0 was read as ")
 
 
+WITHOUT_NUMPY = """
+import sys, warnings
+sys.modules["numpy"] = None
+warnings.simplefilter("ignore")  # torch warns of its absence
+import gapless, torch
+from gapless import testing
+
+def check(device):
+    assert not testing.check_prefetcher(gapless.prefetch, device=device, num_elements=64)
+    assert testing.poisoned(device).device_buffer(8).tolist() == [255] * 8
+    with gapless.count_waits(device) as waits:
+        torch.nn.Linear(4, 2)(device.device_buffer(16).view(torch.float32).fill_(1)).sum().item()
+    assert waits.count == 1
+
+result = testing.simulate(check, seeds=2)
+assert not result.failures, result
+"""
+
+
+def test_the_kit_needs_no_numpy():
+    """Checks and simulations run where torch is installed and numpy is not."""
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_NUMPY], check=False, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_example_of_the_documentation_runs():
     """`examples/test_my_prefetcher.py` passes as it stands, with a bug shown and a cure."""
     done = subprocess.run(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from simulated.programs import program
+from programs.registry import program
 
 
 @program

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from simulated.programs import program
+from programs.registry import program
 
 
 def train(put, model, optimizer, batches, loss_of, *, clip=None, accumulate=1, to_none=True):

@@ -7,8 +7,8 @@ import functools
 import pytest
 import torch
 
-from simulated import functions, operators, training
-from simulated.programs import PROGRAMS, SCHEDULES, bits, run_on_cpu, run_on_device
+from programs import functions, operators, training
+from programs.registry import PROGRAMS, SCHEDULES, bits, run_on_cpu, run_on_device
 
 
 assert {check.__module__ for check in PROGRAMS.values()} == {
@@ -20,10 +20,7 @@ SERIALISED = {"random_numbers": {"rrelu_with_noise", "poisson", "binomial"}}
 
 
 def as_bits(tensors):
-    return [
-        bits(tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor)
-        for tensor in tensors
-    ]
+    return [bits(tensor) for tensor in tensors]
 
 
 @functools.cache
