@@ -96,11 +96,12 @@ class GaplessPeer:
         result = self._loop.run_epoch(islice(source, window.steps), self._step)
         window.stop()
         window.loss = result.losses[-1]
+        capture, diagnosis = self._loop.capture_report, self._loop.diagnosis
         window.facts = {
             "host_waits": result.waits.as_dict(),
             "gap_share": result.gap_share,
-            "capture": _as_dict(self._loop.capture_report),
-            "diagnosis": _as_dict(self._loop.diagnosis),
+            "capture": None if capture is None else capture.as_dict(),
+            "diagnosis": None if diagnosis is None else asdict(diagnosis),
             "steps_to_decide": self._steps_to_decide,
         }
 
@@ -112,7 +113,3 @@ class GaplessPeer:
             self._loop.run_epoch(loader, self._step)
             done += _STEPS_AT_A_TIME
         self._steps_to_decide = done
-
-
-def _as_dict(found: Any) -> dict[str, Any] | None:
-    return None if found is None else asdict(found)

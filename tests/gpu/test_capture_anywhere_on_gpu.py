@@ -89,7 +89,7 @@ def test_buckets_are_captured_ahead_without_training(kind):
     assert losses == found
     assert all(map(torch.equal, weights, weights_of(model)))
     assert (step.report.num_graphs, step.report.num_eager) == (2, 13), step.report
-    assert step.report.refusal == "a batch has the shape of no bucket"
+    assert step.report.refusal.text == "a batch has the shape of no bucket"
 
 
 def test_after_a_backward_pass_on_the_default_stream():
@@ -157,7 +157,7 @@ def test_a_step_that_waits_is_not_captured_and_goes_on(wait):
     assert losses == found
     assert all(map(torch.equal, weights, weights_of(model)))
     assert step.report.num_graphs == 0
-    assert step.report.refusal.startswith("test_capture_anywhere_on_gpu.py:"), step.report
+    assert step.report.refusal.text.startswith("test_capture_anywhere_on_gpu.py:"), step.report
     # Nothing of the attempt is left: not in the current stream, nor in random numbers.
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
     torch.manual_seed(5)
@@ -180,7 +180,7 @@ def test_an_optimizer_that_cannot_be_captured_is_named():
 
     assert losses == found
     assert all(map(torch.equal, weights, weights_of(model)))
-    assert "capturable=True" in step.report.refusal, step.report
+    assert "capturable=True" in step.report.refusal.text, step.report
 
 
 def test_a_rate_that_changes_is_captured_anew():
@@ -223,7 +223,7 @@ def test_a_memory_budget_stops_captures_and_nothing_else():
 
     assert losses == found
     assert loop.capture_report.num_graphs == 0
-    assert "which is over its budget of 1" in loop.capture_report.refusal
+    assert "which is over its budget of 1" in loop.capture_report.refusal.text
 
 
 def test_losses_that_are_kept_are_not_overwritten():

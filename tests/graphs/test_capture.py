@@ -49,8 +49,8 @@ def test_on_a_cpu_it_is_the_step_itself(with_buckets):
     assert expected == found
     assert all(map(torch.equal, weights, model.parameters()))
     assert str(step.report) == (
-        "captured 0 shapes in 0.0 s, 0 steps replayed, 20 run as written; no further shape: a "
-        "CPU runs its work itself, there is nothing to launch"
+        "captured 0 graphs in 0.0 s, 0 steps replayed, 20 ran eagerly; no further graph: a CPU "
+        "runs its work itself, there is nothing to launch"
     )
 
 
@@ -148,7 +148,7 @@ def test_values_that_are_new_in_every_batch_end_capturing(monkeypatch):
             step(batch)
 
         assert step.report.num_eager == 20
-        assert step.report.refusal == "more than 5 shapes or plain values in batches"
+        assert step.report.refusal.text == "more than 5 shapes or plain values in batches"
 
 
 UNLIKE = {

@@ -96,8 +96,8 @@ def train(kind, *, captured, **settings):
 CASES = {
     # Kind: graphs, replays, and why there are no more.
     UpdateOutside: (1, 10, None),
-    UpdateOutsideAfterTwo: (4, 4, "gradients are not those that captured work adds to, 4 times"),
-    Scheduled: (0, 0, "the step calls StepLR.step(), which counts on the host"),
+    UpdateOutsideAfterTwo: (4, 4, "too_many_changes"),
+    Scheduled: (0, 0, "scheduler"),
     Reloaded: (2, 10, None),
     Moved: (2, 10, None),
 }
@@ -114,8 +114,7 @@ def test_a_captured_step_trains_as_it_is_written(kind):
     assert losses == found
     assert weight == found_weight
     assert (num_graphs, num_replays) == (report.num_graphs, report.num_replays)
-    assert (refusal is None) == (report.refusal is None)
-    assert (report.refusal or "").startswith(refusal or "")
+    assert refusal == (report.refusal and report.refusal.kind)
 
 
 def test_an_optimizer_that_counts_on_the_host_is_not_captured():
@@ -142,7 +141,7 @@ def test_an_optimizer_that_counts_on_the_host_is_not_captured():
 
     assert (losses, weight) == (found, found_weight)
     assert report.num_graphs == 0
-    assert "replaces its state, or counts on the host" in report.refusal
+    assert "replaces its state, or counts on the host" in report.refusal.text
 
 
 def test_a_batch_with_a_tensor_on_the_host_runs_as_written():
@@ -156,7 +155,7 @@ def test_a_batch_with_a_tensor_on_the_host_runs_as_written():
 
         assert found == [batch[: 1 + n % 4].sum().item() for n, batch in enumerate(DATA)]
         assert (step.report.num_graphs, step.report.num_eager) == (0, 12)
-        assert step.report.refusal.startswith(
+        assert step.report.refusal.text.startswith(
             "a batch holds a tensor on cpu (torch.int64, shape ()"
         )
 

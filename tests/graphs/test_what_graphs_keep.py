@@ -285,7 +285,7 @@ def test_a_step_that_reads_is_named_and_not_tried():
     """An attempt would have done half of the step on the host."""
     _, _, report = run(Scales, captured=True)
 
-    assert report.refusal.endswith("makes the host wait for the device")
+    assert report.refusal.text.endswith("makes the host wait for the device")
     assert report.seconds == 0.0
 
 
@@ -304,7 +304,7 @@ def test_batches_that_require_gradients_run_as_written_and_are_let_go():
     assert all(grad is not None for grad in grads)
     assert [reference() for reference in kept] == [None] * 12
     assert (step.report.num_graphs, step.report.num_eager) == (0, 12)
-    assert "requires gradients" in step.report.refusal
+    assert "requires gradients" in step.report.refusal.text
 
 
 def test_a_batch_of_an_unknown_kind_runs_as_written():
@@ -321,7 +321,7 @@ def test_a_batch_of_an_unknown_kind_runs_as_written():
 
     assert found == run(Training, captured=False)[0][::2]
     assert (step.report.num_graphs, step.report.num_eager) == (0, 12)
-    assert "Graph" in step.report.refusal
+    assert "Graph" in step.report.refusal.text
 
 
 @dataclass

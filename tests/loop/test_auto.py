@@ -9,6 +9,7 @@ import pytest
 from gapless.device.cpu import CpuDevice
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.captured_step import CapturedStep, StepRun
+from gapless.graphs.refusal import Refusal
 from gapless.graphs.updates import Updates
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoSteps
@@ -44,7 +45,7 @@ class ScriptedStep:
         batch = tree.value
         if batch not in self.seen or self.refuses_after == "capture":
             if batch in self.seen:
-                self.report.refusal = "train.py:1: no"
+                self.report.refusal = Refusal("capture_failed", "train.py:1: no")
             return self.run_eagerly(tree, may_come_again=True)
         is_new = not self.seen[batch]
         if is_new:

@@ -63,8 +63,8 @@ def a_step_that_cannot_be_captured(device):
     assert torch.equal(weight, copied)
     assert counts(result) == {"epoch_end": 1}
     assert loop.capture_report.num_eager == 6
-    assert loop.capture_report.refusal.startswith("capturing.py:")
-    assert loop.capture_report.refusal.endswith("makes the host wait for the device")
+    assert loop.capture_report.refusal.text.startswith("capturing.py:")
+    assert loop.capture_report.refusal.text.endswith("makes the host wait for the device")
 
 
 @scenario()
@@ -183,7 +183,7 @@ def buckets_captured_ahead_of_a_loop_of_ones_own(device):
     assert losses == found
     assert torch.equal(weight, read_back(device, model.weight))
     assert (step.report.num_graphs, step.report.num_eager, step.report.num_replays) == (2, 7, 15)
-    assert step.report.refusal == "a batch has the shape of no bucket"
+    assert step.report.refusal.text == "a batch has the shape of no bucket"
 
 
 @scenario(num_seeds=2 * VERY_FEW)
@@ -228,7 +228,7 @@ def a_memory_budget_leaves_out_the_shapes_that_come_last(device):
         assert torch.equal(weight, read_back(device, model.weight))
     report = loop.capture_report
     assert (report.num_graphs, report.num_replays, report.num_eager) == (0, 0, 22)
-    assert "which is over its budget of 1" in report.refusal
+    assert "which is over its budget of 1" in report.refusal.text
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -242,7 +242,7 @@ def a_capture_that_breaks_the_budget_is_the_last(device):
         assert losses == loop.run_epoch(mixed_shapes(), model).losses
     report = loop.capture_report
     assert (report.num_graphs, report.num_replays, report.num_eager) == (1, 6, 16)
-    assert "holds 60,000 bytes and a capture took up to 40,000" in report.refusal
+    assert "holds 60,000 bytes and a capture took up to 40,000" in report.refusal.text
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -255,7 +255,7 @@ def what_a_capture_added_is_expected_of_the_next(device):
         hold_more_with_every_graph(device)
         assert losses == loop.run_epoch(mixed_shapes(), model).losses
     assert loop.capture_report.num_graphs == 1
-    assert "over its budget of 80,000" in loop.capture_report.refusal
+    assert "over its budget of 80,000" in loop.capture_report.refusal.text
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -272,7 +272,7 @@ def more_shapes_than_graphs_are_allowed(device):
         captures._MAX_GRAPHS = limit
     report = loop.capture_report
     assert (report.num_graphs, report.num_replays, report.num_eager) == (2, 11, 11)
-    assert report.refusal.startswith("2 shapes are captured already")
+    assert report.refusal.text.startswith("2 shapes are captured already")
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -296,7 +296,7 @@ def a_warm_up_whose_capture_raises_puts_everything_back(device):
             on_batch=done.append,
         )
         assert (done, loop.capture_report.num_graphs) == ([1], 0)
-        assert loop.capture_report.refusal.startswith("capturing.py:")
+        assert loop.capture_report.refusal.text.startswith("capturing.py:")
         result = loop.run_epoch(regression_data()[:6], model)
         copied = read_back(device, model.weight)
     assert losses == result.losses
@@ -447,8 +447,8 @@ def a_rate_that_always_changes_ends_capturing(device):
         assert expected == loop.run_epoch(regression_data(), model).losses
         assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
     assert loop.capture_report.num_replays == 4
-    assert "changed 4 times" in loop.capture_report.refusal
-    assert "make the learning rate a tensor on the device" in loop.capture_report.refusal
+    assert "changed 4 times" in loop.capture_report.refusal.text
+    assert "make the learning rate a tensor on the device" in loop.capture_report.refusal.text
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -477,7 +477,7 @@ def a_capture_that_fails_leaves_no_gradients(device):
     with device.allow_waits(), TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
     assert loop.capture_report.num_graphs == 0
-    assert "cannot be captured" in loop.capture_report.refusal
+    assert "cannot be captured" in loop.capture_report.refusal.text
     # The third was captured; the fourth, of the same batch, is another tensor.
     assert len(grads) == 12
     assert grads[2] is not grads[3]
@@ -509,4 +509,4 @@ def updates_that_a_counter_decides_are_not_captured(device):
     with TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
     assert loop.capture_report.num_graphs == 0
-    assert loop.capture_report.refusal.startswith("the step calls optimizers in some runs")
+    assert loop.capture_report.refusal.text.startswith("the step calls optimizers in some runs")

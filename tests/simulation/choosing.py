@@ -168,7 +168,7 @@ def auto_names_the_line_that_waits(device):
     if found.bottleneck == "host wait":
         assert "choosing.py:" in found.line
         assert "once a step" in found.line
-    assert loop.capture_report.refusal.startswith("choosing.py:")
+    assert loop.capture_report.refusal.text.startswith("choosing.py:")
     assert set(counts(result)) <= {"run_ahead", "staging", "epoch_end"}
 
 

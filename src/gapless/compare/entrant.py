@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -112,7 +112,7 @@ class Entrant:
     @property
     def capture(self) -> dict[str, Any] | None:
         """What was captured; None if the plan captures nothing here."""
-        return None if self._loop.capture_report is None else asdict(self._loop.capture_report)
+        return None if self._loop.capture_report is None else self._loop.capture_report.as_dict()
 
     @property
     def diagnosis(self) -> str | None:

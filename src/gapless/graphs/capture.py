@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gapless.device.find import find_device
 from gapless.errors import BatchError, UserError
 from gapless.graphs.captured_step import CapturedStep
+from gapless.graphs.refusal import Refusal
 from gapless.graphs.snapshot import Snapshot
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
@@ -44,7 +45,9 @@ class StandaloneStep:
         # stream they first saw: the step runs on this one from its first call on.
         self._stream = device.shared_stream("gapless.capture")
         if not device.is_accelerator:
-            captured.report.refusal = "a CPU runs its work itself, there is nothing to launch"
+            captured.report.refusal = Refusal(
+                "cpu", "a CPU runs its work itself, there is nothing to launch"
+            )
 
     @property
     def report(self) -> CaptureReport:

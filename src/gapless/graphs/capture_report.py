@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from gapless.graphs.refusal import Refusal
 
 
 if TYPE_CHECKING:
@@ -37,12 +39,12 @@ class CaptureReport:
     """What is captured, and what is not.
 
     Attributes:
-        num_graphs: captures made, one for each shape of batch.
+        num_graphs: graphs captured, those that were captured anew included.
         num_replays: steps that ran as a graph.
-        num_eager: steps that did not.
-        seconds: time spent capturing; the device stood still for it.
-        refusal: why no further shape is captured, None if nothing stands against it. What is
-            captured already is still launched as a graph.
+        num_eager: steps that ran eagerly.
+        seconds: time spent capturing, during which the device is idle.
+        refusal: why nothing more is captured, None if nothing forbids it. Graphs that exist are
+            still replayed.
         note: what else is worth knowing, None if there is nothing.
     """
 
@@ -50,34 +52,43 @@ class CaptureReport:
     num_replays: int = 0
     num_eager: int = 0
     seconds: float = 0.0
-    refusal: str | None = None
+    refusal: Refusal | None = None
     note: str | None = None
 
     def __str__(self) -> str:
-        """Return one line: what ran as a graph, what did not, and why."""
+        """Return one line: what ran as a graph, what ran eagerly, and why."""
         done = (
-            f"captured {self.num_graphs} shapes in {self.seconds:.1f} s, "
-            f"{self.num_replays} steps replayed, {self.num_eager} run as written"
+            f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s, "
+            f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran eagerly"
         )
         if self.refusal is not None:
-            done = f"{done}; no further shape: {self.refusal}"
+            done = f"{done}; no further graph: {self.refusal.text}"
         return done if self.note is None else f"{done}; {self.note}"
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON; the refusal is its text."""
+        refusal = None if self.refusal is None else self.refusal.text
+        return {**vars(self), "refusal": refusal}
 
-def refusal_of(error: RuntimeError) -> str:
-    """Return the line of the step that forbids a capture, and what it does."""
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def refusal_of(error: RuntimeError) -> Refusal:
+    """Name the line of the step that cannot be captured, and what it does."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _ENGINE))]
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
     what = str(error).splitlines()[0]
     hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
-    return where + what + hint
+    return Refusal("capture_failed", where + what + hint)
 
 
 def objection_to(
     tensors: list[torch.Tensor], *, needs_copy: Callable[[torch.Tensor], bool]
-) -> str | None:
-    """Return why a graph could not take this batch, None if it can.
+) -> Refusal | None:
+    """Return why no graph can take this batch, None if one can.
 
     Args:
         tensors: of the batch.
@@ -85,14 +96,16 @@ def objection_to(
     """
     for tensor in tensors:
         if needs_copy(tensor):
-            return (
+            return Refusal(
+                "batch_on_host",
                 f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the "
-                "device, or make it a plain value"
+                "device, or make it a plain value",
             )
         if tensor.requires_grad:
-            return (
+            return Refusal(
+                "batch_requires_grad",
                 f"a batch holds {_named(tensor)} that requires gradients, which a graph would not "
-                "bring to it; call requires_grad_() in the step"
+                "bring to it; call requires_grad_() in the step",
             )
     return None
 

@@ -29,6 +29,7 @@ from gapless.graphs.capture_report import (
     refusal_of,
 )
 from gapless.graphs.modes import Modes
+from gapless.graphs.refusal import Refusal
 from gapless.graphs.updates import Trained, Updates, Watched
 from gapless.pipeline.step import do_work
 from gapless.pipeline.tree import flatten
@@ -141,7 +142,6 @@ class CapturedStep:
         self._updates = Updates(needs_copy=device.needs_copy)
         self._held = self._holds_on_to()
         self._num_changes = 0
-        self._is_full = False
         self._calls: dict[Hashable, list[int]] = {}
         self._ahead: set[Hashable] = set()
         self._former: Tree | None = None
@@ -185,12 +185,12 @@ class CapturedStep:
         key = self._kind_of(tree) if may_come_again else None
         return StepRun(self._run_eagerly(key, tree), "eager", key)
 
-    def run_unknown(self, batch: Any, refusal: str) -> Any:
+    def run_unknown(self, batch: Any, problem: str) -> Any:
         """Train on a batch that cannot be taken apart; return what the step returns.
 
         Sync: Does not block the host, unless the step does.
         """
-        self._note_refused_batch(refusal)
+        self._note_refused_batch(Refusal("unknown_batch", problem))
         return do_work(self.step, batch)
 
     @property
@@ -220,7 +220,7 @@ class CapturedStep:
         self._note_refused_batch(objection)
         return False
 
-    def _note_refused_batch(self, refusal: str) -> None:
+    def _note_refused_batch(self, refusal: Refusal) -> None:
         self.report.num_eager += 1
         if self.report.refusal is None:
             self.report.refusal = refusal
@@ -247,31 +247,36 @@ class CapturedStep:
         self.report.refusal = self._objection(key, seen, replaces_state=is_replaced)
         if reads and self.report.refusal is None:
             # Not tried: a capture that fails there has done half of the step's work on the host.
-            self.report.refusal = f"{reads[0]} makes the host wait for the device"
+            self.report.refusal = Refusal.host_read(reads[0])
         self._num_seen[key] += 1
         self._calls[key] = seen.calls
         self._note_unlike(tree)
         return out
 
-    def _objection(self, key: Hashable, seen: Watched, *, replaces_state: bool) -> str | None:
+    def _objection(self, key: Hashable, seen: Watched, *, replaces_state: bool) -> Refusal | None:
         """Return why work that did this cannot be done again by a graph, None if it can."""
         if self._calls.get(key, seen.calls) != seen.calls:
-            return (
+            return Refusal(
+                "optimizer_calls_differ",
                 "the step calls optimizers in some runs and not in others, as its own code on the "
-                "host decides; let the batch say so by a plain value"
+                "host decides; let the batch say so by a plain value",
             )
         if seen.schedulers:
-            return (
+            return Refusal(
+                "scheduler",
                 f"the step calls {seen.schedulers[0]}.step(), which counts on the host; call it "
-                "after the step, or in a method on_host of the step"
+                "after the step, or in a method on_host of the step",
             )
         if replaces_state:
-            return (
+            return Refusal(
+                "replaced_state",
                 "the step's optimizer replaces its state, or counts on the host, and captured work "
-                "keeps the state it has"
+                "keeps the state it has",
             )
         if len(self._num_seen) > _MAX_SHAPES:
-            return f"more than {_MAX_SHAPES:,} shapes or plain values in batches"
+            return Refusal(
+                "too_many_keys", f"more than {_MAX_SHAPES:,} shapes or plain values in batches"
+            )
         return None
 
     def _note_unlike(self, tree: Tree) -> None:
@@ -304,7 +309,7 @@ class CapturedStep:
         Sync: Blocks the host ("capture").
         """
         if snapshot.refusal is not None:
-            self.report.note = f"shapes are captured as they come: {snapshot.refusal}"
+            self.report.note = f"shapes are captured as they come: {snapshot.refusal.text}"
             return
         random = random_state(self._device)
         try:
@@ -350,10 +355,10 @@ class CapturedStep:
         self._held = held
         # The first time, the optimizers have only become known.
         self.forget()
-        if self._is_full:
-            self._is_full, self.report.refusal = False, None
+        if self.report.refusal is not None and not self.report.refusal.is_final:
+            self.report.refusal = None
         if self._num_changes > max(_MAX_CHANGES, self._num_steps() / _MIN_STEPS_A_CHANGE):
-            self.report.refusal = what.format(self._num_changes)
+            self.report.refusal = Refusal("too_many_changes", what.format(self._num_changes))
 
     def _num_steps(self) -> int:
         return self.report.num_replays + self.report.num_eager
@@ -361,7 +366,6 @@ class CapturedStep:
     def _capture(self, key: Hashable, tree: Tree) -> _Captured | None:
         if self.report.refusal is None:
             self.report.refusal = self._limit(key)
-            self._is_full = self.report.refusal is not None
         if self.report.refusal is not None:
             return None
         static = _static(tree)
@@ -399,17 +403,23 @@ class CapturedStep:
         )
         return captured
 
-    def _limit(self, key: Hashable) -> str | None:
+    def _limit(self, key: Hashable) -> Refusal | None:
         """Return why no further shape can be captured, None if one can."""
         if self.only_ahead and key not in self._ahead:
-            return "a batch has the shape of no bucket"
+            return Refusal("not_ahead", "a batch has the shape of no bucket", is_final=False)
         if len(self._graphs) >= _MAX_GRAPHS:
-            return f"{_MAX_GRAPHS} shapes are captured already; pad batches to fewer shapes"
+            return Refusal(
+                "graph_limit",
+                f"{_MAX_GRAPHS} shapes are captured already; pad batches to fewer shapes",
+                is_final=False,
+            )
         held = self._device.reserved_memory_bytes()
         if self._budget is not None and held + self._largest_bytes > self._budget:
-            return (
+            return Refusal(
+                "memory_budget",
                 f"the process holds {held:,} bytes and a capture took up to "
-                f"{self._largest_bytes:,}, which is over its budget of {self._budget:,}"
+                f"{self._largest_bytes:,}, which is over its budget of {self._budget:,}",
+                is_final=False,
             )
         return None
 

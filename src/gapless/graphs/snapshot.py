@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.refusal import Refusal
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,13 +45,18 @@ class Snapshot:
         self._copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
 
     @property
-    def refusal(self) -> str | None:
+    def refusal(self) -> Refusal | None:
         """Why the optimizer cannot be put back, None if it can."""
         kind, groups = type(self._optimizer), self._optimizer.param_groups
         if kind not in _BEGIN_AT_ZERO:
-            return f"how the state of {kind.__name__} begins is not known, to put it back"
+            return Refusal(
+                "cannot_restore", f"cannot restore {kind.__name__}: its initial state is unknown"
+            )
         if kind is torch.optim.SGD and any(g["momentum"] and g["dampening"] for g in groups):
-            return "the momentum of SGD with dampening begins with a gradient, not with zero"
+            return Refusal(
+                "cannot_restore",
+                "cannot restore SGD with dampening: its momentum begins as a gradient, not as zero",
+            )
         return None
 
     @torch.no_grad()

@@ -16,6 +16,7 @@ import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
+from gapless.graphs.refusal import Refusal
 from gapless.pipeline.loaders import num_workers
 from gapless.pipeline.step import call_host_part
 from gapless.records.bottleneck import (
@@ -89,7 +90,6 @@ class AutoSteps:
         self._recent: list[Sample] = []
         self._pace: Pace | None = None
         self._num_rechecks = 0
-        self._is_refused_for_waits = False
 
     def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
         """Take data waits from this prefetcher from here on, and workers from its loader.
@@ -185,8 +185,7 @@ class AutoSteps:
         waits = [site for sample in self._eager for site in sample.launch.waits]
         if waits and self.captured.report.refusal is None:
             # Known without an attempt, which would fail there.
-            self.captured.report.refusal = f"{waits[0]} makes the host wait for the device"
-            self._is_refused_for_waits = True
+            self.captured.report.refusal = Refusal.host_read(waits[0], is_final=False)
         if waits or self._cannot_capture():
             self._decide()
         else:
@@ -208,7 +207,8 @@ class AutoSteps:
         )
         trial = trial_of(self._eager, self._replays)
         if trial.captured_ms is None:
-            trial = Trial(refusal=self.captured.report.refusal)
+            refusal = self.captured.report.refusal
+            trial = Trial(refusal=None if refusal is None else refusal.text)
         self.diagnosis = diagnose(readings, trial)
         if not self.diagnosis.captures:
             self.captured.forget()
@@ -225,6 +225,11 @@ class AutoSteps:
             self._pace = pace
         elif pace.has_changed(self._pace) and self._num_rechecks < _MAX_RECHECKS:
             self._num_rechecks += 1
-            if self._is_refused_for_waits:
-                self._is_refused_for_waits, self.captured.report.refusal = False, None
+            self._lift_refusal_for_waits()
             self._enter("measure")
+
+    def _lift_refusal_for_waits(self) -> None:
+        """Forget that a measurement found waits: the next one looks for them again."""
+        refusal = self.captured.report.refusal
+        if refusal is not None and refusal.kind == "host_read" and not refusal.is_final:
+            self.captured.report.refusal = None

@@ -304,7 +304,7 @@ class Trainer:
             "host_waits_outside_training": self._outside.as_dict(),
             "capture": None
             if self._loop.capture_report is None
-            else asdict(self._loop.capture_report),
+            else self._loop.capture_report.as_dict(),
             "bleu": scores and scores.bleu,
             "chrf": scores and scores.chrf,
             "signature": scores and scores.bleu_signature,
