@@ -18,7 +18,6 @@ from gapless.device.precision import Precision
 from gapless.errors import UserError
 from gapless.files import replace_file
 from gapless.plans import PLANS, get_plan
-from gapless.report.comparison_text import NO_GAPS, comparison_json, comparison_text
 
 
 if TYPE_CHECKING:
@@ -32,9 +31,7 @@ if TYPE_CHECKING:
     from gapless.records.verification import Verdict
 
 
-DESCRIPTION = """
-Compare every plan on the same work, and recommend one.
-
+DETAILS = """
 First compares bits: every plan has to give the same losses and tensors. Then times the plans in
 turns, says of each where its time went, and recommends a plan by weights that you can set.
 Without --workload it is the model of gapless train on the embedded corpus, or on your own text
@@ -126,6 +123,7 @@ def run(options: Namespace) -> int:
         require_extra("nmt", "gapless compare without --workload")
     from gapless.compare.process_state import set_run_numerics
     from gapless.device.find import find_device
+    from gapless.report.comparison_text import comparison_json, comparison_text
 
     asked = _settings(options, find_device(options.device))
     if options.json is not None:
@@ -264,6 +262,7 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
     import torch
 
     from gapless.compare.compare_plans import REFERENCE
+    from gapless.report.comparison_text import NO_GAPS
 
     run, rounds = asked.run, asked.rounds
     bits = "deterministic algorithms, every bit"

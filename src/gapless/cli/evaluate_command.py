@@ -24,9 +24,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.score import Evaluation
 
 
-DESCRIPTION = """
-Score a run: BLEU and chrF with their signatures, and exact match.
-"""
+DETAILS = ""
 
 
 def add_options(parser: Parser) -> None:

@@ -9,17 +9,10 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, NoReturn, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gapless import __version__
-from gapless.cli import (
-    compare_command,
-    evaluate_command,
-    plans_command,
-    train_command,
-    translate_command,
-    verify_command,
-)
 from gapless.cli.error_text import disk_message, with_flags
 from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.errors import GaplessError, UserError
@@ -30,10 +23,23 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 
+# What each command does; `gapless.cli.NAME_command` does it.
+COMMANDS = {
+    "train": "Train a translation model; with no option, on the embedded English-Chinese corpus.",
+    "translate": "Translate sentences, one a line; order and empty lines are kept.",
+    "evaluate": "Score a run: BLEU and chrF with their signatures, and exact match.",
+    "verify": "Verify that a plan changes nothing: the same bits in every loss and tensor.",
+    "compare": "Compare every plan on the same work, and recommend one.",
+    "plans": "List the plans: the ways in which a loop can move its work.",
+    "completion": "Print a script that lets a shell complete commands, options and their values.",
+}
+
+
 class Command(Protocol):
     """What the module of a command has."""
 
-    DESCRIPTION: str
+    # Paragraphs of the help below the command's summary.
+    DETAILS: str
 
     def add_options(self, parser: Parser) -> None:
         """Add the command's options and positional arguments."""
@@ -41,16 +47,6 @@ class Command(Protocol):
     def run(self, options: Namespace) -> int:
         """Do what was asked for and return the exit code."""
         ...
-
-
-COMMANDS: dict[str, Command] = {
-    "train": train_command,
-    "translate": translate_command,
-    "evaluate": evaluate_command,
-    "verify": verify_command,
-    "compare": compare_command,
-    "plans": plans_command,
-}
 
 
 def main(arguments: list[str] | None = None) -> NoReturn:
@@ -78,17 +74,22 @@ def run_command(arguments: Sequence[str]) -> int:
         return _fail("interrupted", code=130)
 
 
+def load_command(name: str) -> Command:
+    """Return the module of a command."""
+    return cast("Command", import_module(f"gapless.cli.{name}_command"))
+
+
 def command_parser(name: str) -> Parser:
     """Return the parser of a command."""
-    parser = Parser(prog=f"gapless {name}", description=COMMANDS[name].DESCRIPTION)
-    COMMANDS[name].add_options(parser)
+    command = load_command(name)
+    parser = Parser(prog=f"gapless {name}", description=f"{COMMANDS[name]}\n{command.DETAILS}")
+    command.add_options(parser)
     return parser
 
 
 def root_parser() -> Parser:
     """Return the parser of what stands before a command."""
-    rows = [(f"  {name}", summary(name)) for name in COMMANDS]
-    listed = "\n".join(f"{name:13} {text}" for name, text in rows)
+    listed = "\n".join(f"  {name:11} {summary}" for name, summary in COMMANDS.items())
     parser = Parser(
         prog="gapless",
         usage="gapless [-h] [--version] COMMAND ...",
@@ -102,11 +103,6 @@ def root_parser() -> Parser:
         help="print the version and exit",
     )
     return parser
-
-
-def summary(name: str) -> str:
-    """Return what a command does, in one line."""
-    return COMMANDS[name].DESCRIPTION.strip().partition("\n")[0]
 
 
 def _run(arguments: Sequence[str]) -> int:
@@ -129,7 +125,7 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     parser = command_parser(name)
     options = parser.parse(arguments)
     try:
-        return COMMANDS[name].run(options)
+        return load_command(name).run(options)
     except GaplessError as error:
         return _fail(with_flags(str(error), parser.parameters()), code=_code(error))
 

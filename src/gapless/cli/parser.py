@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gapless.errors import UserError
@@ -64,6 +63,10 @@ class Parser(argparse.ArgumentParser):
             raise UsageError(f"unexpected argument {unknown[0]!r}; see {self.prog} --help")
         return options
 
+    def actions(self) -> list[argparse.Action]:
+        """Return all options and positional arguments, in the order of the help."""
+        return list(self._actions)
+
     def parameters(self) -> set[str]:
         """Return the names under which options, but no positional arguments, are stored."""
         return {action.dest for action in self._actions if action.option_strings}
@@ -89,6 +92,8 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a hint at the nearest of the known names; empty if none is near."""
+    from difflib import get_close_matches
+
     nearest = get_close_matches(name, list(known), n=1)
     return f"did you mean {nearest[0]}?" if nearest else ""
 

@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from gapless.cli.parser import Parser
 
 
-DESCRIPTION = """
-List the plans: the ways in which a loop can move its work.
-"""
+DETAILS = ""
 
 _TITLES = ("plan", "streams", "waits with", "every", "losses every", "what it does")
 

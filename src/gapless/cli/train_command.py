@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from gapless.cli.parser import Parser
 
 
-DESCRIPTION = """
-Train a translation model; with no option, on the embedded English-Chinese corpus.
-"""
+DETAILS = ""
 
 _INTERRUPTED = 130
 

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.score import Translation
 
 
-DESCRIPTION = """
-Translate sentences, one a line; order and empty lines are kept.
-
+DETAILS = """
 With --n-best above 1 each line is: number ||| translation ||| score.
 """
 

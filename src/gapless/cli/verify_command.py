@@ -21,9 +21,7 @@ if TYPE_CHECKING:
     from gapless.records.verification import Verdict, Verification
 
 
-DESCRIPTION = """
-Verify that a plan changes nothing: the same bits in every loss and tensor.
-
+DETAILS = """
 Runs the other plan twice and then PLAN, each from the same seed and with deterministic
 algorithms, and compares the loss of every step and, after every step, the batch, gradients,
 optimizer state, buffers and parameters.
