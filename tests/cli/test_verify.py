@@ -388,7 +388,7 @@ def test_flags_that_cannot_be(verify, arguments, parts):
         ("w.py:with_arguments", ["with_arguments in w.py needs the arguments rate, decay"]),
         ("w.py:nothing", ["nothing in w.py returned", "type NoneType", "gapless.Workload(model="]),
         ("w.py:generator", ["batches of the workload", "gone through again", "list or a loader"]),
-        ("w.py:one_batch_left", ["gave no batch when gone through again after 12 steps"]),
+        ("w.py:one_batch_left", ["gave no batch in another pass after 12 steps"]),
         ("w.py:no_batches", ["batches gave no batch at all"]),
         ("w.py:with_set", ["a batch of the workload: cannot move a builtins.set"]),
         ("w.py:no_loss", ["a loss must be a tensor", "but is None", "let the step return"]),

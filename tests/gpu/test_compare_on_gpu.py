@@ -9,7 +9,6 @@ import torch
 
 from gapless.cli.main import run_command
 from gapless.compare.bench import run_bench
-from gapless.compare.plan_rows import make_row
 from gapless.compare.ranking import make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
@@ -73,8 +72,7 @@ def rows_of(make, *plans, **changed):
         weights=make_weights({}),
     )
     result = run_bench(make, settings)
-    rows = [make_row(found, identical=None, is_accelerator=True) for found in result.plans]
-    return {row.plan: row for row in rows}, result.notes
+    return {row.plan: row for row in result.rows}, result.notes
 
 
 def add(value, count):

@@ -1,12 +1,13 @@
-"""Parts of loaders."""
+"""Parts of loaders, and single epochs of them."""
 
 from __future__ import annotations
 
+import multiprocessing
 from itertools import islice
 
 from torch.utils.data import DataLoader
 
-from gapless.pipeline.loaders import LoaderPart, num_workers
+from gapless.pipeline.loaders import EpochOf, LoaderPart, num_workers
 
 
 def test_a_part_has_its_loaders_workers():
@@ -24,3 +25,24 @@ def test_a_part_can_be_gone_through_again():
     part = LoaderPart([1, 2, 3], lambda loader: islice(loader, 2))
 
     assert [list(part), list(part)] == [[1, 2], [1, 2]]
+
+
+def test_an_epoch_gives_the_first_batches_and_has_its_loaders_workers():
+    """The epoch of a list starts no workers, so it has no start of its own."""
+    with EpochOf([1, 2, 3], 2) as batches:
+        found = list(batches)
+
+    assert (found, batches.num_workers, batches.start_ms) == ([1, 2], 0, 0.0)
+
+
+def test_an_epoch_ends_the_workers_that_it_started():
+    """Workers end with the block, also if not all batches were taken; their start was timed."""
+    loader = DataLoader(list(range(4)), batch_size=1, num_workers=1)
+
+    with EpochOf(loader, 3) as batches:
+        next(iter(batches))
+        assert len(multiprocessing.active_children()) == 1
+
+    assert multiprocessing.active_children() == []
+    assert batches.num_workers == 1
+    assert batches.start_ms > 0.0

@@ -9,13 +9,14 @@ utilisation, which cost time, come after.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING
 
 import torch
 
-from gapless.compare.entrant import Entrant, Round
+from gapless.compare.entrant import Entrant
+from gapless.compare.plan_row import with_kernels
 from gapless.compare.process_state import set_run_numerics
 from gapless.device.instruments.clocks import CompileClock
 from gapless.errors import DeviceError
@@ -24,19 +25,18 @@ from gapless.plans import get_plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from typing import Any
 
     from gapless.compare.settings import CompareSettings
     from gapless.compare.verify_plan import OnProgress
     from gapless.compare.workload import PlanWorkloadFunction
     from gapless.device.base import UtilisationMeter
-    from gapless.device.instruments.kernel_trace import KernelTrace
+    from gapless.records.comparison import PlanRow
 
 
-# Of one plan, while the driver's utilisation is read; the first second does not count.
+# How long each plan runs while the driver's utilisation is read; the first second does not count.
 _NVML_SECONDS = 2.5
 
-# How much of the device's free memory the largest plan so far may leave for the next.
+# The device must have this many times the memory of the largest plan so far free for the next one.
 _MEMORY_MARGIN = 1.5
 
 
@@ -46,49 +46,19 @@ _STARTS_WORKERS = (
 )
 
 
-@dataclass(kw_only=True)
-class Measured:
-    """What was measured of one plan.
-
-    Attributes:
-        plan: its name.
-        rounds: those that were timed.
-        trace: of the kernels of a round; None where there is none.
-        trace_steps: steps of that round.
-        nvml_percent: device utilisation by the driver; None where it does not tell.
-        peak_memory_bytes: see `Entrant`.
-        held_memory_bytes: see `Entrant`.
-        capture: what was captured, None if nothing can be.
-        diagnosis: what a plan that measures by itself found out, None for others.
-        unit: what the steps' weights count.
-    """
-
-    plan: str
-    rounds: list[Round] = field(default_factory=list)
-    trace: KernelTrace | None = None
-    trace_steps: int = 0
-    nvml_percent: float | None = None
-    peak_memory_bytes: int = 0
-    held_memory_bytes: int = 0
-    capture: dict[str, Any] | None = None
-    diagnosis: str | None = None
-    unit: str = ""
-
-
 @dataclass(frozen=True, kw_only=True)
 class BenchResult:
     """What was measured of all plans.
 
     Attributes:
-        plans: one for each, in the order of the settings.
-        compile_seconds: time spent compiling before the timed rounds, for all plans together,
-            because they share the code.
+        rows: one for each plan, in the order of the settings.
+        unit: what the weights of steps count; empty if they count nothing.
         notes: what a reader has to know about these figures.
         in_turns: whether each round took every plan; otherwise one plan was timed after the other.
     """
 
-    plans: tuple[Measured, ...]
-    compile_seconds: float
+    rows: tuple[PlanRow, ...]
+    unit: str
     notes: tuple[str, ...]
     in_turns: bool
 
@@ -131,9 +101,11 @@ def run_bench(
             "of the machine's speed does not meet all of them alike."
         )
         found = [row for plan in settings.plans for row in bench.run((plan,))]
+    # Compiling is no plan's own: they share the compiled code.
+    seconds = bench.compile_clock.seconds
     return BenchResult(
-        plans=tuple(found),
-        compile_seconds=bench.compile_clock.seconds,
+        rows=tuple(replace(row, compile_seconds=seconds) for row in found),
+        unit=bench.unit,
         notes=tuple(dict.fromkeys(bench.notes)),
         in_turns=in_turns,
     )
@@ -154,9 +126,10 @@ class _Bench:
         self._on_progress = on_progress
         self._started_at = perf_counter()
         self.compile_clock = CompileClock()
+        self.unit = ""
         self.notes: list[str] = []
 
-    def run(self, plans: Sequence[str]) -> list[Measured]:
+    def run(self, plans: Sequence[str]) -> list[PlanRow]:
         """Measure these plans side by side.
 
         Raises:
@@ -168,11 +141,12 @@ class _Bench:
                 for number, plan in enumerate(plans):
                     self._on_progress(f"warm-up of {plan}", number, len(plans))
                     entrants.append(self._prepared(plan, entrants))
-            most = max(entrant.num_warm_ups for entrant in entrants)
+            self.unit = self.unit or entrants[0].workload.unit
+            most = max(entrant.num_warmup_rounds for entrant in entrants)
             for entrant in entrants:
                 entrant.catch_up(most)
-            rounds = self._take_turns(entrants)
-            return self._measure(entrants, rounds)
+            self._take_turns(entrants)
+            return self._measure(entrants)
         except torch.OutOfMemoryError as error:
             if len(plans) == 1:
                 raise
@@ -200,14 +174,13 @@ class _Bench:
             raise
         if entrant.is_undecided:
             self.notes.append(
-                f"{plan} had not decided when the rounds began: its times are partly those of what "
-                "it tries."
+                f"{plan} had not decided when the timed rounds began: its times are partly those "
+                "of what it tries."
             )
         return entrant
 
-    def _take_turns(self, entrants: Sequence[Entrant]) -> dict[str, list[Round]]:
-        rounds: dict[str, list[Round]] = {one.plan.name: [] for one in entrants}
-        # Of its own, because workloads draw from the global one.
+    def _take_turns(self, entrants: Sequence[Entrant]) -> None:
+        # A generator of its own, because workloads draw from the global one.
         draw = random.Random(self._settings.run.seed)
         total = self._settings.rounds.rounds
         for number in range(total):
@@ -217,51 +190,38 @@ class _Bench:
             order = draw.sample(entrants, k=len(entrants))
             for done, entrant in enumerate(order):
                 self._on_progress(f"round {number + 1} of {total}", done, len(order))
-                rounds[entrant.plan.name].append(entrant.take_round())
-        return rounds
+                entrant.take_round()
 
     def _is_late(self) -> bool:
         limit = self._settings.seconds
         return limit is not None and perf_counter() - self._started_at > limit
 
-    def _measure(
-        self, entrants: Sequence[Entrant], rounds: dict[str, list[Round]]
-    ) -> list[Measured]:
+    def _measure(self, entrants: Sequence[Entrant]) -> list[PlanRow]:
+        """Measure what costs time in passes of its own, and return a row of each plan."""
         nvml = self._open_nvml()
         try:
             return [
-                self._measured(entrant, rounds[entrant.plan.name], nvml)
+                self._measured(entrant, nvml)
                 for entrant in self._with_progress("kernels and utilisation", entrants)
             ]
         finally:
             if nvml is not None:
                 nvml.close()
 
-    def _measured(
-        self, entrant: Entrant, rounds: list[Round], nvml: UtilisationMeter | None
-    ) -> Measured:
+    def _measured(self, entrant: Entrant, nvml: UtilisationMeter | None) -> PlanRow:
         percent = None
-        if any(found.start_ms for found in rounds):
+        if any(found.start_ms for found in entrant.rounds):
             self.notes.append(_STARTS_WORKERS)
         elif nvml is not None:
             percent = entrant.utilisation(nvml, seconds=_NVML_SECONDS)
-        trace, steps = None, 0
-        if self._settings.run.device.is_accelerator:
-            trace, steps = entrant.trace()
-            if trace is None:
-                self.notes.append("No kernels, busy time or gap: torch's profiler saw no kernel.")
-        return Measured(
-            plan=entrant.plan.name,
-            rounds=rounds,
-            trace=trace,
-            trace_steps=steps,
-            nvml_percent=percent,
-            peak_memory_bytes=entrant.peak_memory_bytes,
-            held_memory_bytes=entrant.held_memory_bytes,
-            capture=entrant.capture,
-            diagnosis=entrant.diagnosis,
-            unit=entrant.workload.unit,
-        )
+        if not self._settings.run.device.is_accelerator:
+            return entrant.row()
+        trace, steps = entrant.trace()
+        row = replace(entrant.row(), nvml_percent=percent)
+        if trace is None:
+            self.notes.append("No kernels, busy time or gap: torch's profiler saw no kernel.")
+            return row
+        return with_kernels(row, trace, steps=steps)
 
     def _open_nvml(self) -> UtilisationMeter | None:
         device = self._settings.run.device

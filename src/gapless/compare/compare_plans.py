@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.compare.bench import run_bench
-from gapless.compare.plan_rows import make_row
 from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings, VerifySettings
 from gapless.compare.source_commit import source_commit
@@ -150,15 +149,9 @@ def run_comparison(
         make_for_plan or (lambda device, plan: make(device)), settings, on_progress=on_progress
     )
     device = settings.run.device
-    rows = tuple(
-        make_row(
-            found,
-            identical=None if verification is None else verification.is_same(found.plan),
-            is_accelerator=device.is_accelerator,
-            compile_seconds=result.compile_seconds,
-        )
-        for found in result.plans
-    )
+    rows = result.rows
+    if verification is not None:
+        rows = tuple(replace(row, identical=verification.is_same(row.plan)) for row in rows)
     return ComparisonReport(
         workload=name,
         device=str(device.torch_device),
@@ -166,7 +159,7 @@ def run_comparison(
         is_accelerator=device.is_accelerator,
         torch=str(torch.__version__),
         commit=source_commit(),
-        unit=result.plans[0].unit or STEPS,
+        unit=result.unit or STEPS,
         settings={**_settings(settings), "training": training},
         rows=rows,
         recommendation=_recommend(rows, settings, verification),

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.compare.process_state import seed_generators, set_run_numerics
-from gapless.compare.rounds import take_steps
+from gapless.compare.rounds import take_round
 from gapless.compare.state_watch import StateWatch
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
 from gapless.records.verification import RunSummary
-from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from gapless.compare.training_state import TensorInfo
     from gapless.compare.workload import WorkloadFunction
     from gapless.plans import Plan
-    from gapless.records.epoch import EpochRecord
 
 
 OnStep: TypeAlias = Callable[[int], None]
@@ -93,9 +91,9 @@ def run_plan(
                 on_step(done)
 
         try:
-            epochs = take_steps(
+            taken = take_round(
                 loop, workload.batches, watch.step, steps=steps, after_step=after_step
-            ).epochs
+            )
         finally:
             end_kept_workers(workload.batches)
         keep_all = settings.tolerance is not None
@@ -105,18 +103,11 @@ def run_plan(
             summary=RunSummary(
                 plan=loop.plan.name,
                 losses=loop.losses.history,
-                waits=_total_waits(epochs),
-                passes=[epoch.num_batches for epoch in epochs],
+                waits=taken.total.waits,
+                passes=taken.passes,
                 num_replays=0 if loop.capture_report is None else loop.capture_report.num_replays,
             ),
             tensors=watch.tensors,
             checksums=checksums,
             kept=kept,
         )
-
-
-def _total_waits(results: list[EpochRecord]) -> WaitStats:
-    waits = WaitStats()
-    for result in results:
-        waits.merge(result.waits)
-    return waits

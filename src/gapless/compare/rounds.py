@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gapless.device.instruments.clocks import cpu_seconds
 from gapless.errors import BatchError, UserError
-from gapless.pipeline.loaders import EpochBatches, LoaderPart
-from gapless.records.epoch import EpochRecord
+from gapless.pipeline.loaders import EpochOf
+from gapless.records.comparison import Round
+from gapless.records.epoch import EpochRecord, total
 
 
 if TYPE_CHECKING:
@@ -23,35 +26,21 @@ if TYPE_CHECKING:
 OnStep: TypeAlias = Callable[[int], None]
 
 
-@dataclass(frozen=True, kw_only=True)
-class StepsTaken:
-    """Epochs that were taken one after the other.
-
-    Attributes:
-        epochs: the result of each; times are without `start_ms`.
-        start_ms: time in which loaders started their workers, until the first batch of each
-            epoch was there.
-    """
-
-    epochs: list[EpochRecord]
-    start_ms: float
-
-
-def take_steps(
+def take_round(
     loop: TrainLoop,
     batches: Iterable[Any],
     step: SplitStep | WholeStep,
     *,
     steps: int,
     after_step: OnStep | None = None,
-) -> StepsTaken:
-    """Take so many steps; batches that end before are gone through again, as a further epoch.
+) -> Round:
+    """Take steps; if the batches end before, pass over them again, each time as an epoch.
 
     Args:
-        loop: takes them.
-        batches: on the CPU.
+        loop: takes the steps.
+        batches: of the workload, on the CPU.
         step: of the workload.
-        steps: how many, at least 1.
+        steps: number of steps, at least 1.
         after_step: called with the number of steps queued so far.
 
     Raises:
@@ -60,57 +49,63 @@ def take_steps(
 
     Sync: Blocks the host as the plan says, and until workers that a loader started have ended.
     """
-    results, done, start_ms = list[EpochRecord](), 0, 0.0
+    graphs, start, cpu = _num_graphs(loop), perf_counter(), cpu_seconds()
+    epochs, done, start_ms = list[EpochRecord](), 0, 0.0
     while done < steps:
         on_batch = None if after_step is None else partial(_after_batch, after_step, done)
-        epoch = EpochBatches(batches, steps - done)
         try:
-            part = LoaderPart(batches, epoch.take)
-            result = loop.run_epoch(part, step, on_batch=on_batch)
+            with EpochOf(batches, steps - done) as epoch:
+                found = loop.run_epoch(epoch, step, on_batch=on_batch)
         except BatchError as error:
             raise UserError(f"a batch of the workload: {error}") from error
-        finally:
-            epoch.end()
-        if not result.num_batches:
-            when = f"when gone through again after {done} steps" if done else "at all"
+        if not found.num_batches:
+            when = f"in another pass after {done} steps" if done else "at all"
             raise UserError(
-                f"the workload's batches gave no batch {when}, expected at least one each time; "
-                "give a list or a loader"
+                f"the workload's batches gave no batch {when}, expected at least one in each "
+                "pass; give a list or a loader"
             )
-        results.append(_without_start(result, epoch.start_ms))
-        done += result.num_batches
+        epochs.append(_without_start(found, epoch.start_ms))
+        done += found.num_batches
         start_ms += epoch.start_ms
-    return StepsTaken(epochs=results, start_ms=start_ms)
+    return Round(
+        total=total(epochs),
+        passes=tuple(epoch.num_batches for epoch in epochs),
+        start_ms=start_ms,
+        elapsed_ms=(perf_counter() - start) * 1000.0,
+        cpu_seconds=cpu_seconds() - cpu,
+        num_graphs=_num_graphs(loop) - graphs,
+    )
 
 
-def pass_over(batches: Iterable[Any], *, steps: int) -> None:
-    """Ask for the batches of so many steps, as `take_steps` does, and drop them.
+def skip_round(batches: Iterable[Any], *, steps: int) -> None:
+    """Ask for the batches that `take_round` would take, and drop them.
 
     Args:
         batches: on the CPU; they have given batches before.
-        steps: how many, at least 1.
+        steps: number of steps, at least 1.
 
     Sync: Does not block the host on the device; waits for the loader.
     """
     done = 0
     while done < steps:
-        epoch = EpochBatches(batches, steps - done)
-        try:
-            found = sum(1 for _ in epoch.take(batches))
-        finally:
-            epoch.end()
+        with EpochOf(batches, steps - done) as epoch:
+            found = sum(1 for _ in epoch)
         if not found:
             return
         done += found
 
 
-def _without_start(result: EpochRecord, start_ms: float) -> EpochRecord:
+def _num_graphs(loop: TrainLoop) -> int:
+    return 0 if loop.capture_report is None else loop.capture_report.num_graphs
+
+
+def _without_start(record: EpochRecord, start_ms: float) -> EpochRecord:
     # Nothing of the epoch is under way before its first batch, so the whole of it is a delay.
     # A simulated device has a clock of its own, which waiting for a loader does not move.
     return replace(
-        result,
-        wall_ms=result.wall_ms - start_ms,
-        data_wait_ms=max(0.0, result.data_wait_ms - start_ms),
+        record,
+        wall_ms=record.wall_ms - start_ms,
+        data_wait_ms=max(0.0, record.data_wait_ms - start_ms),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from torch.utils.data import IterableDataset
 
@@ -82,38 +82,46 @@ def end_loader(batches: Iterator[Any]) -> None:
         shut_down()
 
 
-class EpochBatches:
-    """The first batches of a loader, gone through once; `end` has to follow.
+class EpochOf(Generic[BatchT]):
+    """The first batches of a loader as one epoch; the `with` block ends the workers it started.
+
+    For example, `with EpochOf(loader, 100) as batches: loop.run_epoch(batches, step)`.
 
     Args:
         loader: a loader, a list, or anything else that gives batches.
         count: most batches of the epoch.
 
     Attributes:
+        num_workers: processes of the loader, None if that is not known; plan `auto` asks for it.
         start_ms: time from the first batch asked for until it was there, if the loader started
             workers for it; 0 for other loaders, whose first batch is like any other.
     """
 
-    def __init__(self, loader: Iterable[Any], count: int) -> None:
+    def __init__(self, loader: Iterable[BatchT], count: int) -> None:
+        self._loader = loader
         self._starts_workers = starts_workers(loader)
         self._count = min(count, _length(loader, count)) if self._starts_workers else count
-        self._iterator: Iterator[Any] | None = None
+        self._iterator: Iterator[BatchT] | None = None
+        self.num_workers = num_workers(loader)
         self.start_ms = 0.0
 
-    def take(self, loader: Iterable[Any]) -> Iterator[Any]:
-        """Yield them; a generator, which the loop closes when an epoch is cut short."""
+    def __enter__(self) -> Self:
+        return self
+
+    def __iter__(self) -> Generator[BatchT]:
+        """Yield the batches; a generator, which the loop closes when an epoch is cut short."""
         if not self._starts_workers:
-            yield from islice(loader, self._count)
+            yield from islice(self._loader, self._count)
             return
         start = perf_counter()
-        self._iterator = iter(loader)
+        self._iterator = iter(self._loader)
         for number, batch in enumerate(islice(self._iterator, self._count)):
             if not number:
                 self.start_ms = (perf_counter() - start) * 1000.0
             yield batch
 
-    def end(self) -> None:
-        """End the workers that were started, which the epoch's time has no part in.
+    def __exit__(self, *error: object) -> None:
+        """End the workers that were started; their end is no part of the epoch's time.
 
         Sync: Does not block the host on the device; waits for worker processes to end.
         """
@@ -123,7 +131,7 @@ class EpochBatches:
 
 
 def starts_workers(loader: Iterable[Any]) -> bool:
-    """Return whether this loader starts worker processes each time it is gone through."""
+    """Return whether this loader starts worker processes for each pass over it."""
     return bool(num_workers(loader)) and not getattr(loader, "persistent_workers", False)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gapless.records.epoch import EpochRecord
     from gapless.records.verification import Verification
 
 
@@ -54,6 +55,32 @@ class Spread:
     def overlaps(self, other: Spread) -> bool:
         """Whether the middle halves have a value in common, so that one bad round decides nothing."""
         return self.q1 <= other.q3 and other.q1 <= self.q3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """What some steps of a workload did that were taken one after the other.
+
+    Attributes:
+        total: the record of all passes over the batches together, without `start_ms`.
+        passes: number of batches in each pass.
+        start_ms: time in which the loader started workers, until the first batch of each pass.
+        elapsed_ms: all of the round, with starting and ending workers.
+        cpu_seconds: processor time of this process and its loader workers in `elapsed_ms`.
+        num_graphs: number of graphs captured in this round.
+    """
+
+    total: EpochRecord
+    passes: tuple[int, ...]
+    start_ms: float
+    elapsed_ms: float
+    cpu_seconds: float
+    num_graphs: int
+
+    @property
+    def num_steps(self) -> int:
+        """Number of steps."""
+        return self.total.num_batches
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,7 +30,7 @@ class RunSummary:
     plan: str
     losses: list[float]
     waits: WaitStats
-    passes: list[int]
+    passes: tuple[int, ...]
     num_replays: int = 0
 
     @property

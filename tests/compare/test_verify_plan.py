@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 import random
+import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import islice
@@ -14,12 +15,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from gapless.compare.difference import (
-    element_difference,
-    first_tensor_difference,
-    relative_tensor_difference,
-)
-from gapless.compare.plan_run import PlanRun, run_plan
+import gapless
+from gapless.compare.plan_run import run_plan
+from gapless.compare.process_state import seed_generators
 from gapless.compare.settings import RunSettings, VerifySettings
 from gapless.compare.verify_plan import run_verification
 from gapless.compare.workload import Workload
@@ -27,8 +25,7 @@ from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.pipeline.step import StepLoss
 from gapless.plans import PLANS
-from gapless.records.verification import RunSummary
-from gapless.records.wait_stats import WaitStats
+from gapless.report.verification_text import verification_text
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -132,10 +129,10 @@ def test_a_plan_against_itself_is_run_twice_only():
 
 
 def test_batches_that_end_early_are_gone_through_again():
-    """Four batches make ten steps in three rounds, each an epoch, and the losses go on falling."""
+    """Four batches make ten steps in three passes, each an epoch, and the losses go on falling."""
     _, plans = check(small(num_batches=4))
 
-    assert [4, 4, 2] == plans.ours.passes == plans.theirs.passes
+    assert (4, 4, 2) == plans.ours.passes == plans.theirs.passes
     assert counts(plans.ours) == {"epoch_end": 3}
     assert len(set(plans.ours.losses)) == 10
 
@@ -453,73 +450,7 @@ def test_only_a_tolerance_allows_algorithms_that_are_not_deterministic():
     assert [found.holds for found in check(small(after=scatter), tolerance=0.0)] == [True, True]
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "expected"),
-    [
-        ([1.0, -4.0], [1.0, -3.0], 0.25),
-        ([0.0, 0.0], [0.0, -0.0], 0.0),
-        ([math.nan, 2.0], [math.nan, 1.0], 0.5),
-        ([math.nan, 2.0], [1.0, 2.0], math.inf),
-        ([math.inf, 2.0], [math.inf, 1.0], 0.5),
-        ([math.inf, 2.0], [-math.inf, 2.0], math.inf),
-        ([1.0], [1.0, 2.0], math.inf),
-        ([], [], 0.0),
-    ],
-)
-def test_the_relative_difference_of_tensors(ours, theirs, expected):
-    """The largest distance over the largest finite size; infinite for NaN against a number."""
-    assert expected == relative_tensor_difference(torch.tensor(ours), torch.tensor(theirs))
-
-
-def test_tensors_off_the_device_are_compared_after_the_last_step():
-    """What has no checksum, such as a counter on the host, is compared by its bits at the end."""
-
-    def record(counter):
-        return PlanRun(
-            summary=RunSummary(plan="blocking", losses=[1.0, 2.0], waits=WaitStats(), passes=[2]),
-            tensors=[()] * 3,
-            checksums=[[]] * 3,
-            kept={"parameter weight": torch.ones(2), "step of weight": torch.tensor(counter)},
-        )
-
-    found = first_tensor_difference(record(2.0), record(3.0))
-
-    assert (found.step, found.name, found.detail) == (2, "step of weight", None)
-    assert (found.num_tensors, found.num_compared) == (1, 2)
-    assert first_tensor_difference(record(2.0), record(2.0)) is None
-
-
-def test_elements_differ_by_bits_and_are_measured_by_value():
-    """A sign of zero counts as a difference of size 0, a NaN as one without a size."""
-    signs = element_difference(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 2.5]))
-    nans = element_difference(torch.tensor([math.nan, 1.0]), torch.tensor([1.0, 1.0]))
-    same = element_difference(torch.tensor([math.nan]), torch.tensor([math.nan]))
-
-    assert (signs.num_differing, signs.num_elements, signs.max_abs) == (2, 3, 0.5)
-    assert nans.num_differing == 1
-    assert math.isnan(nans.max_abs)
-    assert (same.num_differing, same.max_abs) == (0, 0.0)
-
-
 # --- what cannot be verified ---
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"steps": 0}, "`steps` must be at least 1, but is 0"),
-        ({"seed": -1}, "`seed` must be 0 to"),
-        ({"tolerance": -0.1}, "`tolerance` must be a finite number of 0 or more, but is -0.1"),
-        ({"tolerance": math.nan}, "`tolerance` must be .*, but is nan"),
-        ({"tolerance": math.inf}, "`tolerance` must be .*, but is inf"),
-        ({"plan": "fast"}, "unknown plan 'fast'"),
-        ({"against": "slow"}, "unknown plan 'slow'"),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings, message):
-    """Each is named with what it is and what it may be."""
-    with pytest.raises(UserError, match=message):
-        ask(**settings)
 
 
 @pytest.mark.parametrize(
@@ -570,7 +501,7 @@ def test_batches_that_run_dry_are_refused():
         def __iter__(self):
             yield from self.left
 
-    with pytest.raises(UserError, match="gave no batch when gone through again after 3 steps"):
+    with pytest.raises(UserError, match="gave no batch in another pass after 3 steps"):
         check(lambda _: Small(batches=[]).workload(batches=Once()))
     with pytest.raises(UserError, match="gave no batch at all"):
         check(lambda _: Small().workload(batches=[]))
@@ -642,3 +573,68 @@ def test_steps_that_are_replayed_are_compared_one_by_one(turns):
     assert turns is not plans.is_identical
     if turns:
         assert (plans.difference.step, plans.difference.tensor.name) == (7, "gradient of weight")
+
+
+# --- from Python ---
+
+
+def test_one_call_verifies_a_plan():
+    """verify_plan needs a function of the device alone, and returns both verdicts."""
+    found = gapless.verify_plan(small(), "interval", steps=4, device="cpu")
+
+    assert found.holds
+    assert (found.is_reproducible, found.is_same("interval")) == (True, True)
+    assert [verdict.ours.num_steps for verdict in found.verdicts] == [4, 4]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+def test_a_plan_that_computes_something_else_does_not_hold():
+    """The verdict has the difference, and the text tells where it is."""
+
+    def move(built):
+        if built.done == 3 and built.is_gapless:
+            built.model.bias.data += 1.0
+
+    found = gapless.verify_plan(small(after=move), steps=4, device="cpu")
+
+    assert not found.holds
+    assert (found.is_reproducible, found.is_same("gapless")) == (True, False)
+    assert found.plans[0].difference.step == 3
+    assert "gapless against blocking: different, from step 3 on\n" in verification_text(found)
+
+
+def test_of_a_workload_that_is_not_reproducible_nothing_is_known():
+    """Plans are not run then, and `is_same` says that it does not know."""
+    unseeded = random.SystemRandom()
+
+    def jitter(built, loss):
+        return loss.detach() + unseeded.random()
+
+    found = gapless.verify_plan(small(report=jitter), steps=4, device="cpu")
+
+    assert not found.holds
+    assert (found.is_reproducible, found.is_same("gapless"), found.plans) == (False, None, ())
+
+
+@pytest.mark.parametrize(
+    ("workload", "message"),
+    [
+        (Small().workload(), "must be a function of a torch.device, but is of type Workload"),
+        (lambda device: 3, "returned an object of type int, expected a workload"),
+    ],
+)
+def test_what_builds_no_workload_is_refused(workload, message):
+    """A workload itself is refused as well, because every run needs a new one."""
+    with pytest.raises(UserError, match=message):
+        gapless.verify_plan(workload, steps=2, device="cpu")
+
+
+def test_without_numpy_only_torch_and_random_are_seeded(monkeypatch):
+    """The core does not need numpy: if nothing has loaded it, there is nothing to seed."""
+    monkeypatch.delitem(sys.modules, "numpy")
+
+    seed_generators(3)
+    first = random.random(), float(torch.rand(()))
+    seed_generators(3)
+
+    assert first == (random.random(), float(torch.rand(())))

@@ -1,0 +1,107 @@
+"""Clocks, traces and the driver's figures."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from time import perf_counter, process_time
+
+import pytest
+
+from gapless.device.find import find_device
+from gapless.device.instruments.clocks import cpu_seconds
+from gapless.device.instruments.kernel_trace import KernelTrace, summarise
+from gapless.device.instruments.nvml import Sampler
+from gapless.errors import DeviceError
+
+
+CPU = find_device("cpu")
+
+
+def test_processor_time_holds_that_of_children():
+    """Processor time of children counts while they run and after they have ended."""
+    start, own = cpu_seconds(), process_time()
+    spin = "import time\nwhile time.process_time() < 0.2: pass\nprint(flush=True)"
+    subprocess.run([sys.executable, "-c", spin], check=True, capture_output=True)
+    ended = cpu_seconds() - start - (process_time() - own)
+    ready, leave = multiprocessing.Event(), multiprocessing.Event()
+    child = multiprocessing.Process(target=_spin, args=(ready, leave))
+    start, own = cpu_seconds(), process_time()
+    child.start()
+    ready.wait()
+    running = cpu_seconds() - start - (process_time() - own)
+    leave.set()
+    child.join()
+
+    assert ended >= 0.15
+    assert running >= 0.15
+
+
+def test_processor_time_is_not_counted_in_ticks():
+    """Three milliseconds are seen as such, not as zero or ten."""
+    own = process_time()
+    start = cpu_seconds()
+    while process_time() - own < 0.003:
+        pass
+    found = cpu_seconds() - start
+
+    assert 0.0 < found <= process_time() - own
+
+
+def _spin(ready, leave):
+    start = process_time()
+    while process_time() - start < 0.25:
+        pass
+    ready.set()
+    leave.wait()
+
+
+def event(start, end, cat="kernel"):
+    return {"ph": "X", "cat": cat, "ts": start, "dur": end - start}
+
+
+def test_kernels_side_by_side_count_once():
+    """Busy time is the union of the kernels; their sum shows the overlap."""
+    spans = [(4000, 6000), (0, 2000), (1000, 3000), (1500, 1600), (2500, 2800)]
+
+    found = summarise([event(*span) for span in spans])
+
+    assert found == KernelTrace(num_kernels=5, busy_ms=5.0, kernel_ms=6.4, span_ms=6.0)
+
+
+def test_fills_are_busy_but_no_kernels():
+    """A fill counts as busy time, not as a kernel; a trace without events gives None."""
+    found = summarise([event(0, 1000), event(1000, 2000, "gpu_memset")])
+
+    assert (found.num_kernels, found.busy_ms) == (1, 2.0)
+    assert summarise([]) is None
+
+
+def test_a_cpu_has_no_trace_and_no_driver():
+    """A CPU gives no trace, without running the work, and no utilisation."""
+    assert CPU.trace_kernels(lambda: pytest.fail("was run")) is None
+    with pytest.raises(DeviceError, match=r"cpu.*NVML"):
+        CPU.open_utilisation_meter()
+
+
+def test_a_sampler_reads_until_its_body_ends_and_skips_the_start():
+    """Values from the start are dropped, and an error ends only the reading."""
+    start, times = perf_counter(), []
+
+    def read():
+        times.append(perf_counter() - start)
+        if len(times) == 5:
+            raise DeviceError("gone")
+        return 10.0 * len(times)
+
+    with Sampler(read, period_seconds=0.001, skip_seconds=0.05) as sampler:
+        while len(times) < 5:
+            pass
+
+    assert min(times) >= 0.05
+    assert sampler.values == [10.0, 20.0, 30.0, 40.0]
+    assert sampler.mean == 25.0
+    with Sampler(read, skip_seconds=60.0) as nothing:
+        pass
+    assert nothing.mean is None
