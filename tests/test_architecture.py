@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -157,3 +158,10 @@ def test_dir_lists_the_public_names():
     assert sorted(gapless.__all__) == dir(gapless)
     assert {"DeferredLoss", "prefetch", "run_epoch", "PLANS"} <= set(dir(gapless))
     assert sorted(set(gapless.__all__)) == sorted(gapless.__all__)
+
+
+def test_no_two_files_have_the_same_name():
+    """A file is found by its name alone; only `__init__.py` stands in every room."""
+    names = Counter(path.name for path in SRC.rglob("*.py") if path.name != "__init__.py")
+
+    assert [name for name, count in names.items() if count > 1] == []

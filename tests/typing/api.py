@@ -1,0 +1,65 @@
+"""The public API as a type checker sees it. mypy reads this file; nothing runs it."""
+
+from __future__ import annotations
+
+from typing import assert_type
+
+import torch
+
+import gapless
+from gapless.pipeline.prefetch import Prefetcher
+
+
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
+def train_step(batch: Pair) -> torch.Tensor:
+    x, y = batch
+    return (x * y).mean()
+
+
+class TwoParts:
+    """A step in two parts."""
+
+    def forward(self, batch: Pair) -> gapless.StepLoss:
+        return gapless.StepLoss(loss=train_step(batch), weight=len(batch[0]))
+
+    def backward(self, out: gapless.StepLoss) -> None:
+        out.loss.backward()
+
+
+def loops(loader: list[Pair], device: torch.device) -> None:
+    batches = gapless.prefetch(loader, device, depth=2)
+    assert_type(batches, Prefetcher[Pair])
+    losses = gapless.DeferredLoss(device)
+    for batch in batches:
+        assert_type(batch, Pair)
+        losses.add(train_step(batch), weight=3)
+    assert_type(losses.mean(), float)
+    assert_type(losses.history, list[float])
+    losses.reset()
+
+
+def epochs(loader: list[Pair]) -> None:
+    assert_type(gapless.run_epoch(loader, train_step, plan="gapless"), gapless.EpochRecord)
+    with gapless.TrainLoop(plan=gapless.PLANS["captured"], device="auto") as loop:
+        record = loop.run_epoch(loader, TwoParts())
+        assert_type(record.waits, gapless.WaitStats)
+        assert_type(record.waits.count, int)
+        assert_type(record.gap_share, float | None)
+        assert_type(loop.plan, gapless.Plan)
+
+
+def waits() -> None:
+    with gapless.count_waits() as seen:
+        pass
+    assert_type(seen.count, int)
+    with gapless.forbid_waits(), gapless.allow_waits("log"):
+        pass
+
+
+def mistakes(loader: list[Pair]) -> None:
+    gapless.prefetch(loader, "cpu", 3)  # type: ignore[call-arg]  # the depth is given by name
+    gapless.Plan("mine")  # type: ignore[call-arg]  # so are all fields of a plan
+    gapless.Plan(name="mine", graphs="sometimes")  # type: ignore[arg-type]
+    gapless.StepLoss(loss=torch.zeros(()), report=None)  # type: ignore[call-arg]
