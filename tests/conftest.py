@@ -22,7 +22,7 @@ from gapless.nmt.run.translation_step import TranslationStep
 
 
 if TYPE_CHECKING:
-    from gapless.records.epoch import EpochRecord
+    from gapless.records.epoch_record import EpochRecord
 
 
 def pytest_runtest_setup(item):

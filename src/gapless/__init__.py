@@ -30,7 +30,7 @@ _PUBLIC = {
     "gapless.pipeline.readback": ("DeferredLoss",),
     "gapless.pipeline.step": ("StepLoss",),
     "gapless.plans": ("PLANS", "Plan"),
-    "gapless.records.epoch": ("EpochRecord",),
+    "gapless.records.epoch_record": ("EpochRecord",),
     "gapless.records.wait_stats": ("WaitStats",),
 }
 

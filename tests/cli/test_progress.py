@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gapless.cli import progress as shown
-from gapless.records.epoch import EpochRecord, Progress
+from gapless.records.epoch_record import EpochRecord, Progress
 
 
 SRC = str(Path(__file__).parents[2] / "src")

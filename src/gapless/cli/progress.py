@@ -11,7 +11,7 @@ from gapless.report.text import duration, epoch_table, share
 
 
 if TYPE_CHECKING:
-    from gapless.records.epoch import Progress
+    from gapless.records.epoch_record import Progress
     from gapless.records.training import TrainingEpoch
 
 

@@ -7,7 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from gapless.records.comparison import PlanRow, Spread
-from gapless.records.epoch import gap_share
+from gapless.records.epoch_record import gap_share
 
 
 if TYPE_CHECKING:

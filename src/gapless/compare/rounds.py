@@ -12,7 +12,7 @@ from gapless.device.instruments.clocks import cpu_seconds
 from gapless.errors import BatchError, UserError
 from gapless.pipeline.loaders import EpochOf
 from gapless.records.comparison import Round
-from gapless.records.epoch import EpochRecord, total
+from gapless.records.epoch_record import EpochRecord, total
 
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from gapless.loop.train_loop import TrainLoop
     from gapless.pipeline.step import SplitStep, WholeStep
-    from gapless.records.epoch import Progress
+    from gapless.records.epoch_record import Progress
 
 
 OnStep: TypeAlias = Callable[[int], None]

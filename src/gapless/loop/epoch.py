@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.errors import noted_on
 from gapless.pipeline.readback import RunningMean
 from gapless.pipeline.step import loss_of
-from gapless.records.epoch import EpochRecord, Progress
+from gapless.records.epoch_record import EpochRecord, Progress
 from gapless.records.wait_stats import WaitStats
 
 

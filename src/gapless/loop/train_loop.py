@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.plans import Plan
     from gapless.records.bottleneck import Diagnosis
-    from gapless.records.epoch import EpochRecord, Progress
+    from gapless.records.epoch_record import EpochRecord, Progress
 
 
 BatchT = TypeVar("BatchT")

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from gapless.pipeline.streams import EventPool
-from gapless.records.epoch import gap_share
+from gapless.records.epoch_record import gap_share
 
 
 if TYPE_CHECKING:

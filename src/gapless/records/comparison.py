@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.records.epoch import EpochRecord
+    from gapless.records.epoch_record import EpochRecord
     from gapless.records.verification import Verification
 
 

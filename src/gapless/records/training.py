@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from gapless.records.epoch import EpochRecord, gap_share
+from gapless.records.epoch_record import EpochRecord, gap_share
 from gapless.records.wait_stats import WaitStats
 
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task
     from gapless.plans import Plan
-    from gapless.records.epoch import Progress
+    from gapless.records.epoch_record import Progress
     from gapless.records.training import TrainingEpoch
 
 

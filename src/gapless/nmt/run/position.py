@@ -10,7 +10,7 @@ from gapless.records.training import TrainingEpoch
 
 
 if TYPE_CHECKING:
-    from gapless.records.epoch import EpochRecord
+    from gapless.records.epoch_record import EpochRecord
 
 
 @dataclass(kw_only=True)

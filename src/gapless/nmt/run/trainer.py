@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.score import Scores
     from gapless.pipeline.host_copy import HostCopy
-    from gapless.records.epoch import Progress
+    from gapless.records.epoch_record import Progress
 
 
 # Greedy translations of so many validation sentences show where a run stands.
