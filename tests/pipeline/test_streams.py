@@ -7,13 +7,13 @@ import pytest
 from gapless.device.find import find_device
 from gapless.errors import DeviceError
 from gapless.pipeline.meter import GapMeter
-from gapless.pipeline.streams import EventPool, lanes
+from gapless.pipeline.streams import EventPool, stream_roles
 
 
 @pytest.mark.parametrize("count", range(1, 9))
 def test_every_stream_carries_something(count):
     """No stream of a plan is there for show."""
-    found = lanes(count)
+    found = stream_roles(count)
 
     used = {*found.transfer, found.forward, found.backward, found.readback}
     assert set(range(count)) == used

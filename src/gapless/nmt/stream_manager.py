@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Self
 
 from gapless.device.find import find_device
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.streams import lanes
+from gapless.pipeline.streams import stream_roles
 from gapless.plans import MAX_STREAMS
 
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class StreamManager:
     """Owns streams with a number or a name, and gives access to their events.
 
-    Numbers start at 0; `lanes` says what each numbered stream carries. Further streams have names.
+    Numbers start at 0; `stream_roles` says what each numbered stream carries. Further streams have names.
     A training loop needs none of this: `gapless.TrainLoop` keeps its own streams. On a CPU every
     call works, and work runs in the order of the calls.
 
@@ -47,7 +47,7 @@ class StreamManager:
         if not 1 <= num_streams <= MAX_STREAMS:
             raise ValueError(f"num_streams must be 1 to {MAX_STREAMS}, but is {num_streams}")
         self.device = find_device(device)
-        self.lanes = lanes(num_streams)
+        self.roles = stream_roles(num_streams)
         self.host_waits = HostWaits(self.device, wait_stats=wait_stats)
         self._outer_stream = self.device.current_stream()
         self._streams: dict[int | str, Stream] = {
@@ -90,7 +90,7 @@ class StreamManager:
 
     def get_compute_stream(self) -> Stream:
         """Return the stream that forward passes run on."""
-        return self._streams[self.lanes.forward]
+        return self._streams[self.roles.forward]
 
     def get_current_stream(self) -> Stream:
         """Return the stream that queued work goes to now."""

@@ -68,8 +68,8 @@ class HostCopy:
 def _buffers_for(tensors: dict[int, torch.Tensor], device: Device) -> dict[int, torch.Tensor]:
     """Return host memory for each tensor, cut from one block for each dtype.
 
-    Page-locking a block for every tensor would take longer than copying it; and `torch.save`
-    refuses memory that is shared by two dtypes.
+    Page-locking memory for every tensor would take longer than copying it. Each dtype has a block
+    of its own, because `torch.save` refuses memory that two dtypes share.
     """
     of_dtype: defaultdict[torch.dtype, dict[int, torch.Tensor]] = defaultdict(dict)
     for key, tensor in tensors.items():

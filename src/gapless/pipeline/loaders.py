@@ -18,15 +18,16 @@ BatchT = TypeVar("BatchT")
 
 
 class LoaderPart(Generic[BatchT]):
-    """Batches of a loader as a generator takes them, such as the first few.
+    """Some batches of a loader, chosen by a generator.
 
     Args:
-        loader: a loader, a list, or anything else that gives batches.
-        take: a generator of the batches wanted; closing it has to end the loader.
+        loader: a loader, a list, or any other iterable of batches.
+        take: a generator function that yields the batches wanted. Closing the generator has to
+            end the loader.
 
     Attributes:
         loader: as given.
-        num_workers: processes of the loader, None if that is not known; plan `auto` asks for it.
+        num_workers: processes of the loader, None if unknown; plan `auto` asks for it.
     """
 
     def __init__(
@@ -41,13 +42,13 @@ class LoaderPart(Generic[BatchT]):
 
 
 def end_kept_workers(batches: Any) -> None:
-    """End the workers that a loader keeps from epoch to epoch; it starts new ones if need be.
+    """End the workers that a loader keeps from epoch to epoch; the next epoch starts new ones.
 
-    Where a garbage collection meets them, torch waits five seconds for each: the queues by which
-    it tells them to end are gone by then. There is no public way to end them.
+    If a garbage collection ended them, torch would wait five seconds for each: the queues through
+    which it tells them to end are gone by then. There is no public way to end them.
 
     Args:
-        batches: a loader, a part of one, or anything else, to which nothing is done.
+        batches: a loader, or a part of one. Nothing happens to anything else.
 
     Sync: Does not block the host on the device; waits for worker processes to end.
     """
@@ -59,7 +60,7 @@ def end_kept_workers(batches: Any) -> None:
 
 
 def num_workers(batches: Any) -> int | None:
-    """Return how many processes make these batches, None if that is not known."""
+    """Return how many processes make these batches; None if unknown."""
     if isinstance(batches, list | tuple):
         return 0
     found = getattr(batches, "num_workers", None)
@@ -69,9 +70,8 @@ def num_workers(batches: Any) -> int | None:
 def end_loader(batches: Iterator[Any]) -> None:
     """End the generator, or the worker processes, behind a loader's iterator.
 
-    Torch ends its workers when their iterator is freed, but the traceback of an error, also of
-    one that was raised in a worker, holds the iterator as long as somebody holds the error. There
-    is no public way to end them earlier.
+    Torch ends its workers when their iterator is freed. But the traceback of an error holds the
+    iterator for as long as somebody holds the error. There is no public way to end them earlier.
 
     Sync: Does not block the host on the device; waits for worker processes to end.
     """
@@ -92,7 +92,7 @@ class EpochOf(Generic[BatchT]):
         count: most batches of the epoch.
 
     Attributes:
-        num_workers: processes of the loader, None if that is not known; plan `auto` asks for it.
+        num_workers: processes of the loader, None if unknown; plan `auto` asks for it.
         start_ms: time from the first batch asked for until it was there, if the loader started
             workers for it; 0 for other loaders, whose first batch is like any other.
     """
@@ -136,9 +136,9 @@ def starts_workers(loader: Iterable[Any]) -> bool:
 
 
 def _length(loader: Any, most: int) -> int:
-    """Return how many batches there are, as far as the loader can know; `most` if it cannot.
+    """Return the number of batches; `most` if the loader does not know it.
 
-    Asked for one more, torch's loader ends its workers before it says that there is none.
+    If torch's loader is asked for one batch too many, it ends its workers before it says so.
     """
     if isinstance(getattr(loader, "dataset", None), IterableDataset):
         return most

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from gapless.pipeline.tree import Tree
 
 
-# Wide enough for every vector load and for every dtype's alignment.
+# Bytes; enough for every dtype and every vector load.
 _ALIGNMENT = 256
 
-# A host slot is needed for every transfer in flight. The ring grows to the number that a device
-# really keeps in flight, up to this memory; beyond it the host waits for the oldest transfer.
+# Every transfer in flight needs a host slot. The ring grows to the number of transfers that the
+# device keeps in flight, up to this memory; then the host waits for the oldest transfer.
 _MAX_PINNED_BYTES = 1 << 30
 _MIN_HOST_SLOTS = 2
 
@@ -96,8 +96,8 @@ class StagingRing:
         self._pin_memory = pin_memory
         self._max_host_slots = max_host_slots
         self._host_slots: deque[_HostSlot] = deque()
-        # Two more than the depth: the batch in use, and the one before it, whose name the
-        # caller's loop has not yet let go of when the next transfer starts.
+        # Two more than the depth: the batch in use, and the one before it. The variable of the
+        # caller's loop still holds that one when the next transfer starts.
         self._device_slots = deque(
             _DeviceSlot(
                 stream=transfer_streams[number % len(transfer_streams)],
@@ -119,12 +119,12 @@ class StagingRing:
         tensors = [tensor for tensor in tree.leaves if self._device.needs_copy(tensor)]
         if not tensors:
             return StagedBatch(tree=tree, slot=None)
-        layout = _Layout.of(tensors)
-        host = self._acquire_host(layout.num_bytes)
-        layout.pack(tensors, host.buffer)
-        slot = self._acquire_device(layout.num_bytes, compute_stream)
-        self._copy(host, slot, layout.num_bytes)
-        views = layout.views(slot.buffer)
+        offsets = _Offsets.of(tensors)
+        host = self._acquire_host(offsets.num_bytes)
+        offsets.pack(tensors, host.buffer)
+        slot = self._acquire_device(offsets.num_bytes, compute_stream)
+        self._copy(host, slot, offsets.num_bytes)
+        views = offsets.views(slot.buffer)
         slot.handed_out = [weakref.ref(view) for view in views]
         moved = dict(zip(map(id, tensors), views, strict=True))
         return StagedBatch(tree=tree.map(lambda tensor: moved.get(id(tensor), tensor)), slot=slot)
@@ -140,7 +140,7 @@ class StagingRing:
 
     def _acquire_host(self, num_bytes: int) -> _HostSlot:
         slots = self._host_slots
-        # A slot stays in the ring while it is made ready, so that no interrupt can lose it.
+        # The slot stays in the ring while it is prepared, so that an interrupt cannot lose it.
         if not slots or not self._device.query_event(slots[0].copied):
             if self._may_grow(num_bytes):
                 buffer = self._host_buffer(num_bytes)
@@ -166,8 +166,8 @@ class StagingRing:
     def _acquire_device(self, num_bytes: int, compute_stream: Stream) -> _DeviceSlot:
         slot = self._device_slots[0]
         self._device_slots.rotate(-1)
-        # Whoever held the slot's last batch has queued all reads of it by now, also those made
-        # after the next batch was taken; so has the former owner of a fresh block.
+        # By now every read of the slot's last batch is queued, also reads made after the next
+        # batch was taken. The same holds for the former owner of fresh memory.
         self._device.record_event(slot.read, compute_stream)
         self._device.wait_event(slot.stream, slot.read)
         if slot.buffer is None or slot.buffer.numel() < num_bytes or slot.is_kept():
@@ -188,7 +188,7 @@ class StagingRing:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Layout:
+class _Offsets:
     """Where each tensor of a batch lies in a flat buffer."""
 
     shapes: list[torch.Size]
@@ -198,10 +198,12 @@ class _Layout:
 
     @property
     def num_bytes(self) -> int:
+        """Length of the flat buffer."""
         return self.ends[-1]
 
     @classmethod
-    def of(cls, tensors: list[torch.Tensor]) -> _Layout:
+    def of(cls, tensors: list[torch.Tensor]) -> _Offsets:
+        """Return the places of tensors one behind the other, each aligned."""
         starts, ends, end = [], [], 0
         for tensor in tensors:
             if tensor.layout != torch.strided or tensor.device.type != "cpu":
@@ -221,6 +223,7 @@ class _Layout:
         )
 
     def views(self, buffer: torch.Tensor | None) -> list[torch.Tensor]:
+        """Return the tensors that lie in a flat buffer."""
         assert buffer is not None
         return [
             buffer[start:end].view(dtype).view(shape)
@@ -230,6 +233,7 @@ class _Layout:
         ]
 
     def pack(self, tensors: list[torch.Tensor], buffer: torch.Tensor) -> None:
+        """Copy tensors into a flat buffer."""
         for view, tensor in zip(self.views(buffer), tensors, strict=True):
             view.copy_(tensor.detach())
 

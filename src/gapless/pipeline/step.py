@@ -42,7 +42,7 @@ class SplitStep(Protocol):
 class HostPart(Protocol):
     """What a step does on the host for each batch, such as counting or setting a rate.
 
-    Captured work is launched again without the step's own code; this is called all the same.
+    A replay launches captured work without the step's own code, but this is still called.
     """
 
     def on_host(self, batch: Any) -> None:

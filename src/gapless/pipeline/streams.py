@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lanes:
+class StreamRoles:
     """What each numbered stream carries.
 
     Attributes:
@@ -28,7 +28,7 @@ class Lanes:
     readback: int
 
 
-def lanes(num_streams: int) -> Lanes:
+def stream_roles(num_streams: int) -> StreamRoles:
     """Return the work of each of `num_streams` streams (1 to 8).
 
     One stream does everything. Two: transfer and compute. Three: readback apart. Four: transfer,
@@ -36,14 +36,14 @@ def lanes(num_streams: int) -> Lanes:
     streams take further transfers.
     """
     if num_streams == 1:
-        return Lanes(transfer=(0,), forward=0, backward=0, readback=0)
+        return StreamRoles(transfer=(0,), forward=0, backward=0, readback=0)
     if num_streams == 2:
-        return Lanes(transfer=(0,), forward=1, backward=1, readback=1)
+        return StreamRoles(transfer=(0,), forward=1, backward=1, readback=1)
     if num_streams == 3:
-        return Lanes(transfer=(0,), forward=1, backward=1, readback=2)
+        return StreamRoles(transfer=(0,), forward=1, backward=1, readback=2)
     if num_streams == 4:
-        return Lanes(transfer=(0, 3), forward=1, backward=2, readback=1)
-    return Lanes(transfer=(0, 3, *range(5, num_streams)), forward=1, backward=2, readback=4)
+        return StreamRoles(transfer=(0, 3), forward=1, backward=2, readback=1)
+    return StreamRoles(transfer=(0, 3, *range(5, num_streams)), forward=1, backward=2, readback=4)
 
 
 class PlanStreams:
@@ -51,7 +51,7 @@ class PlanStreams:
 
     Args:
         device: where the streams are.
-        count: number of streams, 1 to 8; `lanes` says what each carries.
+        count: number of streams, 1 to 8; `stream_roles` says what each carries.
 
     Attributes:
         transfer: carry host-to-device copies, used in turn.
@@ -65,7 +65,7 @@ class PlanStreams:
         self._device = device
         self._outer = device.current_stream()
         self.all = [device.create_stream() for _ in range(count)]
-        found = lanes(count)
+        found = stream_roles(count)
         self.transfer = [self.all[number] for number in found.transfer]
         self.compute = self.all[found.forward]
         self.backward = self.all[found.backward]
@@ -83,11 +83,11 @@ class PlanStreams:
 class EventPool:
     """Hand out events and take them back when they are done.
 
-    An event is re-recorded only after its user returned it, having seen it complete, or having
-    let streams wait for it: a stream's wait binds to the record it saw, so nobody is still
-    waiting for the former record when it is overwritten.
+    An event is recorded again only after its user gave it back. The user does so when the event
+    is done, or when streams wait for it: a stream's wait belongs to the record that it saw, so a
+    later record does not disturb it.
 
-    An event whose user was interrupted is lost until the next `reset`.
+    If a user is interrupted, its event is missing until the next `reset`.
 
     Args:
         device: whose events these are.
