@@ -13,7 +13,7 @@ from benchmarks.peers.flops import model_flops
 from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.sampler import Microbatch, MicrobatchSampler
 from gapless.nmt.data.token_pairs import TokenPairs
-from gapless.nmt.run.build import make_sampler
+from gapless.nmt.run.build import training_sampler
 from gapless.nmt.run.config import TrainConfig
 from gapless.nmt.run.task import prepare
 
@@ -71,7 +71,7 @@ class Case:
 
     def plain_batches(self) -> list[Microbatch]:
         """Return the batches that all peers train on, each padded to its longest sentence."""
-        return list(make_sampler(replace(self.config, **PLAIN_LAYOUT), self.train))
+        return list(training_sampler(self.config, self.train, layout="padded"))
 
     def shaped_batches(self, *, max_shapes: int) -> MicrobatchSampler:
         """Return batches padded to a few shapes, for whoever compiles or captures each shape."""

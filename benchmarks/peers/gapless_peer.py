@@ -12,7 +12,8 @@ from benchmarks.taken_away import TAKE_AWAY
 from gapless.device.numerics import seed_everything
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import Microbatch, PairBatches, make_loader
-from gapless.nmt.run.build import make_parts, make_sampler
+from gapless.nmt.run.build import build_step, training_sampler
+from gapless.nmt.run.resolved import resolve
 
 
 if TYPE_CHECKING:
@@ -54,31 +55,35 @@ class GaplessPeer:
         if without is not None:
             TAKE_AWAY[without]()
         config = replace(case.config, plan=plan, **(layout or {}))
-        self._config = config.resolved_for(is_accelerator=device.is_accelerator)
+        self._config = config
+        self._resolved = resolve(config, is_accelerator=device.is_accelerator)
         self._case = case
         self._device = device
         self._steps_to_decide: int | None = None
         # The one place where gapless's batches are made: padded or packed as the settings say.
-        self._sampler = make_sampler(self._config, case.train)
+        self._sampler = training_sampler(config, case.train, layout=self._resolved.layout)
         self.batches: Sequence[Microbatch] = list(self._sampler)
         self.setup_facts: dict[str, Any] = {"layout": self._sampler.describe()}
 
     def setup(self) -> None:
         """Build model and loop; capture every shape if the plan captures."""
         seed_everything(self._config.seed)
-        self._loop = TrainLoop(plan=self._config.resolved_plan(), device=self._device)
+        self._loop = TrainLoop(plan=self._resolved.plan, device=self._device)
         with self._loop.on_compute_stream():
-            # The case has what is used of a task: pairs and vocabularies.
-            task: Any = self._case
-            parts = make_parts(self._config, task, device=self._device, total_updates=10**6)
-            parts.model.train()
-        self._step = parts.step
+            self._step = build_step(
+                self._config,
+                self._case.vocabs,
+                compiles=self._resolved.compiles,
+                device=self._device,
+                total_updates=10**6,
+            )
+            self._step.model.train()
         start = perf_counter()
         if self._loop.captures_ahead:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
             self._loop.capture_ahead(
-                examples, self._step, model=parts.model, optimizer=parts.step.optimizer
+                examples, self._step, model=self._step.model, optimizer=self._step.optimizer
             )
         self.setup_facts["warm_up_seconds"] = perf_counter() - start
 

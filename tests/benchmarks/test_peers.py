@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -17,7 +16,7 @@ import pytest
 import torch
 from benchmarks.peers import report
 from benchmarks.peers.__main__ import main
-from benchmarks.peers.cases import PLAIN_LAYOUT, TINY, base32
+from benchmarks.peers.cases import TINY, base32
 from benchmarks.peers.flops import model_flops
 from benchmarks.peers.parts import BatchDict, make_loader, take
 from benchmarks.peers.profiling import KernelTimes, count_kernels
@@ -27,7 +26,7 @@ from benchmarks.peers.window import Window
 from torch import nn
 
 from gapless.device.find import find_device
-from gapless.nmt.run.build import build_model, make_sampler
+from gapless.nmt.run.build import build_model, training_sampler
 
 
 ROOT = Path(__file__).parents[2]
@@ -347,7 +346,7 @@ def test_padding_is_counted_in_both_layouts():
 
     assert counts[0]["target_tokens"] == counts[1]["target_tokens"]
     assert counts[0]["padding_share"] == pytest.approx(
-        make_sampler(replace(case.config, **PLAIN_LAYOUT), case.train).padding_share()
+        training_sampler(case.config, case.train, layout="padded").padding_share()
     )
     assert counts[0]["padding_share"] < counts[1]["padding_share"] < 1.0
 

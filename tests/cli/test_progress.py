@@ -40,7 +40,7 @@ def test_an_epoch_ends_in_its_account(kind, capsys, monkeypatch):
     observer = kind()
     observer.started({"run": "runs/x", "plan": "gapless"})
     for done in range(4):
-        observer.warming_up(done, of=3)
+        observer.capturing_ahead(done, of=3)
     observer.noted("auto: launch-bound")
     observer.epoch_started(1, num_batches=4, num_epochs=2)
     for batch in range(1, 5):
@@ -64,7 +64,7 @@ def test_an_epoch_ends_in_its_account(kind, capsys, monkeypatch):
     assert "peak memory 3 MiB" in out
     assert "12 test sentences" in out
     if kind is shown.PlainObserver:
-        assert out.count("warmed up 3 shapes\n") == 1
+        assert out.count("prepared 3 shapes\n") == 1
         assert "step 4  loss 3.2500" in out
         assert "0.00 waits/batch  gap 12.5%  epoch ends in 0:00:0" in out
 

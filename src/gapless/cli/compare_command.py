@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.parser import number, one_of, whole_number
-from gapless.cli.setting_options import add_setting_options, given_settings
+from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, given_settings
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
@@ -48,13 +48,6 @@ _NUMBERS = tuple(field.name for field in fields(Rounds))
 
 _WEIGHTS = ", ".join(f"{name} {weight:g}" for name, weight in DEFAULT_WEIGHTS.items())
 
-# What only a whole run has, and what is another option here.
-_NOT_HERE = (
-    *("plan", "streams", "sync_interval", "loss_interval", "prefetch", "pin_memory", "run_ahead"),
-    *("epochs", "max_steps", "run_dir", "deterministic", "val_interval", "average", "beam"),
-    *("length_penalty", "early_stopping", "device", "precision", "seed"),
-)
-
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
@@ -88,7 +81,7 @@ def add_options(parser: Parser) -> None:
         help="fp32 or tf32; without --workload also bf16 or fp16 [default: fp32, or as in the "
         "--config]",
     )
-    add_setting_options(parser, leave_out=_NOT_HERE, prefix="gapless train: ")
+    add_setting_options(parser, COMPARE_SETTINGS, prefix="gapless train: ")
 
 
 def _add_counts(parser: Parser) -> None:
@@ -130,9 +123,7 @@ def run(options: Namespace) -> int:
         _check_writable(options.json)
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
     set_run_numerics(asked.run, compares=bool(asked.rounds.verify_steps))
-    given = {
-        name: value for name, value in given_settings(options).items() if name not in _NOT_HERE
-    }
+    given = given_settings(options, COMPARE_SETTINGS)
     work = _work(options.workload, asked, config=options.config, given=given)
     print("\n".join(_facts(asked, work)), flush=True)
     report = _run(asked, work)
@@ -226,11 +217,12 @@ def _work(
     if spec is None:
         from gapless.cli.translation_workload import in_one_process, translation_workload
         from gapless.compare.compare_plans import REFERENCE
+        from gapless.nmt.run.resolved import resolve
         from gapless.nmt.run.task import prepare
 
         settings = _config(asked, config=config, given=given)
-        # What cannot be laid out so is told before the text is read.
-        settings.resolved_for(is_accelerator=asked.run.device.is_accelerator)
+        # Refuses what cannot be laid out, before the text is read.
+        resolve(settings, is_accelerator=asked.run.device.is_accelerator)
         task, steps = prepare(settings), asked.rounds.steps
         return _Work(
             name=f"model of gapless train on {settings.data or 'the embedded corpus'}",

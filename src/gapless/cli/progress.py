@@ -83,10 +83,10 @@ class PlainObserver:
         """Print it."""
         _say(text)
 
-    def warming_up(self, done: int, *, of: int) -> None:
-        """Say when all shapes are warmed up."""
+    def capturing_ahead(self, done: int, *, of: int) -> None:
+        """Say when all shapes are prepared."""
         if done == of:
-            _say(f"warmed up {of} shapes")
+            _say(f"prepared {of} shapes")
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Start the epoch's clock."""
@@ -131,7 +131,7 @@ class TerminalObserver:
         self._clock = _EpochClock(every_seconds=_BAR_SECONDS)
         self._title = ""
         self._num_batches = 0
-        self._warm_up = StepBar("shapes")
+        self._shapes = StepBar("shapes")
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
@@ -141,11 +141,11 @@ class TerminalObserver:
         """Print it, above the bar if there is one."""
         self._say(text)
 
-    def warming_up(self, done: int, *, of: int) -> None:
+    def capturing_ahead(self, done: int, *, of: int) -> None:
         """Draw a bar; the first shape takes longest, as layers are compiled with it."""
-        self._warm_up.show("warming up", done, of=of)
+        self._shapes.show("preparing", done, of=of)
         if done == of:
-            self._warm_up.close()
+            self._shapes.close()
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Draw an empty bar."""
@@ -180,7 +180,7 @@ class TerminalObserver:
     def __exit__(self, *error: object) -> None:
         """Take the bars away, so that what follows begins on a line of its own."""
         self._bar.clear()
-        self._warm_up.close()
+        self._shapes.close()
 
     def _say(self, text: str) -> None:
         shown = self._bar.text

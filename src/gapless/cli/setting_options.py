@@ -7,12 +7,12 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
 from gapless.cli.parser import number, one_of, whole_number
-from gapless.nmt.run.config import CHOICES, TrainConfig
+from gapless.nmt.run.config import TrainConfig
 from gapless.plans import PLANS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Container
+    from collections.abc import Iterable
     from dataclasses import Field
 
     from gapless.cli.parser import Parser
@@ -25,34 +25,36 @@ _KINDS: dict[type, dict[str, Any]] = {
     str: {"type": str, "metavar": "TEXT"},
 }
 
-_CHOICES = {name: one_of(names) for name, names in {"plan": PLANS, **CHOICES}.items()}
+TRAIN_SETTINGS = fields(TrainConfig)
+COMPARE_SETTINGS = tuple(item for item in TRAIN_SETTINGS if item.metadata["compare"])
 
 
 def add_setting_options(
-    parser: Parser, *, leave_out: Container[str] = (), prefix: str = ""
+    parser: Parser, settings: Iterable[Field[Any]] = TRAIN_SETTINGS, *, prefix: str = ""
 ) -> None:
-    """Add one option for every setting but those, in the groups that the settings name.
+    """Add one option for each setting, in the groups that the settings name.
 
     An option that is not given is None.
 
     Args:
         parser: of the command.
-        leave_out: settings that are no options of it.
+        settings: that are options of it.
         prefix: of the groups' titles.
     """
     hints = get_type_hints(TrainConfig)
     groups: dict[str, argparse._ArgumentGroup] = {}
-    for item in fields(TrainConfig):
-        if item.name not in leave_out:
-            title = item.metadata["group"]
-            if title not in groups:
-                groups[title] = parser.add_argument_group(prefix + title)
-            _add_option(groups[title], item, hints[item.name])
+    for item in settings:
+        title = item.metadata["group"]
+        if title not in groups:
+            groups[title] = parser.add_argument_group(prefix + title)
+        _add_option(groups[title], item, hints[item.name])
 
 
-def given_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """Return the settings that were given."""
-    names = {item.name for item in fields(TrainConfig)}
+def given_settings(
+    options: argparse.Namespace, settings: Iterable[Field[Any]] = TRAIN_SETTINGS
+) -> dict[str, Any]:
+    """Return those of these settings that were given."""
+    names = {item.name for item in settings}
     return {
         name: value for name, value in vars(options).items() if name in names and value is not None
     }
@@ -73,7 +75,9 @@ def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any) -> 
     names = [flag(item.name)]
     if item.name == "loss_interval":
         names.append("--loss-extract-interval")
-    group.add_argument(*names, dest=item.name, help=text, **_CHOICES.get(item.name, _KINDS[kind]))
+    choices = PLANS if item.name == "plan" else item.metadata["choices"]
+    value = _KINDS[kind] if choices is None else one_of(choices)
+    group.add_argument(*names, dest=item.name, help=text, **value)
 
 
 def _help(item: Field[Any]) -> str:

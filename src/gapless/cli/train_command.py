@@ -50,9 +50,12 @@ def run(options: Namespace) -> int:
         file = options.resume / CONFIG
     config = make_config(given_settings(options), file=file)
     with make_observer() as observer:
-        trainer = Trainer(config, observer=observer, resume=options.resume)
+        if options.resume is None:
+            trainer = Trainer.new(config, observer=observer)
+        else:
+            trainer = Trainer.resume(config, options.resume, observer=observer)
         summary = trainer.train()
-    for line in _result_lines(summary, trainer.run_dir):
+    for line in _result_lines(summary, trainer.run.run_dir):
         print(line)
     return _INTERRUPTED if summary["interrupted"] else 0
 

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import torch
-
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
-from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
-from gapless.nmt.run.build import make_parts
+from gapless.nmt.data.sampler import make_loader
+from gapless.nmt.run.build import make_parts, num_workers
 
 
 if TYPE_CHECKING:
+    import torch
+
     from gapless.compare.workload import PlanWorkloadFunction, WorkloadFunction
-    from gapless.device.base import Device
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Task
     from gapless.plans import Plan
@@ -37,25 +35,17 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
     def make(torch_device: torch.device, plan: Plan) -> Workload:
         device = find_device(torch_device)
         parts = make_parts(config, task, device=device, total_updates=steps)
-        sampler = parts.loader.sampler
-        assert isinstance(sampler, MicrobatchSampler)
-        sampler.set_epoch(0, max_updates=-(-steps // config.accumulate))
-        workers = _num_workers(plan, device) if config.workers is None else config.workers
+        parts.sampler.set_epoch(0, max_updates=-(-steps // config.accumulate))
+        workers = num_workers(config, plan=plan, device=device)
         return Workload(
-            model=parts.model,
+            model=parts.step.model,
             optimizer=parts.step.optimizer,
-            batches=make_loader(task.train, sampler, workers=workers),
+            batches=make_loader(task.train, parts.sampler, workers=workers),
             step=parts.step,
             unit=TOKENS,
         )
 
     return make
-
-
-def _num_workers(plan: Plan, device: Device) -> int:
-    # As `gapless train` has it: what the loop itself leaves free.
-    busy = 1 if device.is_accelerator else torch.get_num_threads()
-    return max(0, min(plan.workers, (os.cpu_count() or 1) - busy))
 
 
 def in_one_process(config: TrainConfig, task: Task, *, plan: Plan, steps: int) -> WorkloadFunction:

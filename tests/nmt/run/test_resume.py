@@ -18,6 +18,7 @@ from gapless.device.find import find_device
 from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
+from gapless.nmt.run.validation import score_pairs
 from gapless.pipeline.host_waits import HostWaits
 
 
@@ -34,7 +35,7 @@ class Silent:
     def noted(self, text):
         pass
 
-    def warming_up(self, done, *, of):
+    def capturing_ahead(self, done, *, of):
         pass
 
     def epoch_started(self, epoch, *, num_batches, num_epochs):
@@ -82,13 +83,13 @@ def settings(tmp_path):
 
 
 def train(settings, run, **watch):
-    trainer = Trainer(make_config({**settings, "run_dir": str(run)}), observer=Silent(**watch))
-    return trainer.train()
+    config = make_config({**settings, "run_dir": str(run)})
+    return Trainer.new(config, observer=Silent(**watch)).train()
 
 
 def resume(run, *, flags=None, **watch):
     config = make_config(flags or {}, file=run / "config.yaml")
-    return Trainer(config, observer=Silent(**watch), resume=run).train()
+    return Trainer.resume(config, run, observer=Silent(**watch)).train()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -134,7 +135,7 @@ def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
     config = make_config({"fixed_shapes": True}, file=tmp_path / "run" / "config.yaml")
 
     with pytest.raises(UserError, match="`fixed_shapes` is true, but the run began with false"):
-        Trainer(config, observer=Silent(), resume=tmp_path / "run")
+        Trainer.resume(config, tmp_path / "run", observer=Silent())
 
 
 @pytest.mark.parametrize("interrupt_after", [3, None])
@@ -157,8 +158,8 @@ def test_what_orders_the_batches_does_not_change(
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     config = make_config({**flags, "epochs": 2}, file=tmp_path / "run" / "config.yaml")
 
-    with pytest.raises(UserError, match=f"^{message} and has to go on so; .*new run$"):
-        Trainer(config, observer=Silent(), resume=tmp_path / "run")
+    with pytest.raises(UserError, match=f"^{message}, .*new run$"):
+        Trainer.resume(config, tmp_path / "run", observer=Silent())
     assert before == (tmp_path / "run" / "metrics.jsonl").read_bytes()
 
 
@@ -168,7 +169,7 @@ def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
     data = tmp_path / "d.tsv"
     moved = data.rename(tmp_path / "moved.tsv")
     config = make_config({"data": str(moved)}, file=tmp_path / "run" / "config.yaml")
-    Trainer(config, observer=Silent(), resume=tmp_path / "run")
+    Trainer.resume(config, tmp_path / "run", observer=Silent())
     data.write_text("".join(f"{line}\n" for line in reversed(moved.read_text().splitlines())))
 
     with pytest.raises(UserError, match="training pairs are not the 56 that the run began with"):
@@ -279,7 +280,7 @@ folder = Path(settings["run_dir"]) / "checkpoints"
 def is_saved():
     return (folder / "state.pt").exists() and len(list(folder.glob("epoch*"))) >= int(sys.argv[3])
 
-Trainer(make_config(settings), observer=Killer()).train()
+Trainer.new(make_config(settings), observer=Killer()).train()
 """
 
 
@@ -327,7 +328,7 @@ def test_a_run_is_not_changed_before_it_goes_on(settings, tmp_path):
     kill(settings, run, after=40, files=2)
     before = read_losses(run), sorted((run / "checkpoints").iterdir())
 
-    Trainer(make_config({}, file=run / "config.yaml"), observer=Silent(), resume=run)
+    Trainer.resume(make_config({}, file=run / "config.yaml"), run, observer=Silent())
 
     assert before == (read_losses(run), sorted((run / "checkpoints").iterdir()))
 
@@ -360,20 +361,20 @@ def test_only_a_scaler_has_to_be_waited_for(train_tiny):
 
 def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkeypatch):
     """A long validation does not put off the checkpoint of the epoch before it."""
-    score, seen = Trainer._score, []
+    seen = []
 
-    def wait_for_weights(trainer, pairs, *, beam):
+    def wait_for_weights(run, pairs, *, beam):
         path = tmp_path / "run" / "checkpoints" / "epoch0001.safetensors"
         end = time.monotonic() + 20
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.01)
         seen.append(path.exists())
-        return score(trainer, pairs, beam=beam)
+        return score_pairs(run, pairs, beam=beam)
 
-    monkeypatch.setattr(Trainer, "_score", wait_for_weights)
+    monkeypatch.setattr("gapless.nmt.run.validation.score_pairs", wait_for_weights)
     train({**settings, "epochs": 1, "val_interval": 1}, tmp_path / "run")
 
-    assert seen == [True, True]
+    assert seen == [True]
 
 
 def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
@@ -392,12 +393,12 @@ def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
 def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):
     """Training seconds, updates and batches are of the whole run, so its wall time is too."""
     readings = itertools.count(0, 100)
-    monkeypatch.setattr("gapless.nmt.run.trainer.perf_counter", lambda: next(readings))
+    monkeypatch.setattr("gapless.nmt.run.training_run.perf_counter", lambda: next(readings))
     train(settings, tmp_path / "run", interrupt_after=3)
     state = torch.load(tmp_path / "run" / "checkpoints" / "state.pt", weights_only=True)
     kept = state["position"]["wall_seconds"]
     # The second process takes no time at all.
-    monkeypatch.setattr("gapless.nmt.run.trainer.perf_counter", lambda: 5)
+    monkeypatch.setattr("gapless.nmt.run.training_run.perf_counter", lambda: 5)
 
     assert kept >= 100
     assert resume(tmp_path / "run")["wall_seconds"] == kept

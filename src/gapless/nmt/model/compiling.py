@@ -33,11 +33,11 @@ def compile_layers(model: Transformer) -> None:
         layer.compile(dynamic=None)
 
 
-def layers_as_written() -> AbstractContextManager[object]:
-    """Return a context in which compiled layers run as they are written.
+def eager_layers() -> AbstractContextManager[object]:
+    """Return a context in which compiled layers run eagerly.
 
-    For evaluation, which is other code to the compiler: validations and translations of a run
-    together take less time than that code takes to be compiled.
+    For evaluation, which the compiler would have to compile anew: all validations and translations
+    of a run take less time than that.
 
     Sync: Does not block the host.
     """

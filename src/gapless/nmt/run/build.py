@@ -1,7 +1,8 @@
-"""The parts of a translation task for those who run it in a loop of their own."""
+"""Build the parts of a translation run: layout, batches, model and step."""
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
@@ -10,105 +11,89 @@ import torch
 from gapless.nmt.data.fixed_layout import choose_fixed_layout
 from gapless.nmt.data.packed_layout import choose_packed_layout
 from gapless.nmt.data.padded_layout import PaddedLayout
-from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
+from gapless.nmt.data.sampler import MicrobatchSampler
 from gapless.nmt.model.compiling import compile_layers
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.checkpoints import FINAL, FOLDER, load_weights
 from gapless.nmt.run.folder import read_config, read_vocabs
+from gapless.nmt.run.resolved import resolve
 from gapless.nmt.run.translation_step import TranslationStep
 
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from torch.utils.data import DataLoader
-
     from gapless.device.base import Device
-    from gapless.nmt.data.batch import AnyBatch
     from gapless.nmt.data.layout import Layout
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.resolved import LayoutName
     from gapless.nmt.run.task import Task, Vocabs
+    from gapless.plans import Plan
 
 
-@dataclass(frozen=True, kw_only=True)
-class TrainingParts:
-    """What one training loop needs.
-
-    Attributes:
-        model: on the device, freshly initialised.
-        step: trains it; holds the optimizer.
-        loader: the batches of the first epoch.
-    """
-
-    model: Transformer
-    step: TranslationStep
-    loader: DataLoader[AnyBatch]
+# --- batches ---
 
 
-def make_parts(
-    config: TrainConfig, task: Task, *, device: Device, total_updates: int
-) -> TrainingParts:
-    """Build model, step and batches as `gapless train` does; batches are made in this process.
-
-    Call it in the loop's compute context, after seeding.
-    """
-    config = config.resolved_for(is_accelerator=device.is_accelerator)
-    model = build_model(config, task.vocabs).to(device.torch_device)
-    if config.compile:
-        compile_layers(model)
-    step = TranslationStep(model, config, device=device, total_updates=total_updates)
-    loader = make_loader(task.train, make_sampler(config, task.train), workers=0)
-    return TrainingParts(model=model, step=step, loader=loader)
-
-
-def make_sampler(
-    config: TrainConfig, pairs: TokenPairs, *, for_training: bool = True
+def training_sampler(
+    config: TrainConfig, pairs: TokenPairs, *, layout: LayoutName
 ) -> MicrobatchSampler:
-    """Return a sampler of these pairs with the budgets of a run.
+    """Return a sampler of the batches that a run trains on: shuffled, and grouped into updates.
 
     Args:
-        config: of the run, resolved for its device.
+        config: of the run.
         pairs: to draw from, at least one.
-        for_training: shuffle, group batches into updates, and lay them out as the run does.
-            Otherwise batches are padded and come in the order of length.
+        layout: of the batches.
     """
-    if not for_training:
-        return MicrobatchSampler(pairs, _padded_layout(config, pairs), shuffle=False)
     return MicrobatchSampler(
         pairs,
-        make_layout(config, pairs),
+        make_layout(config, pairs, layout),
         accumulate=config.accumulate,
         seed=config.seed,
     )
 
 
-def make_layout(config: TrainConfig, pairs: TokenPairs) -> Layout:
-    """Return how a run lays its training pairs out in batches: padded, fixed or packed.
+def validation_sampler(config: TrainConfig, pairs: TokenPairs) -> MicrobatchSampler:
+    """Return a sampler of padded batches in order of length, always the same."""
+    return MicrobatchSampler(pairs, make_layout(config, pairs, "padded"), shuffle=False)
+
+
+def make_layout(config: TrainConfig, pairs: TokenPairs, name: LayoutName) -> Layout:
+    """Return the layout of that name for these pairs, with the budgets of a run.
 
     Args:
-        config: of the run, resolved for its device.
-        pairs: to train on, at least one.
+        config: of the run; a packed layout needs its `batch_tokens`.
+        pairs: to lay out, at least one.
+        name: of the layout.
     """
     lengths = pairs.src_lengths, pairs.tgt_lengths
-    if config.pack and config.batch_tokens is not None:
+    if name == "packed":
+        assert config.batch_tokens is not None
         return choose_packed_layout(
             *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
         )
-    if config.fixed_shapes:
-        return choose_fixed_layout(
-            *lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size
-        )
-    return _padded_layout(config, pairs)
+    make = choose_fixed_layout if name == "fixed" else PaddedLayout
+    return make(*lengths, max_tokens=config.batch_tokens, max_sentences=config.batch_size)
 
 
-def _padded_layout(config: TrainConfig, pairs: TokenPairs) -> PaddedLayout:
-    return PaddedLayout(
-        pairs.src_lengths,
-        pairs.tgt_lengths,
-        max_tokens=config.batch_tokens,
-        max_sentences=config.batch_size,
-    )
+def num_workers(config: TrainConfig, *, plan: Plan, device: Device) -> int:
+    """Return how many processes make the batches of a run.
+
+    As many as the settings say. If they say nothing: as the plan says, but no more than the cores
+    that the loop leaves free. It needs one beside a GPU; on a CPU torch computes with several.
+
+    Args:
+        config: of the run.
+        plan: that moves its work.
+        device: where it runs.
+    """
+    if config.workers is not None:
+        return config.workers
+    busy = 1 if device.is_accelerator else torch.get_num_threads()
+    return max(0, min(plan.workers, (os.cpu_count() or 1) - busy))
+
+
+# --- model and step ---
 
 
 def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
@@ -118,6 +103,75 @@ def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
     sizes = ModelSizes(src_vocab=len(vocabs.src), tgt_vocab=len(vocabs.tgt), **known)
     # Both marks, and room for translations longer than what was trained on.
     return Transformer(sizes, max_positions=2 * config.max_length + 2)
+
+
+def build_step(
+    config: TrainConfig, vocabs: Vocabs, *, compiles: bool, device: Device, total_updates: int
+) -> TranslationStep:
+    """Return the step of a run, with its model on the device, freshly initialised.
+
+    Call it on the loop's compute stream, after seeding: autograd binds each gradient to the stream
+    that it first saw.
+
+    Args:
+        config: of the run.
+        vocabs: of both sides.
+        compiles: whether the model's layers are compiled.
+        device: where the model goes.
+        total_updates: of the run, for schedules that end.
+
+    Sync: Blocks the host while weights are copied.
+    """
+    model = build_model(config, vocabs).to(device.torch_device)
+    if compiles:
+        compile_layers(model)
+    return TranslationStep(
+        model, config, compiles=compiles, device=device, total_updates=total_updates
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingParts:
+    """What a training loop needs.
+
+    Attributes:
+        step: trains its `model`; holds the optimizer.
+        sampler: of the batches of the first epoch.
+    """
+
+    step: TranslationStep
+    sampler: MicrobatchSampler
+
+
+def make_parts(
+    config: TrainConfig, task: Task, *, device: Device, total_updates: int
+) -> TrainingParts:
+    """Build step and batches as `gapless train` does, for who runs them in a loop of their own.
+
+    Call it on the loop's compute stream, after seeding.
+
+    Args:
+        config: of the run; what it leaves open is decided for the device.
+        task: made from it.
+        device: where the model goes.
+        total_updates: of the run, for schedules that end.
+
+    Raises:
+        UserError: packing was asked for without a budget of tokens.
+
+    Sync: Blocks the host while weights are copied.
+    """
+    resolved = resolve(config, is_accelerator=device.is_accelerator)
+    return TrainingParts(
+        step=build_step(
+            config,
+            task.vocabs,
+            compiles=resolved.compiles,
+            device=device,
+            total_updates=total_updates,
+        ),
+        sampler=training_sampler(config, task.train, layout=resolved.layout),
+    )
 
 
 def load_model(

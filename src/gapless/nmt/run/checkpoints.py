@@ -101,6 +101,11 @@ def best_path(run_dir: Path) -> Path:
     return run_dir / FOLDER / BEST
 
 
+def final_path(run_dir: Path) -> Path:
+    """Return where the final weights are kept."""
+    return run_dir / FOLDER / FINAL
+
+
 def epoch_paths(run_dir: Path) -> list[Path]:
     """Return the epoch checkpoints of a run, oldest first."""
     found = (run_dir / FOLDER).glob("epoch*.safetensors")

@@ -15,6 +15,7 @@ from gapless.files import naming, replace_file
 from gapless.nmt.data.vocab import load_vocab
 from gapless.nmt.run.checkpoints import drop_later_epochs
 from gapless.nmt.run.config import make_config
+from gapless.nmt.run.config_file import to_yaml
 from gapless.nmt.run.task import Vocabs
 
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from gapless.nmt.run.config import TrainConfig
     from gapless.pipeline.readback import DeferredLoss
+    from gapless.records.training import TrainingEpoch
 
 
 CONFIG = "config.yaml"
@@ -54,6 +56,18 @@ class RunFolder:
             for name, value in finite.items():
                 if value is not None:
                     self._board.add_scalar(f"{kind}/{name}", value, step)
+
+    def log_epoch(self, record: TrainingEpoch) -> None:
+        """Append the figures of an epoch, and hand everything logged to the system."""
+        self.log(
+            "epoch",
+            step=record.number,
+            loss=record.work.mean_loss,
+            tokens_per_second=record.tokens_per_second,
+            gap_share=record.work.gap_share,
+            **record.validation,
+        )
+        self.flush()
 
     def flush(self) -> None:
         """Hand to the system what was logged, so that it survives this process."""
@@ -187,7 +201,7 @@ def write_config(path: Path, config: TrainConfig) -> None:
     Raises:
         OSError: the disk is full.
     """
-    replace_file(path / CONFIG, config.to_yaml().encode())
+    replace_file(path / CONFIG, to_yaml(config).encode())
 
 
 def _next_free(parent: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from gapless.records.training import TrainingEpoch
@@ -63,15 +63,32 @@ class Position:
         return self.records[-1]
 
     def state(self) -> dict[str, Any]:
-        """Return plain values to be kept."""
-        values = {item.name: getattr(self, item.name) for item in fields(self)}
-        return {**values, "records": [record.state() for record in self.records]}
+        """Return plain values, as a run's state file keeps them.
+
+        The keys are the format of a file: runs that began earlier have them too.
+        """
+        return {
+            "epoch": self.epoch,
+            "batches": self.batches,
+            "losses": list(self.losses),
+            "weights": list(self.weights),
+            "records": [record.state() for record in self.records],
+            "best_loss": self.best_loss,
+            "wall_seconds": self.wall_seconds,
+        }
 
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> Position:
         """Return the position that `state` described."""
-        records = [TrainingEpoch.of_state(record) for record in state["records"]]
-        return cls(**{**state, "records": records})
+        return cls(
+            epoch=state["epoch"],
+            batches=state["batches"],
+            losses=list(state["losses"]),
+            weights=list(state["weights"]),
+            records=[TrainingEpoch.of_state(record) for record in state["records"]],
+            best_loss=state["best_loss"],
+            wall_seconds=state["wall_seconds"],
+        )
 
 
 def _weighted_mean(losses: list[float], weights: list[float]) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -50,8 +51,9 @@ class Task:
     val: TokenPairs
     skipped_long: int
 
+    @cached_property
     def fingerprint(self) -> dict[str, int]:
-        """Return what tells these training pairs from others, for a run that goes on."""
+        """Tells these training pairs, in this order, from others."""
         return {"count": len(self.train), "checksum": self.train.checksum()}
 
 

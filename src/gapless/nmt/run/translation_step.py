@@ -27,6 +27,7 @@ class TranslationStep:
     Args:
         model: on the device.
         config: of the run.
+        compiles: whether work on logits is compiled, as the model's layers are.
         device: where the model is.
         total_updates: of the run, for schedules that end.
 
@@ -38,13 +39,19 @@ class TranslationStep:
     """
 
     def __init__(
-        self, model: Transformer, config: TrainConfig, *, device: Device, total_updates: int
+        self,
+        model: Transformer,
+        config: TrainConfig,
+        *,
+        compiles: bool = False,
+        device: Device,
+        total_updates: int,
     ) -> None:
         self.model = model
         self._config = config
         self._device = device
         self._total_updates = total_updates
-        smoothing = LabelSmoothing(config.label_smoothing, compiled=bool(config.compile))
+        smoothing = LabelSmoothing(config.label_smoothing, compiled=compiles)
         self._compute = LossCompute(model.generator, smoothing)
         self._nll = LossCompute(model.generator, LabelSmoothing())
         # On the device, where captured work finds the rate of each update.

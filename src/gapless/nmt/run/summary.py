@@ -1,0 +1,104 @@
+"""What a run says about itself: facts at its start, and `summary.json` at its end."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.records.training import run_totals
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Device
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.resolved import Resolved
+    from gapless.nmt.run.score import Scores
+    from gapless.nmt.run.task import Task
+    from gapless.nmt.run.training_run import TrainingRun
+
+
+def describe_run(run: TrainingRun) -> dict[str, str]:
+    """Return what is in force in a run, each line under its title."""
+    vocabs = run.task.vocabs
+    return {
+        "run": str(run.run_dir),
+        "device": f"{run.device.torch_device} ({run.device.describe()}), "
+        f"torch {torch.__version__}, {run.config.precision}",
+        "plan": describe_plan(run.resolved, device=run.device, workers=run.workers),
+        "data": describe_data(run.config, run.task),
+        "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
+        f"{len(vocabs.tgt)}",
+        "batches": f"{len(run.sampler)} an epoch, {run.sampler.describe()}",
+    }
+
+
+def describe_plan(resolved: Resolved, *, device: Device, workers: int) -> str:
+    """Return how a run moves its work.
+
+    Args:
+        resolved: settings of the run.
+        device: where it runs.
+        workers: processes that make its batches.
+    """
+    plan = resolved.plan
+    # On a CPU staging buffers are ordinary memory, whatever the plan says.
+    pinned = plan.pin_memory and device.is_accelerator
+    return (
+        f"{plan.name}: {plan.streams} streams, waits with {plan.wait_with}, "
+        f"prefetch {plan.prefetch}, {workers} workers, "
+        f"{'pinned' if pinned else 'pageable'} staging"
+        f"{', layers compiled' if resolved.compiles else ''}"
+    )
+
+
+def describe_data(config: TrainConfig, task: Task) -> str:
+    """Return what a run learns from."""
+    skipped = f", {task.skipped_long} too long" if task.skipped_long else ""
+    return (
+        f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
+        f"{len(task.train)} training pairs{skipped}, {len(task.corpus.val)} validation, "
+        f"{len(task.corpus.test)} test"
+    )
+
+
+def summarize(
+    run: TrainingRun, scores: Scores | None, *, interrupted: bool, warm_up_seconds: float
+) -> dict[str, Any]:
+    """Return the figures of a run as plain values for `summary.json`.
+
+    Args:
+        run: that ended or was interrupted.
+        scores: of the final model on the test pairs; None if it was interrupted.
+        interrupted: whether it was.
+        warm_up_seconds: time in which shapes were captured ahead.
+    """
+    loop = run.loop
+    return {
+        "plan": run.config.plan,
+        "plan_settings": asdict(loop.plan),
+        "device": str(run.device.torch_device),
+        "hardware": run.device.describe(),
+        "torch": str(torch.__version__),
+        "precision": run.config.precision,
+        "interrupted": interrupted,
+        "steps": run.step.num_updates,
+        **run_totals(run.position.records),
+        "padding_share": run.padding_share,
+        "host_waits_outside_training": run.host_waits.stats.as_dict(),
+        "capture": None if loop.capture_report is None else loop.capture_report.as_dict(),
+        "bleu": scores and scores.bleu,
+        "chrf": scores and scores.chrf,
+        "signature": scores and scores.bleu_signature,
+        "chrf_signature": scores and scores.chrf_signature,
+        "bleu_detail": scores and scores.bleu_detail,
+        "exact_match": scores and scores.exact_match,
+        "test_sentences": scores and scores.count,
+        "parameters": run.num_parameters,
+        "skipped_long": run.task.skipped_long,
+        "dropped_empty": run.task.corpus.dropped_empty,
+        "diagnosis": None if loop.diagnosis is None else loop.diagnosis.line,
+        "warm_up_seconds": warm_up_seconds,
+        "wall_seconds": run.clock.seconds(),
+    }

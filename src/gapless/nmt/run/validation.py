@@ -1,0 +1,80 @@
+"""Measure the model of a run: its loss on validation pairs, and scores of its translations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gapless.nmt.data.sampler import make_loader
+from gapless.nmt.model.compiling import eager_layers
+from gapless.nmt.model.decode import Decoder, DecodeSettings
+from gapless.nmt.run.build import validation_sampler
+from gapless.nmt.run.score import evaluate
+from gapless.pipeline.readback import DeferredLoss
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.run.score import Scores
+    from gapless.nmt.run.training_run import TrainingRun
+
+
+# Greedy translations of this many validation sentences show how far the model is.
+_NUM_TRANSLATED = 200
+
+
+def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, float]:
+    """Return the figures of a validation: loss, and scores of some translations.
+
+    Args:
+        run: whose model is measured; it is left in evaluation mode.
+        on_batch: called after each batch of the loss.
+
+    Sync: Blocks the host; waits are counted in `run.host_waits`.
+    """
+    loss = _validation_loss(run, on_batch=on_batch)
+    pairs = run.task.corpus.val
+    scores = score_pairs(run, pairs.take(range(min(len(pairs), _NUM_TRANSLATED))), beam=1)
+    return {
+        "val_loss": loss,
+        "val_bleu": scores.bleu,
+        "val_exact_match": scores.exact_match,
+    }
+
+
+def _validation_loss(run: TrainingRun, *, on_batch: Callable[[], None]) -> float:
+    sampler = validation_sampler(run.config, run.task.val)
+    loader = make_loader(run.task.val, sampler, workers=0)
+    run.model.eval()
+    losses = DeferredLoss(run.device, wait_stats=run.host_waits.stats)
+    with run.loop.on_compute_stream(), eager_layers():
+        for batch in run.loop.prefetch(loader):
+            losses.add(run.step.evaluate(batch), weight=batch.ntokens)
+            on_batch()
+        losses.drain(reason="validation")
+    return losses.mean()
+
+
+def score_pairs(run: TrainingRun, pairs: Pairs, *, beam: int) -> Scores:
+    """Translate the sources of these pairs with a run's model, and score the translations.
+
+    Args:
+        run: whose model translates, with its settings of the search.
+        pairs: sources and references.
+        beam: hypotheses kept; 1 is greedy search.
+
+    Sync: Blocks the host; waits are counted in `run.host_waits`.
+    """
+    config = run.config
+    decoder = Decoder(
+        run.model, device=run.device, host_waits=run.host_waits, precision=config.precision
+    )
+    settings = DecodeSettings(
+        beam=beam,
+        length_penalty=config.length_penalty,
+        max_length=config.max_length,
+        early_stopping=config.early_stopping,
+    )
+    with run.loop.on_compute_stream(), eager_layers():
+        return evaluate(decoder, run.task.vocabs, pairs, settings, config=config).scores

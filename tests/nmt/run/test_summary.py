@@ -1,0 +1,27 @@
+"""What a run says about itself."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.resolved import resolve
+from gapless.nmt.run.summary import describe_plan
+
+
+@pytest.mark.parametrize(
+    ("is_accelerator", "pin_memory", "staging"),
+    [(True, True, "pinned"), (True, False, "pageable"), (False, True, "pageable")],
+)
+def test_staging_is_named_as_it_is(is_accelerator, pin_memory, staging):
+    """A CPU has no memory to pin for, whatever the plan asks for."""
+    device = SimpleNamespace(
+        is_accelerator=is_accelerator, torch_device="here", describe=lambda: "a device"
+    )
+    resolved = resolve(make_config({"pin_memory": pin_memory}), is_accelerator=is_accelerator)
+
+    text = describe_plan(resolved, device=device, workers=3)
+
+    assert f"3 workers, {staging} staging" in text
