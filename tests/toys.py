@@ -1,14 +1,18 @@
-"""Small workloads that several tests train."""
+"""Small workloads and made-up reports that several tests use."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
-from gapless.compare.ranking import make_weights
+from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
 from gapless.pipeline.step import StepLoss
+from gapless.records.comparison import ComparisonReport, PlanRow, Spread
+from gapless.records.training import TrainingEpoch
 
 
 CPU = find_device("cpu")
@@ -59,3 +63,85 @@ def compare_settings(plans=("blocking", "gapless", "interval"), *, device=CPU, *
         weights=make_weights({}),
         seconds=seconds,
     )
+
+
+def made_up_rows():
+    """Return figures of three plans on a GPU."""
+    blocking = PlanRow(
+        plan="blocking",
+        identical=True,
+        ms_per_step=Spread.of([40.0, 41.0, 50.0]),
+        steps_per_epoch=50.0,
+        throughput=20_000.0,
+        waits_per_step=2.0,
+        waited_ms_per_step=12.5,
+        waits_by_reason={
+            "batch": {"count": 1.0, "ms": 12.4},
+            "loss_read": {"count": 1, "ms": 0.1},
+        },
+        data_wait_ms_per_step=0.5,
+        launch_ms_per_step=25.0,
+        host_cpu_percent=101.0,
+        busy_ms_per_step=10.25,
+        kernels_per_step=1234.0,
+        overlap_share=0.0,
+        gap_share=0.75,
+        nvml_percent=76.0,
+        peak_memory_bytes=2**30,
+        held_memory_bytes=3 * 2**29,
+    )
+    captured = replace(
+        blocking,
+        plan="captured",
+        ms_per_step=Spread.of([11.0, 11.1, 11.2]),
+        throughput=75_000.0,
+        waits_per_step=0.02,
+        gap_share=0.08,
+        nvml_percent=None,
+        capture_seconds=1.5,
+        capture={"num_graphs": 3, "refusal": "train.py:7: a host wait"},
+        late_captures=2,
+    )
+    auto = replace(captured, plan="auto", diagnosis="auto: launch-bound", late_captures=0)
+    return blocking, captured, replace(auto, capture=None, capture_seconds=None)
+
+
+def made_up_report(**changed):
+    """Return a comparison of three plans on a GPU."""
+    rows = made_up_rows()
+    report = ComparisonReport(
+        workload="w.py:make",
+        device="cuda:0",
+        hardware="NVIDIA H200",
+        is_accelerator=True,
+        torch="2.11.0",
+        commit="abc1234",
+        unit="target tokens",
+        settings={"steps": 50, "rounds": 3, "tolerance": None},
+        rows=rows,
+        recommendation=recommend(
+            rows, weights=make_weights({}), is_accelerator=True, total_memory_bytes=3 * 2**30
+        ),
+        notes=("A note.",),
+        reproducible=True,
+    )
+    return replace(report, **changed)
+
+
+def made_up_epoch(**changes):
+    """Return an epoch of a training run on a GPU."""
+    values = {
+        "epoch": 2,
+        "loss": 3.14159,
+        "num_batches": 100,
+        "target_tokens": 12_000,
+        "wall_ms": 4000.0,
+        "waits": {"interval": {"count": 10, "ms": 25.0}, "epoch_end": {"count": 1, "ms": 0.5}},
+        "data_wait_ms": 7.0,
+        "launch_ms": 350.0,
+        "busy_ms": 900.0,
+        "gap_ms": 100.0,
+        "peak_memory_bytes": 3 << 20,
+        "validation": {},
+    }
+    return TrainingEpoch.of_state({**values, **changes})

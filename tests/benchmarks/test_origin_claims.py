@@ -15,7 +15,7 @@ from benchmarks.origin_claims import CLAIMS, check_claims, claims_text, main
 from benchmarks import origin_claims
 from gapless.plans import PLANS
 from gapless.records.comparison import ComparisonReport, PlanRow, Recommendation, Spread
-from gapless.report.comparison_text import comparison_json
+from gapless.report.comparison_json import comparison_json
 
 
 ROOT = Path(__file__).parents[2]

@@ -102,3 +102,15 @@ def test_processor_time_is_over_all_rounds_and_unknown_if_they_are_short():
 
     assert row_of("gapless", [one, other]).host_cpu_percent == pytest.approx(50.0)
     assert row_of("gapless", [other]).host_cpu_percent is None
+
+
+@pytest.mark.parametrize(
+    ("plan", "flags"),
+    [("gapless", (False, False)), ("captured", (True, False)), ("auto", (False, True))],
+)
+def test_the_plans_fields_keep_their_names_in_files(plan, flags):
+    """Files say with two flags which graphs a plan captures."""
+    settings = row_of(plan, rounds_of("gapless")).settings
+
+    assert (settings["capture"], settings["auto"]) == flags
+    assert (settings["name"], "graphs" in settings) == (plan, False)

@@ -116,7 +116,8 @@ def run(options: Namespace) -> int:
         require_extra("nmt", "gapless compare without --workload")
     from gapless.compare.process_state import set_run_numerics
     from gapless.device.find import find_device
-    from gapless.report.comparison_text import comparison_json, comparison_text
+    from gapless.report.comparison_json import comparison_json
+    from gapless.report.comparison_text import comparison_text
 
     asked = _settings(options, find_device(options.device))
     if options.json is not None:

@@ -7,7 +7,8 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Self, TextIO
 
-from gapless.report.text import duration, epoch_table, share
+from gapless.report.epoch_text import epoch_table
+from gapless.report.text import duration, share
 
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gapless.records.comparison import PlanRow, Spread
 from gapless.records.epoch_record import gap_share
@@ -50,8 +50,15 @@ def row_of_rounds(plan: Plan, rounds: Sequence[Round], *, unit: str) -> PlanRow:
         data_wait_ms_per_step=per_step(lambda found: found.total.data_wait_ms),
         launch_ms_per_step=per_step(lambda found: found.total.launch_ms),
         host_cpu_percent=_host_cpu_percent(rounds),
-        settings=asdict(plan),
+        settings=_settings_of(plan),
     )
+
+
+def _settings_of(plan: Plan) -> dict[str, Any]:
+    """Return the plan's fields under the names that they have in files."""
+    fields = asdict(plan)
+    graphs = fields.pop("graphs")
+    return {**fields, "capture": graphs == "always", "auto": graphs == "auto"}
 
 
 def with_device_times(row: PlanRow, rounds: Sequence[Round]) -> PlanRow:

@@ -1,13 +1,10 @@
-"""Comparisons of plans for a terminal and as JSON."""
+"""Comparisons of plans as text."""
 
 from __future__ import annotations
 
-import json
-import math
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from gapless.report.text import columns, megabytes, share
+from gapless.report.text import columns, counted, megabytes, share
 
 
 if TYPE_CHECKING:
@@ -17,40 +14,22 @@ if TYPE_CHECKING:
 
 
 _NONE = "n/a"
+
+# Rounds whose times differ by more than this share of their median are named.
 _UNSTEADY = 0.1
+
 _IDENTICAL = {True: "yes", False: "NO", None: "?"}
 
 NO_GAPS = (
-    "A CPU has no gaps to close: it does the work in the host's own order, so waits cost nothing",
-    "and plans differ by noise alone. Waits are counted here as they would be on a GPU.",
+    "A CPU has no gaps to close: it works in the host's own order, so waits cost nothing and plans",
+    "differ only by noise. Waits are counted here as they would be on a GPU.",
 )
 
 
 def comparison_text(report: ComparisonReport) -> str:
-    """Return tables of all plans and the recommendation, as text."""
+    """Return tables of all plans and the recommendation."""
     lines = [*_host_table(report), "", *_device_part(report)]
     return "\n".join([*lines, "", *_recommendation(report)])
-
-
-def comparison_json(report: ComparisonReport) -> str:
-    """Return everything as JSON: `rows` has one object a plan, with its name under `plan`."""
-    values = asdict(replace(report, verification=None))
-    del values["verification"]
-    for row, values_of_row in zip(report.rows, values["rows"], strict=True):
-        values_of_row["tokens_per_second"] = (
-            row.throughput if report.unit.endswith("tokens") else None
-        )
-        values_of_row["busy_share"] = row.busy_share
-    return json.dumps(_finite(values), indent=2, ensure_ascii=False) + "\n"
-
-
-def _finite(value: Any) -> Any:
-    """Replace NaN and infinity, which JSON does not have, by null."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _host_table(report: ComparisonReport) -> Iterator[str]:
@@ -78,19 +57,18 @@ def _host_table(report: ComparisonReport) -> Iterator[str]:
         for row in report.rows
     ]
     yield from columns(rows)
-    rounds, steps = len(report.rows[0].ms_per_step.rounds), report.settings["steps"]
-    plural = "" if rounds == 1 else "s"
+    rounds = counted(len(report.rows[0].ms_per_step.rounds), "round")
     order = "plans in turns" if report.in_turns else "each plan by itself"
-    yield f"median of {rounds} round{plural} of {steps} steps, {order}; times in ms a step"
+    yield f"median of {rounds} of {report.settings['steps']} steps, {order}; times in ms a step"
     unsteady = [row.plan for row in report.rows if row.ms_per_step.relative > _UNSTEADY]
     if unsteady and report.is_accelerator:
-        yield f"rounds more than {_UNSTEADY:.0%} apart, so read with care: {', '.join(unsteady)}"
+        yield f"rounds differ by more than {_UNSTEADY:.0%}, read with care: {', '.join(unsteady)}"
 
 
 def _device_part(report: ComparisonReport) -> Iterator[str]:
     if report.is_accelerator:
         yield from columns(_device_rows(report))
-        yield "busy: kernels, by a trace of them; gap: the rest of a step; NVML: what nvidia-smi shows"
+        yield "busy: time in kernels, from a trace; gap: the rest of the step; NVML: as nvidia-smi shows"
     else:
         yield from NO_GAPS
     for row in report.rows:
@@ -103,13 +81,11 @@ def _about(row: PlanRow) -> Iterator[str]:
     if row.diagnosis:
         yield row.diagnosis
     if row.capture is not None and row.capture["refusal"]:
-        shapes = row.capture["num_graphs"]
-        yield f"{row.plan}: {shapes} shapes were captured, and no more: {row.capture['refusal']}"
+        graphs = counted(row.capture["num_graphs"], "graph")
+        yield f"{row.plan}: {graphs} captured, then no more: {row.capture['refusal']}"
     if row.late_captures:
-        yield (
-            f"{row.plan}: {row.late_captures} shapes were captured within timed rounds; more "
-            "--warm-ups keep that apart"
-        )
+        graphs = counted(row.late_captures, "graph")
+        yield f"{row.plan}: {graphs} captured within timed rounds; take more warm-up rounds"
 
 
 def _device_rows(report: ComparisonReport) -> list[tuple[str, ...]]:
@@ -140,7 +116,7 @@ def _recommendation(report: ComparisonReport) -> Iterator[str]:
         yield f"  {reason}"
     if report.is_accelerator and found.scores:
         weights = ", ".join(f"{name} {w:.2f}" for name, w in found.weights.items() if w)
-        yield f"  weights: {weights}; --weight NAME=NUMBER sets others"
+        yield f"  weights: {weights}"
         scores = ", ".join(f"{plan} {score:.2f}" for plan, score in found.scores.items())
         yield f"  scores: {scores}"
     for plan, reason in found.excluded.items():
