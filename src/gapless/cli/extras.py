@@ -26,6 +26,6 @@ def require_extra(extra: str, what: str) -> None:
     missing = [name for name in PACKAGES[extra] if find_spec(name) is None]
     if missing:
         raise UserError(
-            f"{what} needs {', '.join(missing)}, not installed here; "
-            f'install the extra {extra}: pip install "gapless[{extra}]"'
+            f"{what} needs the extra {extra}, of which {', '.join(missing)} cannot be found; "
+            f'run pip install "gapless[{extra}]"'
         )
