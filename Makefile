@@ -23,7 +23,7 @@ test: $(VENV)/.installed-test lint  ## Lint, types, import rules and the tests t
 	$(PYTEST) -m "not slow"
 
 check: $(VENV)/.installed-test  ## The slow tests: an install from a wheel, long searches.
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow -o faulthandler_timeout=900
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check
