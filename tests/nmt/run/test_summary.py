@@ -8,7 +8,8 @@ import pytest
 
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.summary import describe_plan
+from gapless.nmt.run.summary import describe_plan, plan_settings
+from gapless.plans import PLANS, get_plan
 
 
 @pytest.mark.parametrize(
@@ -25,3 +26,17 @@ def test_staging_is_named_as_it_is(is_accelerator, pin_memory, staging):
     text = describe_plan(resolved, device=device, workers=3)
 
     assert f"3 workers, {staging} staging" in text
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_plan_settings_keep_their_keys(name):
+    """`summary.json` describes a plan with these keys, in this order."""
+    plan = get_plan(name)
+    found = plan_settings(plan)
+
+    assert list(found) == [
+        *("name", "summary", "streams", "wait_with", "sync_interval", "loss_interval"),
+        *("prefetch", "workers", "pin_memory", "run_ahead", "capture", "auto"),
+    ]
+    assert found["name"] == name
+    assert (found["capture"], found["auto"]) == (name == "captured", name == "auto")

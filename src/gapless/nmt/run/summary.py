@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.score import Scores
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.training_run import TrainingRun
+    from gapless.plans import Plan
 
 
 def describe_run(run: TrainingRun) -> dict[str, str]:
@@ -63,6 +63,27 @@ def describe_data(config: TrainConfig, task: Task) -> str:
     )
 
 
+def plan_settings(plan: Plan) -> dict[str, Any]:
+    """Return a plan as plain values for `summary.json`.
+
+    The keys are the format of a file; they do not follow the class.
+    """
+    return {
+        "name": plan.name,
+        "summary": plan.summary,
+        "streams": plan.streams,
+        "wait_with": plan.wait_with,
+        "sync_interval": plan.sync_interval,
+        "loss_interval": plan.loss_interval,
+        "prefetch": plan.prefetch,
+        "workers": plan.workers,
+        "pin_memory": plan.pin_memory,
+        "run_ahead": plan.run_ahead,
+        "capture": plan.graphs == "always",
+        "auto": plan.graphs == "auto",
+    }
+
+
 def summarize(
     run: TrainingRun, scores: Scores | None, *, interrupted: bool, warm_up_seconds: float
 ) -> dict[str, Any]:
@@ -77,7 +98,7 @@ def summarize(
     loop = run.loop
     return {
         "plan": run.config.plan,
-        "plan_settings": asdict(loop.plan),
+        "plan_settings": plan_settings(loop.plan),
         "device": str(run.device.torch_device),
         "hardware": run.device.describe(),
         "torch": str(torch.__version__),
