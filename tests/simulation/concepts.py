@@ -2,7 +2,8 @@
 
 `concepts.toml` has an entry for each ordering operation: its concept, where it was when the list
 began, and where it is now. The old place is never changed. The present place is found anew after
-a move by `python -m simulation.mutants --remap`, or written by hand.
+a move by `python -m simulation.mutants --remap`, or written by hand. Where two operations became
+one, the second is `joined` to the first and has no place of its own.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import difflib
 import json
 import tomllib
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 
@@ -20,6 +21,7 @@ FILE = Path(__file__).with_name("concepts.toml")
 _HEAD = """\
 # What each ordering operation is for: `concept` in words, `was` where it stood when this list
 # began (file: function: code, and which of several equal ones) or "new", and where it is now.
+# An operation that became one with another names that one instead: `joined`.
 # Never change `was`. After a move: python -m simulation.mutants --remap
 """
 
@@ -47,9 +49,19 @@ class Place:
 
 @dataclass(frozen=True)
 class Concept:
+    """What one ordering operation is for.
+
+    Attributes:
+        name: of the concept, in words.
+        was: the place when the list began, "new" for what came later.
+        place: the present one; None if it is joined.
+        joined: name of the concept whose operation does the work of this one as well.
+    """
+
     name: str
     was: str
-    place: Place
+    place: Place | None = None
+    joined: str | None = None
 
 
 def read(path=FILE):
@@ -59,10 +71,14 @@ def read(path=FILE):
         Concept(
             name=entry["concept"],
             was=entry["was"],
-            place=Place(entry["module"], entry["function"], entry["code"], entry["ordinal"]),
+            place=None if "joined" in entry else Place(*(entry[key] for key in _PLACE)),
+            joined=entry.get("joined"),
         )
         for entry in entries
     ]
+
+
+_PLACE = [field.name for field in fields(Place)]
 
 
 def write(concepts, path=FILE):
@@ -71,14 +87,20 @@ def write(concepts, path=FILE):
 
 
 def _entry(concept):
-    values = {"concept": concept.name, "was": concept.was, **vars(concept.place)}
+    place = {"joined": concept.joined} if concept.place is None else vars(concept.place)
+    values = {"concept": concept.name, "was": concept.was, **place}
     lines = [f"{key} = {json.dumps(value)}" for key, value in values.items()]
     return "\n".join(["[[operation]]", *lines, ""])
 
 
 def by_place(concepts):
-    """Return the concept of each present place."""
-    return {concept.place: concept for concept in concepts}
+    """Return the concepts of each present place: one of its own, then those joined to it."""
+    found = {concept.place: [concept] for concept in concepts if concept.place is not None}
+    owners = {owners[0].name: owners for owners in found.values()}
+    for concept in concepts:
+        if concept.joined in owners:
+            owners[concept.joined].append(concept)
+    return found
 
 
 # What has to be equal for an operation to be the same, strictest first.
@@ -96,8 +118,9 @@ def remap(concepts, places):
     Returns:
         All concepts, with new places where there is no doubt; then those that stay lost.
     """
-    lost = [concept for concept in concepts if concept.place not in places]
-    free = sorted(set(places) - {concept.place for concept in concepts})
+    own = [concept for concept in concepts if concept.place is not None]
+    lost = [concept for concept in own if concept.place not in places]
+    free = sorted(set(places) - {concept.place for concept in own})
     found = {}
     for same in _SAME:
         pairs = _only_pairs(lost, free, same)

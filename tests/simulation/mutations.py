@@ -1,0 +1,226 @@
+"""The ordering operations of the loop, and a module with one of them taken away.
+
+Operations are found in the source by what they call. `KINDS` is the table of what is looked for
+and what is done to it; a new kind takes part as soon as it has a row.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from importlib.abc import Loader, MetaPathFinder
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from simulation.concepts import Place
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+SOURCE = Path(__file__).parents[2] / "src" / "gapless"
+
+# Folders and files of the source whose ordering operations take part.
+ROOMS = ["pipeline", "graphs", "loop", "nmt/stream_manager.py"]
+
+
+# --- kinds of mutation ---
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A way to take an operation away.
+
+    Attributes:
+        done: to the operation, in words.
+        finds: says whether a node of the syntax tree is such an operation.
+        change: returns the node that takes its place.
+    """
+
+    done: str
+    finds: Callable[[ast.AST], bool]
+    change: Callable[[ast.AST], ast.AST]
+
+
+def statement(*names):
+    """Find calls of these functions or methods that stand alone."""
+    return lambda node: isinstance(node, ast.Expr) and _called(node.value) in names
+
+
+def question(*names):
+    """Find calls of these functions or methods, whatever is done with the answer."""
+    return lambda node: _called(node) in names
+
+
+def context(*names):
+    """Find calls of these functions or methods that a `with` enters."""
+    return lambda node: isinstance(node, ast.withitem) and _called(node.context_expr) in names
+
+
+def sum_of(code):
+    """Find sums that are written so."""
+    return lambda node: isinstance(node, ast.BinOp) and ast.unparse(node) == code
+
+
+def _called(node):
+    """Return the name of the method or function that a node calls, None if it calls none."""
+    if not isinstance(node, ast.Call):
+        return None
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else None
+
+
+def _expression(code):
+    return ast.parse(code, mode="eval").body
+
+
+def _fresh_event(node):
+    return _expression(f"{ast.unparse(node.func.value)}._device.create_event(timed=True)")
+
+
+def _null_context(node):
+    entered = _expression("__import__('contextlib').nullcontext()")
+    entered = ast.copy_location(entered, node.context_expr)
+    return ast.withitem(context_expr=entered, optional_vars=node.optional_vars)
+
+
+_OF_A_DEVICE = ["record_event", "wait_event", "wait_stream", "set_current_stream"]
+_OF_A_DEVICE += ["synchronize_event", "synchronize_stream", "synchronize", "synchronize_all"]
+_OF_LOSSES = ["flush", "poll", "drain", "_make_room", "_read_rows"]
+_OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
+_OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after"]
+_OF_WHAT_IS_OWNED = ["give_back", "reset", "pause", "close", "clear"]
+
+KINDS = [
+    Kind(
+        "removed",
+        statement(*_OF_A_DEVICE, *_OF_LOSSES, *_OF_A_LOOP, *_OF_WHAT_IS_OWNED),
+        lambda node: ast.Pass(),
+    ),
+    # As if there were nothing to guard against.
+    Kind(
+        "answered True",
+        question("query_event", "_may_grow", "needs_copy"),
+        lambda node: ast.Constant(True),
+    ),
+    Kind("answered False", question("is_kept"), lambda node: ast.Constant(False)),
+    Kind("not recorded", question("record"), _fresh_event),
+    Kind(
+        "not entered",
+        context("use_stream", "use", "on_compute_stream", "blocking", "_on_own_stream"),
+        _null_context,
+    ),
+    Kind("became depth + 1:", sum_of("depth + 2"), lambda node: _expression("depth + 1")),
+]
+
+
+# --- where they are ---
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """An ordering operation, and what is done to it.
+
+    Attributes:
+        place: of the operation, without its line.
+        line: in the module.
+        done: what is done to it.
+        number: among the mutants of its module.
+    """
+
+    place: Place
+    line: int
+    done: str
+    number: int
+
+    def __str__(self):
+        at = self.place
+        return f"{at.module}:{self.line}  {at.function}  {self.done}  {at.code}"
+
+
+class Mutator(ast.NodeTransformer):
+    """Find the ordering operations of a module, and change the one of that number.
+
+    Args:
+        module: path relative to the source.
+        chosen: number of the mutant to make; None: only find them.
+    """
+
+    def __init__(self, module, chosen=None):
+        self.mutants = []
+        self._module = module
+        self._chosen = chosen
+        self._inside = []
+        self._counts = Counter()
+
+    def visit(self, node):
+        for kind in KINDS:
+            if kind.finds(node) and self._note(node, kind) == self._chosen:
+                return ast.fix_missing_locations(ast.copy_location(kind.change(node), node))
+        if not isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            return self.generic_visit(node)
+        self._inside.append(node.name)
+        node = self.generic_visit(node)
+        self._inside.pop()
+        return node
+
+    def _note(self, node, kind):
+        """Keep a mutant; return its number."""
+        same = ".".join(self._inside), " ".join(ast.unparse(node).split())
+        self._counts[same] += 1
+        place = Place(self._module, *same, self._counts[same])
+        # What a `with` enters has no line of its own.
+        line = getattr(node, "context_expr", node).lineno
+        self.mutants.append(Mutant(place, line, kind.done, len(self.mutants)))
+        return self.mutants[-1].number
+
+
+def modules():
+    """Return the modules of all rooms, as paths relative to the source."""
+    return [
+        str(path.relative_to(SOURCE))
+        for room in ROOMS
+        for path in (
+            [SOURCE / room] if room.endswith(".py") else sorted((SOURCE / room).glob("*.py"))
+        )
+    ]
+
+
+def parse(module):
+    return ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+
+
+@cache
+def find_mutants():
+    """Return every ordering operation of all rooms."""
+    found = []
+    for module in modules():
+        mutator = Mutator(module)
+        mutator.visit(parse(module))
+        found += mutator.mutants
+    return tuple(found)
+
+
+# --- a module without one ---
+
+
+class MutatedModule(MetaPathFinder, Loader):
+    """Import the module of a mutant with the mutant in it."""
+
+    def __init__(self, mutant):
+        module = mutant.place.module
+        self._name = ".".join(["gapless", *Path(module).with_suffix("").parts])
+        tree = Mutator(module, mutant.number).visit(parse(module))
+        self._code = compile(tree, str(SOURCE / module), "exec")
+
+    def find_spec(self, name, path=None, target=None):
+        return importlib.util.spec_from_loader(name, self) if name == self._name else None
+
+    def exec_module(self, module):
+        module.__file__ = self._code.co_filename
+        exec(self._code, module.__dict__)
