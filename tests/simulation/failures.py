@@ -107,6 +107,27 @@ def interrupted_reads_lose_no_event(device):
 
 
 @scenario(num_seeds=FEW)
+def epochs_interrupted_while_losses_are_sent_lose_no_event(device):
+    """The end of the epoch takes back what the interrupt left in nobody's hands."""
+    wait = device.wait_event
+
+    def interrupted(stream, event):
+        device.wait_event = wait
+        raise KeyboardInterrupt
+
+    def interrupt_the_sending(now):
+        device.wait_event = interrupted
+        loop.losses.flush()
+
+    with TrainLoop(plan="gapless", device=device) as loop:
+        for _ in range(6):
+            with suppress(KeyboardInterrupt):
+                loop.run_epoch(regression_data(), Regression(), on_batch=interrupt_the_sending)
+        assert loop.losses._events.num_created <= 3
+        assert expected_training()[0][:1] * 6 == loop.losses.history
+
+
+@scenario(num_seeds=FEW)
 def every_event_comes_back_once(device):
     """No event is in two hands, where one would overwrite what the other asks about."""
 

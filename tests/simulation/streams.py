@@ -45,6 +45,7 @@ def streams_chained_by_hand(device):
         streams.synchronize_all()
         assert pinned.tolist() == [9.0]
     assert device.current_stream() is outer
+    assert streams.num_streams == 0
     assert {name: wait.count for name, wait in streams.stats.by_reason.items()} == {
         "stream": 4,
         "event": 1,

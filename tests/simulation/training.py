@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import torch
 
 from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline import readback
 from gapless.pipeline.host_waits import HostWaits
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario
@@ -34,7 +37,7 @@ _WAITS = {
 
 
 def _plan_scenario(plan):
-    @scenario(f"plan {plan}")
+    @scenario(f"plan_{plan}")
     def check(device):
         loop, (result,), means = check_training(device, plan)
         assert _WAITS[plan] == counts(result)
@@ -130,15 +133,28 @@ def losses_and_gaps_show_while_an_epoch_runs(device):
     def look(now):
         seen.append((now.mean_loss, now.gap_share))
         if now.batch == 10:
-            HostWaits(device).wait_stream(readback, reason="test")
+            HostWaits(device).wait_stream(stream, reason="test")
             HostWaits(device).wait_stream(device.current_stream(), reason="test")
 
     with TrainLoop(plan="gapless", device=device) as loop:
-        readback = loop._engine.streams.readback
+        stream = loop._engine.streams.readback
         loop.run_epoch(regression_data(), Regression(), on_batch=look)
     losses = expected_training()[0][:10]
     assert abs(seen[10][0] - sum(losses) / 10) < 1e-12
     assert seen[10][1] is not None
+
+
+@scenario(num_seeds=FEW)
+def losses_that_fill_half_of_the_ring_show_before_a_read_is_due(device):
+    """They go to the host by themselves, and the wait after the batch is enough to have them."""
+    expected = expected_training()[0][:4]
+    with patch.object(readback, "_ROWS", 8):
+        for wait_with in ("stream", "event"):
+            plan = PLANS["blocking"].with_knobs(wait_with=wait_with, loss_interval=100)
+            _, (result,), means = check_training(device, plan, num_batches=6)
+            assert [mean is None for mean in means] == [True] * 3 + [False] * 3
+            assert abs(means[3] - sum(expected) / 4) < 1e-12
+            assert counts(result) == {"batch": 6, "epoch_end": 1}
 
 
 @scenario()
