@@ -387,7 +387,10 @@ def test_flags_that_cannot_be(verify, arguments, parts):
         ("w.py:number", ["number in w.py is of type int, expected a function"]),
         ("w.py:with_arguments", ["with_arguments in w.py needs the arguments rate, decay"]),
         ("w.py:nothing", ["nothing in w.py returned", "type NoneType", "gapless.Workload(model="]),
-        ("w.py:generator", ["batches of the workload", "gone through again", "list or a loader"]),
+        (
+            "w.py:generator",
+            ["batches of the workload", "list or a loader, which allow several passes"],
+        ),
         ("w.py:one_batch_left", ["gave no batch in another pass after 12 steps"]),
         ("w.py:no_batches", ["batches gave no batch at all"]),
         ("w.py:with_set", ["a batch of the workload: cannot move a builtins.set"]),
@@ -444,8 +447,8 @@ def test_a_file_finds_its_neighbours_and_knows_its_device(verify, tmp_path):
         ("model", torch.relu, "model of the workload is of type builtin_function_or_method"),
         ("optimizer", None, "optimizer of the workload is of type NoneType, expected a torch"),
         ("batches", 3, "batches of the workload is of type int, expected a list of batches"),
-        ("batches", (n for n in [1]), "type generator, expected something that can be gone"),
-        ("batches", zip([1], [2], strict=True), "type zip, expected something that can be gone"),
+        ("batches", (n for n in [1]), "type generator, expected a list or a loader"),
+        ("batches", zip([1], [2], strict=True), "type zip, expected a list or a loader"),
         ("step", 1, "step of the workload is of type int, expected a function of a batch"),
     ],
 )

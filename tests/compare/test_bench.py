@@ -90,7 +90,7 @@ def test_a_time_limit_ends_rounds_and_says_so():
     result = run_bench(small_workload(), compare_settings(seconds=0.0))
 
     assert num_rounds(result) == [1, 1, 1]
-    assert result.notes == ("Time allowed 1 of 3 rounds.",)
+    assert result.notes == ("The time limit allowed 1 of 3 rounds.",)
 
 
 def test_without_room_for_all_plans_each_is_timed_by_itself(monkeypatch):

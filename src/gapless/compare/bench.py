@@ -1,9 +1,9 @@
 """Time plans on the same work, round by round in turns.
 
-Speed drifts: clocks fall as a device warms up, and a shared host has other guests. So each round
-takes every plan once, in an order of its own, and a drift meets all of them alike. Building,
-capturing and warming up come before, in rounds of their own; traces of kernels and the driver's
-utilisation, which cost time, come after.
+Speed drifts: clocks fall as a device warms up, and a shared host has other users. So each round
+takes every plan once, in a new random order, and a drift affects all plans alike. Building,
+capturing and warm-up rounds come before. Kernel traces and the driver's utilisation, which cost
+time, come after.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _MEMORY_MARGIN = 1.5
 
 _STARTS_WORKERS = (
     "The loader starts its workers anew in every epoch. The time until their first batch is left "
-    "out of all times but host CPU; NVML, which would show it, is not read."
+    "out of all times but host CPU. NVML is not read, because it would show that time as idle."
 )
 
 
@@ -73,7 +73,7 @@ def run_bench(
     """Time plans on the same work.
 
     All plans are held at once and take turns. If the device has no room for that, each is timed
-    by itself, which a note says.
+    by itself, and a note says so.
 
     Args:
         make: builds the workload for a plan.
@@ -91,14 +91,14 @@ def run_bench(
     try:
         found = bench.run(settings.plans)
     except _NoRoomError:
-        # Handled below: here the error's traceback still holds what filled the device.
+        # Plans are timed one by one below; here the traceback still holds what fills the device.
         found = []
     in_turns = bool(found)
     if not in_turns:
         settings.run.device.release_cached_memory()
         bench.notes.append(
             "The device has no room for all plans at once, so each was timed by itself: a drift "
-            "of the machine's speed does not meet all of them alike."
+            "of the machine's speed may affect one plan more than another."
         )
         found = [row for plan in settings.plans for row in bench.run((plan,))]
     # Compiling is no plan's own: they share the compiled code.
@@ -116,7 +116,7 @@ def _ignore(title: str, done: int, total: int) -> None:
 
 
 class _Bench:
-    """Takes plans through warm-up, timed rounds and the passes after them."""
+    """Takes plans through warm-up rounds, timed rounds and the measurements after them."""
 
     def __init__(
         self, make: PlanWorkloadFunction, settings: CompareSettings, *, on_progress: OnProgress
@@ -185,7 +185,7 @@ class _Bench:
         total = self._settings.rounds.rounds
         for number in range(total):
             if number and self._is_late():
-                self.notes.append(f"Time allowed {number} of {total} rounds.")
+                self.notes.append(f"The time limit allowed {number} of {total} rounds.")
                 break
             order = draw.sample(entrants, k=len(entrants))
             for done, entrant in enumerate(order):
@@ -197,7 +197,7 @@ class _Bench:
         return limit is not None and perf_counter() - self._started_at > limit
 
     def _measure(self, entrants: Sequence[Entrant]) -> list[PlanRow]:
-        """Measure what costs time in passes of its own, and return a row of each plan."""
+        """Take the measurements that cost time, and return a row for each plan."""
         nvml = self._open_nvml()
         try:
             return [

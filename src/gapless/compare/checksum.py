@@ -1,16 +1,16 @@
-"""Checksums of tensors, computed where they lie, without a host wait.
+"""Checksums of tensors, computed on their device without a host wait.
 
 The bits of every element, read as an integer, are multiplied by a weight of the element's
 position, and the products are summed modulo 2**64. Integer sums do not depend on the order of
 their terms, so equal bits always give equal checksums, whatever kernel adds them.
 
-* All weights are odd, so they can be divided by modulo 2**64: a change of any one element, down
-  to a single bit, always changes the checksum. (A complex128 counts as two elements.)
+* All weights are odd, so they have an inverse modulo 2**64: a change of any one element, even of a
+  single bit, always changes the checksum. (A complex128 counts as two elements.)
 * The low halves of the weights are 1, 3, 5, ...: swapping two elements of at most 32 bits always
   changes it, in tensors of up to 2**31 elements. 64-bit elements are folded first, because
   x and -x differ by 2**63, which the difference of any two odd weights would bring to zero.
-* The high halves are scrambled, so that several changes that cancel out by their positions, such
-  as +1 +1 -1 -1, change it but for one case in about 2**32.
+* The high halves are scrambled. Several changes that would cancel out because of their positions,
+  such as +1 +1 -1 -1, leave it unchanged in only about one of 2**32 cases.
 
 Source: the multilinear family of hash functions (Lemire and Kaser, "Strongly universal string
 hashing is fast", The Computer Journal 57(11), 2014), here with fixed odd multipliers; the
@@ -23,7 +23,7 @@ from __future__ import annotations
 import torch
 
 
-# Elements in one pass, which takes eight bytes each for the weights and for the products.
+# Elements in one pass; each takes eight bytes for its weight and eight for the product.
 _CHUNK = 1 << 22
 
 _INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
@@ -43,7 +43,7 @@ class Checksums:
 
     Args:
         device: where the tensors are.
-        num_elements: of the largest tensor that is expected; larger ones take longer.
+        num_elements: size of the largest tensor that is expected; larger ones take longer.
     """
 
     def __init__(self, device: torch.device, *, num_elements: int) -> None:

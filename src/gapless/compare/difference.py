@@ -32,9 +32,9 @@ def first_loss_difference(ours: PlanRun, theirs: PlanRun) -> LossDifference | No
 
 
 def first_tensor_difference(ours: PlanRun, theirs: PlanRun) -> TensorDifference | None:
-    """Return the first tensor whose bits, shape or kind differ.
+    """Return the first tensor whose bits, shape or dtype differ.
 
-    Tensors off the device are looked at after the last step only.
+    Tensors that are not on the device are compared only after the last step.
     """
     for step in range(len(ours.checksums)):
         mine, other = _by_tensor(ours, step), _by_tensor(theirs, step)
@@ -89,7 +89,7 @@ def _difference(
 
 
 def element_difference(ours: torch.Tensor, theirs: torch.Tensor) -> ElementDifference:
-    """Compare two tensors on the host, of one shape and kind, by bits and by values."""
+    """Compare two tensors on the host, of one shape and dtype, by bits and by values."""
     differs = (_as_bytes(ours) != _as_bytes(theirs)).any(dim=-1)
     distances = (_as_numbers(ours) - _as_numbers(theirs)).abs().reshape(-1)[differs]
     return ElementDifference(
@@ -138,7 +138,7 @@ def _relative(ours: torch.Tensor | None, theirs: torch.Tensor | None) -> float:
 
 
 def relative_difference(ours: float, theirs: float) -> float:
-    """Return |a - b| / max(|a|, |b|): 0 for equal numbers and two NaNs, infinite for one NaN."""
+    """Return |a - b| / max(|a|, |b|): 0 for equal numbers or two NaNs, infinite for one NaN."""
     if ours == theirs or (math.isnan(ours) and math.isnan(theirs)):
         return 0.0
     distance = abs(ours - theirs)
@@ -146,7 +146,7 @@ def relative_difference(ours: float, theirs: float) -> float:
 
 
 def relative_tensor_difference(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """Return max |a - b| / max(|a|, |b|), both over all elements of two tensors on the host."""
+    """Return max |a - b| / max(|a|, |b|), both maxima over all elements; tensors on the host."""
     if TensorInfo.of("", ours) != TensorInfo.of("", theirs):
         return math.inf
     mine, other = _as_numbers(ours), _as_numbers(theirs)

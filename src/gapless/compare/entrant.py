@@ -1,4 +1,4 @@
-"""One plan of a comparison: a loop and a workload of its own, and the rounds that they take."""
+"""One plan of a comparison, with its own loop and workload, and the rounds it takes."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _MAX_TRACED_STEPS = 50
 
 
 class Entrant:
-    """A plan with a loop, a model and an optimizer of its own, built from the seed.
+    """A plan with its own loop, model and optimizer, built from the seed.
 
-    Several live side by side, so that their rounds can take turns.
+    Several entrants live side by side, so that their rounds can take turns.
 
     Args:
         plan: how its loop moves work.
@@ -108,7 +108,7 @@ class Entrant:
             self._take()
             self.num_warmup_rounds += 1
         self.peak_memory_bytes = device.peak_memory_bytes() - kept_before
-        # Right after a reset the peak is what is held now.
+        # Right after a reset the peak is the memory that is held now.
         device.reset_peak_memory()
         self._kept_bytes = device.peak_memory_bytes() - kept_before
         self.held_memory_bytes = device.reserved_memory_bytes() - held_before
@@ -205,14 +205,14 @@ class Entrant:
         return self._device.trace_kernels(lambda: self._take(steps)), steps
 
     def close(self) -> None:
-        """Let go of the workload, its loop and their memory; nothing can be asked afterwards.
+        """Release the workload, the loop and their memory. The entrant cannot be used afterwards.
 
         Sync: Does not block the host on the device; waits for workers that a loader keeps to end.
         """
         self._loop.close()
         if self._workload is not None:
             end_kept_workers(self._workload.batches)
-        # Graphs and rings are the loop's, and whoever holds an error may hold this.
+        # They hold graphs and rings, and whoever holds an error may hold this entrant.
         del self._loop, self._workload
 
     def _take(self, steps: int | None = None) -> Round:

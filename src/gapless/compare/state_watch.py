@@ -1,8 +1,8 @@
-"""Watch the training state of a workload, step by step, without a host wait.
+"""Record the training state of a workload, step by step, without a host wait.
 
 A checksum of every tensor on the device is queued behind each step, on the step's own stream,
-and stays on the device until the epoch is over: the plan that is watched waits no more often
-than without, only its steps are longer.
+and stays on the device until the run is over. So a plan waits no more often when it is watched;
+only its steps take longer.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ class StateWatch:
     """Collect checksums of a workload's batches and training state.
 
     Args:
-        workload: built already; its state is recorded at once, as that of step 0.
+        workload: the workload; its state is recorded at once, as that of step 0.
         device: where its steps run.
-        copy_of: number of a step and name of a tensor to copy, on the device, as it is then.
+        copy_of: number of a step and name of a tensor to copy on the device after that step.
 
     Attributes:
         tensors: the tensors that each step's checksums are of; those of step 0 first.
-        step: the workload's own, with each batch recorded before it. `step_done` has to be
-            called after it, apart, because captured work is launched again without it.
+        step: the workload's step, which also records each batch. Call `step_done` after every
+            step: it is no part of `step`, because a replayed graph does not run `step` again.
 
     Raises:
         UserError: a tensor of the state cannot be compared.
@@ -56,7 +56,7 @@ class StateWatch:
         self.step_done()
 
     def batch_arrived(self, batch: Any) -> None:
-        """Take the checksums of a batch, before its step.
+        """Take the checksums of a batch before its step.
 
         Sync: Does not block the host.
         """
@@ -64,7 +64,7 @@ class StateWatch:
         self._batch_sums = [self._checksums.take(tensor) for tensor in self._batch.values()]
 
     def step_done(self) -> None:
-        """Take the checksums of what a step left.
+        """Take the checksums of the state that a step left.
 
         Sync: Does not block the host.
         """
@@ -93,10 +93,10 @@ class StateWatch:
         return rows
 
     def read_tensors(self, *, keep_all: bool) -> dict[str, torch.Tensor]:
-        """Return copies on the host of the last state, and the copy that was made before.
+        """Return copies on the host of the last state, and of the tensor that was copied before.
 
         Args:
-            keep_all: copy also those that are on the device.
+            keep_all: copy tensors on the device too, not only those that are elsewhere.
 
         Sync: Blocks the host until they are copied; call it inside a declared wait.
         """
@@ -113,7 +113,7 @@ class StateWatch:
 
 
 class _HostPart:
-    """What a watched step does for each batch, also when captured work follows."""
+    """The host part of a watched step: it runs for each batch, also before a replay."""
 
     def __init__(self, step: SplitStep | WholeStep, watch: StateWatch) -> None:
         self._step: Any = step
@@ -125,7 +125,7 @@ class _HostPart:
 
 
 class _WatchedSplitStep(_HostPart):
-    """A step in two parts whose batches are recorded."""
+    """A step in two parts that records its batches."""
 
     def forward(self, batch: Any) -> StepLoss:
         out: StepLoss = self._step.forward(batch)
@@ -136,7 +136,7 @@ class _WatchedSplitStep(_HostPart):
 
 
 class _WatchedStep(_HostPart):
-    """A whole step whose batches are recorded."""
+    """A whole step that records its batches."""
 
     def __call__(self, batch: Any) -> StepLoss | torch.Tensor:
         out: StepLoss | torch.Tensor = self._step(batch)

@@ -45,8 +45,8 @@ def batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
 def state_tensors(workload: Workload) -> dict[str, torch.Tensor]:
     """Return buffers, gradients, optimizer state and parameters by name, as they are now.
 
-    The order is that of a step: what is computed first comes first, so that the first of several
-    differences is the cause of the others rather than their effect.
+    The order is that in which a step computes them, so that the first of several differences is a
+    cause of the others and not an effect.
 
     Raises:
         UserError: a tensor has a layout whose values cannot be compared.

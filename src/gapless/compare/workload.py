@@ -1,4 +1,4 @@
-"""What is run under a plan: a model, its optimizer, batches and a step."""
+"""A workload: model, optimizer, batches and step, which any plan can run."""
 
 from __future__ import annotations
 
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 WorkloadStep: TypeAlias = SplitStep | Callable[[Any], StepLoss | torch.Tensor]
 
-# Builds a workload anew on a device; the second for a plan, which may say how many processes make
-# its batches.
+# Builds a workload anew on a device. The plan may say how many processes make the batches.
 WorkloadFunction: TypeAlias = "Callable[[torch.device], Workload]"
 PlanWorkloadFunction: TypeAlias = "Callable[[torch.device, Plan], Workload]"
 
@@ -29,17 +28,17 @@ class Workload:
     """A training task that can be run under any plan.
 
     Attributes:
-        model: on the device.
-        optimizer: of the model's parameters.
-        batches: on the CPU; a list, a loader or anything else that can be gone through again.
+        model: the model, on the device.
+        optimizer: optimizer of the model's parameters.
+        batches: batches on the CPU: a list, a loader or anything else that allows several passes.
         step: takes a batch on the device, trains on it and returns its loss (one number, still
             on the device) or a `gapless.StepLoss`; or an object with `forward` and `backward`.
             It must not wait for the device.
-        unit: what the weights of a `gapless.StepLoss` count, such as "images", for a speed in
-            those; empty if they count nothing.
+        unit: what the weights of a `gapless.StepLoss` count, such as "images", to report a speed
+            in it; empty if they count nothing.
 
     Raises:
-        UserError: a field is of another kind, or the batches can be gone through only once.
+        UserError: a field has the wrong type, or the batches allow only one pass.
 
     Example:
         def make_workload(device):
@@ -66,7 +65,7 @@ class Workload:
     unit: str = ""
 
     def __post_init__(self) -> None:
-        """Check the kind of every field."""
+        """Check the type of every field."""
         _require(
             isinstance(self.model, torch.nn.Module),
             field="model",
@@ -89,7 +88,7 @@ class Workload:
             not isinstance(self.batches, Iterator),
             field="batches",
             value=self.batches,
-            expected="something that can be gone through again; give a list or a loader",
+            expected="a list or a loader, which allow several passes",
         )
         _require(
             isinstance(self.step, SplitStep) or callable(self.step),
@@ -113,11 +112,12 @@ def checked_workload_function(function: WorkloadFunction) -> WorkloadFunction:
         function: takes a `torch.device` and builds a workload on it.
 
     Raises:
-        UserError: it is no function; and, when called, that it returned no workload.
+        UserError: it is no function. The function that is returned raises one if no workload is
+            built.
     """
     if not callable(function):
         raise UserError(
-            f"workload must be a function of a torch.device, but is of type "
+            f"`workload` must be a function of a torch.device, but is of type "
             f"{type(function).__name__}; each run needs a workload of its own, so pass the "
             "function that builds it"
         )

@@ -1,4 +1,4 @@
-"""Find a workload in a Python file of the user's."""
+"""Find a workload in a user's Python file."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 def load_workload(spec: str) -> WorkloadFunction:
     """Return the function that `FILE:FUNCTION` names.
 
-    The file is run once, as an import of it would run it, with its folder on the import path.
+    The file is run once, as an import would run it, with its folder on the import path.
 
     Args:
-        spec: path of a Python file, a colon, and a function in it that returns a `Workload`; it
-            takes nothing, or the device under the name `device`.
+        spec: path of a Python file, a colon, and the name of a function that returns a `Workload`.
+            The function takes no argument, or the device as `device`.
 
     Returns:
-        A function of the device that calls the user's and checks what it returns.
+        A function of the device that calls the user's function and checks what it returns.
 
     Raises:
         UserError: the file is missing or cannot be run, or it has no such function.
@@ -91,7 +91,7 @@ def _run_file(path: Path) -> ModuleType:
 
 
 def _place(error: BaseException, path: Path) -> str:
-    """Return file and line of the error: those in the user's file if it came from there."""
+    """Return file and line of the error, in the user's file if the error passed through it."""
     if isinstance(error, SyntaxError) and error.filename == str(path):
         return f"{path}:{error.lineno}"
     frames = traceback.extract_tb(error.__traceback__)

@@ -1,4 +1,4 @@
-"""The plain records of a comparison of plans."""
+"""The plain records of a comparison of plans: rounds, rows, a recommendation, the report."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Spread:
     """A figure over several rounds.
 
     Attributes:
-        median: of the rounds.
-        min: the smallest.
-        max: the largest.
-        q1: a quarter of the rounds are below it.
-        q3: a quarter are above it.
-        rounds: every value, in the order in which it was measured.
+        median: median over the rounds.
+        min: smallest value.
+        max: largest value.
+        q1: first quartile.
+        q3: third quartile.
+        rounds: value of every round, in the order of measurement.
     """
 
     median: float
@@ -49,23 +49,23 @@ class Spread:
 
     @property
     def relative(self) -> float:
-        """Distance of the largest to the smallest, as a share of the median."""
+        """Distance from the smallest to the largest value, as a share of the median."""
         return (self.max - self.min) / self.median if self.median else 0.0
 
     def overlaps(self, other: Spread) -> bool:
-        """Whether the middle halves have a value in common, so that one bad round decides nothing."""
+        """Whether the ranges from q1 to q3 overlap; one bad round decides nothing."""
         return self.q1 <= other.q3 and other.q1 <= self.q3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
-    """What some steps of a workload did that were taken one after the other.
+    """What a number of steps of a workload did, taken one after the other.
 
     Attributes:
-        total: the record of all passes over the batches together, without `start_ms`.
+        total: record of all passes over the batches together, without `start_ms`.
         passes: number of batches in each pass.
-        start_ms: time in which the loader started workers, until the first batch of each pass.
-        elapsed_ms: all of the round, with starting and ending workers.
+        start_ms: time until the first batch of each pass, if the loader started workers for it.
+        elapsed_ms: time of the whole round, starting and ending workers included.
         cpu_seconds: processor time of this process and its loader workers in `elapsed_ms`.
         num_graphs: number of graphs captured in this round.
     """
@@ -85,39 +85,39 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow:
-    """What one plan did with the workload; None stands for what cannot be measured there.
+    """What one plan did with the workload; None is a figure that cannot be measured there.
 
     Attributes:
-        plan: its name.
-        identical: whether losses and tensors equal those of the reference, bit by bit (or within
-            the tolerance that was asked for); None if that was not looked at.
-        ms_per_step: wall time of a step, from the rounds' own first batch to their last loss.
-        steps_per_epoch: mean; every epoch ends with a wait for its losses.
+        plan: name of the plan.
+        identical: whether losses and tensors equal those of the reference, bit by bit or within
+            the tolerance; None if that was not compared or is not known.
+        ms_per_step: wall time of a step, from a round's first batch to its last loss.
+        steps_per_epoch: mean number of steps in a pass over the batches, which ends with a wait.
         throughput: what the steps' weights count, a second; steps if they count nothing.
-        waits_per_step: host waits, and by reason below.
-        waited_ms_per_step: time the host was blocked in them.
-        waits_by_reason: `{reason: {"count": ..., "ms": ...}}`, each a step.
+        waits_per_step: host waits a step.
+        waited_ms_per_step: time a step in which the host was blocked by them.
+        waits_by_reason: `{reason: {"count": ..., "ms": ...}}`, both a step.
         data_wait_ms_per_step: time the host waited for the loader.
         launch_ms_per_step: time the host spent in steps, queueing them (on a CPU: doing them).
         host_cpu_percent: processor time of this process and its loader workers over the time of
-            all rounds together; 100 is one core. None if they are too short to tell.
-        busy_ms_per_step: time in which the device ran kernels, by a trace of them.
-        overlap_share: share of kernel time in which another kernel ran as well, by that trace.
-        kernels_per_step: number of kernels, by that trace.
+            all rounds together; 100 is one core. None if the rounds are too short to tell.
+        busy_ms_per_step: time in which the device ran kernels, from a trace.
+        overlap_share: share of kernel time in which another kernel ran as well, from the trace.
+        kernels_per_step: number of kernels, from the trace.
         gap_share: 1 - busy / wall, 0 to 1: idle time inside steps and between them.
-        meter_busy_ms_per_step: time from the first to the last work of a step, by event pairs.
-        meter_gap_share: idle time between steps alone, by event pairs.
-        nvml_percent: device utilisation as the driver reports it, what nvidia-smi shows.
+        meter_busy_ms_per_step: time from the first to the last work of a step, from event pairs.
+        meter_gap_share: idle time between steps alone, from event pairs.
+        nvml_percent: device utilisation as the driver reports it and nvidia-smi shows it.
         peak_memory_bytes: most device memory that tensors of this plan held, from before it was
             built to its last round.
-        held_memory_bytes: device memory that torch took for this plan: tensors, what is cached
-            for the next step, and the memory of captured graphs.
+        held_memory_bytes: device memory that torch took for this plan: tensors, blocks cached for
+            the next step, and the memory of captured graphs.
         capture_seconds: time spent capturing.
         compile_seconds: time spent compiling the code that all plans share.
         capture: what was captured, `CaptureReport` as a dictionary.
-        diagnosis: what a plan that measures by itself found out; None for others.
-        late_captures: captures that fell into timed rounds.
-        settings: the plan's fields.
+        diagnosis: what plan `auto` found out; None for other plans.
+        late_captures: number of captures within timed rounds.
+        settings: the plan's fields, under the names that they have in files.
     """
 
     plan: str
@@ -158,10 +158,10 @@ class Recommendation:
     """Which plan to use for this workload, and why.
 
     Attributes:
-        plan: its name; None if no plan can be recommended.
+        plan: name of the plan; None if no plan can be recommended.
         reasons: one line each.
-        scores: weighted, 0 to 1, of every plan that can be recommended, best first.
-        weights: of the criteria, summing to 1.
+        scores: weighted score, 0 to 1, of every plan that can be recommended, best first.
+        weights: weights of the criteria, summing to 1.
         excluded: plans that cannot be recommended, with the reason.
     """
 
@@ -177,19 +177,19 @@ class ComparisonReport:
     """Everything that a comparison found.
 
     Attributes:
-        workload: what was trained.
+        workload: name of the workload.
         device: name of the device, such as `cuda:0`.
-        hardware: what it is.
+        hardware: name of the hardware, such as "NVIDIA H200".
         is_accelerator: whether the device works beside the host.
-        torch: version.
-        commit: of the source tree; None outside one.
-        unit: what throughput counts, such as "target tokens"; "steps" if nothing else.
+        torch: version of torch.
+        commit: commit of gapless's source tree; None outside one.
+        unit: what throughput counts, such as "target tokens"; "steps" if weights count nothing.
         settings: what was asked for.
-        rows: one a plan, in the order that was asked for.
+        rows: one for each plan, in the order that was asked for.
         recommendation: the plan to use.
         notes: what a reader has to know about these figures.
         reproducible: whether the reference equals itself; None if that is not known.
-        in_turns: whether each round took every plan; otherwise one plan was timed after the other.
+        in_turns: whether each round took every plan; otherwise each plan was timed by itself.
         verification: what the comparison of bits found; None if bits were not compared.
     """
 
@@ -210,6 +210,6 @@ class ComparisonReport:
 
     @property
     def holds(self) -> bool:
-        """Whether a plan can be recommended, and none was excluded because it computes otherwise."""
+        """Whether a plan can be recommended, and no plan computes something else."""
         found = self.recommendation
         return found.plan is not None and not found.excluded
