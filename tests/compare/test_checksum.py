@@ -39,7 +39,7 @@ def tensors(draw, *, least=1):
 @settings(deadline=None, max_examples=300)
 @given(drawn=tensors(), data=st.data())
 def test_a_change_of_any_bits_of_one_element_changes_it(drawn, data):
-    """Whatever an element holds and becomes, in whatever kind of tensor."""
+    """A change of one element is seen, whatever its value and dtype."""
     raw, dtype = drawn
     size = BYTES[dtype]
     element = data.draw(st.integers(0, len(raw) // size - 1))
@@ -69,7 +69,7 @@ def test_another_order_of_the_elements_changes_it(drawn, data):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_swapped_sign_is_seen(dtype):
-    """x and -x in each other's places: 64-bit patterns that differ by 2**63."""
+    """x and -x in each other's places, patterns that differ by 2**63, change the checksum."""
     for gap in (1, 2, 3, 4, 8):
         values = torch.zeros(10, dtype=dtype)
         values[0], values[gap] = 1.5, -1.5
@@ -80,7 +80,7 @@ def test_a_swapped_sign_is_seen(dtype):
 
 
 def test_changes_that_cancel_by_their_positions_are_seen():
-    """+1 +1 -1 -1 in the last place, at positions whose numbers add up alike."""
+    """+1 +1 -1 -1 at positions whose numbers add up alike change the checksum."""
     values = torch.arange(100, dtype=torch.int32)
     for first, second, third, fourth in [(0, 3, 1, 2), (10, 40, 20, 30), (0, 99, 49, 50)]:
         changed = values.clone()

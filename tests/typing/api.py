@@ -58,8 +58,24 @@ def waits() -> None:
         pass
 
 
+def make_workload(device: torch.device) -> gapless.Workload:
+    model = torch.nn.Linear(4, 1).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return gapless.Workload(model=model, optimizer=optimizer, batches=[], step=train_step)
+
+
+def whole_operations() -> None:
+    found = gapless.verify_plan(make_workload, "captured", against="gapless", tolerance=1e-5)
+    assert_type(found.holds, bool)
+    assert_type(found.is_same("captured"), bool | None)
+    report = gapless.compare_plans(make_workload, ["blocking", "gapless"], weights={"speed": 1.0})
+    assert_type(report.holds, bool)
+    assert_type(report.recommendation.plan, str | None)
+
+
 def mistakes(loader: list[Pair]) -> None:
     gapless.prefetch(loader, "cpu", 3)  # type: ignore[call-arg]  # the depth is given by name
     gapless.Plan("mine")  # type: ignore[call-arg]  # so are all fields of a plan
     gapless.Plan(name="mine", graphs="sometimes")  # type: ignore[arg-type]
+    gapless.verify_plan(make_workload(torch.device("cpu")))  # type: ignore[arg-type]  # no function
     gapless.StepLoss(loss=torch.zeros(()), report=None)  # type: ignore[call-arg]
