@@ -9,7 +9,7 @@ from gapless.nmt import StreamManager
 
 
 def test_streams_have_numbers_and_names():
-    """A manager offers what it created, and names what it has when asked for another."""
+    """A manager returns the streams that it created, and lists them when asked for another."""
     with StreamManager("cpu", num_streams=3) as streams:
         streams.create_stream("metrics")
 
@@ -23,13 +23,13 @@ def test_streams_have_numbers_and_names():
 
 @pytest.mark.parametrize("count", [0, 9])
 def test_the_number_of_streams_is_one_to_eight(count):
-    """Any other number is refused."""
+    """A number of streams outside 1 to 8 is refused."""
     with pytest.raises(ValueError, match=f"1 to 8, but is {count}"):
         StreamManager("cpu", num_streams=count)
 
 
 def test_waits_are_counted_by_reason():
-    """Events and streams are waited for through one account."""
+    """Waits for events and streams are counted by their reasons."""
     streams = StreamManager("cpu", num_streams=2)
     event = streams.create_event(timed=True)
     later = streams.create_event(timed=True)

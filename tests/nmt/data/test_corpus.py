@@ -156,7 +156,7 @@ def test_sides_of_two_test_sets_are_not_mixed(tmp_path):
 
 
 def test_an_absent_split_is_none_and_half_of_one_is_refused(tmp_path):
-    """A folder may lack a validation split, but not only one side of it."""
+    """A folder may have no validation split, but not one side of it alone."""
     write_sides(tmp_path, PAIRS)
     assert load_split(tmp_path, split="val", src="en", tgt="zh") is None
 
@@ -187,7 +187,7 @@ def test_any_text_reads_back_as_it_was_written(tmp_path_factory, rows, form, pac
 
 @pytest.mark.parametrize("form", ["folder", "tsv", "jsonl"])
 def test_windows_line_ends_are_line_ends(tmp_path, form):
-    r"""`\r\n` ends a line as `\n` does."""
+    """A carriage return before the line feed belongs to the line end, in every form."""
     folder = write_split(tmp_path / "d", form, PAIRS)
     for path in folder.iterdir():
         path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
@@ -208,7 +208,7 @@ def test_a_byte_order_mark_is_not_text(tmp_path, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("mark", ["\u2028", "\u2029", "\x85", "\x0b", "\x0c", "\x1c"])
 def test_other_separators_do_not_end_a_line(tmp_path, form, mark):
-    """What Python's `splitlines` cuts at may stand in a sentence."""
+    """Separators at which Python's `splitlines` cuts may occur in a sentence."""
     rows = [(f"one{mark}two", f"一{mark}二"), (f"a{mark}", f"{mark}b")]
 
     assert as_pairs(rows) == read(write_split(tmp_path / "d", form, rows))
@@ -231,7 +231,7 @@ def test_bytes_that_are_not_utf8_are_named():
 
 
 def test_blank_lines_of_a_table_are_no_pairs(tmp_path):
-    """As editors leave them between blocks and at the end."""
+    """Blank lines between pairs and at the end of a table are skipped."""
     path = tmp_path / "train.tsv"
     path.write_text("".join(f"a{n}\tb{n}\n\n" for n in range(40)) + "  \n", encoding="utf-8")
 

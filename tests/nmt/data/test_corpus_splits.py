@@ -89,7 +89,7 @@ def test_held_out_splits_have_at_most_a_thousand_pairs(tmp_path: Path) -> None:
 
 
 def test_a_frequent_sentence_does_not_swell_a_split(tmp_path: Path) -> None:
-    """A source that is most of the corpus stays in train, for any seed."""
+    """A source that makes up most of the corpus stays in train, for any seed."""
     rows = [("yes", f"是{n}") for n in range(900)] + [(f"s{n}", f"句{n}") for n in range(100)]
     path = write_table(tmp_path, rows)
 
@@ -124,7 +124,7 @@ def test_no_source_is_in_two_splits(
 
 
 def test_too_few_sources_names_both_missing_splits(tmp_path: Path) -> None:
-    """The count is that of the file, and both files to add are named."""
+    """The message has the count of the file, and names both files to add."""
     path = write_table(tmp_path, [("a", "一"), (" a", "二"), ("b", "三")])
 
     message = refusal(path)
@@ -143,7 +143,7 @@ def test_a_text_under_the_key_translation_is_no_nested_pair(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("item", ['{"translation": "b"}', '{"translation": null}', "7", "null"])
 def test_a_json_item_that_is_no_pair(tmp_path: Path, item: str) -> None:
-    """The file and the item are named, with the keys that a pair needs."""
+    """The message names the file, the item, and the keys that a pair needs."""
     path = tmp_path / "p.json"
     path.write_text(f'[["a", "一"], {item}]', "utf-8")
 
@@ -154,7 +154,7 @@ def test_a_json_item_that_is_no_pair(tmp_path: Path, item: str) -> None:
 
 
 def test_an_empty_json_file_is_said_to_be_empty(tmp_path: Path) -> None:
-    """An empty file is no mistake of JSON at a line and column."""
+    """An empty file is called empty, and not broken JSON at some line and column."""
     path = tmp_path / "p.json"
     path.write_bytes(b"")
 
@@ -165,7 +165,7 @@ def test_an_empty_json_file_is_said_to_be_empty(tmp_path: Path) -> None:
     ("name", "part"), [("pairs", "nothing known"), ("p.gz", ".gz"), ("a.csv", ".csv")]
 )
 def test_an_unknown_ending(tmp_path: Path, name: str, part: str) -> None:
-    """The ending found and those accepted are named."""
+    """The message names the ending found and those accepted."""
     path = tmp_path / name
     path.write_text("a\t一\n", "utf-8")
 
@@ -185,7 +185,7 @@ def test_an_offset_counts_the_byte_order_mark(tmp_path: Path) -> None:
     "raw", [PACKED[:-9], PACKED[:5], b"a\tb\n", PACKED[:40] + bytes(8) + PACKED[48:]]
 )
 def test_a_broken_archive(tmp_path: Path, raw: bytes) -> None:
-    """An archive that is cut off, spoiled or none at all is named."""
+    """The message names an archive that is cut off, damaged, or no archive."""
     path = tmp_path / "p.tsv.gz"
     path.write_bytes(raw)
 

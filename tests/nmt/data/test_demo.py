@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gapless.errors import DataError
-from gapless.nmt.data import demo_corpus as demo, demo_grammar
+from gapless.nmt.data import demo_corpus as demo, demo_phrases
 from gapless.nmt.data.demo_corpus import GRAMMARS, SPLITS, DemoSizes, generate
-from gapless.nmt.data.demo_grammar import (
+from gapless.nmt.data.demo_phrases import (
     MAX_NUMBER,
     NOUNS,
     Pair,
@@ -382,4 +382,4 @@ def test_a_corpus_larger_than_a_grammar_is_refused(monkeypatch: pytest.MonkeyPat
 
 def _only_two(rng: Random) -> Pair:
     """Make one of two sentences."""
-    return demo_grammar.sentence(*rng.choice((("yes", "对"), ("no", "不对"))))
+    return demo_phrases.sentence(*rng.choice((("yes", "对"), ("no", "不对"))))

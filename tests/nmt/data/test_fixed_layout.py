@@ -23,7 +23,7 @@ def arrays(pairs):
 @settings(deadline=None, max_examples=80)
 @given(pairs=lengths, budget=st.integers(1, 400), max_shapes=st.integers(1, 12))
 def test_every_pair_fits_into_its_shape(pairs, budget, max_shapes):
-    """Shapes are few, take their pairs, and keep the budget but for single rows."""
+    """Shapes are few, take their pairs, and keep the budget unless they have a single row."""
     src, tgt = arrays(pairs)
     found = choose_fixed_layout(src, tgt, max_tokens=budget, max_shapes=max_shapes)
 
@@ -38,7 +38,7 @@ def test_every_pair_fits_into_its_shape(pairs, budget, max_shapes):
 @settings(deadline=None, max_examples=80)
 @given(pairs=lengths, rows=st.integers(1, 20), seed=st.integers(0, 5))
 def test_an_epoch_has_every_pair_once(pairs, rows, seed):
-    """Whatever is left over moves to a larger shape, and nothing is lost or repeated."""
+    """Pairs that do not fill a batch move to a larger shape; none is lost or repeated."""
     src, tgt = arrays(pairs)
     found = choose_fixed_layout(src, tgt, max_sentences=rows)
     order = np.random.default_rng(seed).permutation(len(pairs))
@@ -59,7 +59,7 @@ def padding_share(layout, src, tgt):
 
 
 def test_more_shapes_mean_less_padding():
-    """Splitting goes on until the set share, and stops there."""
+    """Splitting continues until the share of padding is small enough, and then stops."""
     draw = np.random.default_rng(1)
     src = draw.integers(3, 60, 4000)
     tgt = np.clip(src + draw.integers(-3, 4, 4000), 1, None)
@@ -87,7 +87,7 @@ def test_what_is_left_over_goes_to_the_next_larger_shape():
 
 
 def test_filled_up_rows_hold_nothing_to_predict():
-    """A batch of a set shape has that shape; its empty rows have one token to attend to."""
+    """A batch has its fixed shape; rows without a sentence have one token to attend to."""
     pairs = TokenPairs([[5, 6, 7]] * 5, [[8, 9]] * 5)
     layout = choose_fixed_layout(pairs.src_lengths, pairs.tgt_lengths, max_sentences=3)
     sampler = MicrobatchSampler(pairs, layout, shuffle=False)
@@ -102,7 +102,7 @@ def test_filled_up_rows_hold_nothing_to_predict():
 
 
 def test_one_batch_of_each_shape():
-    """Warm-up sees every shape, twice where only some batches end an update."""
+    """There is one example of each shape, and two where only some batches end an update."""
     pairs = TokenPairs([[5] * (1 + n % 30) for n in range(400)], [[6] * 3] * 400)
     lengths = pairs.src_lengths, pairs.tgt_lengths
     layout = choose_fixed_layout(*lengths, max_sentences=8)
@@ -118,7 +118,7 @@ def test_one_batch_of_each_shape():
 
 
 def test_nothing_to_choose_from_is_refused():
-    """Without pairs or budget there is no shape."""
+    """Without pairs, or without a budget, no shape can be chosen."""
     empty = np.array([], dtype=np.int64)
     with pytest.raises(ValueError, match=r"at least one pair.*max_tokens.*max_sentences"):
         choose_fixed_layout(empty, empty, max_tokens=10)

@@ -36,7 +36,7 @@ def packed(pairs, *, max_tokens, **options):
 @example(sizes=[(1, 1), (1, 65), (257, 1)], budget=223, seed=0)  # the short one is left over
 @given(sizes=lengths, budget=st.integers(1, 2000), seed=st.integers(0, 5))
 def test_an_epoch_has_every_pair_once_in_batches_of_few_shapes(sizes, budget, seed):
-    """Rows follow each other without a break, none is too long, and each has a source to see."""
+    """Rows follow each other without a break; none is too long or without a source."""
     pairs = make_pairs(sizes)
     sampler, layout = packed(pairs, max_tokens=budget, seed=seed)
 
@@ -55,7 +55,7 @@ def test_an_epoch_has_every_pair_once_in_batches_of_few_shapes(sizes, budget, se
 
 
 def test_a_batch_holds_its_sentences_one_after_the_other():
-    """Ids with marks, positions within each sentence, and padding at the end."""
+    """A batch holds ids with marks, positions within each sentence, and padding at the end."""
     pairs = TokenPairs([[5, 6], [7]], [[8], [9, 10]])
     sampler, _ = packed(pairs, max_tokens=5, shuffle=False)
     batch = PairBatches(pairs)[
@@ -77,7 +77,7 @@ def test_a_batch_holds_its_sentences_one_after_the_other():
 
 
 def test_little_is_padding_when_sources_and_targets_differ_in_length():
-    """Pairs that lean to one side take turns with those that lean to the other."""
+    """Source-heavy and target-heavy pairs are interleaved, so that both sides fill at one rate."""
     draw = np.random.default_rng(1)
     src = np.clip(draw.lognormal(3.2, 0.7, 20_000), 2, 200).astype(int)
     tgt = np.clip(src * draw.uniform(0.4, 1.4, 20_000), 2, 200).astype(int)
@@ -101,7 +101,7 @@ def test_batches_are_a_random_sample_of_lengths():
 
 
 def test_a_batch_has_no_more_pairs_than_asked_for():
-    """Both budgets hold, and the shape is as small as the smaller of them asks."""
+    """Both budgets hold, and the shape is as small as the smaller one allows."""
     draw = np.random.default_rng(1)
     src = draw.integers(2, 60, 1000)
     layout = choose_packed_layout(src, src, max_tokens=4096, max_sentences=16)
@@ -112,7 +112,7 @@ def test_a_batch_has_no_more_pairs_than_asked_for():
 
 
 def test_few_long_sentences_have_a_shape_of_their_own():
-    """Rows of 600 tokens for all would need much memory; leftovers join the longer ones."""
+    """A few sentences of 600 tokens get a shape of their own; short ones left over may join it."""
     draw = np.random.default_rng(1)
     src = np.where(draw.random(5000) < 0.02, 600, draw.integers(2, 60, 5000))
     layout = choose_packed_layout(src, src, max_tokens=4096)
@@ -173,7 +173,7 @@ def test_rows_without_tokens_spoil_nothing():
 
 
 def test_one_example_stands_for_all_batches():
-    """Warm-up needs one batch, and one more if some batches do not end an update."""
+    """One shape has one example, and a second one if some batches do not end an update."""
     pairs = make_pairs([(5, 6)] * 50)
 
     assert len(packed(pairs, max_tokens=64)[0].one_of_each()) == 1
@@ -184,7 +184,7 @@ def test_one_example_stands_for_all_batches():
 
 
 def test_the_header_says_how_much_is_padding():
-    """The shape is no larger than the data: of 128 + 128 positions, 20 pairs of 5 + 5 take 200."""
+    """A shape is no larger than the data: 20 pairs of 5 + 5 take 200 of 128 + 128 positions."""
     sampler, _ = packed(make_pairs([(5, 5)] * 20), max_tokens=300)
 
     assert sampler.describe() == "packed into 128 + 128 tokens, 21.9% padding"

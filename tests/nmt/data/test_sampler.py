@@ -30,7 +30,7 @@ def padded_sampler(pairs, *, max_tokens=None, max_sentences=None, **options):
 @settings(deadline=None)
 @given(lengths, st.integers(1, 80), st.integers(1, 4), st.integers(0, 5))
 def test_an_epoch_is_every_pair_once_within_the_budget(sizes, budget, accumulate, epoch):
-    """No pair is lost or repeated, no batch exceeds the budget unless it is one pair."""
+    """No pair is lost or repeated; no batch exceeds the budget unless it is a single pair."""
     pairs = make_pairs(sizes)
     sampler = padded_sampler(pairs, max_tokens=budget, accumulate=accumulate)
     sampler.set_epoch(epoch)
@@ -49,7 +49,7 @@ def test_an_epoch_is_every_pair_once_within_the_budget(sizes, budget, accumulate
 @settings(deadline=None)
 @given(lengths, st.integers(1, 4))
 def test_an_update_counts_the_tokens_of_all_its_batches(sizes, accumulate):
-    """What divides the loss is the number of target tokens of the whole update."""
+    """Every batch has the number of target tokens of its update, which divides the loss."""
     pairs = make_pairs(sizes)
     batches = list(padded_sampler(pairs, max_sentences=3, accumulate=accumulate))
     for start in range(0, len(batches), accumulate):
@@ -59,7 +59,7 @@ def test_an_update_counts_the_tokens_of_all_its_batches(sizes, accumulate):
 
 
 def test_epochs_differ_and_repeat_exactly():
-    """An epoch's order is a function of its number; a part of it can be skipped."""
+    """The order of an epoch depends on its number alone; a part of it can be skipped."""
     draw = np.random.default_rng(0)
     sampler = padded_sampler(make_pairs(draw.integers(1, 12, (200, 2)).tolist()), max_sentences=4)
 
@@ -97,14 +97,14 @@ def test_loaders_pad_at_the_end(workers):
 
 
 def test_a_padded_layout_needs_a_budget():
-    """Neither tokens nor sentences given is a mistake."""
+    """A layout with neither a budget of tokens nor of sentences is refused."""
     with pytest.raises(ValueError, match=r"max_tokens .* max_sentences"):
         padded_sampler(make_pairs([(1, 1)]))
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_a_skipped_part_and_the_rest_are_the_whole_epoch(accumulate):
-    """Batches keep their update, its tokens and its end wherever an epoch is taken up."""
+    """Batches keep their update, its tokens and its end, wherever an epoch is resumed."""
     sampler = padded_sampler(
         make_pairs([(n % 9, n % 7) for n in range(50)]), max_tokens=30, accumulate=accumulate
     )
@@ -121,7 +121,7 @@ def test_a_skipped_part_and_the_rest_are_the_whole_epoch(accumulate):
 
 
 def test_workers_do_not_change_batches_or_random_numbers():
-    """The same epoch comes out of the training process and of a worker, bit for bit."""
+    """The training process and a worker make the same epoch, bit for bit."""
     draw = np.random.default_rng(2)
     ids = [draw.integers(4, 99, draw.integers(0, 12)).tolist() for _ in range(80)]
     pairs = TokenPairs(ids, ids[::-1])
@@ -149,7 +149,7 @@ def test_workers_do_not_change_batches_or_random_numbers():
 @settings(deadline=None, max_examples=50)
 @given(lengths, st.integers(1, 60))
 def test_rows_are_their_text_and_then_padding(sizes, budget):
-    """Every row is its pair's ids, marks included, and nothing but padding after them."""
+    """Every row has its pair's ids with marks, and only padding after them."""
     pairs = make_pairs(sizes)
     sampler = padded_sampler(pairs, max_tokens=budget)
     for micro, batch in zip(sampler, make_loader(pairs, sampler, workers=0), strict=True):

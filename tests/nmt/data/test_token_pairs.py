@@ -19,7 +19,7 @@ def rows_of(rows):
 
 @given(pairs=st.lists(st.tuples(sentences, sentences), min_size=1, max_size=9), data=st.data())
 def test_any_pairs_can_be_taken_in_any_order(pairs, data):
-    """With their marks, and again and again; every token knows its place."""
+    """Any pairs can be taken, also repeatedly, with marks and positions of their tokens."""
     src, tgt = ([pair[side] for pair in pairs] for side in (0, 1))
     numbers = data.draw(st.lists(st.integers(0, len(pairs) - 1), min_size=1, max_size=12))
 

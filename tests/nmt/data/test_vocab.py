@@ -87,7 +87,7 @@ def test_text_never_becomes_a_special_id(subwords, sentence):
     assert all(EOS < i < len(subwords) for i in ids)
 
 
-def test_special_ids_are_those_of_the_ancestor(subwords):
+def test_special_ids_are_zero_to_three(subwords):
     """Padding is 0, unknown 1, begin 2 and end 3; decoding leaves them out."""
     (ids,) = subwords.encode(["the cat"])
 
@@ -102,7 +102,7 @@ def test_a_size_is_met_exactly(tmp_path):
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])
 def test_a_size_beyond_the_text_is_refused(tmp_path, model):
-    """Both the size asked for and the largest possible one are named."""
+    """The message names the size asked for and the largest possible one."""
     most = len(train_subwords(TEXT, size=None, model=model, cache=tmp_path))
 
     with pytest.raises(
@@ -113,7 +113,7 @@ def test_a_size_beyond_the_text_is_refused(tmp_path, model):
 
 @pytest.mark.parametrize("model", ["bpe", "unigram"])
 def test_a_size_below_the_characters_is_refused(tmp_path, model):
-    """Both the size asked for and the least possible one, which is enough, are named."""
+    """The message names the size asked for and the least possible one, which is accepted."""
     with pytest.raises(DataError, match="size 300 is less than the characters") as refused:
         train_subwords(TEXT, size=300, model=model, cache=tmp_path)
     least = int(re.search(r"use `vocab_size=(\d+)` or more", str(refused.value))[1])
@@ -122,7 +122,7 @@ def test_a_size_below_the_characters_is_refused(tmp_path, model):
 
 
 def test_the_default_size_shrinks_to_what_the_text_gives(tmp_path, capfd):
-    """Small text gives a small vocabulary, without a word about it."""
+    """Small text gives a small vocabulary, and nothing is printed."""
     vocab = train_subwords(TEXT, size=None, model="bpe", cache=tmp_path)
 
     assert 256 < len(vocab) < 8000
@@ -130,7 +130,7 @@ def test_the_default_size_shrinks_to_what_the_text_gives(tmp_path, capfd):
 
 
 def test_an_unknown_model_is_refused(tmp_path):
-    """The known models are listed."""
+    """The message lists the known models."""
     with pytest.raises(DataError, match="'wordpiece'; the models are bpe and unigram"):
         train_subwords(TEXT, size=None, model="wordpiece", cache=tmp_path)
 
@@ -139,7 +139,7 @@ def test_an_unknown_model_is_refused(tmp_path):
 
 
 def test_the_same_text_is_trained_on_once(tmp_path):
-    """A second call takes what the file in the cache holds."""
+    """A second call reads the vocabulary from the cache."""
     first = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
     (file,) = tmp_path.iterdir()
     # Another model in the file's place shows that it is read and not made again.
@@ -153,7 +153,7 @@ def test_the_same_text_is_trained_on_once(tmp_path):
 
 
 def test_text_size_and_model_each_have_a_file(tmp_path):
-    """Whatever changes the vocabulary changes its name in the cache."""
+    """Text, size and model determine the name of the file in the cache."""
     asked = [(TEXT, 340, "bpe"), (TEXT[:-1], 340, "bpe"), (TEXT, 341, "bpe")]
     for text, size, model in (*asked, (TEXT, 340, "unigram"), (TEXT, 340, "bpe")):
         train_subwords(text, size=size, model=model, cache=tmp_path)
@@ -162,7 +162,7 @@ def test_text_size_and_model_each_have_a_file(tmp_path):
 
 
 def test_the_cache_is_in_the_users_cache_folder(tmp_path, monkeypatch):
-    """`XDG_CACHE_HOME` says where, and `~/.cache` is used without it."""
+    """`XDG_CACHE_HOME` names the folder; without it `~/.cache` is used."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "here"))
     train_subwords(TEXT, size=340, model="bpe")
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -184,7 +184,7 @@ def test_words_are_used_as_they_are():
 
 
 def test_an_unknown_word_is_said_to_be_unknown():
-    """Text cannot bring back a word that is not there, so the translation shows it."""
+    """A translation shows a word that the vocabulary does not have as unknown."""
     vocab = WordVocab.of(["a b"], size=None)
 
     assert vocab.encode(["a z b"]) == [[4, UNK, 5]]
@@ -203,13 +203,13 @@ def test_an_unknown_word_is_said_to_be_unknown():
     ],
 )
 def test_subwords_of_subword_nmt_are_joined(split, joined):
-    """What `subword-nmt` cut apart is put together, also at the end of a sentence."""
+    """Subwords of `subword-nmt` are joined again, also at the end of a sentence."""
     assert joined == join_subwords(split)
     assert joined == round_trip(WordVocab.of([split], size=None), split)
 
 
 def test_the_most_frequent_words_are_kept():
-    """A size keeps so many entries, special ones included; more than there are is refused."""
+    """A size counts special entries as well; a size beyond the words is refused."""
     sentences = ["a a a b b c"]
 
     assert WordVocab.of(sentences, size=6).encode(["a b c"]) == [[4, 5, UNK]]
@@ -232,7 +232,7 @@ def test_a_saved_subword_vocabulary_is_the_same(subwords, tmp_path):
 
 
 def test_a_saved_word_vocabulary_is_the_same(tmp_path):
-    """Ids and text are equal after saving and loading, whatever a word is made of."""
+    """Ids and text are equal after saving and loading, whatever characters a word has."""
     sentences = ["a b b", "词 <unk> \ufeffx x\u200b <s> @@", "\u0341 'quoted'"]
     vocab = WordVocab.of(sentences, size=None)
     vocab.save(tmp_path / "vocab")

@@ -13,7 +13,7 @@ from gapless.cli.main import run_command
 # Torch's compiler looks at whatever may warn; as errors those stop it.
 @pytest.mark.filterwarnings("ignore")
 def test_layers_are_compiled_for_training_alone(tmp_path, monkeypatch):
-    """Validations and the final test run as written; all epochs run what was compiled at first."""
+    """Validations and the final test run eagerly; all epochs run the code compiled at first."""
     draw, had_gradients = random.Random(1), []
     rows = [" ".join(draw.choice("abcd") for _ in range(draw.randint(2, 5))) for _ in range(40)]
     (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))

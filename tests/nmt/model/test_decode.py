@@ -99,7 +99,7 @@ sources = st.lists(st.sampled_from([UNK, 4, 5]), max_size=4)
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10_000), sources, st.sampled_from([0.0, 0.6, 1.0, 2.0]), st.integers(0, 3))
 def test_a_wide_beam_finds_the_best_of_all_translations(seed, source, penalty, max_length):
-    """With room for every prefix the search returns what trying everything returns."""
+    """With room for every prefix the search returns what an exhaustive search returns."""
     model = TableModel(seed)
     every = [
         list(ids) for n in range(max_length + 1) for ids in itertools.product(WORDS, repeat=n)
@@ -118,7 +118,7 @@ def test_a_wide_beam_finds_the_best_of_all_translations(seed, source, penalty, m
 @settings(deadline=None, max_examples=40)
 @given(st.integers(0, 10_000), st.lists(sources, max_size=5), st.integers(0, 20), st.booleans())
 def test_a_beam_of_one_is_greedy(seed, texts, max_length, early_stopping):
-    """It takes the likeliest token each time, until the end mark is the likeliest."""
+    """A beam of one takes the likeliest token each time, until the end mark is the likeliest."""
     model = TableModel(seed)
     one = DecodeSettings(beam=1, max_length=max_length, early_stopping=early_stopping)
 
@@ -137,7 +137,7 @@ def test_a_beam_of_one_is_greedy(seed, texts, max_length, early_stopping):
     st.integers(1, 60),
 )
 def test_batches_do_not_change_translations(seed, texts, beam, early_stopping, batch_tokens):
-    """Each source gets the translations it gets alone, in the order of the sources."""
+    """Each source gets the translations that it gets alone, in the order of the sources."""
     model = TableModel(seed)
     search = DecodeSettings(
         beam=beam,
@@ -164,7 +164,7 @@ def test_batches_do_not_change_translations(seed, texts, beam, early_stopping, b
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 10_000), sources, st.integers(1, 6))
 def test_the_best_translations_are_all_different(seed, source, beam):
-    """The n best are n different targets, none longer than asked."""
+    """The n best are n different targets, none longer than the limit."""
     search = DecodeSettings(beam=beam, n_best=beam, max_length=8)
 
     (found,) = make_decoder(TableModel(seed)).translate([source], search)
@@ -174,7 +174,7 @@ def test_the_best_translations_are_all_different(seed, source, beam):
 
 
 def test_more_translations_than_the_beam_holds_are_not_returned():
-    """At most as many as the beam come back."""
+    """The search returns at most as many translations as the beam holds."""
     search = DecodeSettings(beam=2, n_best=5, max_length=6)
 
     (found,) = make_decoder(TableModel(3)).translate([[4, 5]], search)
@@ -192,7 +192,7 @@ def test_no_sources_give_no_translations():
 
 @pytest.mark.parametrize("was_training", [True, False])
 def test_the_models_mode_is_restored(was_training):
-    """The model computes in evaluation mode and is given back as it was, also after an error."""
+    """The model decodes in evaluation mode and gets its former mode back, also after an error."""
     model = TableModel(0)
     model.training = was_training
     make_decoder(model).translate([[4]], DecodeSettings(max_length=2))
@@ -205,7 +205,7 @@ def test_the_models_mode_is_restored(was_training):
 
 
 def test_finished_sentences_are_reported_and_waits_counted():
-    """The callback adds up to all sentences, and each wait is in the account as "decode"."""
+    """The callback counts all sentences, and each wait is counted as "decode"."""
     device = find_device("cpu")
     host_waits = HostWaits(device)
     done = []
@@ -222,7 +222,7 @@ def test_finished_sentences_are_reported_and_waits_counted():
 
 
 def test_a_translation_fits_the_positions_of_the_model():
-    """A model that knows 5 positions writes at most 4 tokens, whatever is asked."""
+    """A model with 5 positions writes at most 4 tokens, whatever limit is asked for."""
     for seed in range(5):
         model = TableModel(seed, max_positions=5)
 

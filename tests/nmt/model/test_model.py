@@ -28,7 +28,7 @@ def count(model):
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize(("share", "num_tables"), [("all", 1), ("decoder", 2), ("none", 3)])
 def test_the_number_of_parameters_is_that_of_the_paper(norm, share, num_tables):
-    """Attention 4 D² + 4 D, feed-forward 2 D F + D + F, norms 2 D, and the tables."""
+    """Attention has 4 D² + 4 D weights, feed-forward 2 D F + D + F, a norm 2 D, plus the tables."""
     d, f, vocab = 16, 24, 11
     attention, feed_forward = 4 * d * d + 4 * d, 2 * d * f + d + f
     encoder = 2 * (attention + feed_forward + 2 * 2 * d)
@@ -78,7 +78,7 @@ def test_a_position_does_not_see_what_follows():
 
 
 def test_the_mask_of_a_target_is_causal_and_without_padding():
-    """Row t allows the positions up to t that hold text."""
+    """Row t of the mask allows the positions up to t that hold text."""
     mask = causal_mask(torch.tensor([[BOS, 4, PAD]]))
 
     assert mask.int().tolist() == [[[1, 0, 0], [1, 1, 0], [1, 1, 0]]]
@@ -98,7 +98,7 @@ def test_a_batch_of_tokens_is_cut_for_teacher_forcing():
 @pytest.mark.parametrize("norm", ["pre", "post"])
 @pytest.mark.parametrize("share", ["all", "none"])
 def test_a_cached_step_equals_the_whole_pass_in_a_padded_batch(norm, share):
-    """Logits of every position agree, for sources of different lengths at once."""
+    """Logits of every position agree, for sources of different lengths in one batch."""
     model = make_model(norm=norm, share=share).eval()
     src = torch.tensor([[4, 5, 6, EOS], [9, EOS, PAD, PAD]])
     mask = (src != PAD).unsqueeze(1)
@@ -112,7 +112,7 @@ def test_a_cached_step_equals_the_whole_pass_in_a_padded_batch(norm, share):
 
 
 def test_dropout_acts_in_training_only():
-    """Two passes differ while training and agree while evaluating, bit for bit."""
+    """Two passes differ in training mode, and agree bit for bit in evaluation mode."""
     model = make_model(dropout=0.3, attention_dropout=0.1)
     src, trg = torch.tensor([[4, 5, EOS]]), torch.tensor([[BOS, 4]])
     mask = torch.ones(1, 1, 3, dtype=torch.bool)
@@ -125,7 +125,7 @@ def test_dropout_acts_in_training_only():
 
 
 def test_padding_gets_no_gradient_and_no_vector():
-    """The table's padding row starts at zero and the source's stays there."""
+    """The table's row for padding starts at zero, and the source's row stays zero."""
     model = make_model(share="none")
     src = torch.tensor([[4, EOS, PAD, PAD]])
     model(src, torch.tensor([[BOS, 4]]), (src != PAD).unsqueeze(1)).sum().backward()

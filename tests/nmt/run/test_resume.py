@@ -115,7 +115,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batch
 
 
 def test_packed_batches_go_on_as_they_were(settings, tmp_path):
-    """The layout is kept with the state, not in the settings: a GPU may have chosen it."""
+    """The state keeps the layout, since a device may have chosen it and not the settings."""
     packed = {**settings, "batch_size": None, "batch_tokens": 40, "pack": True}
     whole = train(packed, tmp_path / "whole")
     train(packed, tmp_path / "parts", interrupt_after=5)
@@ -130,7 +130,7 @@ def test_packed_batches_go_on_as_they_were(settings, tmp_path):
 
 
 def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
-    """Batches done cannot be told from batches to do if they are cut in another way."""
+    """Another layout is refused: batches already done could not be told from batches to do."""
     train(settings, tmp_path / "run", interrupt_after=3)
     config = make_config({"fixed_shapes": True}, file=tmp_path / "run" / "config.yaml")
 
@@ -153,7 +153,7 @@ def test_the_layout_of_a_run_does_not_change(settings, tmp_path):
 def test_what_orders_the_batches_does_not_change(
     settings, tmp_path, flags, message, interrupt_after
 ):
-    """With other batches, those done would be counted off an order in which they never stood."""
+    """A setting that cuts or orders batches cannot change when a run is resumed."""
     train({**settings, "epochs": 1}, tmp_path / "run", interrupt_after=interrupt_after)
     before = (tmp_path / "run" / "metrics.jsonl").read_bytes()
     config = make_config({**flags, "epochs": 2}, file=tmp_path / "run" / "config.yaml")
@@ -164,7 +164,7 @@ def test_what_orders_the_batches_does_not_change(
 
 
 def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
-    """Other text, also of the same lengths, is refused; the same text in another place is not."""
+    """Other text is refused, even of equal lengths; the same text in another file is not."""
     train(settings, tmp_path / "run", interrupt_after=3)
     data = tmp_path / "d.tsv"
     moved = data.rename(tmp_path / "moved.tsv")
@@ -177,7 +177,7 @@ def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
 
 
 def test_settings_are_kept_as_asked(settings, tmp_path):
-    """What one device decides for itself is not forced on another by the file."""
+    """The file keeps open what one device decided, so that another device decides for itself."""
     train(settings, tmp_path / "run", interrupt_after=3)
     text = (tmp_path / "run" / "config.yaml").read_text(encoding="utf-8")
 
@@ -185,7 +185,7 @@ def test_settings_are_kept_as_asked(settings, tmp_path):
 
 
 def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
-    """A run that was to go on to more updates and is stopped again goes on to as many."""
+    """The number of updates asked for with a resume holds for the next resume as well."""
     settings = {**settings, "epochs": 5, "schedule": "constant"}
     train({**settings, "max_steps": 4}, tmp_path / "run")
     stopped = resume(tmp_path / "run", flags={"max_steps": 8}, interrupt_after=3)
@@ -195,7 +195,7 @@ def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
 
 
 def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
-    """The file still says what the run is."""
+    """A resume that is refused does not change the file of settings."""
     train(settings, tmp_path / "run", interrupt_after=3)
     before = (tmp_path / "run" / "config.yaml").read_bytes()
 
@@ -206,7 +206,7 @@ def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
 
 
 def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):
-    """The missing state is named."""
+    """A run without a state cannot be resumed, and the message says so."""
     train(settings, tmp_path / "run")
     (tmp_path / "run" / "checkpoints" / "state.pt").unlink()
 
@@ -237,7 +237,7 @@ def same_end(one, other):
 
 
 def test_a_run_may_stop_many_times(settings, tmp_path):
-    """Interrupted in every epoch, within an update and at the very last batch, it ends alike."""
+    """A run that is interrupted in every epoch and within updates ends with the same bits."""
     settings = {**settings, "accumulate": 3, "plan": "gapless", "loss_interval": 7}
     whole = train(settings, tmp_path / "whole")
     train(settings, tmp_path / "parts", interrupt_after=2)
@@ -298,7 +298,7 @@ def kill(settings, run, *, after, files=1):
 
 @pytest.mark.parametrize("batches", [20, 40])
 def test_a_killed_run_goes_on_from_the_last_saved_epoch(settings, tmp_path, batches):
-    """In the epoch after it, or in a later one: short epochs do not all save their state."""
+    """A killed run resumes from its last state, which may be some epochs old."""
     whole = train(settings, tmp_path / "whole")
     run = tmp_path / "killed"
     kill(settings, run, after=batches)
@@ -312,7 +312,7 @@ def test_a_killed_run_goes_on_from_the_last_saved_epoch(settings, tmp_path, batc
 
 
 def test_a_killed_run_that_is_to_end_before_its_death(settings, tmp_path):
-    """Weights of epochs after its state have no part in its end, those before it are there."""
+    """Weights of epochs after the state do not count; those before it are still there."""
     settings["average"] = 3
     train(settings, tmp_path / "whole")
     kill({**settings, "epochs": 8}, tmp_path / "killed", after=80, files=4)
@@ -323,7 +323,7 @@ def test_a_killed_run_that_is_to_end_before_its_death(settings, tmp_path):
 
 
 def test_a_run_is_not_changed_before_it_goes_on(settings, tmp_path):
-    """To make a trainer of it removes neither lines nor weights that are ahead of its state."""
+    """Making a trainer removes neither lines nor weights that are ahead of the state."""
     run = tmp_path / "run"
     kill(settings, run, after=40, files=2)
     before = read_losses(run), sorted((run / "checkpoints").iterdir())
@@ -334,7 +334,7 @@ def test_a_run_is_not_changed_before_it_goes_on(settings, tmp_path):
 
 
 def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
-    """A killed run that goes on to an earlier end forgets the best weights of what is lost."""
+    """A killed run that resumes to an earlier end forgets the best weights of lost epochs."""
     run = tmp_path / "run"
     settings = {**settings, "lr": 1e-3, "schedule": "constant", "average": 8, "dropout": 0.0}
     kill({**settings, "epochs": 8}, run, after=80, files=5)
@@ -346,7 +346,7 @@ def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
 
 
 def test_only_a_scaler_has_to_be_waited_for(train_tiny):
-    """It gives its state as numbers; the wait is declared, and there is none without it."""
+    """The state of a scaler costs one declared wait; without a scaler there is none."""
     step, host_waits = (
         train_tiny(plan="gapless", num_batches=2).step,
         HostWaits(find_device("cpu")),
@@ -391,7 +391,7 @@ def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):
-    """Training seconds, updates and batches are of the whole run, so its wall time is too."""
+    """The wall time of a resumed run includes that of its earlier processes."""
     readings = itertools.count(0, 100)
     monkeypatch.setattr("gapless.nmt.run.training_run.perf_counter", lambda: next(readings))
     train(settings, tmp_path / "run", interrupt_after=3)
@@ -432,7 +432,7 @@ def check_alike(whole, parts, of_whole, of_parts):
 # An epoch has 7 updates.
 @pytest.mark.parametrize("ends", [(3, 5), (10, 12), (10, 14), (10, 17), (7, 17), (3, 10, 11, 30)])
 def test_a_run_that_ended_by_its_updates_goes_on_to_more(settings, tmp_path, ends):
-    """Ended inside an epoch it takes the rest of it, as a run would that never ended there."""
+    """A run that ended inside an epoch takes the rest of it, as if it had never ended."""
     settings = {**settings, "epochs": 5, "schedule": "constant"}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     of_whole = train({**settings, "max_steps": ends[-1]}, whole)
@@ -446,7 +446,7 @@ def test_a_run_that_ended_by_its_updates_goes_on_to_more(settings, tmp_path, end
 
 
 def test_an_end_inside_an_epoch_is_validated_and_tested_once(settings, tmp_path):
-    """A run that has ended so stays ended when it is resumed; it still can go on to more."""
+    """A run that ended inside an epoch stays ended when resumed, and can go on to more updates."""
     settings = {**settings, "epochs": 5, "schedule": "constant", "val_interval": 4}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     of_whole = train({**settings, "max_steps": 17}, whole)
@@ -468,7 +468,7 @@ def test_an_end_inside_an_epoch_is_validated_and_tested_once(settings, tmp_path)
 
 
 def test_a_run_may_be_stopped_at_its_last_update(settings, tmp_path):
-    """An interrupt just before the end by updates loses nothing of the epoch either."""
+    """An interrupt just before the last update loses nothing of the epoch."""
     settings = {**settings, "epochs": 5, "schedule": "constant"}
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     of_whole = train({**settings, "max_steps": 17}, whole)

@@ -52,7 +52,7 @@ def hold_up(monkeypatch, function):
 
 
 def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatch):
-    """Weights and state that change before they are written are saved as they were."""
+    """Weights and state are saved as they were at the call, even if they change soon after."""
     may_go = hold_up(monkeypatch, "write_weights")
     model = torch.nn.Linear(3, 2)
     before = model.weight.detach().clone()
@@ -73,7 +73,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatc
 
 
 def test_epochs_stay_that_an_average_or_the_state_needs(saver, tmp_path):
-    """The newest two, and the two up to the state: a run that goes on from there averages them."""
+    """The newest two epochs stay, and the two up to the state, which a resumed run averages."""
     model, found = torch.nn.Linear(3, 2), []
     with saver:
         for epoch in range(1, 9):
@@ -101,7 +101,7 @@ def test_epochs_are_counted_beyond_four_digits(tmp_path):
 
 
 def test_the_best_weights_come_with_the_state_that_says_so(saver, tmp_path):
-    """A run that goes on from an older state does not know of them."""
+    """Best weights are written with the next state, since an older state does not know of them."""
     model = torch.nn.Linear(3, 2)
     with saver:
         weights = saver.copy_weights(model)
@@ -117,7 +117,7 @@ def test_the_best_weights_come_with_the_state_that_says_so(saver, tmp_path):
 
 
 def test_a_state_is_due_when_the_last_one_is_old(saver, monkeypatch):
-    """At first, and again when time has passed."""
+    """A state is due at first, and again when the last one is old."""
     with saver:
         assert saver.state_is_due()
         weights = saver.copy_weights(torch.nn.Linear(3, 2))
@@ -130,7 +130,7 @@ def test_a_state_is_due_when_the_last_one_is_old(saver, monkeypatch):
 def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
     saver, tmp_path, monkeypatch
 ):
-    """The next poll raises what the thread met; no later file is written."""
+    """The next poll raises the error of the writing thread; no later file is written."""
     model = torch.nn.Linear(3, 2)
     (tmp_path / "checkpoints").write_text("in the way")
 
@@ -158,7 +158,7 @@ def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
 
 
 def test_an_error_of_the_body_is_not_hidden(saver, tmp_path):
-    """What ends a run is what its user hears of, with a note of what could not be written."""
+    """The error that ends a run is raised, with a note on the file that was not written."""
     (tmp_path / "checkpoints").write_text("in the way")
 
     with pytest.raises(ZeroDivisionError) as raised, saver:
@@ -169,7 +169,7 @@ def test_an_error_of_the_body_is_not_hidden(saver, tmp_path):
 
 
 def test_few_copies_wait_at_a_time(saver, tmp_path, monkeypatch):
-    """When the disk is slower than training, training waits rather than filling memory."""
+    """If the disk is slower than training, training waits rather than filling memory."""
     may_go = hold_up(monkeypatch, "write_weights")
     model = torch.nn.Linear(3, 2)
     done = []
@@ -193,7 +193,7 @@ def test_few_copies_wait_at_a_time(saver, tmp_path, monkeypatch):
 
 
 def test_this_thread_gives_back_the_memory_of_copies(saver, tmp_path):
-    """Not the other one: it might, on a GPU, while this one captures a graph."""
+    """The writing thread never frees a copy: it might do so while a graph is captured."""
     freed_by = []
     with saver:
         for epoch in range(1, 30):
@@ -209,7 +209,7 @@ def test_this_thread_gives_back_the_memory_of_copies(saver, tmp_path):
 
 
 def test_an_interrupted_wait_for_a_file_loses_none(saver, tmp_path, monkeypatch):
-    """Ctrl-C while an earlier file is waited for: all that was saved before it is written."""
+    """Ctrl-C during the wait for an earlier file loses no file that was saved before."""
     may_go = hold_up(monkeypatch, "write_weights")
 
     def interrupt(futures):
@@ -227,7 +227,7 @@ def test_an_interrupted_wait_for_a_file_loses_none(saver, tmp_path, monkeypatch)
 
 
 def test_a_file_is_written_when_its_copy_is_done_and_nobody_waits(late, tmp_path):
-    """On a device that is behind, `poll` takes up what is done, and leaves the rest."""
+    """`poll` submits the jobs whose copies are done, and leaves the rest, without a wait."""
     saver, model = late
     with saver:
         weights = saver.copy_weights(model)
@@ -245,7 +245,7 @@ def test_a_file_is_written_when_its_copy_is_done_and_nobody_waits(late, tmp_path
 
 
 def test_what_was_saved_before_an_error_is_written(late, tmp_path):
-    """A run that dies right after an epoch keeps the checkpoint whose copies were on their way."""
+    """A run that fails right after an epoch still writes the checkpoint that was being copied."""
     saver, model = late
     with pytest.raises(ZeroDivisionError), saver:
         saver.save_epoch(saver.copy_weights(model), 1)
@@ -255,7 +255,7 @@ def test_what_was_saved_before_an_error_is_written(late, tmp_path):
 
 
 def test_few_copies_are_on_their_way_at_a_time(late, tmp_path):
-    """A device that is far behind is waited for, through the door, rather than filling memory."""
+    """If the device is far behind, the host waits for it, counted, rather than filling memory."""
     saver, model = late
     with saver:
         for epoch in range(1, 13):

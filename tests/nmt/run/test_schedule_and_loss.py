@@ -42,7 +42,7 @@ def test_the_rate_is_highest_at_the_end_of_the_warm_up(update, warmup, schedule)
 
 @given(st.integers(1, 100), st.integers(0, 400))
 def test_cosine_falls_to_nothing_at_the_end(warmup, more):
-    """It is at half its height half way, at 0 at the last update, and stays there."""
+    """The cosine is half its height half way, 0 at the last update, and stays at 0."""
     total = warmup + 2 * (more + 1)
     rate = [
         learning_rate(n, peak=1.0, warmup=warmup, schedule="cosine", total=total)
@@ -53,7 +53,7 @@ def test_cosine_falls_to_nothing_at_the_end(warmup, more):
 
 
 def test_a_run_that_ends_within_its_warm_up_has_a_rate():
-    """A total below the warm-up divides by nothing."""
+    """A total below the warm-up causes no division by zero."""
     rates = [
         learning_rate(n, peak=1.0, warmup=10, schedule="cosine", total=5) for n in range(1, 12)
     ]
@@ -76,7 +76,7 @@ def test_constant_and_no_warm_up():
     st.lists(st.integers(0, 6), min_size=1, max_size=12),
 )
 def test_label_smoothing_is_cross_entropy_against_smoothed_targets(seed, smoothing, targets):
-    """Each token's target is 1 - s + s / V at its class and s / V elsewhere; padding is out."""
+    """A token's target is 1 - s + s / V at its class, s / V elsewhere; padding has no loss."""
     logits = torch.randn(len(targets), 7, generator=torch.Generator().manual_seed(seed))
     logits = logits.double()
     expected = 0.0
@@ -137,7 +137,7 @@ def test_evaluation_changes_nothing():
 
 
 def test_calling_it_gives_a_number():
-    """The origin's call returns a Python float, the same as the tensor."""
+    """Calling `LossCompute` returns a Python float that equals the tensor."""
     compute, _ = make_compute()
     out, targets = torch.randn(1, 2, 3), torch.tensor([[4, 5]])
 
@@ -156,7 +156,7 @@ def test_calling_it_gives_a_number():
     seed=st.integers(0, 20),
 )
 def test_a_loss_in_chunks_is_the_whole_loss(tokens, vocab, chunk, smoothing, seed):
-    """Loss and both gradients are those of all logits at once, padding included."""
+    """Loss and both gradients equal those of all logits at once, padding included."""
     torch.manual_seed(seed)
     layer = torch.nn.Linear(6, vocab, bias=False)
     hidden = torch.randn(tokens, 6, requires_grad=True)
@@ -179,7 +179,7 @@ def test_a_loss_in_chunks_is_the_whole_loss(tokens, vocab, chunk, smoothing, see
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_half_precision_logits_keep_a_float32_loss(dtype):
-    """Under autocast the products are halves, the loss and its gradients float32."""
+    """Under autocast the products are in half precision, the loss and its gradients in float32."""
     torch.manual_seed(0)
     layer = torch.nn.Linear(16, 40, bias=False)
     hidden = torch.randn(30, 16, requires_grad=True)

@@ -62,8 +62,8 @@ class Corpus:
         src_lang: name of the source side.
         tgt_lang: name of the target side.
         train: pairs to learn from, none with an empty side.
-        val: pairs to watch training with.
-        test: pairs to score with at the end.
+        val: pairs to validate on during training.
+        test: pairs to score the final model on.
         dropped_empty: training pairs left out because a side was empty.
     """
 
@@ -86,7 +86,7 @@ def load_corpus(
     """Read a corpus; hold out validation and test pairs from train where they are missing.
 
     A split that is held out gets 5 % of the pairs left in train, at least 1 and at most 1000. It
-    gets fewer if sources repeat, because all pairs of a source go to the same split.
+    gets fewer where sources repeat, because all pairs of a source go to the same split.
 
     Args:
         path: folder or file.
@@ -155,7 +155,7 @@ def load_split(
         table = _find(path, name, TABLE_ENDINGS)
         if table is not None:
             return _read_table(table, src=src, tgt=tgt, columns=columns)
-        # Both sides must go by one name: those of two test sets are no translations.
+        # Both sides must have the same name: sides of two test sets are no translations.
         src_path, tgt_path = (_find(path, name, (f".{side}",)) for side in (src, tgt))
         if src_path is not None and tgt_path is not None:
             return _read_sides(src_path, tgt_path)
@@ -168,7 +168,7 @@ def load_split(
 def read_lines(path: Path) -> list[str]:
     r"""Read a UTF-8 text file, plain or gzip, one sentence a line, empty lines kept.
 
-    Only `\n` and `\r\n` end a line: other separators that Unicode knows may stand in a sentence.
+    Only `\n` and `\r\n` end a line: other line separators of Unicode may occur in a sentence.
 
     Raises:
         DataError: the file is missing, a folder, empty, not UTF-8, or a broken archive.
@@ -208,7 +208,7 @@ def decode_text(raw: bytes, *, name: str) -> str:
 
 
 def check_text(text: str, *, where: str) -> str:
-    """Return the text, which can be written as UTF-8.
+    """Return the text if it can be written as UTF-8.
 
     Raises:
         DataError: it holds half a surrogate pair, as JSON escapes and shell arguments can.
@@ -348,7 +348,7 @@ def _json_pair(item: Any, columns: tuple[str, str], *, where: str) -> tuple[str,
 
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:
-    """Divide pairs into the splits and what is left for train, each source in one of them."""
+    """Divide pairs into the missing splits and train; all pairs of a source go to one of them."""
     counts = Counter(sentence.strip() for sentence in pairs.src)
     if len(counts) < 3:
         raise DataError(
@@ -369,13 +369,13 @@ def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> 
 
 
 def _choose(sources: list[str], counts: Counter[str]) -> list[str]:
-    """Return the sources to hold out, the first that fit; the rarest one if none does."""
+    """Return the sources to hold out: the first that fit, or the rarest one if none fits."""
     most = max(1, int(len(sources) * _HELD_OUT_SHARE))
     pairs = sum(counts[source] for source in sources)
     room = max(1, min(_MAX_HELD_OUT, int(pairs * _HELD_OUT_SHARE)))
     chosen: list[str] = []
     for source in sources:
-        # The bound on sources leaves some for train where one source is most of the pairs.
+        # The limit on sources leaves some for train where most pairs share one source.
         if len(chosen) < most and counts[source] <= room:
             chosen.append(source)
             room -= counts[source]

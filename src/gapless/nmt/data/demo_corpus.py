@@ -16,8 +16,8 @@ from random import Random
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
-from gapless.nmt.data import demo_grammar as words
-from gapless.nmt.data.demo_grammar import Noun, Pair, Person, Verb, join, maybe, pairs, sentence
+from gapless.nmt.data import demo_phrases as words
+from gapless.nmt.data.demo_phrases import Noun, Pair, Person, Verb, join, maybe, pairs, sentence
 
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
-"""Sentence pairs as flat arrays of token ids, from which batches are gathered in one go.
+"""Sentence pairs as flat arrays of token ids, from which a batch is gathered in a few operations.
 
-A batch may hold hundreds of sentences: handled one by one, making it would take longer than a
-captured step on it.
+A batch may hold hundreds of sentences. Handling them one by one would take longer than a captured
+step on the batch.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Rows:
-    """Sentences one after the other.
+    """Rows of tokens, one after the other.
 
     Attributes:
         ids: of all tokens, [sum of the lengths], int64.
@@ -39,23 +39,23 @@ class Rows:
         return np.arange(len(self.ids)) - np.repeat(before, self.lengths)
 
     def without_first(self) -> Rows:
-        """Return the rows without the first token of each; none may be empty."""
+        """Return the rows without the first token of each; no row may be empty."""
         return Rows(self.ids[self.positions() > 0], self.lengths - 1)
 
     def without_last(self) -> Rows:
-        """Return the rows without the last token of each; none may be empty."""
+        """Return the rows without the last token of each; no row may be empty."""
         is_last = np.zeros(len(self.ids), dtype=np.bool_)
         is_last[np.cumsum(self.lengths) - 1] = True
         return Rows(self.ids[~is_last], self.lengths - 1)
 
 
 class _Sentences:
-    """All sentences of one side, any of which can be gathered."""
+    """All sentences of one side; gathers any of them as rows."""
 
     def __init__(self, sentences: list[list[int]]) -> None:
         lengths = np.array([len(ids) for ids in sentences], dtype=np.int64)
         every_id = (number for ids in sentences for number in ids)
-        # In 32 bits: what the worker processes share is read from memory for every batch.
+        # 32 bits: worker processes share these arrays, and each batch is read from memory.
         self.ids = np.fromiter(every_id, dtype=np.int32, count=int(lengths.sum()))
         self.starts = np.concatenate(([0], np.cumsum(lengths)))
 
@@ -72,7 +72,7 @@ class _Sentences:
 
 
 class TokenPairs:
-    """Many sentence pairs as flat arrays, cheap to share with worker processes.
+    """Sentence pairs as flat arrays, cheap to share with worker processes.
 
     Args:
         src: token ids of each source sentence, without marks.

@@ -1,6 +1,6 @@
 """Vocabularies: text to token ids and back.
 
-Special ids are the ancestor's: padding 0, unknown 1, begin 2, end 3.
+Special ids: padding 0, unknown 1, begin 2, end 3.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class Vocab(Protocol):
         """Return the sentence of token ids; special ids are left out."""
 
     def save(self, stem: Path) -> None:
-        """Write the vocabulary beside a run; `load_vocab` reads it with the same stem."""
+        """Write the vocabulary to a run's folder; `load_vocab` reads it with the same stem."""
 
 
 class SubwordVocab:
-    """Subwords by sentencepiece, lossless: identity normalisation and byte fallback.
+    """Subwords made by sentencepiece. Lossless: identity normalisation and byte fallback.
 
     Args:
         model: a serialised sentencepiece model.
@@ -74,10 +74,10 @@ class SubwordVocab:
 
 
 class WordVocab:
-    """Tokens separated by spaces, used as they are; `@@ ` joins subwords as subword-nmt does.
+    """Tokens separated by spaces, used as they are. `@@ ` joins subwords, as in subword-nmt.
 
     Args:
-        words: the words, most frequent first, without the special ones.
+        words: the words without the special ones, most frequent first.
     """
 
     suffix = ".words.txt"
@@ -111,7 +111,7 @@ class WordVocab:
         return [[self._ids.get(word, UNK) for word in sentence.split()] for sentence in sentences]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the sentence of token ids; special ids but the unknown are left out."""
+        """Return the sentence of token ids; special ids are left out, except for the unknown."""
         words = [self._words[i] for i in ids if i > EOS or i == UNK]
         return join_subwords(" ".join(words))
 
@@ -127,10 +127,10 @@ def join_subwords(sentence: str) -> str:
 
 
 def load_vocab(stem: Path) -> Vocab:
-    """Read a vocabulary that was saved beside a run.
+    """Read a vocabulary from a run's folder.
 
     Raises:
-        RunFolderError: there is none.
+        RunFolderError: the folder has none of that name.
     """
     subwords = stem.with_name(stem.name + SubwordVocab.suffix)
     if subwords.is_file():
@@ -144,16 +144,16 @@ def load_vocab(stem: Path) -> Vocab:
 def train_subwords(
     sentences: Sequence[str], *, size: int | None, model: str, cache: Path | None = None
 ) -> SubwordVocab:
-    """Return a subword vocabulary of some text, from the cache if it was made before.
+    """Return a subword vocabulary of some text; read it from the cache if it was made before.
 
     Args:
         sentences: the training text.
-        size: number of subwords; None takes 8,000, or as many as the text can give.
+        size: number of subwords; None: 8,000, or fewer if the text cannot give that many.
         model: `bpe` or `unigram`.
-        cache: folder of vocabularies by content; the user's cache folder by default.
+        cache: folder of vocabularies, named by their content; None: the user's cache folder.
 
     Raises:
-        DataError: the text cannot give so many subwords, or the model is unknown.
+        DataError: the text cannot give that many subwords, or the model is unknown.
     """
     if model not in ("bpe", "unigram"):
         raise DataError(f"unknown vocabulary model {model!r}; the models are bpe and unigram")
@@ -203,8 +203,8 @@ def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:
         model_writer=proto,
         vocab_size=size,
         model_type=model,
-        # Anything but identity rewrites full-width punctuation, which references keep, and
-        # byte fallback makes every sentence come back as it was.
+        # Other normalisations rewrite full-width punctuation, which references keep. With byte
+        # fallback every sentence can be decoded exactly.
         normalization_rule_name="identity",
         byte_fallback=True,
         character_coverage=0.9995,

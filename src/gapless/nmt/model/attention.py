@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Dense:
-    """Who sees whom in rows of equal length.
+    """Which positions attend to which, in rows of equal length.
 
     Attributes:
         mask: True where attention is allowed, broadcast to [B, H, T, S]; None: everywhere.
@@ -29,12 +29,12 @@ class Dense:
 
 @dataclass(frozen=True)
 class Packed:
-    """Who sees whom where sentences stand one after the other: each sees its own alone.
+    """Which positions attend to which in packed sentences: those of the same sentence.
 
     Attributes:
         query_starts: first query token of each sentence, and the number of tokens, [R + 1], int32.
         key_starts: the same of the keys.
-        longest: no sentence has more tokens.
+        longest: upper limit of the tokens of a sentence.
         is_causal: allow only the position itself and those before.
     """
 
@@ -72,7 +72,7 @@ class Attention(nn.Module):
         Args:
             x: where queries come from, [B, T, D], or [N, D] if packed.
             memory: where keys and values come from, [B, S, D], or [M, D] if packed.
-            pattern: who sees whom.
+            pattern: which positions attend to which.
         """
         keys, values = self.project(memory)
         return self.attend(x, keys, values, pattern)
@@ -112,8 +112,8 @@ class Attention(nn.Module):
 
 
 # Torch's memory-efficient attention, called as torch's own nested tensors call it. For sentences of
-# some thirty tokens its tiles of 64 make it twice as fast as FlashAttention's of 128 (measured on
-# an H200), and unlike it it knows float32 and dropout. Private, hence the fallback.
+# about thirty tokens its tiles of 64 make it twice as fast as FlashAttention, whose tiles have 128
+# (measured on an H200). Unlike FlashAttention it has float32 and dropout. Private, hence the fallback.
 _KERNEL = getattr(torch.ops.aten, "_efficient_attention_forward", None)
 _ANYWHERE, _CAUSAL = 0, 1
 
@@ -125,7 +125,7 @@ def _attend_packed(
     pattern: Packed,
     dropout: float,
 ) -> torch.Tensor:
-    """Return what each query sees, [N, H, E]."""
+    """Return the weighted values for each query, [N, H, E]."""
     if _KERNEL is None or not queries_NHE.is_cuda or queries_NHE.shape[-1] % 8:
         return _attend_padded(queries_NHE, keys_MHE, values_MHE, pattern, dropout)
     out_1NHE: torch.Tensor = _KERNEL(
@@ -151,11 +151,11 @@ def _attend_padded(
     pattern: Packed,
     dropout: float,
 ) -> torch.Tensor:
-    """Do the same where no kernel does: a padded row for each sentence, [N, H, E]."""
+    """Do the same without the kernel, with a padded row for each sentence, [N, H, E]."""
     longest = pattern.longest
     query_at, _ = _rows(pattern.query_starts, longest, num_tokens=len(queries_NHE))
     key_at, is_key = _rows(pattern.key_starts, longest, num_tokens=len(keys_MHE))
-    # A row without keys may see anything: nothing is taken from it, and NaN would spread.
+    # A row without keys may attend to anything: its result is not used, but NaN would spread.
     mask = (is_key | ~is_key.any(dim=1, keepdim=True))[:, None, None, :]
     if pattern.is_causal:
         mask = mask & torch.ones((longest, longest), dtype=torch.bool, device=mask.device).tril()
@@ -168,7 +168,7 @@ def _attend_padded(
     )
     token = torch.arange(len(queries_NHE), device=queries_NHE.device)
     starts = pattern.query_starts.long()
-    # Of all starts and not of a slice, which compiled layers could not search (torch 2.11).
+    # All starts, not a slice of them: compiled layers cannot search a slice (torch 2.11).
     row = torch.searchsorted(starts, token, right=True) - 1
     return heads_RHLE.transpose(1, 2)[row, token - starts[row]]
 
@@ -176,10 +176,10 @@ def _attend_padded(
 def _rows(
     starts: torch.Tensor, longest: int, *, num_tokens: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which token stands where in padded rows, [R, longest], and whether one does.
+    """Return the token at each place of padded rows, [R, longest], and whether there is one.
 
-    Where none does, some token further on is named: if it were always the same one, thousands of
-    gradients would have to be added up in its place, one after the other.
+    A place without a token gets some later token. If all such places got the same token, thousands
+    of gradients would be added up in one address, one after the other.
     """
     at = starts[:-1, None].long() + torch.arange(longest, device=starts.device)
     return at.clamp(max=num_tokens - 1), at < starts[1:, None]

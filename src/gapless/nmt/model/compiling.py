@@ -1,7 +1,7 @@
 """Compile a model's layers one by one.
 
-The whole model takes minutes to compile for each shape; one layer takes seconds, and all layers
-of a kind, of all shapes of batches, share the code. Torch keeps it on disk between runs.
+The whole model takes minutes to compile for each shape. One layer takes seconds, and all layers of
+a kind share the code, for all shapes of batches. Torch keeps the code on disk between runs.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
     from gapless.nmt.model.transformer import Transformer
 
 
-# Kinds of layers times kinds of patterns, and room for shapes that torch finds worth their own.
+# Kinds of layers times kinds of attention patterns, and room for shapes that torch specialises on.
 _MAX_VARIANTS = 64
 
 
 def compile_layers(model: Transformer) -> None:
-    """Let each layer be compiled when it first runs; the weights keep their names.
+    """Make each layer compile when it first runs; the weights keep their names.
 
-    Dropout draws other random numbers in compiled code, and rounding differs in the last places.
+    Compiled code draws other random numbers for dropout, and rounds differently in the last places.
 
-    Sync: Does not block the host; the layers' first runs do, for seconds.
+    Sync: Does not block the host. The first run of a layer does, for seconds.
     """
     torch._dynamo.config.recompile_limit = _MAX_VARIANTS
     for layer in (*model.encoder, *model.decoder):

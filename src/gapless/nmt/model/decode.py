@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _NEVER = -1e9
 
-# How often the host asks whether all sentences of a batch are finished.
+# Steps between two host waits that ask whether all sentences of a batch are finished.
 _CHECK_INTERVAL = 8
 
 
@@ -35,7 +35,8 @@ class DecodeSettings:
         length_penalty: exponent a in score / length ** a, the end mark counted.
         max_length: most tokens of a translation, the end mark not counted.
         early_stopping: a sentence is done as soon as `beam` hypotheses have ended, as in
-            fairseq; otherwise when no hypothesis alive scores better than the last of them.
+            fairseq. Otherwise it is done when no hypothesis alive scores better than the worst of
+            those.
         n_best: translations returned for each sentence, at most `beam`.
         batch_tokens: budget of a batch: sentences times beam times source length.
     """
@@ -140,9 +141,9 @@ class Decoder:
 class _Beams:
     """The hypotheses of a batch of N sentences with K beams each, all on the device.
 
-    Each step looks at the 2 K best continuations; those that end among the K best compete for K
-    places by score. A sentence is done when the places are taken and the best hypothesis still
-    alive scores no better than the last of them. To stop as soon as K have ended lets a
+    Each step looks at the 2 K best continuations. Those among the K best that end compete for K
+    places by score. A sentence is done when all places are taken and the best hypothesis still
+    alive scores no better than the last of them. Stopping as soon as K have ended would let a
     confident model end on continuations that only fill the beam.
 
     Source: the stopping rules are those of Hugging Face transformers (early_stopping=False) and
@@ -178,7 +179,7 @@ class _Beams:
 
         Args:
             logits: [N * K, V].
-            must_end: the length limit is reached: every hypothesis ends now.
+            must_end: whether every hypothesis ends now, because the length limit is reached.
 
         Returns:
             The row that each new hypothesis continues, [N * K].

@@ -1,8 +1,8 @@
-"""Label-smoothed cross entropy, and the origin's `LossCompute`.
+"""Label-smoothed cross entropy, computed from hidden vectors in chunks.
 
 The logits of a batch are its largest tensor: 25,000 tokens times a vocabulary of 32,000 are 3 GB
-in float32. So they are made a chunk of tokens at a time, and what the backward pass needs of a
-chunk, the gradients of the output layer's input and weight, is computed before the next one.
+in float32. So only a chunk of them exists at a time. The gradients of the output layer's input and
+weight, which the backward pass needs, are computed chunk by chunk along with the loss.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# Logits of so many elements exist at a time.
+# Most elements of logits that exist at a time.
 _CHUNK_ELEMENTS = 2**26
 
 
@@ -33,7 +33,7 @@ class LabelSmoothing(nn.Module):
 
     Args:
         smoothing: share s of the probability that is spread evenly over the vocabulary.
-        compiled: compile what `of_hidden` does with logits.
+        compiled: whether the work of `of_hidden` on logits is compiled.
     """
 
     def __init__(self, smoothing: float = 0.0, *, compiled: bool = False) -> None:
@@ -61,10 +61,10 @@ class LabelSmoothing(nn.Module):
     def of_hidden(
         self, hidden: torch.Tensor, output_layer: nn.Linear, targets: torch.Tensor
     ) -> torch.Tensor:
-        """Return the summed loss, as `forward` of the output layer's logits, in less memory.
+        """Return the summed loss of hidden vectors, in less memory than `forward` of their logits.
 
         Args:
-            hidden: what the output layer takes, [..., d_model].
+            hidden: input of the output layer, [..., d_model].
             output_layer: without bias, weight [vocab, d_model].
             targets: ids, [...].
 
@@ -80,7 +80,7 @@ class LabelSmoothing(nn.Module):
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The summed loss of hidden vectors; its gradients are computed along with it."""
+    """The summed loss of hidden vectors; the forward pass computes the gradients as well."""
 
     @staticmethod
     def forward(
@@ -104,7 +104,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _in_precision_of_products(*tensors: torch.Tensor) -> list[torch.Tensor]:
-    """Return tensors in the type in which autocast multiplies, if it is in force."""
+    """Return tensors in the type in which autocast multiplies, if autocast is on."""
     device = tensors[0].device.type
     if not torch.is_autocast_enabled(device):
         return list(tensors)

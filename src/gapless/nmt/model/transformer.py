@@ -82,7 +82,7 @@ class Residual(nn.Module):
     def forward(
         self, x_BTD: torch.Tensor, sublayer: Callable[[torch.Tensor], torch.Tensor]
     ) -> torch.Tensor:
-        """Return x plus what the sub-layer makes of it."""
+        """Return x plus the output of the sub-layer."""
         out_BTD: torch.Tensor
         if self.is_pre:
             out_BTD = x_BTD + self.dropout(sublayer(self.norm(x_BTD)))

@@ -1,4 +1,4 @@
-"""Checkpoints: weights as safetensors, the rest of a run's state beside them."""
+"""The files of checkpoints: weights as safetensors, and the rest of a run's state."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
     """Write weights that are in host memory, dense.
 
     Raises:
-        OSError: the disk is full; the former file is still there.
+        OSError: the disk is full; the previous file is still there.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     replace_file(path, safetensors.torch.save(weights))
@@ -40,7 +40,7 @@ def load_weights(model: nn.Module, path: Path) -> None:
     """Read the weights of a model.
 
     Raises:
-        RunFolderError: the file is missing, broken, or of another model.
+        RunFolderError: the file is missing or broken, or belongs to another model.
 
     Sync: Blocks the host until the weights are copied.
     """
@@ -117,12 +117,15 @@ def _epoch_of(path: Path) -> int:
 
 
 def drop_old_epochs(run_dir: Path, *, keep: int, state_epoch: int) -> None:
-    """Remove epoch checkpoints but the newest, and those that a run needs to go on.
+    """Remove old epoch checkpoints.
+
+    Keeps the newest ones, from which the final model is averaged, and as many up to the saved
+    state, from which a run that is killed goes on.
 
     Args:
         run_dir: of the run.
-        keep: epochs that a final average is made of.
-        state_epoch: epochs done in the saved state; as many up to there are kept as well.
+        keep: how many epochs are averaged.
+        state_epoch: epochs done in the saved state.
     """
     for path in epoch_paths(run_dir)[:-keep]:
         if not state_epoch - keep < _epoch_of(path) <= state_epoch:
@@ -130,7 +133,7 @@ def drop_old_epochs(run_dir: Path, *, keep: int, state_epoch: int) -> None:
 
 
 def drop_later_epochs(run_dir: Path, *, epochs: int) -> None:
-    """Remove the checkpoints of all but the first epochs."""
+    """Remove the checkpoints after this number of epochs."""
     for path in epoch_paths(run_dir):
         if _epoch_of(path) > epochs:
             path.unlink(missing_ok=True)
@@ -145,7 +148,7 @@ def save_state(state: dict[str, Any], path: Path) -> None:
     """Write optimizer, random generators and position, from which a run goes on exactly.
 
     Raises:
-        OSError: the disk is full; the former file is still there.
+        OSError: the disk is full; the previous file is still there.
 
     Sync: Blocks the host until tensors on a device are copied.
     """
@@ -169,7 +172,7 @@ def load_state(path: Path) -> dict[str, Any]:
         raise RunFolderError(f"{path} is not a whole checkpoint: {error}") from error
     if "pairs" not in state:
         raise RunFolderError(
-            f"{path} is of an older version, which did not keep what its batches are made of; "
+            f"{path} is of an older version, whose state does not say what its batches are made of; "
             "start a new run"
         )
     return state

@@ -1,4 +1,4 @@
-"""A run folder: what a run writes, and how it is found again."""
+"""The folder of a run: what a run writes, and how it is read again."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class RunFolder:
         self.flush()
 
     def flush(self) -> None:
-        """Hand to the system what was logged, so that it survives this process."""
+        """Hand everything logged to the operating system, so that it survives this process."""
         with naming(self.path):
             self._metrics.flush()
 
@@ -89,7 +89,7 @@ class RunFolder:
             threading.excepthook = self._thread_hook
 
     def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
-        # TensorBoard's thread raises a failed write here, and once more from our next call.
+        # A failed write raises in TensorBoard's thread, and once more in our next call.
         is_board = type(error.thread).__module__.startswith("tensorboard.")
         if not (is_board and isinstance(error.exc_value, OSError)):
             self._thread_hook(error)
@@ -107,15 +107,15 @@ class RunFolder:
 
 
 class LossLog:
-    """Writes the losses that have been read, each once, in order.
+    """Logs the losses that have arrived on the host, each once, in order.
 
     Args:
         folder: of the run.
-        losses: of all its batches.
-        first_batch: number in the run of the next batch.
+        losses: of all batches of this process.
+        first_batch: number of the next batch, counted over the whole run.
 
     Raises:
-        NonFiniteLossError: a loss is NaN or infinite; it and those before it are written.
+        NonFiniteLossError: a loss is NaN or infinite; it and those before it are logged.
     """
 
     def __init__(self, folder: RunFolder, losses: DeferredLoss, *, first_batch: int) -> None:
@@ -125,7 +125,7 @@ class LossLog:
         self._offset = first_batch - losses.num_added
 
     def write_new(self) -> None:
-        """Write the losses that were read since the last call.
+        """Log the losses that arrived since the last call.
 
         Sync: Does not block the host.
         """
@@ -147,9 +147,9 @@ class LossLog:
 
 
 def forget_later(path: Path, *, batches: int, epochs: int) -> None:
-    """Drop what a run logged, and the weights it saved, after the state it goes on from.
+    """Remove what a run logged, and the weights it saved, after the state that it resumes from.
 
-    A run that was killed has done more than its state says; it will do the same again.
+    A run that was killed had done more than its state says. It will do the same again.
 
     Args:
         path: the run folder.
@@ -160,7 +160,7 @@ def forget_later(path: Path, *, batches: int, epochs: int) -> None:
     metrics = path / "metrics.jsonl"
     if not metrics.is_file():
         return
-    # A killed process may have left half of its last line.
+    # A killed process may have written half of its last line.
     lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
     rows = [(json.loads(line), line) for line in lines if line.endswith("}")]
     kept = [
@@ -176,7 +176,7 @@ def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
     """Make the folder of a new run, with its settings and vocabularies.
 
     Raises:
-        RunFolderError: the folder that was asked for holds something already.
+        RunFolderError: the folder that was asked for is not empty.
         OSError: the disk is full or the folder cannot be made.
     """
     path = Path(config.run_dir) if config.run_dir else _next_free(Path("runs"))
@@ -196,7 +196,7 @@ def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
 
 
 def write_config(path: Path, config: TrainConfig) -> None:
-    """Keep the settings of a run in its folder.
+    """Write the settings of a run to its folder.
 
     Raises:
         OSError: the disk is full.

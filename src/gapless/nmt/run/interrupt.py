@@ -1,4 +1,4 @@
-"""Stop a run at the end of an update, so that it can go on exactly."""
+"""Stop a run at the end of an update, so that it can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class StopRequest:
-    """Turn the first Ctrl-C or SIGTERM into a request; the second one acts as usual.
+    """Takes the first Ctrl-C or SIGTERM as a request to stop; the second one acts as usual.
 
     Attributes:
         is_set: whether the run was asked to stop.
@@ -38,7 +38,7 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
     def __enter__(self) -> Self:
-        # Python delivers signals to the main thread only; elsewhere nothing can be caught.
+        # Python allows signal handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
                 self._former[number] = signal.signal(number, self._ask)

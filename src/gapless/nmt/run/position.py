@@ -1,4 +1,4 @@
-"""How far a run is: kept with its weights, so that it goes on exactly."""
+"""How far a run is. Its state file keeps this beside the weights, so that it goes on exactly."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Position:
         weights: of those batches.
         records: of the epochs done, and of the unfinished one if batches of it are done.
         best_loss: lowest validation loss so far.
-        wall_seconds: that the run took so far, in all its processes.
+        wall_seconds: that the run took, in all its processes, up to the last state.
     """
 
     epoch: int = 0
@@ -49,7 +49,7 @@ class Position:
         )
         if self.batches:
             record = self.records.pop().followed_by(record)
-        # Over all losses of the epoch, correctly rounded.
+        # Of all losses of the epoch at once, which rounds once.
         loss = _weighted_mean(self.losses, self.weights)
         record = replace(record, work=replace(record.work, mean_loss=loss))
         self.records.append(record)

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from gapless.errors import noted_on
-from gapless.nmt.run import checkpoints as checkpoint
+from gapless.nmt.run import checkpoints
 from gapless.pipeline.host_copy import HostCopy
 
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_waits import HostWaits
 
 
-# A run that is killed loses so much, and at least its epoch. Where an epoch takes a fraction of a
-# second, a state for each would keep the disk and a thread busy for nothing.
+# Seconds between two states. A run that is killed loses its work since the last one. Where an epoch
+# takes a fraction of a second, a state for each would keep the disk and a thread busy for nothing.
 _STATE_SECONDS = 5.0
 
-# Of two epochs: each has weights, the best ones, a state, and twice old files to remove. Copies
-# that wait to be written take memory.
+# The jobs of two epochs. Each epoch has up to five: its weights, the best weights, a state, and
+# removing old files twice. Copies that wait to be written take memory.
 _MAX_JOBS = 10
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """What the thread is to do, once these copies have reached the host."""
+    """Work for the thread, to be done when these copies have reached the host."""
 
     do: Callable[[], None]
     needs: tuple[HostCopy, ...] = ()
@@ -48,13 +48,14 @@ class _Job:
 class Saver:
     """Copies weights and state to the host, and writes them in another thread.
 
-    The copies are queued on the current stream and taken up by `poll`, so that training need not
-    wait for them. Files are written in the order of the calls, each whole or not at all. After
-    one that cannot be written nothing more is, and the next `poll` says why.
+    Copies are queued on the current stream, and `poll` hands those that are done to the thread, so
+    training does not wait for them. Files are written in the order of the calls, each whole or not
+    at all. After a file that cannot be written no more are written, and the next `poll` raises.
 
     Args:
         run_dir: of the run.
-        host_waits: the door for waits, counted as "checkpoint": at the end, and where ten jobs wait.
+        host_waits: the door for waits, counted as "checkpoint": at the end, and when more than ten
+            jobs are under way.
         keep: newest epochs whose weights are kept.
         state_epoch: epochs done in the state that the run goes on from, 0 for a new run.
     """
@@ -70,33 +71,33 @@ class Saver:
         self._best: HostCopy | None = None
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
         self._copying: deque[_Job] = deque()
-        # By number, so that the writing thread never holds the last reference to a copy: its
-        # page-locked memory must not be given back while the training thread captures a graph.
+        # The thread gets the number of a job, so that it never holds the last reference to a copy:
+        # page-locked memory must not be freed while the training thread captures a graph.
         self._jobs: dict[int, _Job] = {}
         self._writing: deque[tuple[int, Future[None]]] = deque()
         self._numbers = itertools.count()
         self._failure: BaseException | None = None
 
     def copy_weights(self, model: torch.nn.Module) -> HostCopy:
-        """Queue a copy of the weights, shared ones once, under their first name.
+        """Queue a copy of the weights; shared ones are copied once, under their first name.
 
         Sync: Does not block the host on the device.
         """
         return HostCopy(dict(model.named_parameters()), device=self._host_waits.device)
 
     def save_epoch(self, weights: HostCopy, epoch: int) -> None:
-        """Save the weights after an epoch, and remove those of epochs that nobody needs.
+        """Save the weights after an epoch, and remove those of epochs that are no longer needed.
 
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless ten jobs wait to be done.
+        Sync: Does not block the host on the device, unless more than ten jobs are under way.
         """
-        self._save_weights(weights, checkpoint.epoch_path(self._run_dir, epoch))
+        self._save_weights(weights, checkpoints.epoch_path(self._run_dir, epoch))
         self._drop_old_epochs()
 
     def save_best(self, weights: HostCopy) -> None:
-        """Save weights as the best so far, together with the next state, which says so.
+        """Save weights as the best so far, when the next state is saved, which knows of them.
 
         Sync: Does not block the host.
         """
@@ -117,23 +118,23 @@ class Saver:
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless ten jobs wait to be done.
+        Sync: Does not block the host on the device, unless more than ten jobs are under way.
         """
         if self._best is not None:
-            self._save_weights(self._best, checkpoint.best_path(self._run_dir))
+            self._save_weights(self._best, checkpoints.best_path(self._run_dir))
             self._best = None
         rest = HostCopy(state, device=self._host_waits.device)
-        path = checkpoint.state_path(self._run_dir)
+        path = checkpoints.state_path(self._run_dir)
 
         def write() -> None:
-            checkpoint.save_state({"model": weights.value, **rest.value}, path)
+            checkpoints.save_state({"model": weights.value, **rest.value}, path)
 
         self._add(_Job(do=write, needs=(weights, rest)))
         self._state_epoch, self._state_at = epoch, perf_counter()
         self._drop_old_epochs()
 
     def poll(self) -> None:
-        """Let the thread write what has reached the host; to be called now and then.
+        """Let the thread write what has reached the host. Call it often, such as after each batch.
 
         Raises:
             OSError: a file could not be written.
@@ -161,22 +162,24 @@ class Saver:
             raise self._failure
 
     def _save_weights(self, weights: HostCopy, path: Path) -> None:
-        self._add(_Job(do=lambda: checkpoint.write_weights(weights.value, path), needs=(weights,)))
+        self._add(
+            _Job(do=lambda: checkpoints.write_weights(weights.value, path), needs=(weights,))
+        )
 
     def _drop_old_epochs(self) -> None:
-        # When this is done, the state of that epoch has been written.
+        # By the time this job runs, the state of that epoch has been written.
         epoch = self._state_epoch
         self._add(
             _Job(
-                do=lambda: checkpoint.drop_old_epochs(
+                do=lambda: checkpoints.drop_old_epochs(
                     self._run_dir, keep=self._keep, state_epoch=epoch
                 )
             )
         )
 
     def _add(self, job: _Job) -> None:
-        # Taken up by `poll` rather than here: the thread would be in the way of what comes
-        # between two epochs, while the device has nothing to do.
+        # Submitted by `poll` and not here: between two epochs the device has nothing to do, and
+        # the thread would take time from the training thread.
         self._copying.append(job)
         while len(self._copying) + len(self._writing) > _MAX_JOBS:
             if self._writing:
@@ -193,12 +196,12 @@ class Saver:
         number = next(self._numbers)
         self._jobs[number] = self._copying[0]
         self._writing.append((number, self._thread.submit(self._do, number)))
-        # Last: a job that an interrupt makes us do twice is written twice, none is left out.
+        # Last, so that an interrupt may lead to a job done twice, but to none left out.
         self._copying.popleft()
 
     def _end_oldest(self) -> None:
         number, written = self._writing[0]
-        # An interrupt of the wait leaves everything as it is.
+        # If the wait is interrupted, nothing has changed yet.
         wait([written])
         self._writing.popleft()
         del self._jobs[number]
@@ -226,7 +229,7 @@ class Saver:
             if error is None:
                 self.finish()
             elif error is not self._failure:
-                # What was saved before it is kept.
+                # Write what was saved before the failure.
                 with noted_on(error):
                     self.finish()
         finally:

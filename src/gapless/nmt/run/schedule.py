@@ -38,8 +38,8 @@ def learning_rate(
 def noam(update: int, *, d_model: int, warmup: int, factor: float = 1.0) -> float:
     """Return the rate of the Noam schedule: Vaswani et al. 2017, equation 3, times `factor`.
 
-    Equal to `inverse-sqrt` with peak `factor / sqrt(d_model * warmup)`, but for the start at 0
-    instead of 1e-7.
+    Equal to `inverse-sqrt` with peak `factor / sqrt(d_model * warmup)`, except that it starts at 0
+    and not at 1e-7.
     """
     rising = update / (warmup * math.sqrt(warmup))
     return factor * min(1 / math.sqrt(update), rising) / math.sqrt(d_model)

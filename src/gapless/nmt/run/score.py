@@ -52,8 +52,9 @@ def translate_lines(
         vocabs: of the decoder's model.
         lines: one sentence each.
         settings: of the search.
-        max_source: most tokens of a line; a longer one is cut. No limit if None.
-        on_long: called with the number of a line that is cut, from 0, and its length in tokens.
+        max_source: most tokens of a line, a longer line is cut; None: no limit.
+        on_long: called with the number of a line that is cut, counted from 0, and its length in
+            tokens.
         on_done: called with the number of sentences finished after each batch.
 
     Sync: Blocks the host, counted as "decode".
@@ -84,9 +85,9 @@ class Scores:
         bleu_detail: sacrebleu's own line, with precisions, brevity penalty and lengths.
         chrf: corpus chrF2, 0 to 100.
         chrf_signature: how it was computed.
-        exact_match: share of hypotheses equal to their reference, 0 to 1.
+        exact_match: share of hypotheses that equal their reference, 0 to 1.
         count: number of sentences.
-        note: what the scores may not be compared with, if anything.
+        note: with what the scores cannot be compared, if anything.
     """
 
     bleu: float
@@ -105,10 +106,10 @@ def score(
     """Score translations against one reference each.
 
     Args:
-        hypotheses: translations, one a sentence.
+        hypotheses: one translation for each sentence.
         references: as many; used as they are.
-        tgt_lang: Chinese is cut into characters (`zh`), everything else by `13a`.
-        tokenised: both sides are tokenised text, which is not tokenised again.
+        tgt_lang: target language. Chinese is split into characters (`zh`), others by `13a`.
+        tokenised: whether both sides are tokenised text, which is not tokenised again.
     """
     bleu = BLEU(tokenize=bleu_tokenizer(tgt_lang, tokenised=tokenised), force=tokenised)
     chrf = CHRF()
@@ -140,7 +141,7 @@ class Evaluation:
 
     Attributes:
         hypotheses: one for each source sentence.
-        references: what they were compared with.
+        references: that they are compared with.
         scores: of the whole set.
     """
 
@@ -165,7 +166,7 @@ def evaluate(
         vocabs: of the decoder's model.
         pairs: source sentences and references.
         settings: of the search.
-        config: of the run, which says how its text was made.
+        config: of the run; says how its text was tokenised.
         on_done: called with the number of sentences finished after each batch.
 
     Sync: Blocks the host, counted as "decode".
@@ -186,5 +187,5 @@ def evaluate(
 
 
 def longest_source(config: TrainConfig) -> int:
-    """Return the most tokens of a source sentence that a run's model can read."""
+    """Return how many tokens of a source sentence a run's model can read."""
     return 2 * config.max_length

@@ -35,7 +35,7 @@ class Vocabs:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Everything a run reads, ready to train on.
+    """The text of a run, as sentences and as token ids.
 
     Attributes:
         corpus: the text.
@@ -58,14 +58,14 @@ class Task:
 
 
 def check_pairs(found: Mapping[str, int], *, begun: Mapping[str, int]) -> None:
-    """Check that a run goes on with the training pairs that it began with.
+    """Check that a resumed run has the training pairs that it began with.
 
     Args:
         found: fingerprint of the task.
-        begun: that of the task when the run began.
+        begun: fingerprint of the task when the run began.
 
     Raises:
-        DataError: the pairs are others, or in another order.
+        DataError: there are other pairs, or they are in another order.
     """
     if found != begun:
         raise DataError(
@@ -94,7 +94,7 @@ def read_corpus(config: TrainConfig) -> Corpus:
             f"{config.tgt!r}; name your own text with `data`"
         )
     at = 0 if config.src == "en" else 1
-    # The corpus does not follow the run's seed, so that seeds can be compared.
+    # The corpus does not depend on the run's seed, so that runs with two seeds can be compared.
     splits = {
         name: Pairs(src=[pair[at] for pair in pairs], tgt=[pair[1 - at] for pair in pairs])
         for name, pairs in demo.generate().items()
@@ -113,7 +113,7 @@ def prepare(config: TrainConfig, *, vocabs: Vocabs | None = None) -> Task:
 
     Args:
         config: of the run.
-        vocabs: those of the run that is resumed; made from the corpus otherwise.
+        vocabs: those of a run that is resumed; None: make them from the corpus.
 
     Raises:
         DataError: anything about the data that cannot be used.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 class Trainer:
-    """Takes a run to its end; `Trainer.new` and `Trainer.resume` make one.
+    """Trains a run to its end; `Trainer.new` and `Trainer.resume` make one.
 
     Args:
         run: to train.

@@ -1,4 +1,4 @@
-"""One training step of translation: forward, backward, update. It never waits for the device."""
+"""One training step of translation: forward, backward, update. It does not block the host."""
 
 from __future__ import annotations
 
@@ -54,9 +54,9 @@ class TranslationStep:
         smoothing = LabelSmoothing(config.label_smoothing, compiled=compiles)
         self._compute = LossCompute(model.generator, smoothing)
         self._nll = LossCompute(model.generator, LabelSmoothing())
-        # On the device, where captured work finds the rate of each update.
+        # On the device: a graph reads the rate of each update from this address.
         self._rate = device.device_buffer(4).view(torch.float32)[0].fill_(config.lr)
-        # Fused, because the unfused step reads a flag on the host when a scaler is in use.
+        # Fused: with a scaler, the step that is not fused reads a flag of the device.
         self.optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=self._rate,
@@ -85,7 +85,7 @@ class TranslationStep:
     def on_host(self, tokens: AnyBatch) -> None:
         """Count the update that a batch ends, and set its learning rate.
 
-        Called before each batch, also when what follows is a replay of captured work.
+        The loop calls it before each batch, whether the step runs eagerly or is replayed.
 
         Sync: Does not block the host.
         """
@@ -96,7 +96,7 @@ class TranslationStep:
     def forward(self, tokens: AnyBatch) -> StepLoss:
         """Return the loss of a batch, smoothed, per token.
 
-        The gradient follows the sum over the batch divided by the tokens of the whole update.
+        The gradient is that of the sum over the batch divided by the tokens of the whole update.
 
         Sync: Does not block the host.
         """
@@ -139,14 +139,14 @@ class TranslationStep:
             )
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        # Captured work that adds to gradients of earlier batches has to find them in their place.
+        # A graph that adds to the gradients of earlier batches needs them at the same addresses.
         self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
 
     def state(self, *, host_waits: HostWaits) -> dict[str, object]:
-        """Return what must be kept to go on exactly, besides the weights.
+        """Return what a run needs to go on exactly, besides the weights.
 
         Sync: Does not block the host, unless gradients are scaled: a `GradScaler` gives its state
-            as numbers. That wait is counted as "checkpoint".
+            as numbers on the host. That wait is counted as "checkpoint".
         """
         with host_waits.blocking("checkpoint") if self.scaler.is_enabled() else nullcontext():
             scaler = self.scaler.state_dict()
@@ -157,10 +157,10 @@ class TranslationStep:
         }
 
     def load_state(self, state: dict[str, object]) -> None:
-        """Go on from what `state` returned."""
+        """Go on from a state that `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         for group in self.optimizer.param_groups:
-            # As on this device, which may be another than that of the saved run.
+            # Of this device; the saved run may have run on another.
             group["lr"], group["capturable"] = self._rate, self._device.is_accelerator
         self.scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]
