@@ -31,7 +31,7 @@ from gapless.records.wait_stats import WaitStats
     ],
 )
 def test_the_relative_difference_of_tensors(ours, theirs, expected):
-    """The largest distance over the largest finite size; infinite for NaN against a number."""
+    """It is the largest distance over the largest size; NaN against a number is infinite."""
     assert expected == relative_tensor_difference(torch.tensor(ours), torch.tensor(theirs))
 
 
@@ -54,7 +54,7 @@ def test_tensors_off_the_device_are_compared_after_the_last_step():
 
 
 def test_elements_differ_by_bits_and_are_measured_by_value():
-    """A sign of zero counts as a difference of size 0, a NaN as one without a size."""
+    """A sign of zero is a difference of size 0, a NaN one without a size."""
     signs = element_difference(torch.tensor([0.0, 1.0, 2.0]), torch.tensor([-0.0, 1.0, 2.5]))
     nans = element_difference(torch.tensor([math.nan, 1.0]), torch.tensor([1.0, 1.0]))
     same = element_difference(torch.tensor([math.nan]), torch.tensor([math.nan]))

@@ -86,7 +86,7 @@ def test_scores_are_shares_and_the_best_comes_first(rows, weights):
 @settings(deadline=None)
 @given(rows, st.sampled_from(CRITERIA), st.randoms(use_true_random=False))
 def test_a_plan_that_is_better_in_nothing_is_never_preferred(rows, criterion, draw):
-    """Worse in one figure and equal in all others is never a higher score."""
+    """A plan that is worse in one figure and equal in all others never scores higher."""
     row = draw.choice(rows)
     worse = {
         "speed": {"ms_per_step": Spread.of([row.ms_per_step.median * 1.5])},
@@ -104,7 +104,7 @@ def test_a_plan_that_is_better_in_nothing_is_never_preferred(rows, criterion, dr
 @settings(deadline=None)
 @given(rows)
 def test_with_all_weight_on_speed_the_fastest_wins(rows):
-    """Weights are the user's: nothing else counts then."""
+    """If only speed has weight, the fastest plan is recommended."""
     found = best(*rows, weights={"speed": 1.0, "memory": 0.0})
 
     fastest = min(row.ms_per_step.median for row in rows)
@@ -117,7 +117,7 @@ def test_with_all_weight_on_speed_the_fastest_wins(rows):
     [({}, "fast"), ({"memory": 0.9}, "lean"), ({"speed": 9.0, "memory": 1.0}, "fast")],
 )
 def test_weights_decide_between_speed_and_memory(weights, plan):
-    """Twice as fast on half of the device, not a quarter, wins by the default, and not by others."""
+    """Half the time for twice the memory wins unless memory weighs more."""
     fast, lean = make("fast", 5.0, held_memory_bytes=200), make("lean", 10.0)
 
     assert best(lean, fast, weights=weights).plan == plan
@@ -132,7 +132,7 @@ def test_weights_decide_between_speed_and_memory(weights, plan):
     ],
 )
 def test_what_has_no_weight_by_itself_decides_when_it_is_given_some(criterion, change):
-    """A slower plan that is better in it is preferred then, and not before."""
+    """A slower plan that has fewer waits, say, is preferred only if waits have weight."""
     fast = make("fast", 9.0, capture_seconds=120.0)
     other = replace(make("other", 10.0, capture_seconds=120.0), **change)
 
@@ -141,7 +141,7 @@ def test_what_has_no_weight_by_itself_decides_when_it_is_given_some(criterion, c
 
 
 def test_reasons_are_figures_beside_the_references():
-    """Speed, waits, utilisation and what it costs, each against the plan that was there before."""
+    """Speed, waits, utilisation and costs are told beside those of the reference."""
     blocking = make("blocking", 20.0, gap_share=0.8)
     captured = make(
         "captured",
@@ -166,7 +166,7 @@ def test_reasons_are_figures_beside_the_references():
 
 
 def test_memory_that_the_device_has_plenty_of_decides_nothing_against_speed():
-    """2.2 times the memory for 17 % less time, of which a large device has thirty times as much."""
+    """Twice the memory for 17 % less time pays on a large device, not on a full one."""
     lean = make("lean", 12.1, held_memory_bytes=10 * 2**30)
     fast = make("fast", 10.1, held_memory_bytes=22 * 2**30)
 
@@ -175,14 +175,14 @@ def test_memory_that_the_device_has_plenty_of_decides_nothing_against_speed():
 
 
 def test_between_plans_of_equal_speed_the_leaner_is_taken():
-    """However large the device is."""
+    """Of equally fast plans the one with less memory wins, however large the device is."""
     one, other = make("one", held_memory_bytes=200), make("other", held_memory_bytes=100)
 
     assert best(one, other, total_memory_bytes=10**6).plan == "other"
 
 
 def test_a_slower_plan_is_never_recommended_without_a_word():
-    """The fastest is named, with what it lost by and how to leave that out."""
+    """The reasons name the fastest plan, what decided, and how to leave that out."""
     lean = make("lean", 12.1, held_memory_bytes=10 * 2**30)
     fast = make("fast", 10.1, held_memory_bytes=22 * 2**30)
 
@@ -199,7 +199,7 @@ def test_a_slower_plan_is_never_recommended_without_a_word():
 @settings(deadline=None)
 @given(rows, weights)
 def test_reasons_name_the_fastest_plan_whenever_it_is_not_the_pick(rows, weights):
-    """And only then, whatever the weights are; what decided is something that has weight."""
+    """They name it only then, and what decided is a criterion that has weight."""
     found = best(*rows, weights=weights, total_memory_bytes=10**12)
 
     fastest = min(row.ms_per_step.median for row in rows)
@@ -212,7 +212,7 @@ def test_reasons_name_the_fastest_plan_whenever_it_is_not_the_pick(rows, weights
 
 
 def test_without_weight_on_speed_a_tie_is_told_too():
-    """Nothing decided then but the order of the plans."""
+    """If plans are equal in all that has weight, the reasons say that the first was taken."""
     found = best(make("slow", 12.0), make("fast", 10.0), weights={"speed": 0.0, "memory": 1.0})
 
     assert found.plan == "slow"
@@ -234,7 +234,7 @@ def test_without_weight_on_speed_a_tie_is_told_too():
     ],
 )
 def test_costs_are_what_exceeds_the_reference(changed, told):
-    """Compiling is for all plans, and what rounds to the same figure costs nothing."""
+    """Compiling is no plan's own cost, and what rounds to the same figure costs nothing."""
     blocking = make("blocking", 20.0, held_memory_bytes=100_000, compile_seconds=31.0)
     ours = replace(make("ours", 5.0, held_memory_bytes=100_000), **changed)
 
@@ -245,7 +245,7 @@ def test_costs_are_what_exceeds_the_reference(changed, told):
 
 
 def test_a_plan_that_computes_something_else_is_never_recommended():
-    """Not even if it is the fastest; it is named with the reason."""
+    """Such a plan is excluded with the reason, even if it is the fastest."""
     found = best(make("wrong", 1.0, identical=False), make("right", 10.0))
 
     assert (found.plan, list(found.scores)) == ("right", ["right"])
@@ -255,7 +255,7 @@ def test_a_plan_that_computes_something_else_is_never_recommended():
 
 @pytest.mark.parametrize("is_accelerator", [True, False])
 def test_without_a_verdict_on_bits_no_plan_is_recommended(is_accelerator):
-    """Computing the same is a condition; why it is not known takes the place of reasons."""
+    """If it could not be found out which plans compute the same, the reasons say why."""
     row = make("gapless", identical=None)
 
     found = best(row, unknown=["why", "what to do"], is_accelerator=is_accelerator)
@@ -266,7 +266,7 @@ def test_without_a_verdict_on_bits_no_plan_is_recommended(is_accelerator):
 
 @pytest.mark.parametrize("is_accelerator", [True, False])
 def test_a_recommendation_without_a_look_at_bits_says_so(is_accelerator):
-    """Nobody wanted to know, so there is one all the same."""
+    """If bits were not to be compared, a plan is recommended, and the last reason says so."""
     one, other = make("gapless", identical=None), make("gapless")
 
     found = best(one, is_accelerator=is_accelerator)
@@ -276,7 +276,7 @@ def test_a_recommendation_without_a_look_at_bits_says_so(is_accelerator):
 
 
 def test_what_was_not_measured_of_every_plan_does_not_count():
-    """Without memory figures the weight goes to speed; without any, speed decides."""
+    """The weight of memory goes to speed if a plan has no figure of it."""
     one, other = make("one", 5.0, held_memory_bytes=None), make("other", 4.0)
 
     assert best(one, other).weights["speed"] == 1.0
@@ -286,7 +286,7 @@ def test_what_was_not_measured_of_every_plan_does_not_count():
 
 @pytest.mark.parametrize(("plans", "plan"), [(["a", "gapless"], "gapless"), (["a", "b"], "a")])
 def test_a_cpu_is_told_that_it_has_no_gaps(plans, plan):
-    """The default is recommended whatever the noise says, and the reason is plain."""
+    """On a CPU gapless is recommended, or the first plan, and the reasons say why."""
     rows = [make(name, 10.0 - n, gap_share=None) for n, name in enumerate(reversed(plans))]
 
     found = recommend(rows[::-1], weights=make_weights({}), is_accelerator=False)

@@ -124,11 +124,11 @@ def test_the_check_adds_no_wait_to_a_plan():
 
 
 def test_a_plan_against_itself_is_run_twice_only():
-    """With one plan on both sides the second comparison would be the first."""
+    """If plan and reference are the same, the second verdict would repeat the first."""
     assert [found.holds for found in check(small(), plan="blocking")] == [True]
 
 
-def test_batches_that_end_early_are_gone_through_again():
+def test_batches_that_end_early_are_passed_over_again():
     """Four batches make ten steps in three passes, each an epoch, and the losses go on falling."""
     _, plans = check(small(num_batches=4))
 
@@ -180,7 +180,7 @@ def test_a_step_in_two_parts_is_watched_after_its_second():
 
 
 def test_buffers_sparse_gradients_and_lazy_modules_are_compared():
-    """Tensors that no optimizer knows, that are no plain blocks, or come later, count too."""
+    """Tensors count that no optimizer knows, that are sparse, or that come after the start."""
 
     def make(device):
         model = torch.nn.Sequential(
@@ -216,7 +216,7 @@ def test_buffers_sparse_gradients_and_lazy_modules_are_compared():
 
 
 def test_the_first_step_tensor_and_size_of_a_difference_are_found():
-    """Two of eight weights that one plan moves by 0.5 and 0.25 after step 3."""
+    """A plan that moves two weights after step 3 is caught with their largest distance."""
 
     def move(built):
         if built.done == 3 and built.is_gapless:
@@ -236,7 +236,7 @@ def test_the_first_step_tensor_and_size_of_a_difference_are_found():
 
 
 def test_a_loss_that_alone_differs_is_found_with_its_size():
-    """The weights agree, and only what step 7 reports is off by a quarter."""
+    """If all weights agree and only the loss of step 7 is off, no tensor is named."""
 
     def shift(built, loss):
         return loss.detach() + 0.25 if built.done == 7 and built.is_gapless else loss
@@ -283,8 +283,8 @@ def test_a_workload_that_is_not_built_alike_differs_before_the_first_step():
     assert not itself.holds
 
 
-def test_a_difference_that_does_not_come_back_is_said_to():
-    """The third run alone is off; when both plans run once more they agree."""
+def test_a_difference_that_does_not_come_back_is_marked():
+    """If only one run was off, `is_repeated` is False after both plans ran again."""
     runs = []
 
     def make(device):
@@ -323,7 +323,7 @@ def test_a_tensor_that_only_one_plan_has_is_named():
 
 @pytest.mark.parametrize("values", [(1.0, 1.0), (math.nan, 1.0), (0.0, -0.0)])
 def test_losses_are_compared_by_their_bits(values):
-    """Zero and minus zero do not agree."""
+    """Two NaNs are the same, zero and minus zero are not."""
 
     def replace(built, loss):
         return torch.full_like(loss.detach(), values[0] if built.is_gapless else values[1])
@@ -336,7 +336,7 @@ def test_losses_are_compared_by_their_bits(values):
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("tolerance", [None, 1e-2])
 def test_losses_that_are_not_finite_show_nothing(value, tolerance):
-    """The runs agree, which does not hold, and no plan is run."""
+    """Runs that agree in NaN do not hold, and no plan is run against them."""
 
     def spoil(built, loss):
         return torch.full_like(loss.detach(), value) if built.done == 6 else loss
@@ -349,7 +349,7 @@ def test_losses_that_are_not_finite_show_nothing(value, tolerance):
 
 
 def test_a_nan_of_the_plan_alone_is_a_difference():
-    """The reference has a number there."""
+    """A NaN where the reference has a number is a difference, not an open question."""
 
     def spoil(built, loss):
         return loss.detach() * math.nan if built.done == 6 and built.is_gapless else loss
@@ -440,7 +440,7 @@ def test_a_tolerance_also_decides_whether_a_workload_is_reproducible():
 
 
 def test_only_a_tolerance_allows_algorithms_that_are_not_deterministic():
-    """Torch refuses them while bits are compared."""
+    """Torch refuses them while bits are compared, and allows them with a tolerance."""
 
     def scatter(built):
         torch.zeros(4).put_(torch.tensor([1]), torch.tensor([2.0]))
@@ -463,14 +463,14 @@ def test_only_a_tolerance_allows_algorithms_that_are_not_deterministic():
     ],
 )
 def test_a_step_that_returns_no_loss_is_refused(out, message):
-    """What came back and what should have are both named."""
+    """The message names what came back and what should have."""
     with pytest.raises(UserError, match=message):
         check(small(report=lambda built, loss: out))
 
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_workers_that_a_loader_keeps_are_ended(fails):
-    """Rather than met by a garbage collection, in which torch waits for each of them in vain."""
+    """Persistent workers end with each run; a garbage collection would wait for them."""
     loaders = []
 
     def make(device):
@@ -492,7 +492,7 @@ def test_workers_that_a_loader_keeps_are_ended(fails):
 
 
 def test_batches_that_run_dry_are_refused():
-    """A second pass that gives nothing would go on for ever."""
+    """A second pass without batches would repeat for ever, so it is an error."""
 
     class Once:
         def __init__(self):
@@ -508,13 +508,13 @@ def test_batches_that_run_dry_are_refused():
 
 
 def test_a_batch_that_cannot_be_moved_is_a_mistake_in_the_workload():
-    """It is told as one, with the way out."""
+    """The message names the batch, the value in it and what to do."""
     with pytest.raises(UserError, match=r"a batch of the workload: cannot move .* collate_fn"):
         check(lambda _: Small().workload(batches=[{1, 2}]))
 
 
 def test_what_the_step_raises_comes_out_as_it_is():
-    """The same exception, at the step that raised it."""
+    """The exception of the step arrives unchanged."""
     failure = KeyError("mine")
 
     def fail(built):
@@ -554,7 +554,7 @@ class Counted(Small):
 
 @pytest.mark.parametrize("turns", [False, True])
 def test_steps_that_are_replayed_are_compared_one_by_one(turns):
-    """On a device that captures, every step's batch and state is seen, not only those that ran."""
+    """Where a device captures, batch and state of replayed steps are compared too."""
     built = []
 
     def make(device):
