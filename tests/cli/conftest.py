@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import pty
 import random
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from gapless.cli.main import run_command
 
+
+SRC = str(Path(__file__).parents[2] / "src")
 
 TINY = [
     *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
@@ -23,6 +32,15 @@ class Outcome:
     out: str
     err: str
     new_files: list[str]
+
+    def check_refused(self, *parts):
+        """Check that there is one line of error that holds all parts, and nothing else."""
+        assert self.code == 2
+        assert self.err.startswith("gapless: error: ")
+        assert self.err.count("\n") == 1
+        assert "Traceback" not in self.err + self.out
+        assert [part for part in map(str, parts) if part not in self.err] == []
+        assert self.new_files == []
 
 
 @pytest.fixture
@@ -42,6 +60,56 @@ def gapless(capsys, monkeypatch, tmp_path):
         return Outcome(code=code, out=out, err=err, new_files=[n for n in new if n != "cache"])
 
     return call
+
+
+@pytest.fixture
+def process(tmp_path):
+    """Run the real command in a process of its own and in the test's folder."""
+
+    def call(*arguments, **options):
+        environment = {
+            **os.environ,
+            "PYTHONPATH": SRC,
+            "XDG_CACHE_HOME": str(tmp_path.parent / f"cache-of-{tmp_path.name}"),
+            "TERM": "xterm",
+            "COLUMNS": "100",
+        }
+        outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        return subprocess.run(
+            [sys.executable, "-m", "gapless", *map(str, arguments)],
+            cwd=tmp_path,
+            env=environment,
+            check=False,
+            **outputs | options,
+        )
+
+    return call
+
+
+@pytest.fixture
+def terminal():
+    """A terminal: a file for a process to write to, and a function that returns what it wrote."""
+    master, slave = pty.openpty()
+    seen = []
+
+    def take():
+        with contextlib.suppress(OSError):  # the terminal is gone with its last process
+            while part := os.read(master, 1 << 16):
+                seen.append(part)
+
+    # Meanwhile: a terminal that nobody reads from blocks who writes to it.
+    reader = threading.Thread(target=take)
+    reader.start()
+
+    def read():
+        if reader.is_alive():
+            os.close(slave)
+            reader.join()
+            os.close(master)
+        return b"".join(seen).decode()
+
+    yield slave, read
+    read()
 
 
 def make_pairs(count=80, *, seed=3):

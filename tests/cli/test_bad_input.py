@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 import resource
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,18 +19,6 @@ TINY = [
     *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
     *("--decoder-layers", "1", "--device", "cpu", "--workers", "0", "--epochs", "1"),
 ]
-SRC = str(Path(__file__).parents[2] / "src")
-
-
-def check_refused(outcome, *parts):
-    """The outcome is one line of error that holds all parts, and left nothing behind."""
-    assert outcome.code == 2
-    assert outcome.err.startswith("gapless: error: ")
-    assert outcome.err.count("\n") == 1
-    assert "Traceback" not in outcome.err + outcome.out
-    for part in parts:
-        assert str(part) in outcome.err
-    assert outcome.new_files == []
 
 
 def write(folder, **files):
@@ -46,51 +31,51 @@ def write(folder, **files):
 
 
 def test_data_that_does_not_exist(gapless):
-    """A missing path is named."""
-    check_refused(gapless("train", "--data", "nowhere", *TINY), "nowhere does not exist")
+    """A path of data that does not exist is named."""
+    gapless("train", "--data", "nowhere", *TINY).check_refused("nowhere does not exist")
 
 
 def test_an_empty_file(gapless, tmp_path):
-    """An empty side is named."""
+    """A file of sentences that is empty is named."""
     data = write(tmp_path / "d", train__en="", train__zh="你好\n")
 
-    check_refused(gapless("train", "--data", data, *TINY), "train.en is empty")
+    gapless("train", "--data", data, *TINY).check_refused("train.en is empty")
 
 
 def test_a_folder_without_the_sides(gapless, tmp_path):
-    """What was looked for and what is there are both named."""
+    """A folder without the sides is refused with what was looked for and what is there."""
     data = write(tmp_path / "d", train__fr="bonjour\n")
 
-    check_refused(gapless("train", "--data", data, *TINY), "train.en", "train.zh", "train.fr")
+    gapless("train", "--data", data, *TINY).check_refused("train.en", "train.zh", "train.fr")
 
 
 def test_sides_of_different_length(gapless, tmp_path):
-    """Both counts are named."""
+    """Sides of different length are refused with both counts."""
     data = write(tmp_path / "d", train__en="a\nb\nc\n", train__zh="一\n二\n")
 
-    check_refused(gapless("train", "--data", data, *TINY), "has 3 lines", "has 2")
+    gapless("train", "--data", data, *TINY).check_refused("has 3 lines", "has 2")
 
 
 def test_a_tsv_line_with_one_column(gapless, tmp_path):
-    """The line is named."""
+    """A line of a TSV with one column is named by its number."""
     data = write(tmp_path / "d", train__tsv="a\t一\nb\n")
 
-    check_refused(gapless("train", "--data", data / "train.tsv", *TINY), "line 2", "one column")
+    gapless("train", "--data", data / "train.tsv", *TINY).check_refused("line 2", "one column")
 
 
 def test_invalid_utf8(gapless, tmp_path):
-    """The byte's offset and line are named."""
+    """A byte that is not UTF-8 is named with its offset and line."""
     data = write(tmp_path / "d", train__en=b"abc\nd\xffe\n", train__zh="一\n二\n")
 
-    check_refused(gapless("train", "--data", data, *TINY), "0xff at offset 5, line 2", "train.en")
+    gapless("train", "--data", data, *TINY).check_refused("0xff at offset 5, line 2", "train.en")
 
 
 def test_a_broken_archive(gapless, tmp_path):
-    """A truncated gzip file is named."""
+    """A truncated gzip file is named, and that it is one."""
     packed = gzip.compress("a\t一\n".encode() * 50)
     data = write(tmp_path / "d", train__tsv__gz=packed[:-9])
 
-    check_refused(gapless("train", "--data", data / "train.tsv.gz", *TINY), "train.tsv.gz", "gzip")
+    gapless("train", "--data", data / "train.tsv.gz", *TINY).check_refused("train.tsv.gz", "gzip")
 
 
 @pytest.mark.parametrize(
@@ -98,17 +83,17 @@ def test_a_broken_archive(gapless, tmp_path):
     [("[[1, 2", "line 1, column"), ('[["a", "b"], ["c"]]', "item 1"), ('{"a": 1}', "list")],
 )
 def test_json_that_is_no_list_of_pairs(gapless, tmp_path, content, part):
-    """The place of the mistake is named."""
+    """JSON that holds no list of pairs is refused with the place of the mistake."""
     data = write(tmp_path / "d", train__json=content)
 
-    check_refused(gapless("train", "--data", data / "train.json", *TINY), "train.json", part)
+    gapless("train", "--data", data / "train.json", *TINY).check_refused("train.json", part)
 
 
 def test_an_unknown_ending(gapless, tmp_path):
-    """The accepted endings are listed."""
+    """A file with an unknown ending is refused with the endings that are read."""
     data = write(tmp_path / "d", pairs__csv="a,b\n")
 
-    check_refused(gapless("train", "--data", data / "pairs.csv", *TINY), ".tsv, .json, .jsonl")
+    gapless("train", "--data", data / "pairs.csv", *TINY).check_refused(".tsv, .json, .jsonl")
 
 
 @pytest.mark.parametrize(
@@ -148,14 +133,14 @@ def test_an_unknown_ending(gapless, tmp_path):
     ],
 )
 def test_flags_that_cannot_be(gapless, flags, parts):
-    """The flag, its value and what it may be are named."""
-    check_refused(gapless("train", *flags), *parts)
+    """A flag that cannot be is named with its value and what it may be."""
+    gapless("train", *flags).check_refused(*parts)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU is present")
 def test_a_gpu_that_is_absent(gapless):
-    """A missing GPU is said, with the way out."""
-    check_refused(gapless("train", "--device", "cuda"), "finds no GPU", "--device cpu")
+    """A GPU that is asked for and absent is an error that names the way out."""
+    gapless("train", "--device", "cuda").check_refused("finds no GPU", "--device cpu")
 
 
 @pytest.mark.parametrize(
@@ -175,73 +160,73 @@ def test_a_gpu_that_is_absent(gapless):
     ],
 )
 def test_a_config_that_is_none(gapless, tmp_path, content, part):
-    """Unknown settings, broken YAML and values of another kind are named."""
+    """Unknown settings of a config file, broken YAML and values of another kind are named."""
     write(tmp_path, c__yaml=content)
 
-    check_refused(gapless("train", "--config", "c.yaml"), "c.yaml", part)
+    gapless("train", "--config", "c.yaml").check_refused("c.yaml", part)
 
 
 @pytest.mark.parametrize("command", ["translate", "evaluate"])
 def test_a_folder_that_is_no_run(gapless, tmp_path, command):
-    """Decoding needs a run folder, and says what is missing."""
+    """Translating and evaluating need a run folder, and say what another folder lacks."""
     write(tmp_path / "d", note="")
 
-    check_refused(gapless(command, "d"), "d is not a run folder", "config.yaml")
-    check_refused(gapless(command, "absent"), "absent is not a run folder", "does not exist")
+    gapless(command, "d").check_refused("d is not a run folder", "config.yaml")
+    gapless(command, "absent").check_refused("absent is not a run folder", "does not exist")
 
 
 def test_resuming_what_is_no_run(gapless, tmp_path):
-    """Resuming needs a run folder."""
+    """Resuming a folder that is no run is refused."""
     write(tmp_path / "d", note="")
 
-    check_refused(gapless("train", "--resume", "absent"), "absent is not a run folder")
-    check_refused(gapless("train", "--resume", "d"), "d is not a run folder", "config.yaml")
+    gapless("train", "--resume", "absent").check_refused("absent is not a run folder")
+    gapless("train", "--resume", "d").check_refused("d is not a run folder", "config.yaml")
 
 
 def test_a_run_folder_that_is_taken(gapless, tiny_data, tmp_path):
-    """A folder that holds something is never written into."""
+    """A run folder that holds something already is never written into."""
     write(tmp_path / "taken", note="mine")
 
     outcome = gapless("train", "--data", tiny_data, "--run-dir", "taken", *TINY)
 
-    check_refused(outcome, "run folder taken is not empty", "--resume")
+    outcome.check_refused("run folder taken is not empty", "--resume")
     assert [path.name for path in Path("taken").iterdir()] == ["note"]
 
 
 def test_a_vocabulary_larger_than_the_text_gives(gapless, tiny_data):
-    """The size that was asked for and the largest possible one are named."""
+    """A vocabulary larger than the text gives is refused with its size and the flag."""
     outcome = gapless("train", "--data", tiny_data, "--vocab-size", "9000", *TINY)
 
-    check_refused(outcome, "9000", "use --vocab-size")
+    outcome.check_refused("9000", "use --vocab-size")
 
 
 def test_a_vocabulary_smaller_than_the_characters_need(gapless, tiny_data):
-    """A size that cannot hold every character is refused, with the least that can."""
+    """A vocabulary that cannot hold every character is refused with the least size that can."""
     outcome = gapless("train", "--data", tiny_data, "--vocab-size", "200", *TINY)
 
-    check_refused(outcome, "vocabulary size 200 is less than", "use --vocab-size")
+    outcome.check_refused("vocabulary size 200 is less than", "use --vocab-size")
 
 
 def test_words_fewer_than_the_vocabulary(gapless, tiny_data):
-    """Pre-tokenised text has as many entries as it has words."""
+    """A vocabulary of words larger than the text's number of words is refused."""
     outcome = gapless(
         "train", "--data", tiny_data, "--vocab-size", "9000", "--tokenizer", "none", *TINY
     )
 
-    check_refused(outcome, "9000", "use --vocab-size")
+    outcome.check_refused("9000", "use --vocab-size")
 
 
 def test_only_sentences_that_are_too_long(gapless, tiny_data):
-    """A maximum that nothing meets is named."""
+    """A maximum length that no training pair meets is named with its flag."""
     outcome = gapless(
         "train", "--data", tiny_data, "--vocab-size", "300", "--max-length", "1", *TINY
     )
 
-    check_refused(outcome, "more than 1 tokens", "--max-length")
+    outcome.check_refused("more than 1 tokens", "--max-length")
 
 
 def test_only_validation_sentences_that_are_too_long(gapless, tmp_path):
-    """There would be no best model, and no loss to find it by."""
+    """A maximum length that no validation pair meets is refused: no model would be the best."""
     for name, words in (("train", 2), ("val", 9), ("test", 2)):
         for side in ("en", "zh"):
             rows = [" ".join("abcdefghi"[n % 3 :][:words]) for n in range(20)]
@@ -251,11 +236,11 @@ def test_only_validation_sentences_that_are_too_long(gapless, tmp_path):
         "train", "--data", tmp_path, "--tokenizer", "none", *TINY, "--max-length", "3"
     )
 
-    check_refused(outcome, "all 20 validation pairs have more than 3 tokens", "--max-length")
+    outcome.check_refused("all 20 validation pairs have more than 3 tokens", "--max-length")
 
 
 def test_long_sentences_are_skipped_and_counted_in_training(gapless, tiny_data, tmp_path):
-    """Training goes on without them, and the summary says how many there were."""
+    """Sentences that are too long are skipped in training and counted in the summary."""
     data = write(
         tmp_path / "d",
         train__tsv="".join(f"a {n}\t一 {n}\n" for n in range(60)) + "a " * 300 + "\t一\n",
@@ -271,7 +256,7 @@ def test_long_sentences_are_skipped_and_counted_in_training(gapless, tiny_data, 
 
 
 def test_a_long_sentence_is_cut_at_translation_with_a_warning(gapless, tiny_run):
-    """The line is named, and everything else is translated."""
+    """A sentence that is too long to translate is named by its line, and cut."""
     outcome = gapless("translate", tiny_run, "the cat 1.", "the cat " * 200)
 
     assert outcome.code == 0
@@ -280,14 +265,14 @@ def test_a_long_sentence_is_cut_at_translation_with_a_warning(gapless, tiny_run)
 
 
 def test_text_that_is_not_unicode(gapless, tiny_run, tmp_path):
-    """Half a surrogate pair, from JSON or from the bytes of an argument, is named."""
+    """Half a surrogate pair in JSON or in an argument is named as no Unicode text."""
     data = write(tmp_path / "d", train__jsonl='["a", "b"]\n["\\ud83d", "c"]\n')
 
     trained = gapless("train", "--data", data / "train.jsonl", *TINY)
     translated = gapless("translate", tiny_run, "cat", "caf\udce9")
 
-    check_refused(trained, "train.jsonl line 2 is not Unicode text", "ud83d")
-    check_refused(translated, "sentence 2 is not Unicode text", "caf", "udce9")
+    trained.check_refused("train.jsonl line 2 is not Unicode text", "ud83d")
+    translated.check_refused("sentence 2 is not Unicode text", "caf", "udce9")
 
 
 @pytest.mark.parametrize(
@@ -306,41 +291,41 @@ def test_text_that_is_not_unicode(gapless, tiny_run, tmp_path):
     ],
 )
 def test_decoding_that_cannot_be(gapless, tiny_run, arguments, part):
-    """What is wrong with the request is named before anything is translated."""
+    """A mistake in a request is named before anything is translated."""
     command, *rest = arguments
     outcome = gapless(command, tiny_run, *rest)
 
-    check_refused(outcome, part)
+    outcome.check_refused(part)
     assert outcome.out == ""
 
 
 def test_a_checkpoint_that_is_broken(gapless, tiny_run, tmp_path):
-    """A truncated file is named, not loaded."""
+    """A checkpoint that is truncated is named and not loaded."""
     broken = tiny_run / "checkpoints" / "broken.safetensors"
     broken.write_bytes((tiny_run / "checkpoints" / "final.safetensors").read_bytes()[:-40])
 
     outcome = gapless("translate", tiny_run, "--checkpoint", "broken.safetensors", "cat")
 
     broken.unlink()
-    check_refused(outcome, "broken.safetensors is not a whole checkpoint")
+    outcome.check_refused("broken.safetensors is not a whole checkpoint")
 
 
-def test_standard_input_that_is_not_utf8(tiny_run, tmp_path):
-    """The real command names the byte of its standard input."""
-    done = _process(["translate", str(tiny_run)], cwd=tmp_path, stdin=b"cat\n\xfe\n")
+def test_standard_input_that_is_not_utf8(tiny_run, process):
+    """The real command names the byte of its standard input that is not UTF-8."""
+    done = process("translate", tiny_run, input=b"cat\n\xfe\n", text=False)
 
     assert done.returncode == 2
     assert b"standard input is not UTF-8: byte 0xfe at offset 4, line 2" in done.stderr
     assert b"Traceback" not in done.stderr
 
 
-def test_a_mistake_in_a_real_process(tmp_path):
-    """The real command prints one line on standard error and exits with 2."""
-    done = _process(["train", "--plan", "fast"], cwd=tmp_path)
+def test_a_mistake_in_a_real_process(process, tmp_path):
+    """The real command prints a mistake as one line on standard error and exits with 2."""
+    done = process("train", "--plan", "fast")
 
     assert done.returncode == 2
-    assert done.stdout == b""
-    assert done.stderr.count(b"\n") == 1
+    assert done.stdout == ""
+    assert done.stderr.count("\n") == 1
     assert list(tmp_path.iterdir()) == []
 
 
@@ -354,16 +339,21 @@ def test_a_mistake_in_a_real_process(tmp_path):
     ],
     ids=["vocabulary", "checkpoint", "log"],
 )
-def test_a_full_disk(tiny_data, tmp_path, limit_bytes, flags, named):
+def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
     """A write that finds no room ends the run with one line and leaves no half file."""
     rows = "".join(f"the cat {n}\t猫{n}\n" for n in range(400))
     (tmp_path / "long.tsv").write_text(rows, encoding="utf-8")
     arguments = ["train", "--data", str(tiny_data), "--vocab-size", "300", "--run-dir", "r"]
 
-    done = _process([*arguments, *TINY, *flags], cwd=tmp_path, limit_bytes=limit_bytes)
+    def limit():
+        # Every file may hold so many bytes: the same as a disk without room for more.
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+
+    done = process(*arguments, *TINY, *flags, preexec_fn=limit)
 
     assert done.returncode == 2, done.stderr
-    error = done.stderr.decode()
+    error = done.stderr
     assert error.startswith("gapless: error: ")
     assert error.count("\n") == 1
     assert named in error
@@ -372,34 +362,11 @@ def test_a_full_disk(tiny_data, tmp_path, limit_bytes, flags, named):
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_output_that_finds_no_room(tmp_path):
-    """A full disk behind standard output is one line of error too."""
+def test_output_that_finds_no_room(process):
+    """A full disk behind standard output is one line of error."""
     with Path("/dev/full").open("wb") as full:
-        done = _process(["plans"], cwd=tmp_path, stdout=full)
+        done = process("plans", stdout=full)
 
     assert done.returncode == 2
-    assert done.stderr.startswith(b"gapless: error: No space left on device")
-    assert done.stderr.count(b"\n") == 1
-
-
-def _process(arguments, *, cwd, stdin=b"", stdout=subprocess.PIPE, limit_bytes=None):
-    def limit():
-        if limit_bytes is not None:
-            # Every file may hold so much: the same as a disk without room for more.
-            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-            resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
-    return subprocess.run(
-        [sys.executable, "-m", "gapless", *arguments],
-        input=stdin,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        cwd=cwd,
-        env={
-            **os.environ,
-            "PYTHONPATH": SRC,
-            "XDG_CACHE_HOME": str(cwd.parent / f"cache-of-{cwd.name}"),
-        },
-        preexec_fn=limit,
-        check=False,
-    )
+    assert done.stderr.startswith("gapless: error: No space left on device")
+    assert done.stderr.count("\n") == 1

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -100,57 +97,20 @@ def compare(gapless, monkeypatch, tmp_path):
             del sys.modules[name]
 
 
-def check_refused(outcome, *parts):
-    assert outcome.code == 2
-    assert outcome.err.startswith("gapless: error: ")
-    assert outcome.err.count("\n") == 1
-    assert "Traceback" not in outcome.err + outcome.out
-    for part in parts:
-        assert part in outcome.err
-    assert outcome.new_files == []
-
-
-def command(*arguments, cwd, **options):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT / "src"),
-        "XDG_CACHE_HOME": str(cwd.parent / f"cache-of-{cwd.name}"),
-        "TERM": "xterm",
-        "COLUMNS": "100",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "gapless", "compare", "--device", "cpu", *arguments],
-        cwd=cwd,
-        env=environment,
-        text=True,
-        check=False,
-        **options,
-    )
-
-
 def row_of(out, plan):
     """Return the cells of a plan's line in the first table."""
     lines = out[out.index("ms/step") :].splitlines()
     return next(line.split() for line in lines if line.startswith(f"{plan} "))
 
 
-def test_the_demo_is_compared_in_a_process_of_its_own(tmp_path):
-    """Bits first, then a table of times; it says that a CPU has no gaps; a bar on the terminal."""
-    master, slave = pty.openpty()
+def test_the_demo_is_compared_in_a_process_of_its_own(process, terminal, tmp_path):
+    """The demo's bits come first, then a table of times, and a bar on the terminal meanwhile."""
+    screen, read = terminal
     options = ["--plans", "blocking, gapless", "--json", "out.json", *QUICK, "--rounds", "1"]
     small = ["--d-model", "32", "--heads", "2", "--ffn", "32", "--encoder-layers", "1"]
-    done = command(
-        *options,
-        *small,
-        "--decoder-layers",
-        "1",
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=slave,
-    )
-    os.close(slave)
-    bar = os.read(master, 1 << 20).decode()
-    os.close(master)
+    small += ["--decoder-layers", "1"]
+    done = process("compare", "--device", "cpu", *options, *small, stderr=screen)
+    bar = read()
 
     assert done.returncode == 0, bar
     out = done.stdout
@@ -171,7 +131,7 @@ def test_the_demo_is_compared_in_a_process_of_its_own(tmp_path):
 
 
 def test_the_files_workload_under_every_plan(compare):
-    """All plans without being named; figures on the terminal are those in the file."""
+    """Without --plans all plans are compared, and the file has the terminal's figures."""
     outcome = compare("--workload", "c.py:make", *QUICK, "--json", "out.json")
 
     assert (outcome.code, outcome.err, outcome.new_files) == (0, "", ["out.json"])
@@ -194,7 +154,7 @@ def test_the_files_workload_under_every_plan(compare):
 
 
 def test_the_example_of_an_image_classifier_is_compared(compare):
-    """As its own text and the documentation say, under two plans; its speed is in images."""
+    """The image classifier of the examples is compared as its text says, in images a second."""
     example = ROOT / "examples" / "workload_classifier.py"
     assert "gapless compare --workload examples/workload_classifier.py:" in example.read_text()
 
@@ -206,7 +166,7 @@ def test_the_example_of_an_image_classifier_is_compared(compare):
 
 
 def test_a_workload_without_a_unit_counts_steps(compare):
-    """Weights that nobody named are not shown as a speed."""
+    """Weights without a unit are not shown as a speed: steps are counted."""
     outcome = compare("--workload", "c.py:unnamed", *QUICK, "--plans", "gapless")
 
     assert outcome.code == 0
@@ -214,7 +174,7 @@ def test_a_workload_without_a_unit_counts_steps(compare):
 
 
 def test_a_plan_that_computes_something_else_is_named_and_not_recommended(compare):
-    """It is timed all the same; the exit code tells."""
+    """A plan that computes something else is timed, named and not recommended; the exit code is 1."""
     outcome = compare("--workload", "c.py:wrong_plan", *QUICK, "--plans", "blocking,gapless")
 
     assert outcome.code == 1
@@ -225,7 +185,7 @@ def test_a_plan_that_computes_something_else_is_named_and_not_recommended(compar
 
 
 def test_a_workload_that_is_not_reproducible_is_told_so_and_timed(compare):
-    """Nothing is said of the plans' bits then, and none is recommended: that is a condition."""
+    """Where the workload does not equal itself no plan is judged and none is recommended."""
     options = ["--plans", "blocking,gapless", "--json", "out.json"]
     outcome = compare("--workload", "c.py:by_chance", *QUICK, *options)
 
@@ -240,7 +200,7 @@ def test_a_workload_that_is_not_reproducible_is_told_so_and_timed(compare):
 
 
 def test_equal_bits_of_nan_are_no_verdict(compare):
-    """No plan is said to compute the same, and none is recommended."""
+    """Equal bits of NaN are no verdict: no plan is called the same, and none is recommended."""
     options = ["--plans", "blocking,gapless", "--json", "out.json"]
     outcome = compare("--workload", "c.py:nans", *QUICK, *options)
 
@@ -253,7 +213,7 @@ def test_equal_bits_of_nan_are_no_verdict(compare):
 
 
 def test_bits_need_not_be_compared(compare):
-    """With no steps for it, the plans are timed alone."""
+    """With --verify-steps 0 plans are timed without a comparison of bits."""
     outcome = compare(
         "--workload", "c.py:wrong_plan", *QUICK, "--plans", "gapless", "--verify-steps", "0"
     )
@@ -266,7 +226,7 @@ def test_bits_need_not_be_compared(compare):
 
 
 def test_your_own_text_is_compared(compare, tiny_data):
-    """Data and sizes are the options of gapless train."""
+    """Text of one's own is compared with the data and model options of gapless train."""
     sizes = ["--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"]
     outcome = compare(
         *("--data", tiny_data, *sizes, "--decoder-layers", "1", "--vocab-size", "300"),
@@ -280,7 +240,7 @@ def test_your_own_text_is_compared(compare, tiny_data):
 
 
 def test_an_epoch_is_as_long_as_a_round(tiny_data):
-    """So that no worker makes batches that nobody takes; and workers are those of the plan."""
+    """An epoch has the batches of a round, so that no worker makes one that nobody takes."""
     settings = {"data": str(tiny_data), "batch_size": 8, "vocab_size": 300, "d_model": 16}
     config = make_config({**settings, "heads": 2, "ffn": 16, "accumulate": 2})
 
@@ -293,7 +253,7 @@ def test_an_epoch_is_as_long_as_a_round(tiny_data):
 
 
 def test_bits_are_compared_on_batches_of_one_process(tiny_data):
-    """Also where --workers asks for processes, which are for the timed rounds."""
+    """Bits are compared without worker processes, which --workers asks for in timed rounds."""
     settings = {"data": str(tiny_data), "batch_size": 8, "vocab_size": 300, "d_model": 16}
     config = make_config({**settings, "heads": 2, "ffn": 16, "workers": 2})
     task, device = prepare(config), torch.device("cpu")
@@ -333,15 +293,15 @@ def test_bits_are_compared_on_batches_of_one_process(tiny_data):
     ],
 )
 def test_flags_that_cannot_be(compare, arguments, parts):
-    """The flag, its value and what it may be are named, before anything runs."""
+    """A flag that cannot be is named with its value and range before anything runs."""
     outcome = compare(*arguments)
 
-    check_refused(outcome, *parts)
+    outcome.check_refused(*parts)
     assert outcome.out == ""
 
 
 def test_a_unit_that_is_no_text_is_refused(compare):
-    """By the workload itself, in one line."""
+    """A unit that is no text is refused in one line."""
     outcome = compare("--workload", "c.py:unit_of_numbers")
 
-    check_refused(outcome, "unit of the workload is of type int, expected text")
+    outcome.check_refused("unit of the workload is of type int, expected text")

@@ -62,7 +62,7 @@ def write_as(form, data, target):
     "form", ["folder", "folder.gz", "tsv", "tsv.gz", "json", "json.gz", "jsonl", "jsonl.gz"]
 )
 def test_every_accepted_form_trains_the_same_model(gapless, tiny_data, tmp_path, form):
-    """The form of the data changes nothing: losses are equal to those of the plain folder."""
+    """Every accepted form of the same text gives the losses of the plain folder."""
     extra = write_as(form, tiny_data, tmp_path / "as")
     common = ["--vocab-size", "300", *TINY]
 
@@ -75,7 +75,7 @@ def test_every_accepted_form_trains_the_same_model(gapless, tiny_data, tmp_path,
 
 
 def test_a_single_file_is_split(gapless, tiny_data, tmp_path):
-    """Validation and test pairs are held out of a file that has no splits."""
+    """A single file without splits has validation and test pairs held out of it."""
     write_as("tsv", tiny_data, tmp_path / "as")
 
     done = gapless(
@@ -106,7 +106,7 @@ def test_a_single_file_is_split(gapless, tiny_data, tmp_path):
     ],
 )
 def test_vocabularies_of_every_kind(gapless, tiny_data, flags):
-    """Subwords or words as they are, shared or separate, both directions."""
+    """Models train on subwords or words, shared or separate, in both directions."""
     done = gapless("train", "--data", tiny_data, "--run-dir", "r", *flags, *TINY)
     translated = gapless("translate", "r", "the cat sees 7.", "")
 
@@ -116,7 +116,7 @@ def test_vocabularies_of_every_kind(gapless, tiny_data, flags):
 
 
 def test_a_run_folder_holds_everything(tiny_run):
-    """Settings, every loss, TensorBoard events, checkpoints and the summary are there."""
+    """A run folder holds settings, losses, TensorBoard events, checkpoints and a summary."""
     summary = json.loads((tiny_run / "summary.json").read_text())
     lines = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
 
@@ -135,7 +135,7 @@ def test_a_run_folder_holds_everything(tiny_run):
 def test_the_summary_counts_the_waits_of_a_hundred_batches(
     gapless, tmp_path, expected_waits, plan
 ):
-    """The counts of a plan stand in summary.json, the same on a CPU as on a GPU."""
+    """The summary has each plan's host waits over a hundred batches, as on a GPU."""
     rows = "".join(f"a {n}\tb {n}\n" for n in range(120))
     (tmp_path / "pairs.tsv").write_text(rows)
     words = ["--data", "pairs.tsv", "--tokenizer", "none", "--run-dir", "r", "--plan", plan]
@@ -185,7 +185,7 @@ def test_numbers_of_a_config_may_be_written_as_in_python(gapless, tiny_data):
 
 
 def test_run_folders_are_numbered(gapless, tiny_data):
-    """Without --run-dir runs go to runs/train, then runs/train2."""
+    """Runs without --run-dir go to runs/train, then runs/train2."""
     for _ in range(2):
         gapless("train", "--data", tiny_data, "--vocab-size", "300", *TINY)
 
@@ -221,7 +221,7 @@ def test_n_best_prints_number_text_and_score(gapless, tiny_run):
 
 
 def test_evaluation_prints_scores_with_signatures(gapless, tiny_run):
-    """Chinese is scored with the zh tokenizer; hypotheses are written; --json is one object."""
+    """Evaluation scores Chinese with the zh tokenizer, as text or as one JSON object."""
     printed = gapless("evaluate", tiny_run)
     figures = json.loads(gapless("evaluate", tiny_run, "--json").out)
 
@@ -259,7 +259,7 @@ def test_the_hypotheses_file_holds_what_translate_prints(gapless, tiny_run, tiny
 
 
 def test_n_best_counts_empty_lines(gapless, tiny_run):
-    """The number before ||| is that of the line, from 0, and an empty line has one row."""
+    """With --n-best the number before ||| counts lines from 0, and an empty line has one row."""
     done = gapless("translate", tiny_run, "", "dog 2.", "--n-best", "2", "--beam", "4")
 
     rows = [line.split(" ||| ") for line in done.out.splitlines()]

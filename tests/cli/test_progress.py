@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import io
-import os
-import pty
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -16,8 +12,6 @@ from gapless.records.epoch_record import EpochRecord, Progress
 from gapless.records.training import TrainingEpoch
 from gapless.records.wait_stats import WaitStats
 
-
-SRC = str(Path(__file__).parents[2] / "src")
 
 EPOCH = TrainingEpoch(
     number=1,
@@ -139,32 +133,18 @@ def test_an_error_leaves_no_bar_behind(monkeypatch):
     assert on_screen(sys.stdout.getvalue()) == ""
 
 
-def test_a_terminal_gets_a_bar(tiny_data, tmp_path):
+def test_a_terminal_gets_a_bar(tiny_data, process, terminal):
     """The real command on a real terminal draws a bar and ends in the scores."""
-    master, slave = pty.openpty()
-    command = [sys.executable, "-m", "gapless", "train", "--data", str(tiny_data)]
+    screen, read = terminal
     sizes = ["--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"]
     rest = ["--decoder-layers", "1", "--vocab-size", "300", "--device", "cpu", "--epochs", "1"]
-    environment = {**os.environ, "PYTHONPATH": SRC, "TERM": "xterm", "COLUMNS": "120"}
-    with subprocess.Popen(
-        [*command, *sizes, *rest, "--batch-size", "1"],
-        stdout=slave,
-        stderr=slave,
-        cwd=tmp_path,
-        env=environment,
-    ) as process:
-        os.close(slave)
-        seen = b""
-        while True:
-            try:
-                part = os.read(master, 65536)
-            except OSError:  # the terminal is gone with its last process
-                break
-            if not part:
-                break
-            seen += part
-    os.close(master)
+    done = process(
+        *("train", "--data", tiny_data, *sizes, *rest, "--batch-size", "1"),
+        stdout=screen,
+        stderr=screen,
+    )
+    seen = read()
 
-    assert process.returncode == 0, seen.decode()
-    assert "━".encode() in seen
-    assert b"exact match" in seen
+    assert done.returncode == 0, seen
+    assert "━" in seen
+    assert "exact match" in seen

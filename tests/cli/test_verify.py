@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pty
-import subprocess
 import sys
 from pathlib import Path
 
@@ -15,8 +12,6 @@ from gapless.compare.workload import Workload
 from gapless.errors import UserError
 from gapless.plans import PLANS
 
-
-SRC = str(Path(__file__).parents[2] / "src")
 
 # A regression on twelve batches; `breaks` says what goes wrong after which step.
 FILE = """
@@ -188,41 +183,11 @@ def verify(gapless, monkeypatch, tmp_path):
             del sys.modules[name]
 
 
-def check_refused(outcome, *parts):
-    assert outcome.code == 2
-    assert outcome.err.startswith("gapless: error: ")
-    assert outcome.err.count("\n") == 1
-    assert "Traceback" not in outcome.err + outcome.out
-    for part in parts:
-        assert part in outcome.err
-    assert outcome.new_files == []
-
-
-def command(*arguments, cwd, **options):
-    environment = {
-        **os.environ,
-        "PYTHONPATH": SRC,
-        "XDG_CACHE_HOME": str(cwd.parent / f"cache-of-{cwd.name}"),
-        "TERM": "xterm",
-        "COLUMNS": "100",
-    }
-    return subprocess.run(
-        [sys.executable, "-m", "gapless", "verify", "--device", "cpu", *arguments],
-        cwd=cwd,
-        env=environment,
-        text=True,
-        check=False,
-        **options,
-    )
-
-
-def test_the_demo_is_identical_under_the_plan(tmp_path):
+def test_the_demo_is_identical_under_the_plan(process, terminal, tmp_path):
     """A real process trains the demo's model three times and says what it saw, bar or no bar."""
-    master, slave = pty.openpty()
-    done = command("--steps", "4", cwd=tmp_path, stdout=subprocess.PIPE, stderr=slave)
-    os.close(slave)
-    bar = os.read(master, 1 << 20).decode()
-    os.close(master)
+    screen, read = terminal
+    done = process("verify", "--device", "cpu", "--steps", "4", stderr=screen)
+    bar = read()
 
     assert done.returncode == 0, bar
     lines = done.stdout.splitlines()
@@ -240,7 +205,7 @@ def test_the_demo_is_identical_under_the_plan(tmp_path):
 
 
 def test_the_files_workload_is_identical(verify):
-    """A workload in a file is verified; its twelve batches make twenty steps in two rounds."""
+    """A workload in a file is verified, and its twelve batches are passed twice for twenty steps."""
     outcome = verify("interval", "--steps", "20", "--workload", "w.py:make")
 
     assert (outcome.code, outcome.err, outcome.new_files) == (0, "", [])
@@ -254,7 +219,7 @@ def test_the_files_workload_is_identical(verify):
 
 
 def test_a_broken_plan_is_told_with_step_tensor_and_size(verify):
-    """The first difference is two of eight weights after step 3, and the exit code is 1."""
+    """A plan that changes two of eight weights after step 3 is told so; the exit code is 1."""
     outcome = verify("--steps", "10", "--workload", "w.py:by_plan")
 
     assert (outcome.code, outcome.err) == (1, "")
@@ -267,7 +232,7 @@ def test_a_broken_plan_is_told_with_step_tensor_and_size(verify):
 
 
 def test_a_workload_that_is_not_reproducible_is_told_so(verify):
-    """The plan is not blamed, and not even run; what can be done is said."""
+    """Where the workload does not equal itself the plan is not run, and advice is given."""
     outcome = verify("--steps", "10", "--workload", "w.py:by_chance")
 
     assert outcome.code == 1
@@ -279,7 +244,7 @@ def test_a_workload_that_is_not_reproducible_is_told_so(verify):
 
 
 def test_a_difference_that_does_not_come_back_points_at_a_race(verify):
-    """Only the first run of the plan was off, so its size stays unknown."""
+    """A difference that does not come back is called a race, and its size stays unknown."""
     outcome = verify("--steps", "10", "--workload", "w.py:by_run")
 
     assert outcome.code == 1
@@ -291,7 +256,7 @@ def test_a_difference_that_does_not_come_back_points_at_a_race(verify):
 
 @pytest.mark.parametrize(("tolerance", "code"), [("1e-2", 0), ("1e-4", 1)])
 def test_a_tolerance_lets_small_differences_through(verify, tolerance, code):
-    """Losses that are 0.1 % off are within 1 % and beyond 0.01 %, from the sixth step on."""
+    """Losses that are 0.1 % off are within a tolerance of 1 % and outside one of 0.01 %."""
     outcome = verify("--steps", "10", "--workload", "w.py:slightly", "--tolerance", tolerance)
 
     assert outcome.code == code
@@ -308,7 +273,7 @@ def test_a_tolerance_lets_small_differences_through(verify, tolerance, code):
 
 
 def test_a_workload_beyond_the_tolerance_by_itself_is_told_so(verify):
-    """With a tolerance, too, a plan is not blamed for what happens without it."""
+    """A workload outside the tolerance by itself is told so, and the plan is not blamed."""
     outcome = verify("--workload", "w.py:by_chance", "--tolerance", "1e-9")
 
     assert outcome.code == 1
@@ -319,7 +284,7 @@ def test_a_workload_beyond_the_tolerance_by_itself_is_told_so(verify):
 
 @pytest.mark.parametrize("bound", [[], ["--tolerance", "1e-2"]])
 def test_equal_bits_of_nan_prove_nothing(verify, bound):
-    """Every NaN is like another: the step is named, no plan is called identical, exit code 1."""
+    """Equal bits of NaN prove nothing: the step is named and the exit code is 1."""
     outcome = verify("--steps", "10", "--workload", "w.py:nan_batches", *bound)
 
     assert (outcome.code, outcome.err) == (1, "")
@@ -331,11 +296,11 @@ def test_equal_bits_of_nan_prove_nothing(verify, bound):
     assert verify("--steps", "3", "--workload", "w.py:nan_batches", *bound).code == 0
 
 
-def test_what_the_step_raises_reaches_the_user(tmp_path):
-    """A real process prints the traceback, also of an error that is a full disk elsewhere."""
+def test_what_the_step_raises_reaches_the_user(process, tmp_path):
+    """What a workload's step raises is printed with its traceback, also an OSError."""
     (tmp_path / "w.py").write_text(FILE)
 
-    done = command("--workload", "w.py:fails", cwd=tmp_path, capture_output=True)
+    done = process("verify", "--device", "cpu", "--workload", "w.py:fails")
 
     assert done.returncode == 1
     assert 'w.py", line ' in done.stderr
@@ -343,7 +308,7 @@ def test_what_the_step_raises_reaches_the_user(tmp_path):
 
 
 def test_a_refused_algorithm_says_who_refused_it(verify):
-    """Torch's error comes out as it is, with a note on what switched determinism on."""
+    """Torch's error about determinism comes with a note on what switched determinism on."""
     with pytest.raises(RuntimeError, match="put_ does not have a deterministic") as caught:
         verify("--workload", "w.py:scatters")
 
@@ -366,10 +331,10 @@ def test_a_refused_algorithm_says_who_refused_it(verify):
     ],
 )
 def test_flags_that_cannot_be(verify, arguments, parts):
-    """The flag, its value and what it may be are named, before anything runs."""
+    """A flag that cannot be is named with its value and range before anything runs."""
     outcome = verify(*arguments)
 
-    check_refused(outcome, *parts)
+    outcome.check_refused(*parts)
     assert outcome.out == ""
 
 
@@ -405,7 +370,7 @@ def test_flags_that_cannot_be(verify, arguments, parts):
     ],
 )
 def test_workloads_that_cannot_be(verify, workload, parts):
-    """What is wrong with file, function or workload is told in one line, with the way out."""
+    """A file, function or workload that cannot be used is named in one line with the way out."""
     Path("empty.py").write_text("")
     Path("raises.py").write_text("def half(x):\n    return x / 2\nhalf(1 / 0)\n")
     Path("exits.py").write_text("import sys\nsys.exit(3)\n")
@@ -413,18 +378,18 @@ def test_workloads_that_cannot_be(verify, workload, parts):
     Path("binary.py").write_bytes(b"\0\0")
     Path("lonely.py").write_text("import absent_friend\n")
 
-    check_refused(verify("--steps", "20", "--workload", workload), *parts)
+    verify("--steps", "20", "--workload", workload).check_refused(*parts)
 
 
 def test_half_precision_is_up_to_the_workloads_step(verify):
-    """The flag could not reach it."""
+    """Half precision is refused for a workload, whose step alone could use it."""
     outcome = verify("--precision", "bf16", "--workload", "w.py:make")
 
-    check_refused(outcome, "precision bf16", "torch.autocast", "fp32 or tf32")
+    outcome.check_refused("precision bf16", "torch.autocast", "fp32 or tf32")
 
 
 def test_a_file_finds_its_neighbours_and_knows_its_device(verify, tmp_path):
-    """The file's own folder is on the path, and a function may leave the device out."""
+    """A workload file may import its neighbours, and its function may take the device."""
     folder = tmp_path / "deep"
     folder.mkdir()
     (folder / "neighbour_of_two.py").write_text(FILE)
@@ -453,7 +418,7 @@ def test_a_file_finds_its_neighbours_and_knows_its_device(verify, tmp_path):
     ],
 )
 def test_a_workload_of_the_wrong_parts_is_refused_where_it_is_made(field, value, message):
-    """Field, kind and what it should be are named."""
+    """A workload of the wrong parts is refused with field, type and what was expected."""
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     parts = {"model": model, "optimizer": optimizer, "batches": [1], "step": len}
