@@ -60,9 +60,10 @@ def test_importing_gapless_loads_nothing_else():
 
 
 NAMES = """
-BatchError DeferredLoss EpochRecord ForbiddenWaitError GaplessError LossError NonFiniteLossError
-PLANS Plan StepLoss TrainLoop UserError WaitStats Workload __version__ allow_waits capture
-compare_plans count_waits find_device forbid_waits prefetch run_epoch verify_plan
+BatchError CaptureRefused DeferredLoss EpochRecord ForbiddenWaitError GaplessError LossError
+NonFiniteLossError PLANS Plan StepLoss TrainLoop UserError WaitStats Workload __version__
+allow_waits capture compare_plans count_waits find_device forbid_waits prefetch run_epoch
+verify_plan
 """
 
 

@@ -18,6 +18,7 @@ _PUBLIC = {
     "gapless.device.waits": ("allow_waits", "count_waits", "forbid_waits"),
     "gapless.errors": (
         "BatchError",
+        "CaptureRefused",
         "ForbiddenWaitError",
         "GaplessError",
         "LossError",

@@ -11,6 +11,7 @@ from gapless.device.waits import (
 )
 from gapless.errors import (
     BatchError as BatchError,
+    CaptureRefused as CaptureRefused,
     ForbiddenWaitError as ForbiddenWaitError,
     GaplessError as GaplessError,
     LossError as LossError,

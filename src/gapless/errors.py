@@ -8,6 +8,7 @@
     |   +-- RunFolderError        a folder that is not a run, or a run that cannot go on
     |   +-- LossError             a step returned something that is no loss
     +-- BatchError                a batch that holds something the pipeline cannot move
+    +-- CaptureRefused            a step that was to be captured, and is not; carries the kind
     +-- ForbiddenWaitError        the host waited for the device where it must not
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
 
@@ -55,6 +56,18 @@ class BatchError(GaplessError, TypeError):
 
 class LossError(UserError):
     """What is given as a loss, or as its weight, is not one number."""
+
+
+class CaptureRefused(GaplessError):  # noqa: N818  (the step itself is without error)
+    """A step with `on_refusal="raise"` is not captured.
+
+    Attributes:
+        kind: of the refusal, such as "host_read"; see `gapless.graphs.refusal`.
+    """
+
+    def __init__(self, message: str, *, kind: str) -> None:
+        super().__init__(message)
+        self.kind = kind
 
 
 class ForbiddenWaitError(GaplessError, AssertionError):

@@ -78,18 +78,18 @@ def test_a_captured_step_gives_the_same_bits(kind):
 
 
 @pytest.mark.parametrize("kind", ["sgd", "capturable"])
-def test_buckets_are_captured_ahead_without_training(kind):
+def test_examples_are_captured_ahead_without_training(kind):
     """Two of three shapes; weights, optimizer state and random numbers start as they were."""
     losses, weights = plainly(kind=kind, rows=(16, 8, 12))
     data, step, model, optimizer = make_training(kind=kind, rows=(16, 8, 12))
 
-    step = gapless.capture(step, buckets=data[:2], model=model, optimizer=optimizer)
+    step = gapless.capture(step, example_inputs=data[:2], model=model, optimizer=optimizer)
     found = in_three_lines(data, step)
 
     assert losses == found
     assert all(map(torch.equal, weights, weights_of(model)))
     assert (step.report.num_graphs, step.report.num_eager) == (2, 13), step.report
-    assert step.report.refusal.text == "a batch has the shape of no bucket"
+    assert step.report.refusal.kind == "not_ahead"
 
 
 def test_after_a_backward_pass_on_the_default_stream():

@@ -34,16 +34,16 @@ def in_three_lines(data, step):
     return losses.history
 
 
-@pytest.mark.parametrize("with_buckets", [False, True])
-def test_on_a_cpu_it_is_the_step_itself(with_buckets):
-    """The same losses and weights, with and without buckets, and the report says why."""
+@pytest.mark.parametrize("with_examples", [False, True])
+def test_on_a_cpu_it_is_the_step_itself(with_examples):
+    """The same losses and weights, with and without example inputs, and the report says why."""
     data, step, model, _ = make_training()
     expected = in_three_lines(data, step)
     weights = [weight.detach().clone() for weight in model.parameters()]
     data, step, model, optimizer = make_training()
-    buckets = {"buckets": data[:1], "model": model, "optimizer": optimizer}
+    examples = {"example_inputs": data[:1], "model": model, "optimizer": optimizer}
 
-    step = gapless.capture(step, device="cpu", **(buckets if with_buckets else {}))
+    step = gapless.capture(step, device="cpu", **(examples if with_examples else {}))
     found = in_three_lines(data, step)
 
     assert expected == found
@@ -54,12 +54,12 @@ def test_on_a_cpu_it_is_the_step_itself(with_buckets):
     )
 
 
-def test_on_a_cpu_buckets_touch_nothing():
+def test_on_a_cpu_examples_touch_nothing():
     """Gradients that are there already stay as they are."""
     data, step, model, optimizer = make_training()
     model[0].weight.grad = torch.ones_like(model[0].weight)
 
-    gapless.capture(step, buckets=data[:1], model=model, optimizer=optimizer, device="cpu")
+    gapless.capture(step, example_inputs=data[:1], model=model, optimizer=optimizer, device="cpu")
 
     assert model[0].weight.grad.eq(1.0).all()
 
@@ -89,14 +89,14 @@ def test_a_step_that_returns_something_else_is_refused():
 
 
 @pytest.mark.parametrize("missing", ["model", "optimizer"])
-def test_buckets_need_what_has_to_be_put_back(missing):
+def test_examples_need_what_has_to_be_put_back(missing):
     """The missing part is named, also on a CPU."""
     data, step, model, optimizer = make_training()
     parts = {"model": model, "optimizer": optimizer}
     del parts[missing]
 
-    with pytest.raises(gapless.UserError, match=f"capture with buckets got no {missing}"):
-        gapless.capture(step, buckets=data[:1], device="cpu", **parts)
+    with pytest.raises(gapless.UserError, match=f"capture with example_inputs got no {missing}"):
+        gapless.capture(step, example_inputs=data[:1], device="cpu", **parts)
 
 
 def test_a_step_with_a_part_on_the_host_has_it_called_for_every_batch():
@@ -141,14 +141,15 @@ def test_what_the_step_raises_comes_out_and_the_stream_is_the_callers_again():
 
 def test_values_that_are_new_in_every_batch_end_capturing(monkeypatch):
     """Each would be a shape of its own; the report names it, and memory stays bounded."""
-    monkeypatch.setattr("gapless.graphs.captured_step._MAX_SHAPES", 5)
+    monkeypatch.setattr("gapless.graphs.warm_ups._MAX_KEYS", 5)
     with SimulatedDevice(scheduler="asap") as device:
         step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
         for batch in gapless.prefetch([(torch.ones(1), number) for number in range(20)], device):
             step(batch)
 
         assert step.report.num_eager == 20
-        assert step.report.refusal.text == "more than 5 shapes or plain values in batches"
+        assert step.report.refusal.kind == "too_many_keys"
+        assert "more than 5 kinds" in step.report.refusal.text
 
 
 UNLIKE = {
@@ -161,7 +162,7 @@ UNLIKE = {
 @pytest.mark.parametrize("case", UNLIKE)
 def test_batches_of_which_no_two_are_alike_are_told_from_what(case, monkeypatch):
     """Nothing is ever captured then, and what keeps it from that is named."""
-    monkeypatch.setattr("gapless.graphs.captured_step._NUM_UNLIKE", 8)
+    monkeypatch.setattr("gapless.graphs.warm_ups._NUM_UNLIKE", 8)
     make, what = UNLIKE[case]
     with SimulatedDevice(scheduler="asap") as device:
         step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
@@ -181,7 +182,7 @@ def test_batches_of_which_no_two_are_alike_are_told_from_what(case, monkeypatch)
         ("SGD", {"momentum": 0.9, "dampening": 0.5}, False),
     ],
 )
-def test_buckets_wait_where_the_optimizer_cannot_be_put_back(kind, settings, is_known):
+def test_examples_are_left_out_where_the_optimizer_cannot_be_put_back(kind, settings, is_known):
     """State of such an optimizer does not begin at zero: shapes are captured as they come."""
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.ones(2))
@@ -191,7 +192,7 @@ def test_buckets_wait_where_the_optimizer_cannot_be_put_back(kind, settings, is_
     with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
         step = gapless.capture(
             lambda batch: (weight * batch).sum(),
-            buckets=[torch.ones(2)],
+            example_inputs=[torch.ones(2)],
             model=model,
             optimizer=optimizer,
             device=device,
@@ -201,4 +202,4 @@ def test_buckets_wait_where_the_optimizer_cannot_be_put_back(kind, settings, is_
             step(batch)
 
         assert step.report.num_graphs == 1
-        assert ("shapes are captured as they come" in str(step.report)) is not is_known
+        assert ("graphs are captured as batches come" in str(step.report)) is not is_known

@@ -9,8 +9,8 @@ import pytest
 from gapless.device.cpu import CpuDevice
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.captured_step import CapturedStep, StepRun
+from gapless.graphs.observation import Observer
 from gapless.graphs.refusal import Refusal
-from gapless.graphs.updates import Updates
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoSteps
 from gapless.pipeline.host_waits import HostWaits
@@ -56,7 +56,7 @@ class ScriptedStep:
         self.clock.now += self.captured_ms
         return StepRun("captured", "capture" if is_new else "replay", batch)
 
-    def forget(self):
+    def drop_graphs(self):
         self.seen = dict.fromkeys(self.seen, False)
         self.num_dropped += 1
 
@@ -202,15 +202,15 @@ def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
 
 
 def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
-    """What a capture has to know is found out in the first two runs of a shape."""
+    """Only the first two runs of a kind of batch are watched, for what a capture has to know."""
     watched = []
-    real = Updates.watched
+    real = Observer.watch
 
     def counted(self, **how):
         watched.append(how)
         return real(self, **how)
 
-    monkeypatch.setattr(Updates, "watched", counted)
+    monkeypatch.setattr(Observer, "watch", counted)
     with SimulatedDevice(scheduler="asap") as device:
         captured = CapturedStep(
             lambda batch: batch + 1, device=device, host_waits=HostWaits(device)
@@ -218,5 +218,8 @@ def test_a_step_that_is_measured_is_watched_no_more(monkeypatch):
         for _ in range(6):
             captured.run_eagerly(flatten(device.device_buffer(4)))
 
-    assert [how["finds_leaves"] for how in watched] == [True, False]
+    assert watched == [
+        {"is_first": True, "is_last": False},
+        {"is_first": False, "is_last": True},
+    ]
     assert captured.report.num_eager == 6

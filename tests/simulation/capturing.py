@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import gapless
-from gapless.graphs import captured_step as captures
 from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
@@ -170,20 +169,20 @@ def a_captured_step_in_a_loop_of_ones_own(device):
 
 
 @scenario(num_seeds=2 * VERY_FEW)
-def buckets_captured_ahead_of_a_loop_of_ones_own(device):
+def examples_captured_ahead_of_a_loop_of_ones_own(device):
     """Only their shapes are captured, training starts where it would have, the rest runs."""
     losses, weight = train_plainly(mixed_shapes())
     model = Regression()
     module, optimizer = on_device(device, model)
     step = gapless.capture(
-        model, buckets=mixed_shapes()[:2], model=module, optimizer=optimizer, device=device
+        model, example_inputs=mixed_shapes()[:2], model=module, optimizer=optimizer, device=device
     )
     assert (step.report.num_graphs, step.report.num_eager) == (2, 0)
     found = a_loop_of_three_lines(device, step)
     assert losses == found
     assert torch.equal(weight, read_back(device, model.weight))
     assert (step.report.num_graphs, step.report.num_eager, step.report.num_replays) == (2, 7, 15)
-    assert step.report.refusal.text == "a batch has the shape of no bucket"
+    assert step.report.refusal.kind == "not_ahead"
 
 
 @scenario(num_seeds=2 * VERY_FEW)
@@ -264,15 +263,12 @@ def more_shapes_than_graphs_are_allowed(device):
     losses, _ = train_plainly(mixed_shapes())
     model = Regression()
     on_device(device, model)
-    limit, captures._MAX_GRAPHS = captures._MAX_GRAPHS, 2
-    try:
-        with TrainLoop(plan="captured", device=device) as loop:
-            assert losses == loop.run_epoch(mixed_shapes(), model).losses
-    finally:
-        captures._MAX_GRAPHS = limit
-    report = loop.capture_report
+    step = gapless.capture(model, device=device, max_graphs=2)
+    assert losses == a_loop_of_three_lines(device, step)
+    report = step.report
     assert (report.num_graphs, report.num_replays, report.num_eager) == (2, 11, 11)
-    assert report.refusal.text.startswith("2 shapes are captured already")
+    assert report.refusal.kind == "graph_limit"
+    assert "there are 2 graphs already" in report.refusal.text
 
 
 @scenario(num_seeds=VERY_FEW)

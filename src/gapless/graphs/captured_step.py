@@ -1,69 +1,53 @@
-"""Launch a whole training step as one piece: a captured graph for each shape of batch.
+"""Launch a whole training step as one piece: a captured graph for each key of batches.
 
-The first batches of a shape run as always; then the same work is captured, which does not do it,
-and from there on it is launched by one call. So nothing has to be restored: what ran was training.
-`capture_ahead` does the same ahead of a run, on batches that are not trained on, and puts back weights,
-optimizer state and random numbers.
+The first batches of a key run eagerly, as warm-up; then the same work is captured, which does not
+do it, and from there on it is launched by one call. So nothing has to be put back: what ran was
+training. `capture_ahead` does the same ahead of a run, on batches that are not trained on, and
+puts back weights, optimizer state and random numbers.
 
-A captured step reads its batch from memory that stays where it is. Each batch is copied there on
-the device, in order with the step before. What the step returns lies in the graph's memory, and
-has to be copied out of it before the next replay overwrites it.
+A graph reads its batch from memory that stays where it is. Each batch is copied there on the
+device, in order with the step before. What the step returns lies in the graph's memory, and has
+to be copied out of it before the next replay overwrites it.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from gapless.device.numerics import random_state, set_random_state
-from gapless.graphs.capture_report import (
-    GRADIENTS,
-    MEMORY,
-    NUMBERS,
-    CaptureReport,
-    objection_to,
-    refusal_of,
-)
-from gapless.graphs.modes import Modes
+from gapless.graphs.capture_failure import capture_failed
+from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, GraphCache
+from gapless.graphs.graph_key import GraphKeys, objection_to_batch
+from gapless.graphs.guards import GuardSet
+from gapless.graphs.observation import Observer
+from gapless.graphs.optimizers import KnownOptimizers, OptimizerMemory, OptimizerNumbers
 from gapless.graphs.refusal import Refusal
-from gapless.graphs.updates import Trained, Updates, Watched
+from gapless.graphs.warm_ups import WarmUps
+from gapless.graphs.weights import KnownWeights
 from gapless.pipeline.step import do_work
-from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
 
-    from gapless.device.base import Device, Graph
+    from gapless.device.base import Device
+    from gapless.graphs.graph_cache import StepGraph
+    from gapless.graphs.guards import Guard
     from gapless.graphs.snapshot import Snapshot
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.pipeline.tree import Tree
 
 
-# Runs of a shape before it is captured: kernels are loaded and chosen, workspaces are made.
-NUM_WARM_UPS = 2
+DEFAULT_NUM_WARMUP = 2
 
-# More graphs than this are a sign of shapes that hardly come again; each takes memory.
-_MAX_GRAPHS = 100
-
-# So many are counted; a plain value that is new in every batch makes each of them a shape.
-_MAX_SHAPES = 10_000
-
-# Batches of which no two are alike, after which the report says so.
-_NUM_UNLIKE = 200
-
-# Without a budget of the caller's own: what is left is for libraries and fragments.
-_BUDGET_SHARE = 0.8
-
-# Changes of what graphs hold on to cost new captures each: a schedule may make this many, or one
-# in so many steps.
+# Every change of a guarded value drops all graphs. Allow 3; beyond that at most one per 20 steps.
 _MAX_CHANGES = 3
-_MIN_STEPS_A_CHANGE = 20
+_MIN_STEPS_PER_CHANGE = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +56,8 @@ class StepRun:
 
     Attributes:
         out: what the step returned, valid until the next batch.
-        way: how it ran: as its Python says (`eager`), as a graph (`replay`), or as a graph that
-            was made for it just now (`capture`).
+        way: how it ran: eagerly, as a graph (`replay`), or as a graph that was captured for it
+            just now (`capture`).
         key: what the batch shares with others that the same graph can take; None if no graph can
             take it.
     """
@@ -83,39 +67,31 @@ class StepRun:
     key: Hashable | None
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Captured:
-    graph: Graph
-    inputs: list[torch.Tensor]
-    out: Any
-    trained: Trained
-
-
 class CapturedStep:
-    """A step that is captured for each shape of batch and then launched as one piece.
+    """A step that is captured for each key of batches and then launched as one piece.
 
     Everything the step does on the device is captured; what it does on the host is not done
     again. Whoever runs the step calls its method `on_host(batch)`, if it has one, before every
-    batch. Plain values in a batch count as part of its shape, and plain values that the step returns
-    stay as they were when it was captured. Numbers and memory of torch's optimizers are watched:
-    when a learning rate on the host changes, or a checkpoint replaces state, shapes are
-    captured anew; so they are when gradients are not where captured work looks for them.
+    batch. Plain values in a batch are part of its key, and plain values that the step returns
+    stay as they were when it was captured.
 
-    Shapes are captured in the order in which they come for the third time, so what the budget
-    leaves out are the shapes that come last, usually the rare ones.
+    What else the step reads from Python is watched by guards: see `gapless.graphs.guards`.
+
+    Keys are captured in the order in which their warm-up ends, so what the limits leave out are
+    the keys that come last, usually the rare ones.
 
     Args:
         step: takes a batch on the device, trains on it and returns its loss.
         device: where it runs.
         host_waits: the door for the waits that captures are.
-        memory_budget_bytes: device memory of the process that captures may lead to; None: four
-            fifths of the device's. A capture that is expected to need more, going by the largest
-            so far, is not made; one that turns out to need more is the last.
+        num_warmup: eager runs of each key before its capture, at least 2: the first makes the
+            optimizer's state, the second shows whether the step makes it anew.
+        max_graphs: as of `GraphCache`.
+        memory_budget_bytes: as of `GraphCache`.
 
     Attributes:
         step: the step itself.
-        report: what is captured.
-        only_ahead: whether shapes that `capture_ahead` did not capture run as written.
+        report: what is captured, and why nothing more is.
     """
 
     def __init__(
@@ -124,192 +100,191 @@ class CapturedStep:
         *,
         device: Device,
         host_waits: HostWaits,
+        num_warmup: int = DEFAULT_NUM_WARMUP,
+        max_graphs: int = DEFAULT_MAX_GRAPHS,
         memory_budget_bytes: int | None = None,
     ) -> None:
         self.step = step
         self.report = CaptureReport()
-        self.only_ahead = False
         self._device = device
-        self._host_waits = host_waits
-        self._budget = memory_budget_bytes
-        total = device.total_memory_bytes()
-        if self._budget is None and total is not None:
-            self._budget = int(total * _BUDGET_SHARE)
-        self._largest_bytes = 0
-        self._graphs: dict[Hashable, _Captured] = {}
-        self._num_seen: Counter[Hashable] = Counter()
-        self._newest: Graph | None = None
-        self._updates = Updates(needs_copy=device.needs_copy)
-        self._held = self._holds_on_to()
+        self._keys = GraphKeys(step, device=device)
+        optimizers = KnownOptimizers()
+        self._weights = KnownWeights(optimizers)
+        observer = Observer(device, optimizers=optimizers, weights=self._weights)
+        self._warm_ups = WarmUps(num_warmup, observer)
+        self._graphs = GraphCache(
+            device, host_waits, max_graphs=max_graphs, memory_budget_bytes=memory_budget_bytes
+        )
+        self._guards: list[Guard] = [
+            OptimizerNumbers(optimizers, needs_copy=device.needs_copy),
+            OptimizerMemory(optimizers),
+        ]
+        self._checks = GuardSet(self._guards)
         self._num_changes = 0
-        self._calls: dict[Hashable, list[int]] = {}
-        self._ahead: set[Hashable] = set()
-        self._former: Tree | None = None
-        self._modes: Modes | None = None
 
     def run(self, tree: Tree) -> StepRun:
         """Train on a batch, by a graph if there is or can be one.
 
-        Sync: Does not block the host, but where a shape is captured ("capture").
+        Sync: Does not block the host, except where a graph is captured ("capture").
         """
-        if not self._can_be_kept(tree):
-            return StepRun(do_work(self.step, tree.value), "eager", None)
-        key = self._kind_of(tree)
-        self._forget_if_changed(key)
-        captured, is_new = self._graphs.get(key), False
-        if captured is None and self._num_seen[key] >= NUM_WARM_UPS:
-            captured = self._capture(key, tree)
-            is_new = captured is not None
-        if captured is None:
-            return StepRun(self._run_eagerly(key, tree), "eager", key)
-        # A step may have made its input require gradients, and autograd is not to keep batches.
-        with torch.no_grad():
-            for target, source in zip(captured.inputs, tree.leaves, strict=True):
-                target.copy_(source)
-        captured.graph.replay()
-        captured.trained.hand_out()
-        self.report.num_replays += 1
-        return StepRun(captured.out, "capture" if is_new else "replay", key)
+        objection = self._objection_to(tree)
+        if objection is not None:
+            return StepRun(self.run_refused(tree.value, objection), "eager", None)
+        key = self._keys.of(tree)
+        graph = self._graphs.get(key)
+        failed = self._first_failed(graph)
+        if failed is not None:
+            self._drop_graphs_for(failed)
+            graph = None
+        if graph is not None:
+            return StepRun(self._replay(graph, tree), "replay", key)
+        if self._warm_ups.are_done(key):
+            graph = self._capture(key, tree)
+        if graph is not None:
+            return StepRun(self._replay(graph, tree), "capture", key)
+        return StepRun(self._run_eagerly(key, tree), "eager", key)
 
     def run_eagerly(self, tree: Tree, *, may_come_again: bool = True) -> StepRun:
         """Train on a batch by the step itself.
 
         Args:
             tree: the batch, on the device.
-            may_come_again: count it as one of the runs before a capture of its shape.
+            may_come_again: count it as a warm-up run of its key.
 
         Sync: Does not block the host, unless the step does.
         """
-        if not self._can_be_kept(tree):
-            return StepRun(do_work(self.step, tree.value), "eager", None)
-        key = self._kind_of(tree) if may_come_again else None
+        objection = self._objection_to(tree)
+        if objection is not None:
+            return StepRun(self.run_refused(tree.value, objection), "eager", None)
+        key = self._keys.of(tree) if may_come_again else None
         return StepRun(self._run_eagerly(key, tree), "eager", key)
 
-    def run_unknown(self, batch: Any, problem: str) -> Any:
-        """Train on a batch that cannot be taken apart; return what the step returns.
+    def run_refused(self, batch: Any, refusal: Refusal) -> Any:
+        """Train eagerly on a batch that no graph can take; return what the step returns.
 
         Sync: Does not block the host, unless the step does.
         """
-        self._note_refused_batch(Refusal("unknown_batch", problem))
+        self.report.num_eager += 1
+        self._refuse(refusal)
         return do_work(self.step, batch)
 
     @property
     def has_graphs(self) -> bool:
-        """Whether any shape is captured now."""
-        return bool(self._graphs)
+        """Whether there are graphs now."""
+        return len(self._graphs) > 0
 
-    def forget(self) -> None:
-        """Let go of all graphs and their memory; shapes can be captured again at once.
+    def drop_graphs(self) -> None:
+        """Let go of all graphs and their memory; keys that had their warm-up need no other.
 
         Sync: Does not block the host.
         """
-        self._graphs = {}
-        self._newest = None
+        self._graphs.clear()
 
-    def _kind_of(self, tree: Tree) -> Hashable:
-        """Return what batches share that the same graph can take."""
-        if self._modes is None:
-            self._modes = Modes(self.step, device_type=self._device.torch_device.type)
-        return (tree.key(), self._modes.now())
+    def lift_refusal(self) -> None:
+        """Try again what was refused, if the reason may be gone."""
+        if self.report.refusal is not None and not self.report.refusal.is_final:
+            self.report.refusal = None
 
-    def _can_be_kept(self, tree: Tree) -> bool:
-        """Return whether memory of ours can take a batch's place; count it as eager if not."""
-        objection = objection_to(tree.leaves, needs_copy=self._device.needs_copy)
-        if objection is None:
-            return True
-        self._note_refused_batch(objection)
-        return False
+    # --- parts of a run ---
 
-    def _note_refused_batch(self, refusal: Refusal) -> None:
-        self.report.num_eager += 1
+    def _objection_to(self, tree: Tree) -> Refusal | None:
+        return objection_to_batch(tree.leaves, needs_copy=self._device.needs_copy)
+
+    def _refuse(self, refusal: Refusal | None) -> None:
+        """Keep the first reason."""
         if self.report.refusal is None:
             self.report.refusal = refusal
 
-    def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
-        self.report.num_eager += 1
-        is_known = self._num_seen[key] >= NUM_WARM_UPS
-        if key is None or is_known or self.report.refusal is not None:
-            return do_work(self.step, tree.value)
-        if self._num_seen[key] == NUM_WARM_UPS - 1:
-            tree = _static(tree)
-        return self._run_watched(key, tree)
-
-    def _run_watched(self, key: Hashable, tree: Tree) -> Any:
-        is_first, is_last = self._num_seen[key] == 0, self._num_seen[key] == NUM_WARM_UPS - 1
-        state, reads = self._updates.state(), list[str]()
-        with (
-            self._updates.watched(finds_leaves=is_first) as seen,
-            self._device.watch_reads(reads.append) if is_last else nullcontext(),
-        ):
-            out = do_work(self.step, tree.value)
-        # In its first run a step makes state that it keeps.
-        is_replaced = not is_first and state != self._updates.state()
-        self.report.refusal = self._objection(key, seen, replaces_state=is_replaced)
-        if reads and self.report.refusal is None:
-            # Not tried: a capture that fails there has done half of the step's work on the host.
-            self.report.refusal = Refusal.host_read(reads[0])
-        self._num_seen[key] += 1
-        self._calls[key] = seen.calls
-        self._note_unlike(tree)
+    def _replay(self, graph: StepGraph, tree: Tree) -> Any:
+        out = graph.replay(tree.leaves)
+        self.report.num_replays += 1
         return out
 
-    def _objection(self, key: Hashable, seen: Watched, *, replaces_state: bool) -> Refusal | None:
-        """Return why work that did this cannot be done again by a graph, None if it can."""
-        if self._calls.get(key, seen.calls) != seen.calls:
-            return Refusal(
-                "optimizer_calls_differ",
-                "the step calls optimizers in some runs and not in others, as its own code on the "
-                "host decides; let the batch say so by a plain value",
-            )
-        if seen.schedulers:
-            return Refusal(
-                "scheduler",
-                f"the step calls {seen.schedulers[0]}.step(), which counts on the host; call it "
-                "after the step, or in a method on_host of the step",
-            )
-        if replaces_state:
-            return Refusal(
-                "replaced_state",
-                "the step's optimizer replaces its state, or counts on the host, and captured work "
-                "keeps the state it has",
-            )
-        if len(self._num_seen) > _MAX_SHAPES:
-            return Refusal(
-                "too_many_keys", f"more than {_MAX_SHAPES:,} shapes or plain values in batches"
-            )
-        return None
+    def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
+        self.report.num_eager += 1
+        if key is None or self.report.refusal is not None or self._warm_ups.are_done(key):
+            return do_work(self.step, tree.value)
+        return self._warm_up(key, _static(tree) if self._warm_ups.is_last(key) else tree)
 
-    def _note_unlike(self, tree: Tree) -> None:
-        """Say so if no two batches of the first many are alike."""
-        if len(self._num_seen) == _NUM_UNLIKE - 1:
-            self._former = tree
-        elif self._former and len(self._num_seen) == _NUM_UNLIKE == self._num_seen.total():
-            self.report.note = (
-                f"no two of {_NUM_UNLIKE} batches are alike, so nothing is captured: "
-                f"{self._former.difference(tree)} differs; pad tensors to fewer shapes, and keep "
-                "other values out of the batch"
-            )
-            self._former = None
+    def _warm_up(self, key: Hashable, tree: Tree) -> Any:
+        out, refusal = self._warm_ups.run(key, tree, self._work)
+        self._refuse(refusal)
+        self.report.note = self._warm_ups.note or self.report.note
+        return out
+
+    def _work(self, batch: Any) -> Any:
+        return do_work(self.step, batch)
+
+    def _first_failed(self, graph: StepGraph | None) -> Guard | None:
+        """Return the guard that forbids to go on with the graphs there are, None if none does."""
+        if self.report.refusal is not None and not self._graphs:
+            # Nothing was captured, and nothing will be.
+            return None
+        failed = self._checks.first_failed()
+        if failed is None and graph is not None:
+            failed = graph.guards.first_failed()
+        return failed
+
+    def _drop_graphs_for(self, failed: Guard) -> None:
+        """Drop all graphs; refuse the step if its guards fail too often."""
+        # If there are none, the optimizers have only become known.
+        if self._graphs:
+            self._num_changes += 1
+        self._checks = GuardSet(self._guards)
+        self.drop_graphs()
+        self.lift_refusal()
+        if self._num_changes > self._most_changes(failed):
+            self.report.refusal = _too_many_changes(failed, self._num_changes)
+
+    def _most_changes(self, failed: Guard) -> float:
+        if failed.on_failure == "refuse":
+            return 0
+        num_steps = self.report.num_replays + self.report.num_eager
+        return max(_MAX_CHANGES, num_steps / _MIN_STEPS_PER_CHANGE)
+
+    def _capture(self, key: Hashable, tree: Tree) -> StepGraph | None:
+        """Capture the step for a key; return None if it is refused."""
+        if self.report.refusal is None:
+            self.report.refusal = self._graphs.limit(key)
+        if self.report.refusal is not None:
+            return None
+        static, gradients = _static(tree), self._weights.gradients()
+        start = self._device.now_ms()
+        try:
+            graph = self._graphs.capture(key, static, self._work, gradients=gradients)
+        except RuntimeError as error:
+            self.report.refusal = capture_failed(error)
+            return None
+        finally:
+            self.report.seconds += (self._device.now_ms() - start) / 1000.0
+        self.report.num_graphs += 1
+        return graph
+
+    # --- ahead of a run ---
 
     def capture_ahead(
         self,
         batches: Iterable[Tree],
         *,
         snapshot: Snapshot,
+        only_these: bool = False,
         on_batch: Callable[[int], None] | None = None,
     ) -> None:
-        """Capture the shapes of these batches, which are on the device, and train on none.
+        """Capture the step for the keys of these batches, and train on none of them.
+
+        If the snapshot cannot be restored, nothing is done; the report has a note.
 
         Args:
-            batches: one of each shape; the first ones are captured first, the last ones are what
-                a budget leaves out.
+            batches: on the device, one of each key; the first are captured first, the last are
+                what the limits leave out.
             snapshot: of what the step changes, which is put back afterwards.
-            on_batch: called with the number of shapes done so far.
+            only_these: capture no other keys later.
+            on_batch: called with the number of batches done so far.
 
         Sync: Blocks the host ("capture").
         """
         if snapshot.refusal is not None:
-            self.report.note = f"shapes are captured as they come: {snapshot.refusal.text}"
+            self.report.note = f"{snapshot.refusal.text}; graphs are captured as batches come"
             return
         random = random_state(self._device)
         try:
@@ -320,108 +295,18 @@ class CapturedStep:
         finally:
             snapshot.restore()
             set_random_state(self._device, random)
+        self._graphs.only_expected = only_these
 
     def _capture_one_ahead(self, tree: Tree) -> None:
-        key = self._kind_of(tree)
-        if key in self._graphs or self.report.refusal is not None:
+        key = self._keys.of(tree)
+        if self._graphs.get(key) is not None or self.report.refusal is not None:
             return
-        self._ahead.add(key)
+        self._graphs.expected.add(key)
         tree = _static(tree)
-        for _ in range(NUM_WARM_UPS):
-            self._run_watched(key, tree)
-        self._held = self._holds_on_to()
+        for _ in range(self._warm_ups.num_warmup):
+            self._warm_up(key, tree)
+        self._checks = GuardSet(self._guards)
         self._capture(key, tree)
-
-    def _holds_on_to(self) -> dict[str, Hashable]:
-        """Return what graphs keep as it was, by what to say when it changes too often."""
-        return {NUMBERS: self._updates.settings(), MEMORY: self._updates.memory()}
-
-    def _forget_if_changed(self, key: Hashable) -> None:
-        """Drop all graphs when something that they hold on to has changed."""
-        if self.report.refusal is not None and not self._graphs:
-            return
-        held = self._holds_on_to()
-        what = next((what for what, value in held.items() if value != self._held[what]), None)
-        captured = self._graphs.get(key)
-        if what is None and captured is not None:
-            if not captured.trained.are_in_place():
-                what = MEMORY
-            elif not captured.trained.have_gradients_in_place():
-                what = GRADIENTS
-        if what is None:
-            return
-        if self._graphs:
-            self._num_changes += 1
-        self._held = held
-        # The first time, the optimizers have only become known.
-        self.forget()
-        if self.report.refusal is not None and not self.report.refusal.is_final:
-            self.report.refusal = None
-        if self._num_changes > max(_MAX_CHANGES, self._num_steps() / _MIN_STEPS_A_CHANGE):
-            self.report.refusal = Refusal("too_many_changes", what.format(self._num_changes))
-
-    def _num_steps(self) -> int:
-        return self.report.num_replays + self.report.num_eager
-
-    def _capture(self, key: Hashable, tree: Tree) -> _Captured | None:
-        if self.report.refusal is None:
-            self.report.refusal = self._limit(key)
-        if self.report.refusal is not None:
-            return None
-        static = _static(tree)
-        outs: list[Any] = []
-        before: list[int] = []
-        gradients = self._updates.gradients()
-        start = self._device.now_ms()
-
-        def work() -> None:
-            # Read here: torch gives back free memory before a capture begins.
-            before.append(self._device.reserved_memory_bytes())
-            # Without its graph of gradients, which would hold on to more of the memory.
-            outs.append(flatten(do_work(self.step, static.value)).map(torch.detach).value)
-
-        try:
-            with self._host_waits.blocking("capture"):
-                graph = self._device.capture(work, like=self._newest)
-        except BaseException as error:
-            # The backward pass did not run: gradients that it made hold nothing.
-            for weight, gradient in gradients:
-                weight.grad = gradient
-            if not isinstance(error, RuntimeError):
-                raise
-            self.report.refusal = refusal_of(error)
-            return None
-        finally:
-            self.report.seconds += (self._device.now_ms() - start) / 1000.0
-        self._largest_bytes = max(
-            self._largest_bytes, self._device.reserved_memory_bytes() - before[0]
-        )
-        self._newest = graph
-        self.report.num_graphs += 1
-        captured = self._graphs[key] = _Captured(
-            graph=graph, inputs=static.leaves, out=outs[0], trained=Trained(gradients)
-        )
-        return captured
-
-    def _limit(self, key: Hashable) -> Refusal | None:
-        """Return why no further shape can be captured, None if one can."""
-        if self.only_ahead and key not in self._ahead:
-            return Refusal("not_ahead", "a batch has the shape of no bucket", is_final=False)
-        if len(self._graphs) >= _MAX_GRAPHS:
-            return Refusal(
-                "graph_limit",
-                f"{_MAX_GRAPHS} shapes are captured already; pad batches to fewer shapes",
-                is_final=False,
-            )
-        held = self._device.reserved_memory_bytes()
-        if self._budget is not None and held + self._largest_bytes > self._budget:
-            return Refusal(
-                "memory_budget",
-                f"the process holds {held:,} bytes and a capture took up to "
-                f"{self._largest_bytes:,}, which is over its budget of {self._budget:,}",
-                is_final=False,
-            )
-        return None
 
 
 def _static(tree: Tree) -> Tree:
@@ -431,3 +316,12 @@ def _static(tree: Tree) -> Tree:
     tensors of their own, and nothing can be compiled during a capture.
     """
     return tree.map(torch.clone)
+
+
+def _too_many_changes(failed: Guard, num_changes: int) -> Refusal:
+    times = "once" if num_changes == 1 else f"{num_changes} times"
+    return Refusal(
+        "too_many_changes",
+        f"{failed.watches}, changed {times}, and a graph keeps what it was captured with; "
+        f"{failed.advice}",
+    )

@@ -1,17 +1,19 @@
-"""The modes in which a step runs: each leads to other work, so each has graphs of its own."""
+"""Guards that select a graph: modes of torch, and of the modules that a step uses."""
 
 from __future__ import annotations
 
 from functools import partial
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import nn
 
+from gapless.graphs.guards import SelectingGuard
+
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator
 
 
 # How far names are followed: a lambda, the function that it calls, an object there, its model.
@@ -21,37 +23,96 @@ _DEPTH = 4
 _MOST_PARTS = 50
 
 
-class Modes:
-    """What code reads that decides between training and evaluation, now.
+class GradMode(SelectingGuard):
+    """Autograd, on or off."""
 
-    Torch's gradients and autocast are; so are training and evaluation mode, and the probability
-    of dropout, of the modules to which the step's code refers by name: in its closure, among its
-    globals, or in the object that it is a method of. Others are not found.
+    watches: ClassVar[str] = "whether torch records gradients"
+
+    def reader(self) -> Callable[[], Hashable]:
+        """Return a function that reads the mode."""
+        return torch.is_grad_enabled
+
+
+class Autocast(SelectingGuard):
+    """Autocast, on or off, and its dtype.
+
+    Args:
+        device_type: such as "cuda".
+    """
+
+    watches: ClassVar[str] = "autocast and its dtype"
+
+    def __init__(self, device_type: str) -> None:
+        self._device_type = device_type
+
+    def reader(self) -> Callable[[], Hashable]:
+        """Return a function that reads both."""
+        kind = self._device_type
+        return lambda: (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+
+
+class TrainingModes(SelectingGuard):
+    """Modules in training or in evaluation.
+
+    Args:
+        modules: that a step uses.
+    """
+
+    watches: ClassVar[str] = "which modules are in training mode"
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules = modules
+
+    def reader(self) -> Callable[[], Hashable]:
+        """Return a function that reads the mode of each module."""
+        modules = self._modules
+        return lambda: tuple([module.training for module in modules])
+
+
+class DropoutProbabilities(SelectingGuard):
+    """The attribute `p` of modules such as dropout.
+
+    Args:
+        modules: that a step uses.
+    """
+
+    watches: ClassVar[str] = "the probabilities of dropout"
+
+    def __init__(self, modules: list[nn.Module]) -> None:
+        self._modules: list[Any] = [
+            module for module in modules if isinstance(getattr(module, "p", None), int | float)
+        ]
+
+    def reader(self) -> Callable[[], Hashable]:
+        """Return a function that reads the probability of each module."""
+        modules = self._modules
+        return lambda: tuple([module.p for module in modules])
+
+
+def modes_of(step: object, *, device_type: str) -> list[SelectingGuard]:
+    """Return the guards that select among the graphs of a step.
 
     Args:
         step: the step itself.
         device_type: such as "cuda".
     """
+    modules = modules_of(step)
+    return [
+        GradMode(),
+        Autocast(device_type),
+        TrainingModes(modules),
+        DropoutProbabilities(modules),
+    ]
 
-    def __init__(self, step: object, *, device_type: str) -> None:
-        self._device_type = device_type
-        roots = _modules(step, _DEPTH, set())
-        found = dict.fromkeys(module for root in roots for module in root.modules())
-        self._modules = list(found)
-        self._dropouts = [one for one in found if isinstance(getattr(one, "p", None), int | float)]
 
-    def now(self) -> Hashable:
-        """Return all of them.
+def modules_of(step: object) -> list[nn.Module]:
+    """Return the modules to which a step's code refers by name, and the modules in them.
 
-        Sync: Does not block the host.
-        """
-        return (
-            torch.is_grad_enabled(),
-            torch.is_autocast_enabled(self._device_type),
-            torch.get_autocast_dtype(self._device_type),
-            tuple([module.training for module in self._modules]),
-            tuple([module.p for module in self._dropouts]),
-        )
+    Names are looked up in its closure, among its globals, and in the object that it is a method
+    of. Other modules are not found.
+    """
+    roots = _modules(step, _DEPTH, set())
+    return list(dict.fromkeys(module for root in roots for module in root.modules()))
 
 
 def _modules(value: object, depth: int, seen: set[int]) -> Iterator[nn.Module]:

@@ -211,7 +211,7 @@ class AutoSteps:
             trial = Trial(refusal=None if refusal is None else refusal.text)
         self.diagnosis = diagnose(readings, trial)
         if not self.diagnosis.captures:
-            self.captured.forget()
+            self.captured.drop_graphs()
         self._eager, self._replays, self._recent = [], [], []
         self._pace = None
         self._enter("settled")

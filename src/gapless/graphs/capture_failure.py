@@ -1,0 +1,31 @@
+"""Say what a step did that could not be captured, and in which line."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+
+import torch
+
+from gapless.graphs.refusal import Refusal
+
+
+_TORCH = str(Path(torch.__file__).parent)
+_ENGINE = str(Path(__file__).parents[1])
+
+# What torch and CUDA say, and what it means for a step.
+_HINTS = {
+    "called a synchronizing CUDA operation": " (the host reads a value there, which makes it wait)",
+    "uncaptured work": " (a loss of an earlier backward pass is still held; let go of it)",
+    "capturable": " (give the optimizer capturable=True)",
+}
+
+
+def capture_failed(error: RuntimeError) -> Refusal:
+    """Name the line of the user's code that cannot be captured, and the error."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _ENGINE))]
+    where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
+    what = str(error).splitlines()[0]
+    hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
+    return Refusal("capture_failed", where + what + hint)

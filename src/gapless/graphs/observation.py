@@ -1,0 +1,204 @@
+"""What an eager run of a step does that a graph could not repeat.
+
+Before a step is captured, its eager runs are watched: which optimizers it calls, whether it calls
+a learning rate scheduler, whether its optimizer makes its state anew, and whether the host reads a
+value of the device. Each of these has one function here that objects to it.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gapless.graphs.refusal import Refusal
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gapless.device.base import Device
+    from gapless.graphs.optimizers import KnownOptimizers
+    from gapless.graphs.weights import KnownWeights
+
+
+@dataclass
+class Observation:
+    """What one eager run did.
+
+    Attributes:
+        optimizer_calls: ids of the optimizers that it called, in the order of the calls.
+        schedulers: types of the learning rate schedulers that it called.
+        replaces_state: whether the state of an optimizer consists of other objects than before.
+        host_reads: file:line of every read of a value of the device.
+    """
+
+    optimizer_calls: list[int] = field(default_factory=list)
+    schedulers: list[str] = field(default_factory=list)
+    replaces_state: bool = False
+    host_reads: list[str] = field(default_factory=list)
+
+
+class Observer:
+    """Watch eager runs of a step.
+
+    Args:
+        device: where the step runs.
+        optimizers: those that the step calls are added.
+        weights: those that the step trains are added.
+    """
+
+    def __init__(
+        self, device: Device, *, optimizers: KnownOptimizers, weights: KnownWeights
+    ) -> None:
+        self._device = device
+        self._optimizers = optimizers
+        self._weights = weights
+
+    @contextmanager
+    def watch(self, *, is_first: bool, is_last: bool) -> Iterator[Observation]:
+        """Watch the body, which runs the step; what is returned is complete after the body.
+
+        Args:
+            is_first: the first run of a key: look for weights behind its backward passes, which
+                takes a millisecond for a thousand operations, and let it make state that it keeps.
+            is_last: the last run before a capture: look for reads of values.
+
+        Sync: Does not block the host.
+        """
+        seen = Observation()
+        state = self._optimizers.state_ids()
+        with ExitStack() as stack:
+            stack.enter_context(self._optimizer_calls_noted(seen))
+            stack.enter_context(_schedulers_noted(seen))
+            if is_first:
+                stack.enter_context(self._leaves_noted())
+            if is_last:
+                stack.enter_context(self._device.watch_reads(seen.host_reads.append))
+            yield seen
+        seen.replaces_state = not is_first and state != self._optimizers.state_ids()
+
+    @contextmanager
+    def _optimizer_calls_noted(self, seen: Observation) -> Iterator[None]:
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            self._optimizers.add(optimizer)
+            seen.optimizer_calls.append(id(optimizer))
+
+        handle = register_optimizer_step_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
+
+    @contextmanager
+    def _leaves_noted(self) -> Iterator[None]:
+        backward = torch.autograd.backward
+
+        def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            self._weights.add_leaves_behind(tensors)
+            backward(tensors, *args, **kwargs)
+
+        with _replaced(torch.autograd, "backward", note_and_run):
+            yield
+
+
+# --- objections ---
+
+
+def objection_to(seen: Observation, *, former_calls: list[int]) -> Refusal | None:
+    """Return why a graph could not repeat a run that did this, None if it could.
+
+    Args:
+        seen: in the run.
+        former_calls: ids of the optimizers that the run before called.
+    """
+    return (
+        _optimizer_calls_differ(seen, former_calls)
+        or _calls_a_scheduler(seen)
+        or _replaces_state(seen)
+        or _reads_on_the_host(seen)
+    )
+
+
+def _optimizer_calls_differ(seen: Observation, former_calls: list[int]) -> Refusal | None:
+    if seen.optimizer_calls == former_calls:
+        return None
+    return Refusal(
+        "optimizer_calls_differ",
+        "the step calls optimizers in some runs and not in others, as its own code on the host "
+        "decides; let a plain value in the batch decide it",
+    )
+
+
+def _calls_a_scheduler(seen: Observation) -> Refusal | None:
+    if not seen.schedulers:
+        return None
+    return Refusal(
+        "scheduler",
+        f"the step calls {seen.schedulers[0]}.step(), which counts on the host; call it after the "
+        "step, or in a method on_host of the step",
+    )
+
+
+def _replaces_state(seen: Observation) -> Refusal | None:
+    if not seen.replaces_state:
+        return None
+    return Refusal(
+        "replaced_state",
+        "the step's optimizer replaces its state, or counts on the host, and a graph keeps the "
+        "state with which it was captured",
+    )
+
+
+def _reads_on_the_host(seen: Observation) -> Refusal | None:
+    # Refused without a try: a capture that fails there has done half of the step on the host.
+    return Refusal.host_read(seen.host_reads[0]) if seen.host_reads else None
+
+
+# --- functions of torch that are replaced while a step is watched ---
+
+# Torch has hooks for optimizers, but tells nobody of a scheduler's step or of the tensors from
+# which a backward pass starts: no optimizer knows its schedulers, and hooks of gradients have to
+# be put on weights that are known. A mode that sees every operation would make compiled code run
+# in another way than in the capture. So these functions are replaced in the watched runs only.
+
+
+@contextmanager
+def _replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Put a value in an attribute's place in the body, and the attribute back after it."""
+    original = vars(owner)[name]
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+@contextmanager
+def _schedulers_noted(seen: Observation) -> Iterator[None]:
+    with ExitStack() as stack:
+        for kind in _scheduler_types():
+            step = _noted(kind.step, seen.schedulers)
+            stack.enter_context(_replaced(kind, "step", step))
+        yield
+
+
+def _scheduler_types() -> Iterator[type[LRScheduler]]:
+    """Return the types of schedulers that define `step` themselves."""
+    kinds = [LRScheduler]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+        if "step" in vars(kind):
+            yield kind
+
+
+def _noted(step: Callable[..., None], names: list[str]) -> Callable[..., None]:
+    def note_and_run(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        names.append(type(self).__name__)
+        step(self, *args, **kwargs)
+
+    return note_and_run

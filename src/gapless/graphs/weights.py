@@ -1,0 +1,165 @@
+"""The weights that a step trains: where they lie, and their gradients."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+from torch.utils.weak import TensorWeakRef
+
+from gapless.graphs.guards import Guard
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gapless.graphs.optimizers import KnownOptimizers
+
+
+# Weights, each with its gradient at one moment.
+Gradients: TypeAlias = "list[tuple[torch.Tensor, torch.Tensor | None]]"
+
+
+class KnownWeights:
+    """The weights of a step's optimizers, and those behind its backward passes.
+
+    Args:
+        optimizers: that the step calls.
+    """
+
+    def __init__(self, optimizers: KnownOptimizers) -> None:
+        self._optimizers = optimizers
+        self._leaves: dict[int, TensorWeakRef] = {}
+
+    def add_leaves_behind(self, tensors: Any) -> None:
+        """Know the weights to which a backward pass from these tensors adds gradients."""
+        for leaf in _leaves_behind(tensors):
+            self._leaves[id(leaf)] = TensorWeakRef(leaf)
+
+    def gradients(self) -> Gradients:
+        """Return every weight with the gradient that it has now."""
+        weights = {id(weight): weight for weight in self._optimizers.weights()}
+        for key, reference in list(self._leaves.items()):
+            leaf = reference()
+            if leaf is None:
+                del self._leaves[key]
+            else:
+                weights[id(leaf)] = leaf
+        return [(weight, weight.grad) for weight in weights.values()]
+
+
+@contextmanager
+def gradients_kept_on_failure(before: Gradients) -> Iterator[None]:
+    """Put gradients back if a capture raises.
+
+    Its backward pass did not run, so the gradients that it made hold nothing.
+    """
+    try:
+        yield
+    except BaseException:
+        for weight, gradient in before:
+            weight.grad = gradient
+        raise
+
+
+class WeightsInPlace(Guard):
+    """Where the weights of a graph lie, and which are frozen.
+
+    Args:
+        weights: that the graph trains.
+    """
+
+    watches: ClassVar[str] = "the memory of weights, and which of them are frozen"
+    advice: ClassVar[str] = "copy new values into the weights that are there"
+
+    def __init__(self, weights: list[torch.Tensor]) -> None:
+        self._weights = weights
+
+    def check(self) -> Callable[[], bool]:
+        """Return a function that says whether the weights lie, and are frozen, as they are now."""
+        found = [(weight, weight.data_ptr(), weight.requires_grad) for weight in self._weights]
+
+        def holds() -> bool:
+            for weight, pointer, requires_grad in found:
+                if weight.data_ptr() != pointer or weight.requires_grad is not requires_grad:
+                    return False
+            return True
+
+        return holds
+
+
+class GradientsInPlace(Guard):
+    """The gradients that a replay adds to, or that they are None.
+
+    Args:
+        expected: weights with the gradients that the capture found.
+    """
+
+    watches: ClassVar[str] = "the gradients that a graph adds to"
+    advice: ClassVar[str] = "call zero_grad() in the step, or with set_to_none=False"
+
+    def __init__(self, expected: Gradients) -> None:
+        self._expected = expected
+
+    def check(self) -> Callable[[], bool]:
+        """Return a function that says whether a replay finds these gradients."""
+        expected = self._expected
+
+        def holds() -> bool:
+            for weight, gradient in expected:  # noqa: SIM110  (a loop is faster)
+                if weight.grad is not gradient:
+                    return False
+            return True
+
+        return holds
+
+
+class GraphGradients:
+    """What the capture of a graph did with the gradients of its weights.
+
+    A graph writes to the memory that gradients had in the capture, also when the loop has set
+    them to None since.
+
+    Args:
+        before: weights and their gradients before the capture; those that they have now are the
+            capture's own.
+
+    Attributes:
+        expected: weights, and the gradients that every replay has to find.
+    """
+
+    def __init__(self, before: Gradients) -> None:
+        self.expected: Gradients = []
+        self._made: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for weight, found in before:
+            left = weight.grad
+            # If one tensor took the place of another, the step began by letting go of the first.
+            if found is None or left is None or left is found:
+                self.expected.append((weight, found))
+            # Also if the step used them up: user code may read `.grad` after a replay.
+            if left is not None and left is not found:
+                self._made.append((weight, left))
+
+    def hand_out(self) -> None:
+        """Give the weights the gradients that a replay made."""
+        for weight, gradient in self._made:
+            weight.grad = gradient
+
+
+def _leaves_behind(tensors: Any) -> Iterator[torch.Tensor]:
+    """Return the weights to which a backward pass from these tensors adds gradients."""
+    roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+    roots = [root for root in roots if isinstance(root, torch.Tensor)]
+    yield from (root for root in roots if root.is_leaf and root.requires_grad)
+    nodes: list[Any] = [root.grad_fn for root in roots]
+    seen = set()
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and leaf.is_leaf:
+            yield leaf
+        nodes += (parent for parent, _ in node.next_functions)
