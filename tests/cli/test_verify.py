@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from pathlib import Path
 
@@ -305,6 +306,21 @@ def test_what_the_step_raises_reaches_the_user(process, tmp_path):
     assert done.returncode == 1
     assert 'w.py", line ' in done.stderr
     assert done.stderr.rstrip().endswith("No such file or directory: '/absent/file'")
+
+
+def test_output_without_a_reader_is_no_error_of_the_workload(gapless, verify, monkeypatch):
+    """A reader that goes away, as `head` does, ends the command in silence with exit code 1."""
+
+    class Left(io.StringIO):
+        def write(self, text):
+            if "against itself" in text:
+                raise BrokenPipeError
+            return super().write(text)
+
+    monkeypatch.setattr(sys, "stdout", Left())
+    outcome = verify("--steps", "2", "--workload", "w.py:make")
+
+    assert (outcome.code, outcome.err) == (1, "")
 
 
 def test_a_refused_algorithm_says_who_refused_it(verify):

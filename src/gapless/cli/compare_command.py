@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.parser import number, one_of, whole_number
-from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, given_settings
+from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, flag, given_settings
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
@@ -189,7 +189,7 @@ def _check_writable(path: Path) -> None:
         found = f"lies in {folder}, which cannot be written"
     else:
         return
-    raise UserError(f"json {path} {found}; name a file in a folder that is there")
+    raise UserError(f"--json {path} {found}; name a file in a folder that is there")
 
 
 # --- the workload ---
@@ -232,7 +232,7 @@ def _work(
             config=settings,
         )
     if given or config is not None:
-        extra = ", ".join(["config"] * (config is not None) + list(given)).replace("_", "-")
+        extra = ", ".join(map(flag, ["config"] * (config is not None) + list(given)))
         raise UserError(f"--workload brings a model and data of its own; leave out {extra}")
     from gapless.cli.user_workload import users_workload
 

@@ -26,7 +26,7 @@ def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
         "--average",
         type=positive_number,
         metavar="N",
-        help="average so many of the newest epoch checkpoints",
+        help="number of newest epoch checkpoints to average",
     )
     search = parser.add_argument_group("decoding")
     search.add_argument(

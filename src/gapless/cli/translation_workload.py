@@ -29,7 +29,7 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
     Args:
         config: of the run; the function asks it for everything but the plan.
         task: made from it.
-        steps: batches of the epoch, as far as the text gives so many.
+        steps: batches of the epoch; fewer if the text has fewer.
     """
 
     def make(torch_device: torch.device, plan: Plan) -> Workload:

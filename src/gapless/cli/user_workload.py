@@ -29,10 +29,15 @@ def users_workload(spec: str, *, precision: str) -> WorkloadFunction:
 
 @contextmanager
 def users_errors() -> Iterator[None]:
-    """Say what an error of the workload means here.
+    """Turn errors that a workload raises while it runs into what the command says of them.
 
-    An OSError is printed as Python does: it is no full disk of ours. An exit would be taken for a
-    verdict.
+    An exit would be taken for a verdict, so it becomes an error. An OSError is printed with its
+    traceback: anywhere else the command takes one for a full disk of its own. A broken pipe is of
+    the command's own output, which has lost its reader.
+
+    Raises:
+        UserError: the workload called `sys.exit`.
+        SystemExit: an OSError has been printed; the exit code is 1.
     """
     try:
         yield
@@ -41,6 +46,8 @@ def users_errors() -> Iterator[None]:
             f"the workload called sys.exit({error.code!r}) before the comparison was done, "
             "expected it to return; take the call out"
         ) from error
+    except BrokenPipeError:
+        raise
     except OSError as error:
         traceback.print_exception(error)
         raise SystemExit(1) from error
