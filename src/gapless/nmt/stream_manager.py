@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 class StreamManager:
     """Owns streams with a number or a name, and gives access to their events.
 
-    Numbers start at 0; `stream_roles` says what each numbered stream carries. Further streams have names.
-    A training loop needs none of this: `gapless.TrainLoop` keeps its own streams. On a CPU every
-    call works, and work runs in the order of the calls.
+    Numbers start at 0; `stream_roles` says what each numbered stream carries. Further streams have
+    names. A training loop needs none of this: `gapless.TrainLoop` keeps its own streams. On a CPU
+    every call works, and work runs in the order of the calls.
 
     Args:
         device: a device or its name.
@@ -105,7 +105,7 @@ class StreamManager:
 
     @contextmanager
     def use(self, stream: int | str) -> Iterator[Stream]:
-        """Send the work of a `with` body to a stream, and return to the stream before it afterwards.
+        """Send the work of a `with` body to a stream; afterwards the former stream is current.
 
         Sync: Does not block the host.
         """

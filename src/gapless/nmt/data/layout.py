@@ -1,7 +1,8 @@
 """A layout says which sentence pairs form a batch, and how their tokens stand in it.
 
-There are three. `PaddedLayout`: pairs of similar length, each batch padded to its longest sentence.
-`FixedLayout`: padded to a few fixed shapes. `PackedLayout`: one sentence after the other.
+There are three. `PaddedLayout`: pairs of similar length, each batch padded to its longest
+sentence. `FixedLayout`: padded to a few fixed shapes. `PackedLayout`: one sentence after the
+other.
 """
 
 from __future__ import annotations

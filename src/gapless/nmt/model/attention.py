@@ -111,9 +111,10 @@ class Attention(nn.Module):
         return heads if x.dim() == 2 else heads.transpose(1, 2)
 
 
-# Torch's memory-efficient attention, called as torch's own nested tensors call it. For sentences of
-# about thirty tokens its tiles of 64 make it twice as fast as FlashAttention, whose tiles have 128
-# (measured on an H200). Unlike FlashAttention it has float32 and dropout. Private, hence the fallback.
+# Torch's memory-efficient attention, called as torch's own nested tensors call it. For sentences
+# of about thirty tokens its tiles of 64 make it twice as fast as FlashAttention, whose tiles have
+# 128 (measured on an H200). Unlike FlashAttention it has float32 and dropout. It is private, hence
+# the fallback.
 _KERNEL = getattr(torch.ops.aten, "_efficient_attention_forward", None)
 _ANYWHERE, _CAUSAL = 0, 1
 

@@ -24,7 +24,8 @@ _MAX_VARIANTS = 64
 def compile_layers(model: Transformer) -> None:
     """Make each layer compile when it first runs; the weights keep their names.
 
-    Compiled code draws other random numbers for dropout, and rounds differently in the last places.
+    Compiled code draws other random numbers for dropout, and rounds differently in the last
+    places.
 
     Sync: Does not block the host. The first run of a layer does, for seconds.
     """

@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_waits import HostWaits
 
 
-# Seconds between two states. A run that is killed loses its work since the last one. Where an epoch
-# takes a fraction of a second, a state for each would keep the disk and a thread busy for nothing.
+# Seconds between two states. A run that is killed loses its work since the last one. Where an
+# epoch takes a fraction of a second, a state for each would keep disk and thread busy for nothing.
 _STATE_SECONDS = 5.0
 
 # The jobs of two epochs. Each epoch has up to five: its weights, the best weights, a state, and

@@ -37,9 +37,12 @@ class Trainer:
     Args:
         run: to train.
         observer: is told what happens.
+        saved_batches: batches done in the saved state that the run goes on from, if there is one.
     """
 
-    def __init__(self, run: TrainingRun, *, observer: Observer) -> None:
+    def __init__(
+        self, run: TrainingRun, *, observer: Observer, saved_batches: int | None = None
+    ) -> None:
         self.run = run
         self._observer = observer
         self._saver = Saver(
@@ -48,7 +51,7 @@ class Trainer:
             keep=run.config.average,
             state_epoch=run.position.epoch,
         )
-        self._saved_batches: int | None = None
+        self._saved_batches = saved_batches
         self._warm_up_seconds = 0.0
         self._noted: set[str] = set()
 
@@ -79,9 +82,8 @@ class Trainer:
             UserError: anything about settings, data, device or run folder that cannot be used; it
                 is raised before anything is written.
         """
-        trainer = cls(resumed_run(config, run_dir), observer=observer)
-        trainer._saved_batches = trainer.run.position.batches_before
-        return trainer
+        run = resumed_run(config, run_dir)
+        return cls(run, observer=observer, saved_batches=run.position.batches_before)
 
     def train(self) -> dict[str, Any]:
         """Train, score the final model on the test pairs, and return the summary.
