@@ -98,6 +98,18 @@ def test_the_map_names_many_definitions_and_only_files_that_exist():
     assert [file for file in files if not (SRC / file).is_file()] == []
 
 
+def test_every_file_that_a_room_names_stands_in_it():
+    """A file in the docstring of a room is a file of that room."""
+    missing = [
+        f"{room.parent.name}/{name}"
+        for room in SRC.rglob("__init__.py")
+        for name in re.findall(r"`([a-z]\w*\.py)`", ast.get_docstring(ast.parse(room.read_text())))
+        if not (room.parent / name).is_file()
+    ]
+
+    assert missing == []
+
+
 def test_the_map_names_every_reason_for_a_wait():
     """Every reason under which the host waits stands in the table of reasons."""
     sources = [path for path in SRC.rglob("*.py") if "testing" not in path.parts]

@@ -1,5 +1,6 @@
-"""A translation trainer, and the classic names of one: `Batch`, `LossCompute`, `StreamManager`.
+"""The translation trainer, and names that other trainers know: `Batch`, `LossCompute`, `StreamManager`.
 
+`data` makes batches from parallel text, `model` is the Transformer, `run` is a training run.
 Names are loaded when first used, so that `import gapless.nmt` is quick and needs torch alone.
 """
 

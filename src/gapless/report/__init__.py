@@ -1,1 +1,1 @@
-"""Records in, strings out. Collects nothing, knows no torch."""
+"""Records in, strings out: text for people, JSON for tools. Measures nothing and imports no torch."""

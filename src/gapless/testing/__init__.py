@@ -8,7 +8,8 @@
     forbid_waits      fail if it does
     poisoned          a device whose fresh memory shows when it is read too early
 
-Nothing of the product imports this package.
+`allow_waits`, `count_waits` and `forbid_waits` are those of `gapless` itself. The rest of the package
+imports nothing from here.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""What backends use to measure a GPU and its host: kernels, utilisation, clocks."""
+"""What is measured on a GPU and its host apart from the work itself: kernels, utilisation, clocks."""
