@@ -46,9 +46,13 @@ def witnesses(tmp_path_factory, worker_id):
         return json.loads(found)
 
 
-def name_of(mutant, known=concepts.by_place(concepts.read())):  # noqa: B008
+KNOWN = concepts.by_place(concepts.read())
+
+
+def name_of(mutant):
     """Return what a test of a mutant is called: its concept."""
-    return known[mutant.place][0].name if mutant.place in known else str(mutant.place)
+    owners = KNOWN.get(mutant.place)
+    return owners[0].name if owners else str(mutant.place)
 
 
 @pytest.mark.slow
