@@ -1,4 +1,4 @@
-"""The race kit on a GPU: it catches loops with a known bug, and finds nothing in gapless."""
+"""The test kit on a GPU: it catches loops with a known bug, and finds none in gapless."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_a_broken_prefetcher_is_caught(held_blocks, record_property, bug):
 
 @pytest.mark.parametrize("cure", controls.CURED_PREFETCHERS)
 def test_a_cured_prefetcher_passes(held_blocks, cure):
-    """The same loops with their edge put back are right in 100 of 100 runs."""
+    """With its missing wait added, each loop is right in 100 of 100 runs."""
     make = controls.CURED_PREFETCHERS[cure]
 
     assert num_caught(lambda: testing.check_prefetcher(make, device="cuda")) == 0
 
 
 def test_a_loss_read_before_its_event_is_caught(record_property):
-    """A reader that does not wait for its copy is caught, one that does is not."""
+    """A reader that does not wait for its copy is caught; one that waits passes."""
     caught = num_caught(lambda: testing.check_readback(controls.EarlyRead, device="cuda"))
 
     record_property("caught", caught)
@@ -68,7 +68,7 @@ def test_a_loss_read_before_its_event_is_caught(record_property):
 
 @pytest.mark.parametrize("depth", [1, 2, 4])
 def test_nothing_is_found_in_the_prefetcher(held_blocks, depth):
-    """A hundred runs of gapless.prefetch on poisoned memory hand out what was put in."""
+    """`gapless.prefetch` on poisoned memory yields the right batches in 100 of 100 runs."""
 
     def make(loader, device):
         return gapless.prefetch(loader, testing.poisoned(device), depth=depth)
@@ -77,7 +77,7 @@ def test_nothing_is_found_in_the_prefetcher(held_blocks, depth):
 
 
 def test_nothing_is_found_in_the_deferred_loss():
-    """A hundred runs of DeferredLoss on poisoned memory read what was computed."""
+    """`DeferredLoss` on poisoned memory reads the right losses in 100 of 100 runs."""
     device = testing.poisoned("cuda")
 
     assert (
@@ -107,7 +107,7 @@ def batches(count=20):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_counted_waits_are_the_declared_ones(plan):
-    """The independent count of synchronisations agrees with the account of the plan."""
+    """The count of torch's synchronisations agrees with the account of the plan."""
     with TrainLoop(plan=plan, device="cuda") as loop:
         step = TinyStep()
         # Long enough for what is captured, and for `auto` to decide.
@@ -121,7 +121,7 @@ def test_counted_waits_are_the_declared_ones(plan):
 
 
 def test_a_step_of_gapless_waits_for_nothing():
-    """The steady state has no host wait at all, declared or not."""
+    """The steady state of the plan `gapless` has no host wait at all."""
     with TrainLoop(plan="gapless", device="cuda") as loop:
         step = TinyStep()
         loop.run_epoch(batches(), step)
@@ -155,7 +155,7 @@ def resources():
 
 @pytest.mark.parametrize("plan", ["gapless", "full"])
 def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
-    """Memory, streams, events, threads and files at epoch 1,000 are those at epoch 10."""
+    """Epoch 1,000 has the memory, streams, events, threads and files of epoch 10."""
     device = find_device("cuda")
     created = {"streams": 0, "events": 0}
 
@@ -187,7 +187,7 @@ def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
 
 
 def test_captured_work_is_done_again_at_every_replay():
-    """A replay reads static memory anew and writes where the capture wrote."""
+    """A replay reads its static memory again and writes where the capture wrote."""
     device = find_device("cuda")
     source, target = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
 
@@ -203,7 +203,7 @@ def test_captured_work_is_done_again_at_every_replay():
 
 
 def test_an_epoch_that_failed_leaves_the_gpu_ready():
-    """After a step raised, the history is whole, streams are idle and the next epoch is right."""
+    """After a step raised, the history is complete and the next epoch is right."""
     with TrainLoop(plan="gapless", device="cuda") as loop:
         expected = loop.run_epoch(batches(), TinyStep()).losses
         step, failure = TinyStep(), ValueError("no")
@@ -243,7 +243,7 @@ except RuntimeError as error:
 
 
 def test_a_fault_of_the_gpu_itself_reaches_the_user():
-    """An index out of range fails late, on the device: the error comes out, and nothing hangs."""
+    """An index out of range fails late on the device; its error is raised and nothing hangs."""
     done = subprocess.run(
         [sys.executable, "-c", FAULT],
         check=False,
@@ -293,14 +293,14 @@ def sanitized(what):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_torchs_own_sanitizer_finds_nothing(plan):
-    """An epoch of every plan runs under torch's CUDA sanitizer, which raises at a data race."""
+    """An epoch of every plan passes torch's CUDA sanitizer, which raises at a data race."""
     done = sanitized(plan)
 
     assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_torchs_own_sanitizer_finds_a_missing_guard():
-    """The same sanitizer does find the prefetcher without a reverse guard."""
+    """The sanitizer finds the prefetcher without a reverse guard."""
     done = sanitized("broken")
 
     assert done.returncode != 0

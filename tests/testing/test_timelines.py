@@ -1,4 +1,4 @@
-"""The plans on the virtual clock, and the table of them in the documentation."""
+"""The plans on the virtual clock, and the page of the documentation about them."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from gapless.testing.timelines import plan_timeline
 
 
 PAGE = Path(__file__).parents[2] / "docs" / "timelines.md"
-ORIGIN = {"h2d": 2.0, "forward": 8.0, "backward": 16.0, "host": 6.0}
+DURATIONS = {"h2d": 2.0, "forward": 8.0, "backward": 16.0, "host": 6.0}
 
 
 def row(plan):
-    found = plan_timeline(plan, durations=ORIGIN)
+    found = plan_timeline(plan, durations=DURATIONS)
     return (
         f"| `{plan}` | {found.step_ms:.1f} | {found.gap_share:.1%} | {found.wait_ms:.1f} "
         f"| {found.overlap_share:.0%} |"
@@ -24,21 +24,21 @@ def row(plan):
 
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_documented_table_is_what_the_clock_says(plan):
-    """Step time, gap, waiting and overlap of each plan stand in the page as simulated."""
+    """The page states the simulated step time, gap, waits and overlap of each plan."""
     assert row(plan) in PAGE.read_text(encoding="utf-8").splitlines()
 
 
 @pytest.mark.parametrize("plan", ["blocking", "interval", "gapless"])
 def test_the_documented_drawing_is_what_the_clock_draws(plan):
-    """The pictures of the page are those of the simulation."""
-    drawing = plan_timeline(plan, durations=ORIGIN).timeline.draw(until=96.0)
+    """The drawings of the page are those of the simulation."""
+    drawing = plan_timeline(plan, durations=DURATIONS).timeline.draw(until=96.0)
 
     assert drawing in PAGE.read_text(encoding="utf-8")
 
 
 def test_waiting_every_batch_costs_the_hosts_own_time():
-    """With a wait a batch the device idles for what the host then does: 6 of 30."""
-    found = plan_timeline("blocking", durations=ORIGIN)
+    """With a wait at every batch the device idles while the host loads: 6 of 30 ms."""
+    found = plan_timeline("blocking", durations=DURATIONS)
 
     assert found.step_ms == 30.0
     assert found.gap_share == pytest.approx(6 / 30)
@@ -46,8 +46,8 @@ def test_waiting_every_batch_costs_the_hosts_own_time():
 
 
 def test_without_waits_there_is_no_gap():
-    """The step takes what the device needs, 8 + 16, and copies pass beside it."""
-    found = plan_timeline("gapless", durations=ORIGIN)
+    """Without waits a step takes the 8 + 16 ms of the device, and copies run beside it."""
+    found = plan_timeline("gapless", durations=DURATIONS)
 
     assert found.step_ms == 24.0
     assert found.gap_share == 0.0
@@ -56,15 +56,15 @@ def test_without_waits_there_is_no_gap():
 
 
 def test_a_slow_host_is_not_helped_by_any_plan():
-    """If the host needs longer than the device, the gap is the difference, whatever the plan."""
-    found = plan_timeline("gapless", durations={**ORIGIN, "host": 30.0})
+    """If the host needs longer than the device, the difference is the gap."""
+    found = plan_timeline("gapless", durations={**DURATIONS, "host": 30.0})
 
     assert found.step_ms == 30.0
     assert found.gap_share == pytest.approx(6 / 30)
 
 
 def test_slow_copies_are_the_limit_when_they_are_longest():
-    """With transfers of 40 the step takes 40: one engine carries them, one after the other."""
-    found = plan_timeline("full", durations={**ORIGIN, "h2d": 40.0})
+    """With transfers of 40 ms a step takes 40 ms, since one engine carries them in turn."""
+    found = plan_timeline("full", durations={**DURATIONS, "h2d": 40.0})
 
     assert found.step_ms == 40.0

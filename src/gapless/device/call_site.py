@@ -1,4 +1,4 @@
-"""Name the line that asked for something."""
+"""Find the line of the user's code that made a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import CodeType, FrameType
 
 
-# Code in these folders asks on behalf of somebody else.
+# Code in these folders calls on behalf of its callers.
 _inner_folders = [str(Path(__file__).parent), str(Path(torch.__file__).parent), "<"]
 _INNER_ENDS = ("contextlib.py", "threading.py", "/warnings.py")
 _INNER_NAMES = ("__torch_dispatch__", "__torch_function__")
@@ -23,12 +23,12 @@ _sites: dict[tuple[CodeType, int], str] = {}
 
 
 def hide_folder(folder: Path) -> None:
-    """Leave the code of a folder out of what `call_site` names, as a backend's own code is."""
+    """Let `call_site` skip the code of a folder, as it skips torch and this room."""
     _inner_folders.append(str(folder))
 
 
 def call_site() -> str:
-    """Return file:line of the nearest caller outside torch and outside all hidden folders."""
+    """Return file:line of the nearest caller outside torch and all hidden folders."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code

@@ -50,8 +50,8 @@ class CudaDevice:
 
         Sync: Does not block the host.
         """
-        # Memory is cached per stream: a stream for every epoch would strand it (pytorch caching
-        # allocator), so short-lived users share these.
+        # Torch's allocator caches memory by stream: a new stream for every epoch would strand
+        # it. So short-lived users share these streams.
         if name not in self._shared:
             self._shared[name] = self.create_stream()
         return self._shared[name]
@@ -69,7 +69,7 @@ class CudaDevice:
         return torch.cuda.stream(stream)
 
     def create_event(self, *, timed: bool = False) -> torch.cuda.Event:
-        """Create an event; without timing it is cheaper."""
+        """Create an event; untimed ones are cheaper."""
         return torch.cuda.Event(enable_timing=timed)
 
     def record_event(self, event: torch.cuda.Event, stream: torch.cuda.Stream) -> None:
@@ -130,11 +130,11 @@ class CudaDevice:
         return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies elsewhere than on this GPU."""
+        """Return whether a tensor is not on this GPU."""
         return tensor.device != self.torch_device
 
     def record_stream(self, tensor: torch.Tensor, stream: torch.cuda.Stream) -> None:
-        """Keep a tensor's memory from being used again before `stream` is done with it.
+        """Keep a tensor's memory from being reused before `stream` is done with it.
 
         Sync: Does not block the host.
         """
@@ -151,13 +151,13 @@ class CudaDevice:
     def capture(
         self, work: Callable[[], None], *, like: torch.cuda.CUDAGraph | None = None
     ) -> torch.cuda.CUDAGraph:
-        """Return the work that a function queues as a CUDA graph, with `replay`.
+        """Capture the work that a function queues as a CUDA graph.
 
-        Run the function once or twice before, so that kernels are loaded and memory is made.
+        Run the function once or twice before, so that its kernels are loaded and its memory exists.
 
         Args:
-            work: queues it on the current stream.
-            like: a graph whose memory this one may use as well.
+            work: queues the work on the current stream.
+            like: a graph whose memory pool the new graph shares.
 
         Raises:
             RuntimeError: the work does something that cannot be captured, such as a host wait.
@@ -169,9 +169,9 @@ class CudaDevice:
         current = self.current_stream()
         is_default = current == torch.cuda.default_stream(self.torch_device)
         failure: RuntimeError | None = None
-        # The current stream, because autograd binds gradients to the stream they first saw; but
-        # nothing can be captured on the default one. "thread_local", so that a user's thread
-        # that pins memory does not end the capture.
+        # On the current stream, because autograd binds gradients to the stream of their first
+        # use; but CUDA cannot capture the default stream. "thread_local", so that a user's
+        # thread that pins memory does not end the capture.
         try:
             with torch.cuda.graph(
                 graph,
@@ -180,8 +180,8 @@ class CudaDevice:
                 capture_error_mode="thread_local",
             ):
                 try:
-                    # Torch refuses a read of a value before CUDA sees it, which would spoil the
-                    # capture.
+                    # Torch refuses a read of a value before CUDA sees it; in CUDA it would
+                    # spoil the capture.
                     with self.forbid_waits():
                         work()
                 except RuntimeError as error:
@@ -190,16 +190,16 @@ class CudaDevice:
         except RuntimeError as error:
             if error is not failure:
                 self._recover(pool, current)
-            # What the work did wrong, rather than that its capture cannot be ended.
+            # The error of the work, rather than the later one that the capture cannot end.
             raise failure or error from None
         return graph
 
     def _recover(self, pool: Any, current: torch.cuda.Stream) -> None:
-        """Bring torch back after a capture that CUDA has called off.
+        """Restore torch's state after CUDA has invalidated a capture.
 
-        Torch is then still on the stream of the capture, its memory still goes to the capture's
-        pool, and its random generator believes that it is being captured, until a capture ends
-        well (torch 2.13, `CUDAGraph::capture_end`, which stops at CUDA's error).
+        Torch is then still on the stream of the capture, still allocates from the capture's pool,
+        and its random generator is still in capture mode until a capture succeeds (torch 2.13:
+        `CUDAGraph::capture_end` stops at CUDA's error).
         """
         torch.cuda.set_stream(current)
         index = self.torch_device.index
@@ -210,9 +210,9 @@ class CudaDevice:
             number.add_(1)
 
     def delay(self, stream: torch.cuda.Stream, ms: float) -> None:
-        """Keep `stream` busy for about so many milliseconds.
+        """Keep `stream` busy for about `ms` milliseconds.
 
-        Sync: Does not block the host, but for a calibration before the first.
+        Sync: Does not block the host, except for a calibration before the first delay.
         """
         if self._cycles_per_ms is None:
             self._cycles_per_ms = _measure_cycles_per_ms()
@@ -308,10 +308,10 @@ class CudaDevice:
 
 @cache
 def _keep_garbage_from_children() -> None:
-    """Let forked processes, such as a loader's workers, leave alone what was there before them.
+    """Keep forked processes, such as a loader's workers, from freeing their parent's objects.
 
-    CUDA does not work in a forked process. A garbage collection there that meets page-locked
-    memory or a graph which its parent has dropped would end the process.
+    CUDA does not work in a forked process. If a garbage collection there frees page-locked memory
+    or a graph that its parent dropped, the process dies.
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)

@@ -20,8 +20,8 @@ def find_device(name: str | torch.device | Device = "auto") -> Device:
     """Return the device of that name; the same name always gives the same object.
 
     Args:
-        name: `auto` (the GPU if there is one), `cpu`, `cuda`, `cuda:N`, a `torch.device`, or a
-            device already resolved.
+        name: `auto` (the GPU if there is one, else the CPU), `cpu`, `cuda`, `cuda:N`, or a
+            `torch.device`. A device object is returned as it is.
 
     Raises:
         DeviceError: the name is unknown, or the GPU is not there.

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
 
 
+_CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+
 _HALF = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -41,34 +43,36 @@ def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None
         )
     if precision in ("tf32", "fp16") and not device.is_accelerator:
         raise DeviceError(
-            f"precision {precision} needs a GPU, but the device is cpu; use fp32 or bf16"
+            f"precision {precision} needs a GPU, but the device is a CPU; use fp32 or bf16"
         )
-    # The backward pass of cuDNN's fused attention gives NaN where a mask is used and the length
-    # is 64 modulo 128 (pytorch#196678; torch 2.11 on an H200, seen with 64 tokens in bf16).
-    # Torch picks it first on Hopper; its other kernels are right.
+    # The backward pass of cuDNN's fused attention gives NaN if there is a mask and the length is 64
+    # modulo 128 (pytorch#196678; torch 2.11 on an H200, seen with 64 tokens in bf16). Torch prefers
+    # it on Hopper; its other kernels are right.
     torch.backends.cuda.enable_cudnn_sdp(False)
     exact = precision == "fp32" or not device.is_accelerator
     torch.set_float32_matmul_precision("highest" if exact else "high")
     if deterministic:
         # cuBLAS reads this at its first call; without it two streams may round differently.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
     torch.use_deterministic_algorithms(deterministic)
 
 
 @contextmanager
 def numerics_restored() -> Iterator[None]:
-    """Restore precision and determinism of the process, as they were before the body.
-
-    Not restored are random states, and what keeps torch from the attention kernel above.
-    """
+    """Restore what `set_numerics` sets, as it was before the body; not the random states."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
     precision = torch.get_float32_matmul_precision()
+    has_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
+    workspace = os.environ.get(_CUBLAS_WORKSPACE)
     try:
         yield
     finally:
         torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
         torch.set_float32_matmul_precision(precision)
+        torch.backends.cuda.enable_cudnn_sdp(has_cudnn_attention)
+        if workspace is None:
+            os.environ.pop(_CUBLAS_WORKSPACE, None)
 
 
 def autocast(device: Device, precision: str) -> AbstractContextManager[object]:

@@ -1,15 +1,14 @@
-"""The public test kit: for gapless's own engine, and for anybody's prefetcher or training loop.
+"""The public test kit, for gapless itself and for your own prefetcher or training loop.
 
-    simulate          run a check on a simulated device under many schedules, race checker on
-    SimulatedDevice   streams that run late, on any machine
-    check_prefetcher  are the batches right, with one side held up?
-    check_readback    are the losses right, with a slow device?
-    count_waits       how often does the host wait, and where?
-    forbid_waits      fail if it does
-    poisoned          a device whose fresh memory shows when it is read too early
+    simulate          runs a check on a simulated device under many schedules, with a race checker
+    SimulatedDevice   a device whose streams run late, on any machine
+    check_prefetcher  are the batches right if the copies, or the consumer, are slow?
+    check_readback    are the losses right if the device is slow?
+    poisoned          a device whose fresh memory is full of NaN, so that early reads show
+    timelines         what a plan's timeline looks like for given durations
 
-`allow_waits`, `count_waits` and `forbid_waits` are those of `gapless` itself. The rest of the package
-imports nothing from here.
+Also here, because tests need them: `find_device`, `count_waits`, `forbid_waits` and `allow_waits`,
+which are public names of `gapless`. The rest of the package does not import this one.
 """
 
 from __future__ import annotations

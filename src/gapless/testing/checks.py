@@ -1,7 +1,7 @@
-"""Checks for prefetchers and loss readers, with one side held up on purpose.
+"""Checks for prefetchers and loss readers that slow one side down on purpose.
 
-They look at values, never at times: an order that is missing makes code faster. They run on a
-GPU, where streams are delayed, and on the simulated device, where the race checker looks on.
+They check values, never times: a missing wait makes code faster. They run on a GPU, where streams are
+delayed, and on the simulated device, where the race checker runs too.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ if TYPE_CHECKING:
     from gapless.device.base import Device, Stream
 
 
-# Every check uses numbers of its own, so that what memory held before is never right by chance.
+# Every check uses new numbers, so that old content of memory is never right by chance.
 _next_number = count(1)
 
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
 
 class LossReader(Protocol):
-    """Something that brings losses to the host late."""
+    """An object that brings losses to the host later."""
 
     def add(self, loss: torch.Tensor) -> None:
-        """Take the loss of one step, a number on the device."""
+        """Take the loss of one step, a 0-dim tensor on the device."""
 
     def read(self) -> list[float]:
         """Return all losses, in order."""
 
 
 class _SlowCopies(TorchDispatchMode):
-    """Hold up every copy that is queued on another stream than the consumer's."""
+    """Delay every copy that is queued on a stream other than the consumer's."""
 
     def __init__(self, device: Device, consumer: Stream, delay_ms: float) -> None:
         super().__init__()
@@ -63,26 +63,28 @@ def check_prefetcher(
     num_elements: int = 1 << 16,
     delay_ms: float = 3.0,
 ) -> list[str]:
-    """Return what is wrong with the values that a prefetcher hands out, in plain words.
+    """Return what is wrong with the batches that a prefetcher yields, one sentence a finding.
 
-    Each batch is full of one number. It is read by work queued on the current stream and then
-    let go of, once with slow consumers, which shows batches overwritten or freed too early, and
-    once with slow copies, which shows batches read too early and host memory refilled too early.
+    Each batch is filled with one number. Work on the current stream reads it, then the batch is
+    dropped. One pass has a slow consumer, which shows batches that are overwritten or freed too
+    early; one has slow copies, which shows batches that are read too early and page-locked memory
+    that is refilled too early. On a CPU nothing can be slowed down; only the values are checked.
 
     Args:
-        make: takes a loader of CPU tensors and the device; returns an iterable of the same
-            tensors on the device, to be used on the stream that is current.
+        make: takes a loader of CPU tensors and the device; returns an iterable of the same tensors
+            on the device, ready for the current stream.
         device: a device or its name.
-        num_batches: batches a pass.
-        num_elements: float32 elements of a batch.
-        delay_ms: by which one side is held up, for each batch.
+        num_batches: batches in each pass.
+        num_elements: float32 elements in each batch.
+        delay_ms: delay of the slow side, for each batch.
 
-    On a CPU nothing can be held up, and only what arrives is checked.
+    Returns:
+        The findings; an empty list if every batch was right.
 
     Raises:
         ValueError: there is no batch to check.
         DeviceError: the device is unknown or absent.
-        Exception: whatever the prefetcher raises.
+        Exception: what the prefetcher raises.
 
     Sync: Blocks the host at the end of each pass.
     """
@@ -114,9 +116,9 @@ def check_prefetcher(
 def _consume(
     batches: Iterable[torch.Tensor], device: Device, *, shape: tuple[int, int], delay_ms: float
 ) -> tuple[list[tuple[float, ...]], list[str]]:
-    """Return the least and the largest value of each batch, as queued work found them.
+    """Return the smallest and the largest value of each batch, as queued work read them.
 
-    Also what is wrong with batches besides their values.
+    Also return the findings about anything but values.
     """
     count, num_elements = shape
     wrong = []
@@ -136,7 +138,7 @@ def _consume(
             values[number, 0].copy_(batch.amin())
             values[number, 1].copy_(batch.amax())
         num_seen = number + 1
-        del batch  # as a loop does that keeps nothing
+        del batch  # as in a loop that keeps nothing
     if num_seen != count:
         wrong.append(f"{num_seen} of {count} batches arrived")
     return [tuple(pair) for pair in _read(device, values)][:num_seen], wrong
@@ -156,23 +158,25 @@ def check_readback(
     num_losses: int = 8,
     delay_ms: float = 3.0,
 ) -> list[str]:
-    """Return what is wrong with the losses that a reader brings to the host, in plain words.
+    """Return what is wrong with the losses that a reader returns, one sentence a finding.
 
-    Losses are computed by a slow device and let go of at once, so one that is read before it is
-    there, or whose memory is used again too early, shows.
+    A slow device computes the losses, and they are dropped at once. This shows a loss that is read
+    before it is computed, or whose memory is reused too early. On a CPU nothing can be slowed down;
+    only the values are checked.
 
     Args:
         make: takes the device; returns an object with `add(loss)` and `read()`.
         device: a device or its name.
-        num_losses: losses to add.
-        delay_ms: by which each loss is late.
+        num_losses: number of losses.
+        delay_ms: delay of each loss.
 
-    On a CPU nothing can be held up, and only what arrives is checked.
+    Returns:
+        The findings; an empty list if every loss was right.
 
     Raises:
         ValueError: there is no loss to check.
         DeviceError: the device is unknown or absent.
-        Exception: whatever the reader raises.
+        Exception: what the reader raises.
 
     Sync: Blocks the host as the reader does.
     """

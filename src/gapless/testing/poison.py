@@ -1,4 +1,4 @@
-"""Memory that shows when it is read before it is written."""
+"""A device whose fresh memory shows if it is read before it is written."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ALL_BITS = 0xFF
 
 
 class _PoisonedDevice:
-    """A device whose fresh buffers are full of NaN and -1; in all else the device it is made of."""
+    """A device whose fresh buffers are full of NaN and -1; otherwise the device that it wraps."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -35,7 +35,7 @@ class _PoisonedDevice:
 def poisoned(device: str | torch.device | Device = "auto") -> Device:
     """Return a device whose fresh memory is full of NaN (-1 in integers).
 
-    Whatever reads staging or loss memory before it is written then shows in the values.
+    A read of staging or loss memory before its first write then shows in the values.
 
     Args:
         device: a device or its name.

@@ -1,4 +1,4 @@
-"""Run anything on the simulated device under many schedules."""
+"""Run a check on the simulated device under many schedules."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SimulationFailure:
-    """One schedule under which something went wrong.
+    """A schedule under which the check failed.
 
     Attributes:
         scheduler: `asap`, `lazy` or `random`.
         seed: of the random scheduler.
-        races: what the checker reported, None if nothing.
-        error: what the check raised, None if it returned.
+        races: the report of the race checker; None without races.
+        error: the traceback of what the check raised; None if it returned.
     """
 
     scheduler: Scheduler
@@ -38,11 +38,11 @@ class SimulationFailure:
 
 @dataclass
 class SimulationResult:
-    """What came of all schedules.
+    """The outcome of all schedules.
 
     Attributes:
-        num_runs: schedules tried.
-        num_accesses: memory accesses that the checker recorded, over all of them.
+        num_runs: number of schedules.
+        num_accesses: memory accesses recorded, over all schedules.
         failures: the schedules that failed, in order.
     """
 
@@ -68,15 +68,16 @@ def simulate(
     """Run a check on the simulated device under every scheduler, with the race checker on.
 
     Args:
-        check: takes the device and uses it; raises when a value is wrong.
-        seeds: of the random scheduler: how many, or which. `asap` and `lazy` run besides.
+        check: takes the device and uses it; raises if a value is wrong.
+        seeds: of the random scheduler: their number, or the seeds. `asap` and `lazy` always run.
         durations: milliseconds by name of the work, for the virtual clock.
-        forbid_waits: raise in the check where the host waits without having declared it.
+        forbid_waits: a host wait that is not declared raises in the check. Waits through
+            `gapless.allow_waits`, and those that gapless itself makes, are declared.
 
     Returns:
-        The schedules that failed: by a race, by an exception, or because the check never touched
-        device memory. No failure means that no unordered
-        pair was among the accesses recorded; it is no proof that there are no races.
+        The schedules that failed: by a race, by an exception, or because the check never used device
+        memory. No failure means that there was no unordered pair among the recorded accesses; it
+        does not prove that there are no races.
 
     Example:
         result = gapless.testing.simulate(check_my_loader)
@@ -94,8 +95,8 @@ def simulate(
         result.num_accesses += device.report.num_accesses
         if error is None and not device.report.num_accesses:
             error = (
-                "nothing touched device memory: take it from device.device_buffer, from "
-                "gapless.prefetch or from what is computed of them"
+                "the check used no device memory; take it from device.device_buffer or "
+                "gapless.prefetch, or compute it from those"
             )
         races = str(device.report) if device.report.races else None
         if races or error:

@@ -1,4 +1,4 @@
-"""Ask the virtual clock what a plan makes of given durations."""
+"""The timeline of a plan for given durations, from the simulated device's virtual clock."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gapless.testing.simulated.virtual_clock import Timeline
 
 
-# Batches at the start of an epoch that are not counted: the pipeline fills.
+# Batches at the start of an epoch that are not counted, because the pipeline fills.
 _NUM_FILLING = 10
 
 _NEEDED = ("h2d", "forward", "backward", "host")
@@ -28,15 +28,15 @@ _NEEDED = ("h2d", "forward", "backward", "host")
 
 @dataclass(frozen=True, kw_only=True)
 class PlanTimeline:
-    """What one epoch of a plan looks like.
+    """Figures of one epoch of a plan.
 
     Attributes:
         plan: its name.
-        timeline: every stretch of virtual time.
-        step_ms: from one step's start to the next one's, once the pipeline is full.
+        timeline: all work, with its virtual times.
+        step_ms: from the start of one step to the start of the next, once the pipeline is full.
         gap_share: share of that time in which no kernel runs, 0 to 1.
-        overlap_share: share of the copies' time that passes beside kernels, 0 to 1.
-        wait_ms: time for which the host waits before it goes on to the next batch.
+        overlap_share: share of the copies' time in which kernels run too, 0 to 1.
+        wait_ms: time that the host waits for the device, for each batch.
     """
 
     plan: str
@@ -48,7 +48,7 @@ class PlanTimeline:
 
 
 class _Batches:
-    """A loader that takes the time of `host` for each batch, in the training process."""
+    """A loader in the training process that takes the time `host` for each batch."""
 
     def __init__(self, device: SimulatedDevice, count: int) -> None:
         self._device = device
@@ -61,7 +61,7 @@ class _Batches:
 
 
 class _Step:
-    """One kernel forward and one backward."""
+    """A step of one forward kernel and one backward kernel."""
 
     def __init__(self, device: SimulatedDevice) -> None:
         self._device = device
@@ -82,22 +82,21 @@ def plan_timeline(
 
     Args:
         plan: a plan or its name.
-        durations: milliseconds of `h2d`, `forward`, `backward` and `host` (the loader's time, in
-            the training process) for each batch; also `d2h` and `launch`, which are 0 if not
-            given.
+        durations: milliseconds of `h2d`, `forward`, `backward` and `host` (the loader's time in the
+            training process) for each batch; also `d2h` and `launch`, by default 0.
         num_batches: of the epoch, more than 20.
 
     Raises:
         PlanError: the plan is unknown.
         ValueError: `num_batches` is too small for a steady state, or a duration is missing,
-            negative or of something else.
+            negative or unknown.
 
     Sync: Blocks the host while the simulation runs; no accelerator is used.
     """
     if num_batches <= 2 * _NUM_FILLING:
         raise ValueError(f"num_batches must be above {2 * _NUM_FILLING}, but is {num_batches}")
     _check(durations)
-    # A captured step takes the same time on this clock, which has one kernel for each half.
+    # Capture changes nothing on this clock, whose step has one forward and one backward kernel.
     chosen = get_plan(plan).with_knobs(graphs="never")
     device = SimulatedDevice(scheduler="asap", durations=durations)
     with device, TrainLoop(plan=chosen, device=device) as loop:
@@ -111,15 +110,15 @@ def _check(durations: Mapping[str, float]) -> None:
     negative = [name for name, value in durations.items() if not value >= 0.0]
     if unknown or missing or negative:
         raise ValueError(
-            f"durations must be 0 or more and name {', '.join(_NEEDED)}, and perhaps d2h and "
-            f"launch; unknown: {unknown}, missing: {missing}, negative: {negative}"
+            f"durations must name {', '.join(_NEEDED)}, may name d2h and launch, and must be 0 or more; "
+            f"unknown: {unknown}, missing: {missing}, negative: {negative}"
         )
 
 
 def _steady_state(name: str, timeline: Timeline) -> PlanTimeline:
     steps = [span.start_ms for span in timeline.spans if span.name == "forward"]
     loads = [span.start_ms for span in timeline.spans if span.name == "host"]
-    # Whole intervals of ten batches, so that every plan's waits count in proportion.
+    # Whole intervals of ten batches, so that every plan's waits are counted in proportion.
     first = _NUM_FILLING
     count = (len(steps) - 1 - first) // _NUM_FILLING * _NUM_FILLING
     since, until = steps[first], steps[first + count]

@@ -1,4 +1,4 @@
-"""What orders two accesses, through the device protocol; and that without it they race."""
+"""Calls of the device protocol that order two accesses, and the races without them."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ EDGES = [
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_an_edge_orders_a_read_behind_a_write(rig, edge):
-    """Each way to order two streams is known to the checker."""
+    """Every way to order two streams lets one read what the other wrote."""
     rig.write()
     edge(rig)
     rig.read()
@@ -120,7 +120,7 @@ def test_an_edge_orders_a_read_behind_a_write(rig, edge):
 
 @pytest.mark.parametrize("edge", EDGES)
 def test_an_edge_orders_a_write_behind_a_read(rig, edge):
-    """The same edges protect a buffer that is filled again."""
+    """Every way to order two streams lets one refill a buffer that the other read."""
     rig.read(rig.first)
     edge(rig)
     rig.write(rig.second)
@@ -168,7 +168,7 @@ def non_blocking_copy(rig):
     ],
 )
 def test_what_is_no_edge_leaves_a_race(rig, edge):
-    """Half an edge, the wrong stream, or an event that was never recorded orders nothing."""
+    """Half of an edge, the wrong stream, or an event without a record orders nothing."""
     rig.write()
     edge(rig)
     rig.read()
@@ -177,7 +177,7 @@ def test_what_is_no_edge_leaves_a_race(rig, edge):
 
 
 def test_an_event_stands_for_its_last_record_at_the_time_of_the_wait(rig):
-    """A record that comes after the wait does not hold the waiter back."""
+    """A record after the wait does not delay the stream that waits."""
     rig.record()
     rig.wait()
     rig.write()
@@ -188,7 +188,7 @@ def test_an_event_stands_for_its_last_record_at_the_time_of_the_wait(rig):
 
 
 def test_work_behind_the_record_is_not_waited_for(rig):
-    """What is queued after the record is not covered by it."""
+    """Work queued after the record is not ordered by it."""
     rig.record()
     rig.write()
     rig.wait()
@@ -198,7 +198,7 @@ def test_work_behind_the_record_is_not_waited_for(rig):
 
 
 def test_a_query_that_is_false_orders_nothing():
-    """A host that was told "not yet" knows nothing."""
+    """A query that returns False does not order the host after the event."""
     device = SimulatedDevice(scheduler="lazy")
     with device:
         stream, event = device.create_stream(), device.create_event()
@@ -223,7 +223,7 @@ def test_a_query_that_is_false_orders_nothing():
     ],
 )
 def test_only_bytes_that_both_touch_race(rig, first, second, num_races):
-    """Views that overlap collide; halves of one buffer, and every other element, do not."""
+    """Overlapping views race; halves of one buffer, or alternating elements, do not."""
     rig.write(part=first)
     rig.read(part=second)
 
@@ -240,7 +240,7 @@ def test_reads_do_not_race(rig):
 
 @pytest.mark.parametrize("is_first", [True, False])
 def test_a_write_is_checked_against_every_reader(rig, is_first):
-    """A reader that is waited for does not cover for one that is not, in either order."""
+    """A write races with a reader that it does not wait for, even if it waits for another."""
     readers = [rig.first, rig.third]
     for stream in readers if is_first else reversed(readers):
         rig.read(stream)
@@ -252,7 +252,7 @@ def test_a_write_is_checked_against_every_reader(rig, is_first):
 
 
 def test_the_host_must_see_a_copy_done_before_it_reads(rig):
-    """A pinned buffer is the copy's until an event says that it is done."""
+    """The host races with a copy into a page-locked buffer until an event shows it done."""
     with rig.device.use_stream(rig.first):
         rig.device.copy(rig.pinned, rig.buffer)
     rig.pinned.tolist()
@@ -261,7 +261,7 @@ def test_the_host_must_see_a_copy_done_before_it_reads(rig):
 
 
 def test_the_host_must_see_a_copy_done_before_it_refills(rig):
-    """A pinned buffer that a queued copy reads may not be written."""
+    """The host races with a queued copy that reads the buffer it refills."""
     with rig.device.use_stream(rig.first):
         rig.device.copy(rig.buffer, rig.pinned)
     rig.pinned.fill_(3)
@@ -270,7 +270,7 @@ def test_the_host_must_see_a_copy_done_before_it_refills(rig):
 
 
 def test_the_host_may_use_a_pinned_buffer_once_the_copy_is_done(rig):
-    """An event that is done hands the buffer back."""
+    """Once an event shows the copy done, the host may refill the buffer."""
     with rig.device.use_stream(rig.first):
         rig.device.copy(rig.buffer, rig.pinned)
     synchronize_event(rig)
@@ -280,7 +280,7 @@ def test_the_host_may_use_a_pinned_buffer_once_the_copy_is_done(rig):
 
 
 def test_memory_that_is_freed_and_used_again_keeps_its_history(rig):
-    """A block goes back to its stream at once, though another stream still reads it."""
+    """A freed block is reused at once, and races with another stream that still reads it."""
     with rig.device.use_stream(rig.first):
         rig.buffer = rig.device.device_buffer(64)
     rig.read(rig.second)
@@ -294,7 +294,7 @@ def test_memory_that_is_freed_and_used_again_keeps_its_history(rig):
 
 
 def test_record_stream_keeps_memory_until_the_reader_is_done(rig):
-    """Memory that another stream was named for is used again only behind that stream's work."""
+    """After `record_stream` a block is reused only once the named stream is done with it."""
     with rig.device.use_stream(rig.first):
         rig.buffer = rig.device.device_buffer(64)
     rig.read(rig.second)
@@ -307,7 +307,7 @@ def test_record_stream_keeps_memory_until_the_reader_is_done(rig):
 
 
 def test_naming_the_streams_own_work_changes_nothing():
-    """As in torch, a block is used again at once on the stream that it was allocated on."""
+    """`record_stream` with the stream of the allocation does not delay reuse, as in torch."""
     device = SimulatedDevice(scheduler="lazy")
     with device:
         tensor = device.device_buffer(64).fill_(1)
@@ -318,7 +318,7 @@ def test_naming_the_streams_own_work_changes_nothing():
 
 
 def test_results_of_unknown_size_are_written_by_the_stream():
-    """What `nonzero` returns lies in memory that another stream may still read."""
+    """Memory of a `nonzero` result races with a stream that still reads it."""
     device = SimulatedDevice(scheduler="asap")
     with device:
         side = device.create_stream()
@@ -336,7 +336,7 @@ def test_results_of_unknown_size_are_written_by_the_stream():
 
 
 def test_running_statistics_are_written():
-    """Batch norm writes them, though its schema keeps quiet about it."""
+    """Batch norm writes its running statistics, although its schema does not say so."""
     device = SimulatedDevice(scheduler="asap")
     with device:
         side, x = device.create_stream(), device.device_buffer(32).view(torch.float32).view(4, 2)

@@ -41,7 +41,7 @@ def strided_tensors(draw):
 @settings(max_examples=300, deadline=None)
 @given(strided_tensors())
 def test_ranges_are_the_bytes_of_the_elements(tensor):
-    """Any sizes, strides and offset: neither a byte too many nor one too few."""
+    """For any sizes, strides and offset, the ranges hold exactly the bytes of the elements."""
     ranges = byte_ranges(tensor)
 
     assert bytes_of(tensor) == {byte for start, end in ranges for byte in range(start, end)}
@@ -49,7 +49,7 @@ def test_ranges_are_the_bytes_of_the_elements(tensor):
 
 @pytest.mark.parametrize(("num_rows", "num_ranges"), [(1024, 1024), (1025, 1)])
 def test_very_many_pieces_count_as_one(num_rows, num_ranges):
-    """Up to 1,024 pieces are exact; of more, the range that holds them all is taken."""
+    """Up to 1,024 pieces are exact; more become one range that contains them all."""
     column = torch.empty(num_rows, 3, dtype=torch.uint8)[:, 1]
 
     ranges = byte_ranges(column)
@@ -59,7 +59,7 @@ def test_very_many_pieces_count_as_one(num_rows, num_ranges):
 
 
 def test_a_dense_tensor_is_one_range_in_any_order():
-    """A transposed matrix is the same stretch of memory."""
+    """A transposed matrix covers the same range as the matrix."""
     matrix = torch.empty(4, 6)
 
     assert byte_ranges(matrix.t()) == [(0, 96)]
@@ -67,7 +67,7 @@ def test_a_dense_tensor_is_one_range_in_any_order():
 
 
 def test_an_expanded_tensor_is_what_it_repeats():
-    """Elements that are the same memory count once, however often they are repeated."""
+    """Memory that an expanded tensor repeats counts once."""
     assert byte_ranges(torch.empty(1, 4).expand(5, 4)) == [(0, 16)]
 
 
@@ -77,7 +77,7 @@ spans = st.tuples(st.integers(0, 20), st.integers(0, 20)).map(sorted)
 @settings(max_examples=300, deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", "write"]), spans), max_size=25))
 def test_history_is_kept_for_each_byte(program):
-    """A map of intervals gives what a dictionary with an entry for every byte gives."""
+    """The history of intervals equals a dictionary with an entry for every byte."""
     history, model = History(), {byte: (None, {}) for byte in range(20)}
     for tick, (who, (start, end)) in enumerate(program):
         now = Access(who, tick, "read", "w", "s")
@@ -97,7 +97,7 @@ def test_history_is_kept_for_each_byte(program):
 
 
 def test_a_write_to_all_bytes_makes_their_history_one_again():
-    """Histories do not grow with the number of pieces that were ever written."""
+    """A history does not grow with the number of pieces that were ever written."""
     history = History()
     for start in range(0, 64, 4):
         history.cells(start, start + 4)
@@ -120,7 +120,7 @@ def step_of(model, optimizer, device):
 
 @pytest.mark.parametrize("scheduler", ["asap", "lazy", "random"])
 def test_memory_does_not_grow_over_steps(scheduler):
-    """Blocks are used again, and buffers that nobody holds are let go of."""
+    """Training steps reuse blocks, and freed buffers are forgotten."""
     with SimulatedDevice(scheduler=scheduler) as device:
         model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Dropout(), torch.nn.ReLU())
         optimizer = torch.optim.Adam(model.parameters())
@@ -138,7 +138,7 @@ def test_memory_does_not_grow_over_steps(scheduler):
 
 
 def test_nothing_of_a_device_stays_behind():
-    """A device that was left, and all it made, can be freed."""
+    """A device that was left can be freed, with everything it made."""
 
     def use():
         with SimulatedDevice(scheduler="lazy") as device:
@@ -155,7 +155,7 @@ def test_nothing_of_a_device_stays_behind():
 
 
 def test_adopted_memory_is_let_go_of_only_when_nobody_holds_it():
-    """A host tensor stays device memory for as long as it lives, however many come after."""
+    """A host tensor that device work used stays device memory for as long as it lives."""
     with SimulatedDevice(scheduler="asap") as device:
         x = device.device_buffer(4)
         kept = torch.ones(4, dtype=torch.uint8)
@@ -168,7 +168,7 @@ def test_adopted_memory_is_let_go_of_only_when_nobody_holds_it():
 
 
 def test_an_empty_tensor_makes_no_other_one_device_memory():
-    """Tensors without elements have no address, and are not taken for each other."""
+    """Tensors without elements have no address, and are not mistaken for each other."""
     with SimulatedDevice(scheduler="lazy") as device:
         torch.cat([device.device_buffer(4), torch.empty(0, dtype=torch.uint8)])
         host = torch.empty(0) + 1
@@ -178,7 +178,7 @@ def test_an_empty_tensor_makes_no_other_one_device_memory():
 
 
 def test_memory_is_used_again_by_the_stream_that_it_was_allocated_on():
-    """A block that was let go of goes to its own stream's next request of that size only."""
+    """Only the next request of the same size on the same stream gets a freed block."""
     with SimulatedDevice(scheduler="lazy") as device:
         side = device.create_stream()
         address = device.device_buffer(100).data_ptr()
@@ -189,7 +189,7 @@ def test_memory_is_used_again_by_the_stream_that_it_was_allocated_on():
 
 
 def test_peak_memory_counts_what_was_held_at_once():
-    """Sizes are rounded up to 512 bytes, and the peak starts from what is held."""
+    """Sizes are rounded up to 512 bytes, and a reset starts the peak at what is in use."""
     with SimulatedDevice(scheduler="lazy") as device:
         kept = device.device_buffer(1)
         device.device_buffer(600)

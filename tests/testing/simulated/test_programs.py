@@ -1,4 +1,4 @@
-"""Programs give the CPU's bits on the simulated device, whenever queued work runs."""
+"""Torch programs give the CPU's bits on the simulated device under every schedule."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def expected(name):
 @pytest.mark.parametrize(("scheduler", "seed"), SCHEDULES)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_program_gives_the_cpus_bits(name, scheduler, seed):
-    """Values, dtypes, shapes and the generator are the CPU's; nothing races or runs alone."""
+    """Values, dtypes, shapes and the random generator equal the CPU's, without races."""
     results, state = expected(name)
 
     found, found_state, device = run_on_device(PROGRAMS[name], scheduler, seed)

@@ -1,4 +1,4 @@
-"""When queued work runs, under each scheduler, and what becomes of its failures."""
+"""When queued work runs under each scheduler, and where its failures surface."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Log:
 
 
 def test_an_unknown_scheduler_is_refused():
-    """The message names the schedulers that there are."""
+    """The error names the schedulers that exist."""
     with pytest.raises(ValueError, match="'eager'; the schedulers are asap, lazy, random"):
         SimulatedDevice(scheduler="eager")
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_a_stream_runs_in_its_own_order_and_waits_for_others(seed):
-    """Whatever the seed, tasks of one stream keep their order, and a wait holds its stream."""
+    """Under any seed, tasks of one stream keep their order, and a wait holds its stream back."""
     log = Log("random", seed)
     for number in range(5):
         log.put(0, f"a{number}")
@@ -55,7 +55,7 @@ def test_a_stream_runs_in_its_own_order_and_waits_for_others(seed):
 
 
 def test_seeds_interleave_differently_and_repeat():
-    """A seed is the reproduction of its order; other seeds give other orders."""
+    """A seed always gives the same order; other seeds give other orders."""
 
     def order(seed):
         log = Log("random", seed)
@@ -71,7 +71,7 @@ def test_seeds_interleave_differently_and_repeat():
 
 
 def test_asap_runs_work_when_it_is_queued():
-    """Without durations the device is always ahead of the host."""
+    """Without durations the `asap` device is never behind the host."""
     log = Log("asap")
     log.put(0, "a0")
     log.queues.advance(0.0)
@@ -80,7 +80,7 @@ def test_asap_runs_work_when_it_is_queued():
 
 
 def test_asap_runs_no_earlier_than_the_virtual_clock_says():
-    """With durations work is done when its time has come."""
+    """With durations, work is done once the virtual clock has reached its end."""
     with SimulatedDevice(scheduler="asap", durations={"kernel": 2.0, "host": 1.0}) as device:
         x = device.device_buffer(4).fill_(1)
         event = device.create_event()
@@ -95,7 +95,7 @@ def test_asap_runs_no_earlier_than_the_virtual_clock_says():
 
 
 def test_lazy_runs_what_a_wait_needs_and_nothing_more():
-    """A wait for one stream runs what that stream waits for, up to the mark."""
+    """A wait for one stream runs the work up to its mark and what that work waits for."""
     log = Log("lazy")
     log.put(0, "a0")
     needed = log.mark(0)
@@ -111,7 +111,7 @@ def test_lazy_runs_what_a_wait_needs_and_nothing_more():
 
 
 def test_a_host_that_keeps_asking_moves_a_lazy_device():
-    """The hundredth query of an event finds it done, and no earlier one."""
+    """The hundredth query of an event finds it done; earlier ones do not."""
     log = Log("lazy")
     log.put(0, "a0")
     event = SimulatedEvent(log.mark(0))
@@ -121,7 +121,7 @@ def test_a_host_that_keeps_asking_moves_a_lazy_device():
 
 
 def test_a_new_record_starts_the_count_of_queries_again():
-    """Each use of an event is asked for anew."""
+    """After another record, an event again needs a hundred queries."""
     with SimulatedDevice(scheduler="lazy") as device:
         event = device.create_event()
         for _ in range(2):
@@ -131,7 +131,7 @@ def test_a_new_record_starts_the_count_of_queries_again():
 
 
 def test_an_event_that_was_never_recorded_is_done():
-    """As in CUDA: a query is True, waits return at once."""
+    """Queries, waits and synchronisation of an event without a record return at once."""
     with SimulatedDevice(scheduler="lazy") as device:
         device.device_buffer(4).fill_(1)
         event = device.create_event()
@@ -150,7 +150,7 @@ def fail_late(device):
 
 @pytest.mark.parametrize("scheduler", ["asap", "lazy", "random"])
 def test_a_failure_of_queued_work_surfaces_at_the_next_wait(scheduler):
-    """It is told once, with the line that queued the work; then the device goes on."""
+    """A failure is raised once, with the line that queued the work; then the device works on."""
     with SimulatedDevice(scheduler=scheduler) as device:
         fail_late(device)
         with pytest.raises(IndexError) as caught:
@@ -163,7 +163,7 @@ def test_a_failure_of_queued_work_surfaces_at_the_next_wait(scheduler):
 
 
 def test_the_first_failure_is_the_one_that_is_told():
-    """Work behind a failure does not run, so nothing of it can fail as well."""
+    """Work after a failure does not run, so only the first failure is raised."""
     with SimulatedDevice(scheduler="lazy") as device:
         fail_late(device)
         x = device.device_buffer(4)
@@ -173,13 +173,13 @@ def test_the_first_failure_is_the_one_that_is_told():
 
 
 def test_a_failure_that_nobody_waited_for_surfaces_at_the_end():
-    """Leaving the device is a wait as well."""
+    """Leaving the device raises a failure that no wait has raised."""
     with pytest.raises(IndexError), SimulatedDevice(scheduler="lazy") as device:
         fail_late(device)
 
 
 def test_a_failure_of_the_body_is_not_hidden_by_queued_ones():
-    """The exception that left the body stays the one that is seen."""
+    """The exception of the body is raised, not that of queued work."""
     with (
         pytest.raises(KeyError, match="mine"),
         SimulatedDevice(scheduler="lazy") as device,
@@ -189,7 +189,7 @@ def test_a_failure_of_the_body_is_not_hidden_by_queued_ones():
 
 
 def test_wrong_shapes_fail_at_the_call():
-    """As on a GPU, shapes are checked by the host."""
+    """The host checks shapes at the call, as on a GPU."""
     with SimulatedDevice(scheduler="lazy") as device:
         x = device.device_buffer(12)
         with pytest.raises(RuntimeError, match="must match the size"):
@@ -197,7 +197,7 @@ def test_wrong_shapes_fail_at_the_call():
 
 
 def test_streams_have_names_of_their_own():
-    """A shared name that is taken, or is the host's, becomes another one."""
+    """A stream whose name is taken, or is the host's, gets another name."""
     device = SimulatedDevice()
     streams = [
         device.create_stream(),
@@ -211,7 +211,7 @@ def test_streams_have_names_of_their_own():
 
 
 def test_streams_that_wait_for_each_other_in_turn_end():
-    """A long chain of waits between two streams is run from its start."""
+    """A long chain of waits between two streams runs from its start."""
     with SimulatedDevice(scheduler="lazy") as device:
         one, two = device.current_stream(), device.create_stream()
         x = device.device_buffer(4).fill_(0)

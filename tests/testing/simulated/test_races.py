@@ -1,4 +1,4 @@
-"""What the race checker reports, and in which words."""
+"""What the race checker reports, and how it says it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def access(checker, agent, kind, history, site, *, span=(0, 8)):
 
 
 def test_a_race_names_both_sites_the_buffer_and_the_missing_edge(checker):
-    """The message says what to add, in the words of the API, and where."""
+    """The message says which calls would order the accesses, and where they belong."""
     history = History()
     access(checker, "copy", "write", history, "a.py:1")
     access(checker, "compute", "read", history, "b.py:2")
@@ -41,7 +41,7 @@ def test_a_race_names_both_sites_the_buffer_and_the_missing_edge(checker):
 
 
 def test_a_race_with_the_host_asks_it_to_look(checker):
-    """The host has no `wait_event`: it must see the event done."""
+    """For a race with the host, the message asks the host to see the event done."""
     history = History()
     access(checker, "copy", "write", history, "a.py:1")
     access(checker, HOST, "read", history, "b.py:2")
@@ -52,7 +52,7 @@ def test_a_race_with_the_host_asks_it_to_look(checker):
 
 
 def test_the_same_two_lines_are_reported_once_with_a_count(checker):
-    """A race of every step is one finding."""
+    """A race in every step is one finding with a count."""
     for _ in range(3):
         history = History()
         access(checker, "copy", "write", history, "a.py:1")
@@ -64,7 +64,7 @@ def test_the_same_two_lines_are_reported_once_with_a_count(checker):
 
 
 def test_other_lines_are_another_race(checker):
-    """Two consumers that both forget to wait are two findings."""
+    """Two consumers that both do not wait are two findings."""
     history = History()
     access(checker, "copy", "write", history, "a.py:1")
     access(checker, "compute", "read", history, "b.py:2")
@@ -75,7 +75,7 @@ def test_other_lines_are_another_race(checker):
 
 
 def test_the_checker_goes_on_after_a_race(checker):
-    """What comes after a racy write is checked against it."""
+    """Later accesses are checked against a write that raced."""
     history = History()
     for agent, site in (("copy", "a.py:1"), ("compute", "b.py:2"), ("copy", "c.py:3")):
         access(checker, agent, "write", history, site)
@@ -87,7 +87,7 @@ def test_the_checker_goes_on_after_a_race(checker):
 
 
 def test_a_write_takes_the_place_of_what_came_before(checker):
-    """Once a write has raced with a reader, what follows the write is not blamed again."""
+    """After a write has raced with a reader, later writes are not checked against that reader."""
     history = History()
     access(checker, "copy", "read", history, "a.py:1")
     access(checker, "compute", "write", history, "b.py:2")
@@ -97,7 +97,7 @@ def test_a_write_takes_the_place_of_what_came_before(checker):
 
 
 def test_a_clean_report_claims_no_more_than_it_saw(checker):
-    """It says how much was recorded, never that there is no race."""
+    """A clean report says how much was recorded, never that there is no race."""
     access(checker, "copy", "write", History(), "a.py:1")
     checker.report.serialised["aten.poisson"] = 2
 
@@ -108,7 +108,7 @@ def test_a_clean_report_claims_no_more_than_it_saw(checker):
 
 
 def test_a_launch_orders_a_stream_behind_the_host(checker):
-    """The host fills a buffer, then launches the work that reads it."""
+    """The host may fill a buffer and then launch the work that reads it."""
     history = History()
     access(checker, HOST, "write", history, "a.py:1")
     access(checker, "copy", "read", history, "b.py:2")
@@ -117,7 +117,7 @@ def test_a_launch_orders_a_stream_behind_the_host(checker):
 
 
 def test_the_host_is_not_behind_what_it_launched(checker):
-    """Launching says nothing about being done."""
+    """A launch does not order the host after the launched work."""
     history = History()
     access(checker, "copy", "read", history, "a.py:1")
     access(checker, HOST, "write", history, "b.py:2")
@@ -126,7 +126,7 @@ def test_the_host_is_not_behind_what_it_launched(checker):
 
 
 def test_what_the_host_saw_is_handed_to_streams_it_launches_on(checker):
-    """A host that waited for one stream orders another by launching on it."""
+    """A host that waited for one stream orders another by a launch on it."""
     history = History()
     access(checker, "copy", "write", history, "a.py:1")
     checker.order(HOST, checker.snapshot("copy"))

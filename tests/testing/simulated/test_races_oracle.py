@@ -125,14 +125,14 @@ def first_race(taker, program):
 @settings(max_examples=600, deadline=None)
 @given(st.lists(steps, min_size=4, max_size=40))
 def test_the_first_race_is_found_where_no_path_leads(program):
-    """A step is reported if and only if it is the first that no path orders."""
+    """The checker reports a step exactly if it is the first that no path orders."""
     assert first_race(Paths(), program) == first_race(Clocks(), program)
 
 
 @settings(max_examples=100, deadline=None)
 @given(st.lists(steps, min_size=2, max_size=20))
 def test_programs_with_every_edge_are_clean(program):
-    """With a wait on everything before every step, there is nothing to report."""
+    """A program that waits for everything before every step has no race."""
     clocks = Clocks()
     for step in program:
         for name in AGENTS:

@@ -1,4 +1,4 @@
-"""The virtual clock: what took how long, beside what."""
+"""The virtual clock: how long work takes, and what runs at the same time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def timeline_of(**durations):
 
 
 def test_an_engine_does_one_thing_after_another():
-    """Kernels of two streams that are both ready share the one engine in order of launch."""
+    """Two streams share the one engine for kernels, in order of launch."""
     timeline = timeline_of(kernel=3.0)
     ends = [timeline.run("compute", "kernel", after_ms=0.0, stream=name) for name in "ab"]
 
@@ -23,7 +23,7 @@ def test_an_engine_does_one_thing_after_another():
 
 
 def test_engines_work_beside_each_other():
-    """A copy in, a kernel and a copy out take the time of the longest."""
+    """A copy in, a kernel and a copy out take as long as the longest of them."""
     timeline = timeline_of(h2d=2.0, kernel=3.0, d2h=1.0)
     lanes = {"h2d": "h2d", "compute": "kernel", "d2h": "d2h"}
     ends = [timeline.run(lane, name, after_ms=0.0, stream="a") for lane, name in lanes.items()]
@@ -34,7 +34,7 @@ def test_engines_work_beside_each_other():
 
 
 def test_work_starts_when_its_stream_and_the_host_have_come_to_it():
-    """Neither before what it waits for, nor before it was launched."""
+    """Work starts neither before what it waits for nor before its launch."""
     timeline = timeline_of(kernel=1.0, work=4.0)
 
     assert timeline.run("compute", "kernel", after_ms=2.5, stream="a") == 3.5
@@ -43,7 +43,7 @@ def test_work_starts_when_its_stream_and_the_host_have_come_to_it():
 
 
 def test_what_has_no_duration_takes_no_time():
-    """It leaves no span, and does not hold the engine up."""
+    """Work without a duration leaves no span and does not occupy the engine."""
     timeline = timeline_of(kernel=1.0)
     timeline.run("compute", "kernel", after_ms=5.0, stream="a")
 
@@ -52,7 +52,7 @@ def test_what_has_no_duration_takes_no_time():
 
 
 def test_a_host_that_waits_is_not_busy():
-    """Waiting and working are told apart."""
+    """Waiting and working are counted apart."""
     timeline = timeline_of(work=2.0)
     timeline.spend("work")
     timeline.pass_until(5.0, "wait")
@@ -65,7 +65,7 @@ def test_a_host_that_waits_is_not_busy():
 
 
 def test_busy_time_counts_what_lies_within():
-    """Work that reaches over the edge of the stretch counts in part."""
+    """Work that crosses the edge of an interval counts in part."""
     timeline = timeline_of(kernel=4.0)
     timeline.run("compute", "kernel", after_ms=1.0, stream="a")
 
@@ -75,7 +75,7 @@ def test_busy_time_counts_what_lies_within():
 
 
 def test_a_drawing_has_a_letter_for_each_stretch_of_work():
-    """Neighbours differ in case; what is beyond the end is left out."""
+    """Neighbours in a drawing differ in case, and it ends where it was told to."""
     timeline = timeline_of(h2d=2.0, kernel=2.0, load=1.0)
     timeline.spend("load")
     for _ in range(2):
@@ -92,7 +92,7 @@ def test_a_drawing_has_a_letter_for_each_stretch_of_work():
 
 
 def test_an_empty_drawing_has_the_lanes():
-    """Nothing took time: four names."""
+    """A drawing without work has the names of the four lanes."""
     assert [line.strip() for line in timeline_of().draw().splitlines()] == [
         "host",
         "h2d",
@@ -109,7 +109,7 @@ def device():
 
 
 def test_events_measure_virtual_time(device):
-    """Two kernels of three milliseconds lie between their records."""
+    """Two kernels of three milliseconds lie between two records."""
     x = device.device_buffer(8)
     start, end = device.create_event(timed=True), device.create_event(timed=True)
     x.fill_(1)
@@ -127,7 +127,7 @@ def test_events_measure_virtual_time(device):
 
 
 def test_a_wait_takes_the_host_to_the_end_of_the_work(device):
-    """The host's clock goes on from when the device was done."""
+    """After a wait, the host's clock stands at the end of the device's work."""
     device.device_buffer(8).fill_(1)
     device.synchronize_stream(device.current_stream())
 
@@ -136,7 +136,7 @@ def test_a_wait_takes_the_host_to_the_end_of_the_work(device):
 
 
 def test_a_copy_runs_beside_kernels_of_another_stream(device):
-    """The copy of the next batch hides behind the kernel of this one."""
+    """A copy takes no extra time beside a kernel of another stream."""
     pinned = device.host_buffer(8, pinned=True)
     x, y, side = device.device_buffer(8), device.device_buffer(8), device.create_stream()
     x.fill_(1)
@@ -147,7 +147,7 @@ def test_a_copy_runs_beside_kernels_of_another_stream(device):
 
 
 def test_a_stream_that_waits_starts_later(device):
-    """A wait for another stream delays the work behind it."""
+    """A wait for another stream delays the work after it."""
     pinned = device.host_buffer(8, pinned=True)
     y, side = device.device_buffer(8), device.create_stream()
     with device.use_stream(side):
@@ -160,7 +160,7 @@ def test_a_stream_that_waits_starts_later(device):
 
 
 def test_a_region_takes_its_time_once(device):
-    """All kernels of a region together take the time of its name."""
+    """All kernels of a region together take the duration of its name."""
     x = device.device_buffer(8)
     with device.region("step"):
         x.fill_(1)
@@ -171,7 +171,7 @@ def test_a_region_takes_its_time_once(device):
 
 
 def test_a_delay_keeps_its_stream_busy(device):
-    """What is queued behind a delay starts when it is over; other streams do not wait."""
+    """Work after a delay starts when the delay ends; other streams do not wait."""
     side, event = device.create_stream(), device.create_event()
     device.delay(side, 10.0)
     device.record_event(event, side)

@@ -1,4 +1,4 @@
-"""Host waits that no one asked for by name, and what copies do to the host."""
+"""Hidden host waits of torch operations, and what copies do to the host."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ WAITS = {
     ("what", "wait"), [(what, wait) for what, calls in WAITS.items() for wait in calls]
 )
 def test_a_hidden_wait_is_listed_with_its_line(device, x, what, wait):
-    """The host waits once, and the list names the call and the line in this file."""
+    """The host waits once, and the list names the call and its line."""
     wait(x)
 
     ((found, site),) = device.waits
@@ -79,7 +79,7 @@ def test_a_hidden_wait_is_listed_with_its_line(device, x, what, wait):
 
 @pytest.mark.parametrize("wait", [calls[0] for calls in WAITS.values()], ids=list(WAITS))
 def test_a_hidden_wait_is_refused_where_waits_are(device, x, wait):
-    """Under `forbid_waits` each raises; inside it a wait can be allowed."""
+    """Each wait raises inside `forbid_waits`, except inside `allow_waits`."""
     with device.forbid_waits():
         with pytest.raises(RuntimeError, match=r"test_waits.py:\d+ makes the host wait"):
             wait(x)
@@ -90,7 +90,7 @@ def test_a_hidden_wait_is_refused_where_waits_are(device, x, wait):
 
 
 def test_what_does_not_wait_is_not_listed(device, x):
-    """Shapes, views, whole numbers as indices, and operators that need no value."""
+    """Shapes, views, integer indices and operators without a data-dependent size do not wait."""
     places = torch.tensor([0, 2])
     with device.forbid_waits():
         x[places], x[0], x[1:3].shape, len(x), x.numel(), x.is_same_size(x), x.data_ptr()
@@ -108,7 +108,7 @@ def test_what_does_not_wait_is_not_listed(device, x):
 
 
 def test_observers_hear_of_waits_before_they_happen(device, x):
-    """Within its body an observer is called with the same pair that is listed."""
+    """An observer is called with the call and line of a wait, before the wait."""
     heard = []
     with device.watch_waits(lambda what, site: heard.append((what, site, x_is_done()))):
 
@@ -123,7 +123,7 @@ def test_observers_hear_of_waits_before_they_happen(device, x):
 
 
 def test_a_pinned_copy_to_the_device_reads_when_it_runs(device, x):
-    """The buffer is the copy's until it is done: what is written meanwhile is what arrives."""
+    """A write to a page-locked buffer before its copy has run changes what arrives."""
     pinned = pinned_of(device, 4).fill_(1.0)
     device.copy(x, pinned)
     pinned.fill_(5.0)
@@ -133,7 +133,7 @@ def test_a_pinned_copy_to_the_device_reads_when_it_runs(device, x):
 
 
 def test_a_pageable_copy_to_the_device_reads_at_once(device, x):
-    """Memory that is not page-locked has been read when the call returns, without a wait."""
+    """Pageable memory has been read when the copy returns, without a wait."""
     host = torch.ones(4)
     device.copy(x, host)
     host.fill_(5.0)
@@ -143,7 +143,7 @@ def test_a_pageable_copy_to_the_device_reads_at_once(device, x):
 
 
 def test_a_pinned_copy_to_the_host_arrives_later(device, x):
-    """Until somebody waits, the buffer has what it had."""
+    """A page-locked buffer keeps its content until the host waits for the copy."""
     pinned = pinned_of(device, 4).fill_(7.0)
     device.copy(pinned, x)
 
@@ -154,7 +154,7 @@ def test_a_pinned_copy_to_the_host_arrives_later(device, x):
 
 
 def test_a_strided_pinned_buffer_is_written_by_the_host(device, x):
-    """A copy engine takes one stretch of memory: for pieces torch waits, unasked."""
+    """A copy into a buffer with gaps waits, although it was asked not to."""
     pinned = pinned_of(device, 8).fill_(0.0)
     device.copy(pinned[::2], x)
 
@@ -164,7 +164,7 @@ def test_a_strided_pinned_buffer_is_written_by_the_host(device, x):
 
 
 def test_a_strided_pinned_buffer_is_read_by_the_host(device, x):
-    """The other way the host gathers the pieces at the call, and may write them again."""
+    """The host gathers a buffer with gaps at the call, and may refill it at once."""
     pinned = pinned_of(device, 8).fill_(1.0)
     device.copy(x, pinned[::2])
     pinned.fill_(5.0)
@@ -175,7 +175,7 @@ def test_a_strided_pinned_buffer_is_read_by_the_host(device, x):
 
 
 def test_one_stretch_may_be_transposed(device):
-    """The same strides on both sides are one copy."""
+    """A buffer without gaps is one copy if both sides have the same strides."""
     pinned = pinned_of(device, 6).fill_(1.0).view(2, 3).t()
     target = device.device_buffer(24).view(torch.float32).view(2, 3).t()
     device.copy(target, pinned)
@@ -185,20 +185,20 @@ def test_one_stretch_may_be_transposed(device):
 
 
 def test_host_and_device_memory_do_not_mix(device, x):
-    """No kernel reads page-locked memory as if it were the device's."""
+    """An operation on device and page-locked memory raises, as on a GPU."""
     with pytest.raises(RuntimeError, match=r"aten.add.Tensor mixes device memory and host"):
         x + pinned_of(device, 4)
 
 
 def test_memory_that_was_not_written_shows(device):
-    """Fresh memory is NaN as floats and -1 as integers, on both sides."""
+    """Fresh memory holds NaN as floats and -1 as integers, on the host and the device."""
     for buffer in (device.device_buffer(8), device.host_buffer(8, pinned=True)):
         assert all(value != value for value in buffer.view(torch.float32).tolist())
         assert buffer.view(torch.int32).tolist() == [-1, -1]
 
 
 def test_a_host_scalar_is_read_when_work_is_launched(device, x):
-    """Its value is an argument of the kernel, as Python numbers are."""
+    """A host scalar is an argument of the kernel, as a Python number is."""
     scale = torch.tensor(3.0)
     y = x * scale
     scale.fill_(100.0)
@@ -208,7 +208,7 @@ def test_a_host_scalar_is_read_when_work_is_launched(device, x):
 
 
 def test_gradients_pass_through_a_copy_to_the_host(device, x):
-    """As on a GPU, `cpu` is an operation that autograd knows."""
+    """Autograd differentiates `cpu`, as on a GPU."""
     x.requires_grad_()
     (x * 3).cpu().sum().backward()
 
@@ -231,7 +231,7 @@ def test_numpy_of_a_tensor_with_gradients_is_refused(device, x):
 
 
 def test_a_file_has_the_values_of_queued_work(device, x):
-    """Saving reads memory directly: what is queued has run by then."""
+    """`torch.save` writes the values that queued work computes."""
     file = io.BytesIO()
     torch.save({"y": x * 2}, file)
     file.seek(0)
@@ -240,14 +240,14 @@ def test_a_file_has_the_values_of_queued_work(device, x):
 
 
 def test_sparse_tensors_are_refused(device, x):
-    """What is not simulated says so, and host tensors are left alone."""
+    """A sparse tensor of device memory raises; one on the host works as usual."""
     with pytest.raises(NotImplementedError, match="sparse_coo tensors are not simulated"):
         x.to_sparse()
     assert (torch.eye(2).to_sparse() @ torch.ones(2, 1)).tolist() == [[1.0], [1.0]]
 
 
 def test_the_current_stream_is_restored(device):
-    """`use_stream` nests, and gives the stream back when its body raises."""
+    """`use_stream` can be nested, and restores the stream if its body raises."""
     outer, inner = device.current_stream(), device.create_stream()
     with pytest.raises(KeyError), device.use_stream(inner):
         with device.use_stream(outer):
@@ -260,7 +260,7 @@ def test_the_current_stream_is_restored(device):
 
 
 def test_what_a_device_holds(device, x):
-    """Its own buffers, results of its work, and host tensors that it has used."""
+    """Buffers, results, and host tensors that device work has used are on the device."""
     used, unused = torch.ones(4), torch.ones(4)
     y = x + used
 
@@ -273,7 +273,7 @@ def test_what_a_device_holds(device, x):
 
 
 def test_after_leaving_everything_has_run_and_torch_is_plain():
-    """Queued work runs when the device is left; its memory goes on as the CPU's."""
+    """Leaving the device runs queued work; its tensors are plain CPU tensors then."""
     with SimulatedDevice(scheduler="lazy") as device:
         x = device.device_buffer(4).fill_(3)
         y = x + 1
@@ -287,7 +287,7 @@ def test_after_leaving_everything_has_run_and_torch_is_plain():
 
 @pytest.mark.parametrize("make", [torch.tensor, torch.as_tensor])
 def test_a_list_of_device_numbers_is_waited_for(make):
-    """Gathering numbers into a tensor waits for each of them, and gets their values."""
+    """A tensor made of device numbers waits for each of them and holds their values."""
     with SimulatedDevice(scheduler="lazy") as device:
         numbers = device.device_buffer(8).view(torch.float32).fill_(3.0)
         found = make([numbers[0], numbers[1]])

@@ -1,4 +1,15 @@
-"""A simulated accelerator: streams, memory, a race checker and a virtual clock on any machine."""
+"""A simulated accelerator for any machine: late streams, a race checker, a virtual clock.
+
+simulated_device    the device that users enter: every method of the Device protocol
+simulation          the engine: launches, waits, captures; calls everything below
+dispatch            turns each torch operation into queued work
+operator_call       one torch operation: what it reads, writes and returns
+host_reads          methods of tensors that read on the host, such as `tolist`
+queues              streams as queues of tasks, and the three schedulers
+allocator           device and page-locked memory, reused as torch's allocator reuses it
+races               vector clocks that find unordered accesses
+virtual_clock       how long work takes, as data
+"""
 
 from __future__ import annotations
 
@@ -7,5 +18,5 @@ from pathlib import Path
 from gapless.device.call_site import hide_folder
 
 
-# Reports name the lines of the code under test, not those of the simulator.
+# Reports must name lines of the code under test, not of the simulator.
 hide_folder(Path(__file__).parent)

@@ -1,9 +1,8 @@
-"""Memory of the simulated device: blocks with an owner, a history and a stream to return to.
+"""Memory of the simulated device, in blocks that are reused.
 
-Device memory follows torch's caching allocator: a block that nobody holds goes back at once to
-the stream it was allocated on, and the next allocation there takes it, though queued work may
-still use it. Queued work therefore reads and writes by address, as a kernel does, and never
-keeps memory alive.
+Device memory follows torch's caching allocator: a freed block goes back at once to the stream that
+it was allocated on, and the next allocation there takes it, even if queued work still uses it. So
+queued work reads and writes by address, as a kernel does, and never keeps memory alive.
 """
 
 from __future__ import annotations
@@ -28,30 +27,30 @@ MemoryKind = Literal["device", "pinned"]
 _GRAIN = 512
 _ALIGNMENT = 64
 
-# All bits set: NaN in every floating dtype and -1 in every signed one, so that memory which is
-# read before it is written shows in the values.
+# All bits set: NaN in every floating dtype and -1 in every signed one, so that a read of memory that
+# was never written shows in the values.
 _POISON = b"\xff"
 
-# More pieces than this of one strided view are recorded as the range that holds them all.
+# A strided view of more pieces than this is recorded as one range that contains them all.
 _MAX_RUNS = 1024
 
-# Adopted blocks below which nobody looks for abandoned ones.
+# With fewer adopted blocks than this, nobody looks for freed ones.
 _FEW = 64
 
 
 @dataclass(eq=False, kw_only=True)
 class Block:
-    """A stretch of memory.
+    """A range of memory.
 
     Attributes:
-        name: what reports call it.
+        name: in reports.
         kind: `device` or `pinned`.
-        storage: owns the memory for as long as the simulation lives.
+        storage: owns the memory while the simulation lives.
         num_bytes: its size.
-        memory: the same memory, to make tensors of; None if it was adopted.
-        history: accesses so far, kept when the block is freed and used again.
-        used_by: streams named by `record_stream`, whose work must end before reuse.
-        pool: where it was allocated and goes back to: a stream, or a graph.
+        memory: the same memory, to make tensors from; None for adopted memory.
+        history: accesses so far, kept when the block is freed and reused.
+        used_by: streams passed to `record_stream`, whose work must end before reuse.
+        pool: the stream or graph that it was allocated for and goes back to.
     """
 
     name: str
@@ -65,12 +64,12 @@ class Block:
 
 
 class Memory:
-    """Hand out blocks, and know which block a tensor lies in.
+    """Hand out blocks, and find the block that a tensor lies in.
 
     Attributes:
-        num_blocks: device blocks made so far, as a measure of growth.
-        in_use_bytes: device memory that somebody holds.
-        peak_bytes: most of it since the last reset.
+        num_blocks: device blocks made so far.
+        in_use_bytes: device memory in use.
+        peak_bytes: most memory in use since the last reset.
     """
 
     def __init__(self) -> None:
@@ -83,7 +82,7 @@ class Memory:
         self.peak_bytes = 0
 
     def find(self, tensor: torch.Tensor) -> Block | None:
-        """Return the block that a tensor lies in, None for memory of the host's own."""
+        """Return the block that a tensor lies in; None for other host memory."""
         if tensor.layout is not torch.strided or tensor._is_zerotensor():
             return None
         return self._by_address.get(tensor.untyped_storage().data_ptr())
@@ -94,10 +93,10 @@ class Memory:
         """Return fresh device memory as a uint8 tensor.
 
         Args:
-            num_bytes: at least so many.
-            pool: where the block comes from and goes back to: a stream, or a graph.
-            release: called when nobody holds the block any more; returns a function that says
-                whether it may be used again.
+            num_bytes: the block has at least this size.
+            pool: the stream or graph that the block comes from and goes back to.
+            release: called when the block is freed; returns a function that says whether it may
+                be reused.
         """
         size = max(-(-num_bytes // _GRAIN) * _GRAIN, _GRAIN)
         free = self._free.setdefault((pool, size), deque())
@@ -120,18 +119,18 @@ class Memory:
         """Return page-locked host memory as a uint8 tensor."""
         block = self._make("pinned", num_bytes, f"pinned buffer of {num_bytes:,} bytes")
         address = block.storage.data_ptr()
-        # Copies that are queued hold the memory itself, as torch's allocator does for them.
+        # Queued copies hold the memory, as torch's allocator holds it for them.
         return _hold(block, num_bytes, lambda: self._forget(address))
 
     def adopt(self, tensor: torch.Tensor) -> Block:
-        """Make host memory that device work uses, such as a model's weights, device memory."""
+        """Turn host memory that device work uses, such as a model's weights, into device memory."""
         storage = tensor.untyped_storage()
         shape = "x".join(map(str, tensor.shape)) or "scalar"
         block = Block(
             name=f"{shape} tensor", kind="device", storage=storage, num_bytes=storage.nbytes()
         )
         if not storage.data_ptr():
-            return block  # nothing has no address
+            return block  # an empty tensor has no address
         if len(self._adopted) >= self._most_adopted:
             self._forget_adopted()
         self._by_address[storage.data_ptr()] = self._adopted[storage.data_ptr()] = block
@@ -141,7 +140,7 @@ class Memory:
         del self._by_address[address]
 
     def _forget_adopted(self) -> None:
-        """Let go of adopted memory that only this object still holds."""
+        """Forget adopted memory that nobody else holds."""
         for address, block in list(self._adopted.items()):
             if torch._C._storage_Use_Count(block.storage._cdata) == 1:
                 del self._adopted[address], self._by_address[address]
@@ -176,7 +175,7 @@ def alias(tensor: torch.Tensor, block: Block) -> torch.Tensor:
 
 
 def with_bits_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Return a view of values that is to be conjugated or negated as a tensor is."""
+    """Return a view of `values` with the conjugation and negation bits of `tensor`."""
     if tensor.is_conj():
         values = values.conj()
     return torch._neg_view(values) if tensor.is_neg() else values
@@ -185,8 +184,8 @@ def with_bits_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
 def byte_ranges(tensor: torch.Tensor) -> list[tuple[int, int]]:
     """Return the bytes of its block that a tensor covers, as (start, end) pairs.
 
-    A strided tensor is several ranges; one of more than 1,024 pieces counts as the whole range
-    from its first byte to its last.
+    A strided tensor gives several ranges; beyond 1,024 pieces, one range from the first byte to the
+    last.
     """
     if not tensor.numel():
         return []

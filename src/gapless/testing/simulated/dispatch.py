@@ -1,8 +1,8 @@
 """Turn torch operations into queued work.
 
-While a simulated device is entered, a dispatch mode sees every operation of the thread. One that
-touches device memory is queued on the current stream and returns at once, with results of the
-right shape and no values yet; autograd and optimizers need not know.
+While a simulated device is entered, a dispatch mode sees every operation of the thread. An operation
+on device memory is queued on the current stream. It returns at once, with results of the right shape
+that have no values yet, so autograd and optimizers work unchanged.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gapless.testing.simulated.allocator import alias, byte_ranges
 from gapless.testing.simulated.operator_call import (
     Call,
-    UnforeseenError,
+    UnpredictableError,
     is_any,
     replace,
     tensors_in,
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 _aten = torch.ops.aten
 
-# Shapes are remembered for so many calls; numbers among the arguments may differ every time.
-_MAX_SHAPES = 10_000
+# Limit of remembered predictions: calls whose arguments hold a new number each time add up.
+_MAX_PREDICTIONS = 10_000
 
 
 class QueueOperations(TorchDispatchMode):
-    """Queue what touches device memory; let the rest run on the host, and watch it.
+    """Queue operations on device memory; run others on the host, and record what they do.
 
     Args:
         simulation: where work is queued and recorded.
@@ -46,14 +46,14 @@ class QueueOperations(TorchDispatchMode):
         super().__init__()
         self._simulation = simulation
         self._memory = simulation.memory
-        self._shapes: dict[tuple[Any, ...], tuple[Any, list[torch.Tensor]]] = {}
+        self._predictions: dict[tuple[Any, ...], tuple[Any, list[torch.Tensor]]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         call = Call(func, args, kwargs or {})
         simulation = self._simulation
         if simulation.is_quiet:
             return call.run()
-        # Below autograd and autocast already: nothing else has to be switched off.
+        # This is below autograd and autocast, so nothing else has to be switched off.
         simulation.is_quiet = True
         try:
             return self._take(call)
@@ -78,11 +78,11 @@ class QueueOperations(TorchDispatchMode):
     def _on_device(self, call: Call) -> Any:
         if call.waits:
             return self._run_now(call, is_wait=True)
-        if call.signature.returns_nothing_of_tensors:
-            return call.run()  # such as whether two shapes agree
+        if call.signature.returns_no_tensors:
+            return call.run()  # such as whether two shapes are equal
         try:
             outputs = self._outputs(call)
-        except UnforeseenError:
+        except UnpredictableError:
             serialised = self._simulation.checker.report.serialised
             serialised[call.name] = serialised.get(call.name, 0) + 1
             return self._run_now(call, is_wait=False)
@@ -94,13 +94,13 @@ class QueueOperations(TorchDispatchMode):
         return outputs
 
     def _change_metadata(self, call: Call) -> Any:
-        """Return a view, or change what a tensor is a view of; no work for the device."""
+        """Return a view, or change what a tensor is a view of: no work for the device."""
         if call.func is _aten.resize_.default:
             self._make_room(call.args[0], tuple(call.args[1]))
         return call.run()
 
     def _on_host(self, call: Call) -> Any:
-        """Run on the host at once, and record what it does to page-locked memory."""
+        """Run on the host at once, and record accesses to page-locked memory."""
         for tensor in call.tensors:
             block = self._memory.find(tensor)
             if block is not None:
@@ -127,17 +127,17 @@ class QueueOperations(TorchDispatchMode):
         self._simulation.launch(work)
 
     def _outputs(self, call: Call) -> Any:
-        """Return what the call will return, without values.
+        """Return the call's results, without values.
 
         Raises:
-            UnforeseenError: that depends on values.
+            UnpredictableError: their shapes depend on values.
         """
         returns, outputs = call.func._schema.returns, call.signature.outputs
         if call.draws_by_value:
-            raise UnforeseenError(call.name)
+            raise UnpredictableError(call.name)
         if not outputs and all(result.alias_info is not None for result in returns):
             return _written_results(call)
-        shapes, sizes = self._foresee(call)
+        shapes, sizes = self._predict(call)
         if outputs:
             for tensor, size in zip(call.written, sizes, strict=True):
                 self._resize_output(tensor, size)
@@ -150,13 +150,13 @@ class QueueOperations(TorchDispatchMode):
             for part, result in zip(shapes, returns, strict=True)
         )
 
-    def _foresee(self, call: Call) -> tuple[Any, list[torch.Tensor]]:
+    def _predict(self, call: Call) -> tuple[Any, list[torch.Tensor]]:
         key = call.key()
-        if key not in self._shapes:
-            if len(self._shapes) >= _MAX_SHAPES:
-                self._shapes.clear()
-            self._shapes[key] = call.foresee()
-        return self._shapes[key]
+        if key not in self._predictions:
+            if len(self._predictions) >= _MAX_PREDICTIONS:
+                self._predictions.clear()
+            self._predictions[key] = call.predict()
+        return self._predictions[key]
 
     def _allocate_like(self, shape: torch.Tensor) -> torch.Tensor:
         pairs = zip(shape.size(), shape.stride(), strict=True)
@@ -166,13 +166,13 @@ class QueueOperations(TorchDispatchMode):
         return torch.empty(0, dtype=shape.dtype).set_(storage, 0, shape.size(), shape.stride())
 
     def _resize_output(self, tensor: torch.Tensor, size: torch.Tensor) -> None:
-        """Give an `out` argument the shape of the result, as torch does for an empty one."""
+        """Give an `out` argument the shape of the result, as torch does for an empty tensor."""
         if tensor.size() != size.size():
             self._make_room(tensor, tuple(size.size()))
             tensor.resize_(size.size())
 
     def _make_room(self, tensor: torch.Tensor, size: tuple[int, ...]) -> None:
-        """Let a tensor have memory for a size; simulated memory cannot grow where it is."""
+        """Move a tensor to a larger block if needed; simulated memory cannot grow in place."""
         shape = torch.empty(size, dtype=tensor.dtype, device="meta")
         held = tensor.untyped_storage().nbytes() // tensor.element_size()
         if shape.numel() + tensor.storage_offset() <= held:
@@ -185,15 +185,15 @@ class QueueOperations(TorchDispatchMode):
         tensor.set_(room.untyped_storage(), 0, room.size(), room.stride())
 
     def _by_address(self, call: Call) -> tuple[Call, list[Touch]]:
-        """Return the call as a kernel makes it, holding no memory, and what it touches."""
+        """Return the call by address, as a kernel runs it, holding no memory; and its accesses."""
         touches = []
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
             if tensor._is_zerotensor():
-                return tensor  # a zero of forward derivatives, which has no memory
+                return tensor  # a zero of forward-mode derivatives has no memory
             is_written = is_any(tensor, call.written)
             if self._memory.find(tensor) is None and not tensor.dim() and not is_written:
-                return tensor.clone()  # a host scalar: its value is an argument of the kernel
+                return tensor.clone()  # the value of a host scalar is an argument of the kernel
             touches.append(self._touch("write" if is_written else "read", tensor))
             return self._alias(tensor)
 
@@ -209,7 +209,7 @@ class QueueOperations(TorchDispatchMode):
         return Touch.of(kind, tensor, self._block(tensor))
 
     def _run_now(self, call: Call, *, is_wait: bool) -> Any:
-        """Run when everything queued on the stream is done, as a host that waits does."""
+        """Run once everything queued on the stream is done, and return values."""
         simulation = self._simulation
         late, touches = self._by_address(call)
         results: list[Any] = []
@@ -240,7 +240,7 @@ class QueueOperations(TorchDispatchMode):
         return target
 
     def _copy_across(self, call: Call, *, to_device: bool) -> None:
-        """Copy between host and device: on a copy engine if the host side is page-locked."""
+        """Copy between host and device; a copy engine does it if the host side is page-locked."""
         target, source = call.args[:2]
         host, device = (source, target) if to_device else (target, source)
         is_blocking = not call.kwargs.get("non_blocking", len(call.args) > 2 and call.args[2])
@@ -252,7 +252,7 @@ class QueueOperations(TorchDispatchMode):
             moved = self._alias(host)
         elif to_device:
             self._host_access("read", host, name)
-            moved = host.clone()  # the host has read it when the call returns
+            moved = host.clone()  # the host reads pageable memory before the call returns
         else:
             moved, is_blocking = torch.empty_like(host), True
         ends = (self._alias(device), moved) if to_device else (moved, self._alias(device))
@@ -263,7 +263,7 @@ class QueueOperations(TorchDispatchMode):
         if is_blocking:
             simulation.wait(simulation.mark(simulation.current), f"blocking {name}")
         if not is_direct and not to_device:
-            # Memory that is not page-locked is written by the host itself.
+            # The host itself writes pageable memory.
             self._host_access("write", host, name)
             host.copy_(moved)
 
@@ -278,14 +278,14 @@ def _copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def _is_dense(host: torch.Tensor, device: torch.Tensor, to_device: bool) -> bool:
-    """Whether a copy engine can take the host side as it is, as one stretch of memory."""
+    """Whether the host side is one range of memory, which a copy engine can take as it is."""
     if host.is_contiguous():
         return not to_device or host.numel() == device.numel()
     return host.stride() == device.stride() and len(byte_ranges(host)) == 1
 
 
 def _written_results(call: Call) -> Any:
-    """Return what a call that only writes to its arguments returns: those arguments."""
+    """Return the results of a call that only writes to its arguments: those arguments."""
     found = call.written_arguments()
     returns = call.func._schema.returns
     if not returns:

@@ -1,4 +1,8 @@
-"""See the host read device and page-locked memory in ways that no operator shows."""
+"""Methods of tensors that read on the host without an operator, such as `tolist`.
+
+A function mode sees them. A read of device memory waits, as on a GPU; a read of page-locked memory is
+recorded.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class WatchHost(TorchFunctionMode):
-    """See the host read tensors in ways that no operator shows, such as `tolist`.
+    """Handle the methods of tensors that read on the host without an operator.
 
     Args:
         simulation: where reads are recorded.
@@ -37,7 +41,7 @@ class WatchHost(TorchFunctionMode):
 
 
 def _read(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any) -> Any:
-    """Read a tensor on the host; one on the device is waited for."""
+    """Read a tensor on the host; wait for it if it is on the device."""
     block = simulation.memory.find(tensor)
     if block is None:
         return func(tensor, *args, **kw)
@@ -49,7 +53,7 @@ def _read(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, *
         touches = [Touch.of("read", tensor, block)]
         simulation.launch(Work(name, lambda _: None, touches, lane="d2h"))
         simulation.wait(simulation.mark(simulation.current), name)
-        # A copy: the memory may be used again when the tensor is let go of.
+        # A copy, because the memory may be reused when the tensor is freed.
         return func(alias(tensor, block).clone(), *args, **kw)
 
 
@@ -57,7 +61,7 @@ def _to_array(
     simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any
 ) -> Any:
     if tensor.requires_grad and not kw.get("force"):
-        return func(tensor, *args, **kw)  # torch refuses
+        return func(tensor, *args, **kw)  # torch raises
     return _read(simulation, func, tensor, *args, **kw)
 
 
@@ -82,7 +86,7 @@ def _to_host(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any
 def _deepcopy(
     simulation: Simulation, func: Any, tensor: torch.Tensor, memo: dict[int, Any]
 ) -> Any:
-    """Copy on the device, as torch does there, and not through the host's memory."""
+    """Copy on the device, as torch does on a GPU, not through host memory."""
     block = simulation.memory.find(tensor)
     if block is None or id(tensor) in memo or not tensor.is_leaf:
         return func(tensor, memo)
@@ -93,14 +97,14 @@ def _deepcopy(
 
 
 def _finish(simulation: Simulation, func: Any, tensor: torch.Tensor) -> Any:
-    """Let whoever reads memory directly, such as `torch.save`, find values there."""
+    """Run all queued work, so that direct reads of memory, as in `torch.save`, see values."""
     if simulation.memory.find(tensor) is not None:
         simulation.finish()
     return func(tensor)
 
 
 def _gather(simulation: Simulation, func: Any, data: Any, *args: Any, **kw: Any) -> Any:
-    """Make a tensor of a list; numbers on the device are waited for one by one, as on a GPU."""
+    """Make a tensor of a list; wait for each number on the device, as on a GPU."""
     if isinstance(data, list | tuple):
         data = replace(
             data, lambda tensor: _read(simulation, torch.Tensor.tolist, tensor.detach())

@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
-# What CPU kernels write though their schemas do not say so: position of the argument that says
-# whether they do, and positions of what is written.
+# Arguments that CPU kernels write although their schemas do not say so: the position of the flag
+# that turns the write on, and the positions of what is written.
 _ALSO_WRITTEN = {"aten::native_batch_norm": (5, (3, 4))}
 
-# Kernels that read a value on the host, which no tag of theirs tells.
+# Kernels that read a value on the host, although no tag of theirs says so.
 _HOST_READERS = ("aten::_linalg_check_errors",)
 
-# How many random numbers these take depends on values, so that they cannot be taken ahead.
+# How many random numbers these take depends on values, so they cannot be taken at the launch.
 _DRAWS_BY_VALUE = (
     "aten::poisson",
     "aten::binomial",
@@ -34,18 +34,29 @@ _DRAWS_BY_VALUE = (
 _MASKS = (torch.bool, torch.uint8)
 
 
-class UnforeseenError(Exception):
-    """What a call will return is not known before it has run."""
+class UnpredictableError(Exception):
+    """The results' shapes are not known before the call has run."""
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What an operator's schema says about its arguments and results."""
+    """What an operator's schema and tags say about its arguments and results.
+
+    Attributes:
+        written: arguments that it writes, as (position, name).
+        outputs: names of `out` arguments.
+        changes_metadata: it returns a view, or changes what a tensor is a view of.
+        returns_no_tensors: its results are plain values.
+        is_random: it draws random numbers.
+        reads_values: it returns values of tensors to the host.
+        has_size_by_values: the shape of its result depends on values.
+        is_allocation: it returns memory without content.
+    """
 
     written: tuple[tuple[int, str], ...]
     outputs: tuple[str, ...]
     changes_metadata: bool
-    returns_nothing_of_tensors: bool
+    returns_no_tensors: bool
     is_random: bool
     reads_values: bool
     has_size_by_values: bool
@@ -54,7 +65,7 @@ class Signature:
 
 @cache
 def signature_of(func: torch._ops.OpOverload) -> Signature:
-    """Return what is known of an operator."""
+    """Return what is known about an operator."""
     schema, tags, name = func._schema, func.tags, func._schema.name
     written = tuple(
         (at, argument.name)
@@ -66,7 +77,7 @@ def signature_of(func: torch._ops.OpOverload) -> Signature:
         written=written,
         outputs=tuple(argument.name for argument in schema.arguments if argument.is_out),
         changes_metadata=is_view or torch.Tag.inplace_view in tags,
-        returns_nothing_of_tensors=bool(schema.returns)
+        returns_no_tensors=bool(schema.returns)
         and not any("Tensor" in str(result.type) for result in schema.returns),
         is_random=torch.Tag.nondeterministic_seeded in tags,
         reads_values=torch.Tag.data_dependent_output in tags or name in _HOST_READERS,
@@ -105,18 +116,18 @@ class Call:
     func: torch._ops.OpOverload
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    # Computed when first asked for, without the lock of `cached_property`: calls are many.
+    # Computed on first use; not by `cached_property`, whose lock costs time on every call.
     _tensors: list[torch.Tensor] | None = None
     _written: list[torch.Tensor] | None = None
 
     @property
     def name(self) -> str:
-        """The operator and its overload, as reports call it."""
+        """The operator and its overload, as reports print it."""
         return str(self.func)
 
     @property
     def signature(self) -> Signature:
-        """What the operator's schema says."""
+        """What the operator's schema and tags say."""
         return signature_of(self.func)
 
     @property
@@ -128,7 +139,7 @@ class Call:
 
     @property
     def written(self) -> list[torch.Tensor]:
-        """The tensors among the arguments that are written."""
+        """The arguments that are written."""
         if self._written is None:
             self._written = self._find_written()
         return self._written
@@ -141,7 +152,7 @@ class Call:
         return found
 
     def written_arguments(self) -> list[Any]:
-        """Return the arguments that the schema says are written."""
+        """Return the arguments that are written according to the schema."""
         return [
             self.args[at] if at < len(self.args) else self.kwargs.get(name)
             for at, name in self.signature.written
@@ -149,19 +160,19 @@ class Call:
 
     @property
     def generator(self) -> torch.Generator:
-        """Where its random numbers come from."""
+        """The generator of its random numbers."""
         values = (*self.args, *self.kwargs.values())
         found = [value for value in values if isinstance(value, torch.Generator)]
         return found[0] if found else torch.default_generator
 
     @property
     def draws_by_value(self) -> bool:
-        """Whether it is unknown how many random numbers it takes before it has run."""
+        """Whether the count of random numbers that it takes depends on values."""
         return self.func._schema.name.startswith(_DRAWS_BY_VALUE)
 
     @property
     def waits(self) -> bool:
-        """Whether the host waits for values: to return them, or to know a size."""
+        """Whether the host waits for values, either to return them or to learn a size."""
         if self.func._schema.name == "aten::index":
             return self._has_mask()
         if self.signature.has_size_by_values:
@@ -170,10 +181,10 @@ class Call:
 
     @property
     def waits_for_mask(self) -> bool:
-        """Whether it writes through a mask, whose places a GPU counts on the host first."""
+        """Whether it writes through a mask, whose elements a GPU counts on the host first."""
         if "index_put" not in self.name or not self._has_mask():
             return False
-        return bool(self.args[2].dim())  # one number goes everywhere, without counting
+        return bool(self.args[2].dim())  # a single number needs no count
 
     def _has_mask(self) -> bool:
         return any(index.dtype in _MASKS for index in tensors_in(self.args[1]))
@@ -184,20 +195,21 @@ class Call:
         return Call(self.func, replace(self.args, change), kwargs)
 
     def run(self) -> Any:
-        """Do it."""
+        """Run the operation."""
         return self.func(*self.args, **self.kwargs)
 
     def draw(self) -> torch.Tensor:
-        """Take its random numbers; return the state of the generator before.
+        """Take its random numbers; return the generator's state before.
 
-        A GPU takes them when the work is launched. How many are taken depends on shapes alone.
+        A GPU takes them when the work is launched. How many it takes depends on shapes only, so
+        the operation runs once on other values.
         """
         state = self.generator.get_state()
         self.with_tensors(_stand_in).run()
         return state
 
     def run_from(self, state: torch.Tensor) -> Any:
-        """Do it with the random numbers that follow a state, and leave the generator as it is."""
+        """Run with the random numbers that follow a state; leave the generator as it is."""
         now = self.generator.get_state()
         self.generator.set_state(state)
         try:
@@ -205,27 +217,31 @@ class Call:
         finally:
             self.generator.set_state(now)
 
-    def foresee(self) -> tuple[Any, list[torch.Tensor]]:
-        """Return what the call will return, and its `out` arguments, as tensors without memory.
+    def predict(self) -> tuple[Any, list[torch.Tensor]]:
+        """Return the call's results and `out` arguments as tensors without memory.
 
-        Found by running it on other values: a kernel's strides, and which results it leaves
-        out, are its own, and meta kernels differ.
+        The operation runs on other values. Meta kernels would be cheaper, but their strides, and
+        the results that they omit, differ from those of the CPU's kernels.
 
         Raises:
-            UnforeseenError: it depends on values.
+            UnpredictableError: the results depend on values.
             Exception: the arguments do not fit together.
         """
         try:
             call = self.with_tensors(_stand_in)
             result = call.run_from(call.generator.get_state())
-        except Exception as error:  # the arguments' fault, or that of the other values
+        except Exception as error:  # due to the arguments, or to the other values
             call = self.with_tensors(_as_meta)
             result = call.run_on_meta(error)
         outputs = [call.kwargs[name] for name in self.signature.outputs]
         return replace(result, _as_meta), [_as_meta(tensor) for tensor in tensors_in(outputs)]
 
     def run_on_meta(self, reason: Exception) -> Any:
-        """Run over tensors that have shapes only, as running over values failed for a reason."""
+        """Run on tensors that have shapes only, since running on values failed.
+
+        Args:
+            reason: how it failed; raised again if the arguments do not fit together.
+        """
         kwargs = {
             key: torch.device("meta") if isinstance(value, torch.device) else value
             for key, value in self.kwargs.items()
@@ -234,12 +250,12 @@ class Call:
         try:
             return self.func(*self.args, **kwargs)
         except (NotImplementedError, TypeError):
-            raise UnforeseenError(self.name) from reason
+            raise UnpredictableError(self.name) from reason
         except Exception:
-            raise reason from None  # in the words of the CPU
+            raise reason from None  # the CPU's own message
 
     def key(self) -> tuple[Any, ...]:
-        """Return all that shapes of results depend on."""
+        """Return everything that the results' shapes depend on."""
         values = (self.args, tuple(self.kwargs.items()), torch.is_grad_enabled())
         return (self.func, _hashable(values))
 

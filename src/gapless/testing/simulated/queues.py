@@ -1,9 +1,11 @@
 """Streams as queues of tasks, events as marks in them, and when tasks run.
 
-asap     a task runs as soon as the virtual clock allows: without durations at once, as on a
-         GPU that is always ahead of the host
-lazy     a task runs only when the host waits for it, as on a GPU that is far behind
-random   streams advance by a few tasks at random moments; the seed is the reproduction
+The schedulers:
+
+asap     a task runs as soon as the virtual clock allows; without durations, at once. As on a GPU
+         that is never behind the host.
+lazy     a task runs only when the host waits for it. As on a GPU that is far behind.
+random   streams advance by a few tasks at random moments; the seed reproduces them.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 
 Scheduler = Literal["asap", "lazy", "random"]
 
-# A host that polls an event so often has nothing else to do: then even the lazy device moves.
+# A host that polls an event this often has nothing else to do, so even the lazy device moves on.
 _POLLS_BEFORE_LAZY_MOVES = 100
 
 
@@ -31,11 +33,11 @@ class Mark:
     """A point in a stream: the end of its first `number` tasks.
 
     Attributes:
-        stream: whose point it is.
-        number: tasks before it.
-        clock: what work behind this point is ordered behind.
+        stream: the stream.
+        number: number of tasks before the point.
+        clock: vector clock: what precedes the point, for work that waits for it.
         time_ms: virtual time at which those tasks are done.
-        capture: the graph in whose capture the point was made; None for real work.
+        capture: the graph whose capture made the point; None for real work.
     """
 
     stream: SimulatedStream
@@ -55,9 +57,9 @@ class Task:
     """Work in a stream's queue.
 
     Attributes:
-        run: does it; None for a wait.
+        run: does the work; None for a wait.
         end_ms: virtual time at which it is done.
-        needs: a mark that must be done before.
+        needs: a mark that must be done first.
         site: file:line that queued it.
     """
 
@@ -69,7 +71,7 @@ class Task:
 
 @dataclass(eq=False, slots=True)
 class SimulatedStream:
-    """A queue that runs in its own order."""
+    """A queue of tasks that run in order."""
 
     name: str
     queue: deque[Task] = field(default_factory=deque)
@@ -85,7 +87,7 @@ class SimulatedStream:
 
 @dataclass(eq=False, slots=True)
 class SimulatedEvent:
-    """The last mark that was recorded; None before the first record, as CUDA's."""
+    """The last recorded mark; None before the first record, as in CUDA."""
 
     mark: Mark | None = None
     num_polls: int = 0
@@ -100,7 +102,7 @@ class Queues:
 
     Attributes:
         streams: all of them.
-        failure: what queued work raised, until somebody is told.
+        failure: what queued work raised, until it is raised to the host.
 
     Raises:
         ValueError: the scheduler is unknown.
@@ -128,14 +130,14 @@ class Queues:
         stream.num_queued += 1
 
     def advance(self, now_ms: float) -> None:
-        """Run what the scheduler would run by now."""
+        """Run what the scheduler runs by now."""
         if self._scheduler == "asap":
             self._run_until_time(now_ms)
         elif self._scheduler == "random":
             self._run_at_random()
 
     def _run_at_random(self) -> None:
-        """Advance each stream by none, one or three tasks, starting with any of them."""
+        """Advance each stream by none, one or three tasks, starting with a random one."""
         first = self._random.randrange(len(self.streams))
         for stream in self.streams[first:] + self.streams[:first]:
             for _ in range((0, 0, 1, 3)[self._random.getrandbits(2)]):
@@ -143,7 +145,7 @@ class Queues:
                     self._run_next(stream)
 
     def poll(self, event: SimulatedEvent, now_ms: float) -> bool:
-        """Return whether an event is done, as `query` would find it."""
+        """Return whether an event is done; queries let time pass."""
         if event.mark is None:
             return True
         self.advance(now_ms)
@@ -154,7 +156,7 @@ class Queues:
         return event.mark.is_done
 
     def run_until(self, mark: Mark) -> None:
-        """Run what a mark needs, and nothing more."""
+        """Run what a mark needs, and nothing else."""
         stream = mark.stream
         while stream.num_done < mark.number:
             needs = stream.queue[0].needs

@@ -1,12 +1,13 @@
-"""Find memory accesses that nothing orders, by vector clocks over streams and the host.
+"""Find unordered memory accesses, by vector clocks of the host and of all streams.
 
-Every agent (the host, and each stream) has a clock that says how far into every agent's work it
-is ordered behind. An access by agent `a` at tick `t` comes before what an agent does now if that
-agent's clock holds at least `t` for `a`. Two accesses to the same bytes, one of them a write,
-that neither clock puts in order, are a race: whether values suffer depends on timing alone.
+Every agent (the host, and each stream) has a clock: for each agent, the tick up to which that
+agent's work precedes whatever the owner of the clock does next. An access by agent `a` at tick `t`
+precedes what an agent does now if that agent's clock holds at least `t` for `a`. Two accesses to the
+same bytes, at least one of them a write, are a race if no clock orders them: then only timing decides
+whether values are right.
 
-Accesses are byte ranges of blocks, so views that overlap collide, and a block that is freed and
-handed out again keeps its history.
+Accesses are byte ranges of blocks, so overlapping views collide, and a block that is freed and
+reused keeps its history.
 
 Source: Mattern, "Virtual Time and Global States of Distributed Systems", 1988 (vector clocks);
 Flanagan and Freund, "FastTrack", PLDI 2009 (last write and reads since, instead of a history).
@@ -26,7 +27,7 @@ HOST = "host"
 
 
 def join(clock: Clock, other: Clock) -> None:
-    """Order the owner of `clock` behind everything that `other` is behind."""
+    """Order the owner of `clock` after everything that precedes `other`."""
     for agent, tick in other.items():
         if clock.get(agent, 0) < tick:
             clock[agent] = tick
@@ -56,13 +57,13 @@ class Access:
 
 @dataclass(slots=True)
 class Race:
-    """Two accesses to the same bytes in no order.
+    """Two unordered accesses to the same bytes.
 
     Attributes:
-        buffer: which memory.
-        first: the access that was asked for first.
+        buffer: name of the memory.
+        first: the access that was launched first.
         second: the access that may overtake it.
-        count: pairs from the same two lines.
+        count: number of pairs from the same two lines.
     """
 
     buffer: str
@@ -72,7 +73,7 @@ class Race:
 
     @property
     def missing_edge(self) -> str:
-        """What would order the two, in the words of the API."""
+        """The calls of the API that would order the two."""
         first, second = self.first, self.second
         recorded = f"record_event on {first.agent} after {first.site}"
         if second.agent == HOST:
@@ -89,13 +90,13 @@ class Race:
 
 @dataclass(slots=True)
 class RaceReport:
-    """What the checker saw.
+    """What the checker recorded.
 
     Attributes:
         num_accesses: accesses recorded.
         races: unordered pairs, one for each pair of lines.
-        serialised: operations that ran at once and alone, because their results cannot be
-            foreseen; races around them may be hidden.
+        serialised: operations that ran at once and alone, because the shapes of their results
+            depend on values; they may hide races.
     """
 
     num_accesses: int = 0
@@ -115,7 +116,7 @@ class RaceReport:
 
 @dataclass(slots=True)
 class _Cell:
-    """The state of the bytes from a start to `end`: the last write, and the reads since."""
+    """The last write to the bytes from a start to `end`, and the reads since."""
 
     end: int
     write: Access | None = None
@@ -129,7 +130,7 @@ class _Cell:
 
 
 class History:
-    """What happened last to each byte of one block."""
+    """The last write to each byte of one block, and the reads since."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -175,27 +176,27 @@ class RaceChecker:
         self._known: dict[tuple[str, str, Kind, str, Kind], Race] = {}
 
     def add_stream(self, name: str) -> None:
-        """Let a stream take part; each of its launches comes behind what the host did."""
+        """Add a stream; each of its launches follows what the host did before."""
         self._clocks[name] = {name: 0}
 
     def knows(self, agent: str) -> bool:
-        """Whether an agent of that name takes part."""
+        """Whether there is an agent of that name."""
         return agent in self._clocks
 
     def launch(self, stream: str) -> None:
-        """Order the stream's next work behind everything the host did or waited for."""
+        """Order the stream's next work after everything the host did or waited for."""
         clock, host = self._clocks[stream], self._clocks[HOST]
         join(clock, host)
         clock[stream] += 1
         host[HOST] += 1
 
     def snapshot(self, stream: str) -> Clock:
-        """Return what an event recorded on the stream now stands for."""
+        """Return the clock that an event stands for if it is recorded on the stream now."""
         self.launch(stream)
         return dict(self._clocks[stream])
 
     def order(self, agent: str, behind: Clock) -> None:
-        """Order what an agent does from now on behind a snapshot."""
+        """Order what an agent does from now on after a snapshot."""
         join(self._clocks[agent], behind)
 
     def access(

@@ -1,4 +1,4 @@
-"""A device that is simulated on the CPU, for tests of anything that orders streams."""
+"""The simulated device, for tests of code that orders streams."""
 
 from __future__ import annotations
 
@@ -31,28 +31,32 @@ if TYPE_CHECKING:
 class SimulatedDevice:
     """Streams that run late, over real CPU tensors, with a race checker and a virtual clock.
 
-    Inside `with device:` every torch operation that touches device memory is queued on the
-    current stream and runs when the scheduler says; results are as exact as on the CPU. Device
-    memory is what `device_buffer` returns, what is computed from it, and host tensors (a model's
-    weights) that such work uses.
+    Inside `with device:` every torch operation on device memory is queued on the current stream
+    and runs when the scheduler decides; results have the CPU's bits. Device memory is what
+    `device_buffer` returns, what is computed from it, and host tensors that such work uses, such as
+    a model's weights.
 
-    Not simulated: autograd runs a backward operation on the stream that is current when
-    `backward` is called, where a GPU takes the stream of its forward; factories make host memory
-    until device work uses it; a 0-dim host tensor is read when work is launched; what torch does
-    for the CPU alone, such as the checks in `one_hot`, is done here, for all memory is the CPU's
-    to torch. `tensor.to("cpu")` does nothing: write `cpu()`, which waits, or a copy into
-    `host_buffer` memory.
+    Differences from a GPU:
 
-    Not recorded: accesses through raw pointers and by `torch.save`, and through numpy arrays that
-    share a tensor's memory. Other threads are not simulated: their work runs at once, unseen.
-    Sparse tensors are refused.
+    * A backward operation runs on the stream that is current when `backward` is called; on a GPU, on
+      the stream of its forward operation.
+    * `torch.zeros` and other factories make host memory, which becomes device memory when device
+      work first uses it.
+    * A host tensor without dimensions is read when the work is launched.
+    * To torch all memory is the CPU's. So torch does what it does for the CPU only, such as the
+      checks in `one_hot`, and `tensor.to("cpu")` does nothing: use `cpu()`, which waits, or a copy
+      into memory of `host_buffer`.
+    * Work of other threads runs at once and is not checked. Sparse tensors are refused.
+
+    Not recorded: accesses through raw pointers, by `torch.save`, and through numpy arrays that
+    share a tensor's memory.
 
     Args:
-        scheduler: `asap` (queued work runs as soon as the virtual clock allows), `lazy` (only
-            when the host waits for it) or `random` (at random moments).
+        scheduler: `asap` runs queued work as soon as the virtual clock allows, `lazy` only when the
+            host waits for it, `random` at random moments.
         seed: of the random scheduler; a failing seed reproduces the failure.
         durations: milliseconds by name of the work: `h2d`, `d2h`, `kernel`, `launch`, or a name
-            given to `region` or `spend`. Nothing takes time by default.
+            passed to `region` or `spend`. By default nothing takes time.
 
     Raises:
         ValueError: the scheduler is unknown.
@@ -82,22 +86,22 @@ class SimulatedDevice:
 
     @property
     def report(self) -> RaceReport:
-        """What the race checker saw so far."""
+        """What the race checker has recorded so far."""
         return self._simulation.checker.report
 
     @property
     def timeline(self) -> Timeline:
-        """What took virtual time so far."""
+        """What has taken virtual time so far."""
         return self._simulation.timeline
 
     @property
     def waits(self) -> list[tuple[str, str]]:
-        """Every host wait so far as (what, file:line), hidden ones such as `item` included."""
+        """Every host wait so far as (call, file:line), including hidden ones such as `item`."""
         return self._simulation.waits
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of device memory made so far: a measure of growth."""
+        """Number of blocks of device memory made so far; it grows if memory is not reused."""
         return self._simulation.memory.num_blocks
 
     def __enter__(self) -> Self:
@@ -149,7 +153,7 @@ class SimulatedDevice:
         return self._shared[name]
 
     def current_stream(self) -> SimulatedStream:
-        """Return the stream that work goes to now."""
+        """Return the stream that receives work now."""
         return self._simulation.current
 
     def set_current_stream(self, stream: SimulatedStream) -> None:
@@ -241,12 +245,12 @@ class SimulatedDevice:
             return self._simulation.allocate(num_bytes)
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor lies elsewhere than in device memory."""
+        """Return whether a tensor is outside device memory."""
         block = self._simulation.find(tensor)
         return block is None or block.kind != "device"
 
     def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
-        """Keep a tensor's memory from being used again before `stream` is done with it.
+        """Keep a tensor's memory from being reused before `stream` is done with it.
 
         Sync: Does not block the host.
         """
@@ -258,32 +262,32 @@ class SimulatedDevice:
         """Queue a copy on the current stream.
 
         Raises:
-            RuntimeError: the device is not entered, and would see nothing of this.
+            RuntimeError: the device is not entered, so it would not see the copy.
 
         Sync: Does not block the host if the host side is page-locked; pageable memory is read
             before this returns, and written after a wait.
         """
         if not self._is_entered:
-            raise RuntimeError("the simulated device sees nothing here: use it in `with device:`")
+            raise RuntimeError("the simulated device is not entered; use it in `with device:`")
         target.copy_(source, non_blocking=True)
 
     def capture(
         self, work: Callable[[], None], *, like: SimulatedGraph | None = None
     ) -> SimulatedGraph:
-        """Return the work that a function queues, to be launched again by `replay`.
+        """Capture the work that a function queues, without running it.
 
         Args:
-            work: queues it on the current stream, which is not the default one.
-            like: a graph whose memory this one may use as well.
+            work: queues the work on the current stream, which must not be the default stream.
+            like: a graph whose memory pool the new graph shares.
 
         Raises:
-            RuntimeError: a capture is running, the current stream is the default one, on which
-                CUDA captures nothing, or the function makes the host wait.
+            RuntimeError: a capture is running, the current stream is the default stream (which
+                CUDA cannot capture), or the function makes the host wait.
         """
         return self._simulation.capture(work, like=like)
 
     def delay(self, stream: SimulatedStream, ms: float) -> None:
-        """Keep `stream` busy for so many virtual milliseconds."""
+        """Keep `stream` busy for `ms` virtual milliseconds."""
         self._simulation.delay(stream, ms)
 
     def allow_waits(self) -> AbstractContextManager[None]:
@@ -352,7 +356,7 @@ class SimulatedDevice:
         simulation = self._simulation
         before, simulation.are_waits_forbidden = simulation.are_waits_forbidden, forbidden
         try:
-            # A declaration around this body is lifted in it: the inner context decides.
+            # An `allow_waits` around this body must not lift the ban: the inner context decides.
             with declared_as(None) if forbidden else nullcontext():
                 yield
         finally:

@@ -1,4 +1,9 @@
-"""The simulation itself: work is queued, waited for, recorded and timed here."""
+"""The engine of the simulation: it launches work, waits for it, records and times it.
+
+`dispatch` and `host_reads` call it for every torch operation, `simulated_device` for every method of
+the device. It asks `queues` when work runs, `races` whether accesses are ordered, `virtual_clock`
+how long work takes, and `allocator` for memory.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """An access that a piece of work makes: which bytes of which block."""
+    """An access that work makes: which bytes of which block."""
 
     kind: Kind
     block: Block
@@ -47,11 +52,10 @@ class Work:
         what: the operation's name in reports.
         run: does it, later; takes what `draw` returned.
         touches: what it reads and writes.
-        lane: the engine that it runs on.
-        draw: takes this work's random numbers from the generator, when it is launched; returns
-            what `run` needs to find them.
-        needs_grad: the caller's mode; some kernels leave results out where no gradient will be
-            asked for.
+        lane: the device's engine that it runs on.
+        draw: called at the launch, takes this work's random numbers from the generator; returns
+            what `run` needs to find them again.
+        needs_grad: the caller's grad mode; without it some kernels omit results.
     """
 
     what: str
@@ -62,11 +66,11 @@ class Work:
     needs_grad: bool = field(default_factory=torch.is_grad_enabled)
 
     def task(self) -> Callable[[], None]:
-        """Take the random numbers; return what a stream runs later."""
+        """Take the random numbers; return the function that a stream runs later."""
         state = self.draw() if self.draw is not None else None
 
         def run() -> None:
-            # Kernels may write to tensors of any mode; those of inference mode mind outside it.
+            # Kernels write to any tensor; tensors of inference mode can only be written in it.
             with torch.inference_mode(), torch.set_grad_enabled(self.needs_grad):
                 self.run(state)
 
@@ -75,14 +79,14 @@ class Work:
 
 @dataclass(eq=False)
 class SimulatedGraph:
-    """Work that was captured, to be launched again as one piece.
+    """Captured work, which a replay launches as one piece.
 
     Attributes:
         works: in order of launch.
-        checker: of the captured work among itself; it runs only when it is replayed.
-        histories: by block, of that checker.
+        checker: finds races within the captured work, which has not run yet.
+        histories: of that checker, by block.
         last: the end of the last replay.
-        pool: where its memory comes from and goes back to; graphs may share one.
+        pool: memory pool of the graph; graphs may share one.
     """
 
     simulation: Simulation
@@ -98,7 +102,7 @@ class SimulatedGraph:
         Sync: Does not block the host.
         """
         simulation = self.simulation
-        # Replays of one graph share their memory, and the driver keeps them in order.
+        # Replays of one graph share their memory, so the driver runs them in order.
         simulation.let_wait(simulation.current, self.last)
         touches = [touch for work in self.works for touch in work.touches]
         simulation.launch(Work("graph replay", _run_all, touches, draw=self._tasks))
@@ -122,9 +126,11 @@ class Simulation:
         durations: milliseconds by name of the work; see `Timeline`.
 
     Attributes:
-        current: the stream that work goes to.
-        waits: host waits so far as (what, site), hidden ones included.
-        on_wait: called with the same before each of them.
+        current: the stream that receives work.
+        waits: host waits so far as (what, site), including hidden ones.
+        on_wait: observers, called with the same pair before each wait.
+        is_quiet: operations run on the host at once, as the simulation's own.
+        are_waits_forbidden: an undeclared host wait raises.
     """
 
     def __init__(
@@ -145,7 +151,7 @@ class Simulation:
 
     @property
     def _clocks(self) -> RaceChecker:
-        """The checker of what is queued now: a capture has its own, for it runs nothing."""
+        """The checker for what is queued now; a capture has its own, since its work does not run."""
         return self.checker if self._graph is None else self._graph.checker
 
     def create_stream(self, name: str | None = None) -> SimulatedStream:
@@ -156,18 +162,18 @@ class Simulation:
         return stream
 
     def _unused(self, name: str) -> str:
-        """Return a name that no other stream has; the checker knows streams by name."""
+        """Return a name that no other stream has; the checker identifies streams by name."""
         return name if not self.checker.knows(name) else f"{name} ({self._num_streams})"
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
-        """Let operations in the body run on the host at once, as the simulation's own."""
+        """Let operations of the body run on the host at once, as the simulation's own."""
         if self.is_quiet:
             yield
             return
         self.is_quiet = True
         try:
-            # Work that runs late must not see the modes of whoever happens to be running.
+            # Work that runs late must not see the modes of the code that runs by now.
             with torch.no_grad(), torch.autocast("cpu", enabled=False):
                 yield
         finally:
@@ -179,13 +185,13 @@ class Simulation:
             return self.memory.find(tensor)
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
-        """Return device memory of the current stream, or of the graph in capture."""
+        """Return device memory of the current stream, or of the graph being captured."""
         pool = self.current if self._graph is None else self._graph.pool
         return self.memory.allocate(num_bytes, pool=pool, release=self._release)
 
     def _release(self, block: Block) -> Callable[[], bool]:
-        """Return whether a block that nobody holds may be used again, as `record_stream` asks."""
-        # Of what really runs, also while a capture is under way.
+        """Return a function that says whether a freed block may be reused (see `record_stream`)."""
+        # Marks of work that really runs, even during a capture.
         marks = [
             Mark(stream, stream.num_queued, self.checker.snapshot(stream.name), stream.time_ms)
             for stream in block.used_by
@@ -218,7 +224,7 @@ class Simulation:
         self.advance()
 
     def delay(self, stream: SimulatedStream, ms: float) -> None:
-        """Keep a stream busy for so many virtual milliseconds."""
+        """Keep a stream busy for `ms` virtual milliseconds."""
         stream.time_ms = max(stream.time_ms, self.timeline.now_ms) + ms
         self.queues.put(stream, Task(None, stream.time_ms, site=call_site()))
         self.advance()
@@ -233,7 +239,7 @@ class Simulation:
             return work.lane
         if self._region is None:
             return "kernel"
-        # The first operation stands for its whole region.
+        # The first operation takes the time of its whole region.
         name, self._region = self._region, ""
         return name
 
@@ -262,7 +268,7 @@ class Simulation:
                 )
 
     def mark(self, stream: SimulatedStream) -> Mark:
-        """Return the point behind everything queued on a stream so far."""
+        """Return the point after everything queued on a stream so far."""
         time = max(stream.time_ms, self.timeline.now_ms)
         clock = self._clocks.snapshot(stream.name)
         return Mark(stream, stream.num_queued, clock, time, capture=self._graph)
@@ -273,12 +279,12 @@ class Simulation:
                 ("inside", "outside") if self._graph is not None else ("outside", "inside")
             )
             raise RuntimeError(
-                f"an event that was recorded {there} a capture has no meaning {here} of it; "
-                f"asked for at {call_site()}"
+                f"the event used at {call_site()} was recorded {there} a capture, so it has no "
+                f"meaning {here} of it"
             )
 
     def let_wait(self, stream: SimulatedStream, mark: Mark | None) -> None:
-        """Hold a stream back until a mark; nothing if the event was never recorded."""
+        """Let a stream wait for a mark; do nothing if the event was never recorded."""
         if mark is None:
             return
         self._check_capture(mark)
@@ -290,9 +296,9 @@ class Simulation:
         self.advance()
 
     def query(self, event: SimulatedEvent) -> bool:
-        """Return whether an event is done; if it is, the host is ordered behind it."""
+        """Return whether an event is done; if so, the host is ordered after it."""
         if self._graph is not None:
-            raise RuntimeError(f"query_event at {call_site()} asks the device inside a capture")
+            raise RuntimeError(f"query_event at {call_site()} queries the device inside a capture")
         if event.mark is not None:
             self._check_capture(event.mark)
         with self.quiet():
@@ -306,7 +312,7 @@ class Simulation:
 
         Raises:
             RuntimeError: waits are forbidden here, or a graph is being captured.
-            Exception: whatever queued work raised, as a GPU tells at the next wait.
+            Exception: what queued work raised; as on a GPU, it surfaces at the next wait.
         """
         site = call_site()
         if self._graph is not None:
@@ -326,11 +332,11 @@ class Simulation:
         self.raise_failure()
 
     def run_alone(self, mark: Mark, what: str) -> None:
-        """Run everything up to a mark at once, in no order with the host.
+        """Run everything up to a mark at once, without ordering it with the host.
 
         Raises:
             RuntimeError: a graph is being captured.
-            Exception: whatever queued work raised.
+            Exception: what queued work raised.
         """
         if self._graph is not None:
             raise RuntimeError(
@@ -340,12 +346,12 @@ class Simulation:
         self.raise_failure()
 
     def finish(self) -> None:
-        """Run everything that is queued, ordering nothing."""
+        """Run everything that is queued, without ordering it with the host."""
         with self.quiet():
             self.queues.run_all()
 
     def raise_failure(self) -> None:
-        """Raise what queued work raised, once."""
+        """Raise what queued work raised, but only once."""
         failure, self.queues.failure = self.queues.failure, None
         if failure is not None:
             raise failure
@@ -353,11 +359,11 @@ class Simulation:
     def capture(
         self, work: Callable[[], None], *, like: SimulatedGraph | None = None
     ) -> SimulatedGraph:
-        """Return the work that a function queues, without doing it.
+        """Capture the work that a function queues, without running it.
 
         Raises:
-            RuntimeError: a capture is running, the current stream is the default one, on which
-                CUDA captures nothing, or the function makes the host wait.
+            RuntimeError: a capture is running, the current stream is the default stream (which
+                CUDA cannot capture), or the function makes the host wait.
         """
         if self._graph is not None:
             raise RuntimeError("cannot capture inside a capture")

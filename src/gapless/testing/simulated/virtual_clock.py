@@ -1,7 +1,7 @@
-"""The virtual clock: how long work takes, as data, and what the device did when.
+"""The virtual clock: how long work takes, as data, and what ran when.
 
-Durations do not change what is computed, only when: the same simulation then says whether the
-device had gaps and whether copies ran beside compute.
+Durations do not change what is computed, only when. So the same simulation also says whether the
+device was idle and whether copies ran beside kernels.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Lane = Literal["host", "h2d", "compute", "d2h"]
 
-# What a host does that waits for the device.
+# Name of the span in which the host waits for the device.
 WAIT = "wait"
 
 LANES: tuple[Lane, ...] = ("host", "h2d", "compute", "d2h")
@@ -24,14 +24,14 @@ LANES: tuple[Lane, ...] = ("host", "h2d", "compute", "d2h")
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Something that took time.
+    """Work that took time.
 
     Attributes:
         lane: the host, or one of the device's engines.
-        name: what it was.
+        name: of the work.
         start_ms: virtual time of its start.
         end_ms: virtual time of its end.
-        stream: of device work; None for the host.
+        stream: name of the stream; None for the host.
     """
 
     lane: Lane
@@ -41,7 +41,7 @@ class Span:
     stream: str | None = None
 
     def within(self, since: float, until: float) -> float:
-        """Return how much of it lies within a stretch of time, in milliseconds."""
+        """Return how much of it lies within a time interval, in milliseconds."""
         return max(0.0, min(self.end_ms, until) - max(self.start_ms, since))
 
 
@@ -49,15 +49,15 @@ class Span:
 class Timeline:
     """Keep the virtual time of the host and of the device's engines.
 
-    There is one engine for each direction of copies, as on a GPU, and one for kernels, as if
-    each of them filled the device.
+    There is one engine for each direction of copies, as on a GPU, and one for kernels, as if each
+    kernel filled the device.
 
     Args:
         durations: milliseconds by name of the work: `h2d`, `d2h`, `kernel`, `launch` (host time
-            of every operation), or a name given to a region. What is not named takes no time.
+            of every operation), or the name of a region. Other work takes no time.
 
     Attributes:
-        spans: what took time, in order of being asked for.
+        spans: what took time, in order of launch.
         now_ms: the host's virtual time.
     """
 
@@ -67,7 +67,7 @@ class Timeline:
     _free_at: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(LANES, 0.0))
 
     def run(self, lane: Lane, name: str, *, after_ms: float, stream: str) -> float:
-        """Place work on an engine behind `after_ms`; return the time of its end."""
+        """Place work on an engine, not before `after_ms`; return the time of its end."""
         took = self.durations.get(name, 0.0)
         start = max(self.now_ms, after_ms)
         if not took:
@@ -78,17 +78,17 @@ class Timeline:
         return start + took
 
     def spend(self, name: str) -> None:
-        """Let the host work for as long as `name` takes."""
+        """Let the host work for the duration of `name`."""
         self.pass_until(self.now_ms + self.durations.get(name, 0.0), name)
 
     def pass_until(self, time_ms: float, name: str) -> None:
-        """Let the host be busy, or wait, until a time that may be past."""
+        """Let the host work or wait until a time; do nothing if that is past."""
         if time_ms > self.now_ms:
             self.spans.append(Span("host", name, self.now_ms, time_ms))
             self.now_ms = time_ms
 
     def busy_ms(self, lane: Lane, *, since: float = 0.0, until: float = float("inf")) -> float:
-        """Return how long a lane was busy within a stretch of time; a host that waits is not."""
+        """Return how long a lane was busy within a time interval; a waiting host is not busy."""
         return sum(
             span.within(since, until)
             for span in self.spans
@@ -96,11 +96,11 @@ class Timeline:
         )
 
     def waited_ms(self, *, since: float = 0.0, until: float = float("inf")) -> float:
-        """Return how long the host waited for the device within a stretch of time."""
+        """Return how long the host waited for the device within a time interval."""
         return sum(span.within(since, until) for span in self.spans if span.name == WAIT)
 
     def overlap_ms(self, first: Lane, second: Lane) -> float:
-        """Return how long two lanes were busy at the same time."""
+        """Return for how long two lanes were busy at the same time."""
         return sum(
             self.busy_ms(second, since=span.start_ms, until=span.end_ms)
             for span in self.spans
@@ -108,10 +108,10 @@ class Timeline:
         )
 
     def draw(self, *, ms_per_column: float = 1.0, until: float | None = None) -> str:
-        """Return the lanes as lines of text: a letter for each stretch of work, dots for none.
+        """Return the lanes as lines of text: letters for work, dots for idle time.
 
-        Work is drawn with the first letter of its name, upper and lower case in turn so that
-        neighbours can be told apart.
+        Work is drawn with the first letter of its name, in alternating case so that neighbours can
+        be told apart.
         """
         end = max((span.end_ms for span in self.spans), default=0.0)
         columns = round((end if until is None else min(end, until)) / ms_per_column)
