@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import ast
+import re
+from pathlib import Path
+
 import pytest
 
+import gapless as package
 from gapless.cli.error_text import with_flags
 
+
+SRC = Path(package.__file__).parent
 
 NAMES = {"sync_interval", "device", "pack", "seed"}
 
@@ -26,3 +33,33 @@ NAMES = {"sync_interval", "device", "pack", "seed"}
 def test_parameters_in_backticks_become_flags(message, expected):
     """Options of the command do; other names, plain words and stray backticks stay as they are."""
     assert with_flags(message, NAMES) == expected
+
+
+def test_the_library_never_speaks_of_flags():
+    """No text outside the command line names one: who calls a function has none to set."""
+    named = {
+        f"{path.relative_to(SRC)}:{node.lineno}"
+        for path in SRC.rglob("*.py")
+        if path.parent != SRC / "cli" and path != SRC / "compare" / "source_commit.py"  # git's
+        for node in _texts(ast.parse(path.read_text(encoding="utf-8")))
+        if re.search(r"(^|[\s(`])--[a-z]", node.value)
+    }
+
+    assert named == set()
+
+
+def _texts(tree):
+    """Return the strings of a module that are no docstrings."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    docstrings = {
+        id(node.body[0].value)
+        for node in ast.walk(tree)
+        if isinstance(node, documented) and ast.get_docstring(node) is not None
+    }
+    return [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant)
+        and isinstance(node.value, str)
+        and id(node) not in docstrings
+    ]
