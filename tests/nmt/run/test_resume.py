@@ -1,4 +1,4 @@
-"""A run that stops goes on exactly."""
+"""A run that stops can be resumed exactly."""
 
 from __future__ import annotations
 

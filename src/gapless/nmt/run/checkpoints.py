@@ -120,7 +120,7 @@ def drop_old_epochs(run_dir: Path, *, keep: int, state_epoch: int) -> None:
     """Remove old epoch checkpoints.
 
     Keeps the newest ones, from which the final model is averaged, and as many up to the saved
-    state, from which a run that is killed goes on.
+    state, from which a killed run is resumed.
 
     Args:
         run_dir: of the run.
@@ -145,7 +145,7 @@ def state_path(run_dir: Path) -> Path:
 
 
 def save_state(state: dict[str, Any], path: Path) -> None:
-    """Write optimizer, random generators and position, from which a run goes on exactly.
+    """Write optimizer, random generators and position, from which a run is resumed exactly.
 
     Raises:
         OSError: the disk is full; the previous file is still there.

@@ -183,7 +183,7 @@ def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
         raise RunFolderError(
             f"run folder {path} is not empty; choose another `run_dir`, "
-            f"or go on with `resume={path}`"
+            f"or resume it with `resume={path}`"
         )
     path.mkdir(parents=True, exist_ok=True)
     if vocabs.is_shared:

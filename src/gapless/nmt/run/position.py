@@ -1,4 +1,4 @@
-"""How far a run is. Its state file keeps this beside the weights, so that it goes on exactly."""
+"""How far a run is. Its state file keeps this, so that it can be resumed exactly."""
 
 from __future__ import annotations
 

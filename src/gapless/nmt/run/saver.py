@@ -57,7 +57,7 @@ class Saver:
         host_waits: the door for waits, counted as "checkpoint": at the end, and when more than ten
             jobs are under way.
         keep: newest epochs whose weights are kept.
-        state_epoch: epochs done in the state that the run goes on from, 0 for a new run.
+        state_epoch: epochs done in the state that the run resumes from, 0 for a new run.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Saver:
         return perf_counter() - self._state_at > _STATE_SECONDS
 
     def save_state(self, state: dict[str, Any], *, weights: HostCopy, epoch: int) -> None:
-        """Save the state from which the run goes on.
+        """Save the state from which the run can be resumed.
 
         Args:
             state: everything but the weights, as it is now.

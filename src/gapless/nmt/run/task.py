@@ -70,7 +70,7 @@ def check_pairs(found: Mapping[str, int], *, begun: Mapping[str, int]) -> None:
     if found != begun:
         raise DataError(
             f"the {found['count']} training pairs are not the {begun['count']} that the run began "
-            "with; go on with the same data, sides and columns, or start a new run"
+            "with; resume with the same data, sides and columns, or start a new run"
         )
 
 

@@ -37,7 +37,7 @@ class Trainer:
     Args:
         run: to train.
         observer: is told what happens.
-        saved_batches: batches done in the saved state that the run goes on from, if there is one.
+        saved_batches: batches done in the state that the run resumes from, if there is one.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Trainer:
 
     @classmethod
     def resume(cls, config: TrainConfig, run_dir: Path, *, observer: Observer) -> Self:
-        """Go on with a run from the last state that it saved.
+        """Resume a run from the last state that it saved.
 
         Args:
             config: of the run.
@@ -220,7 +220,7 @@ class Trainer:
         folder.log("test", step=len(run.position.records), bleu=scores.bleu, chrf=scores.chrf)
         return scores
 
-    # --- what a run goes on from ---
+    # --- what a run resumes from ---
 
     def _copy_weights(self) -> HostCopy:
         with self.run.loop.on_compute_stream():

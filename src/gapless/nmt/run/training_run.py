@@ -48,7 +48,7 @@ class WallClock:
 
 @dataclass(kw_only=True)
 class TrainingRun:
-    """A training run that is ready to start, or to go on.
+    """A training run that is ready to start or to resume.
 
     Attributes:
         config: the settings as asked.
@@ -107,7 +107,7 @@ class TrainingRun:
         return self.position.epoch >= self.config.epochs or (left is not None and left <= 0)
 
     def state(self) -> dict[str, Any]:
-        """Return everything but the weights from which the run goes on exactly.
+        """Return everything but the weights from which the run is resumed exactly.
 
         Call it on the compute stream.
 
@@ -123,7 +123,7 @@ class TrainingRun:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state and its weights.
+        """Take up a saved state and its weights.
 
         Call it on the compute stream.
 
@@ -163,7 +163,7 @@ def new_run(config: TrainConfig) -> TrainingRun:
 
 
 def resumed_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
-    """Make a run that goes on from the last state that was saved in its folder.
+    """Make a run that resumes from the last state in its folder.
 
     Args:
         config: of the run; the folder keeps it for the next resume.

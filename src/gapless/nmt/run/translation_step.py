@@ -143,7 +143,7 @@ class TranslationStep:
         self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
 
     def state(self, *, host_waits: HostWaits) -> dict[str, object]:
-        """Return what a run needs to go on exactly, besides the weights.
+        """Return what a run needs, besides the weights, to be resumed exactly.
 
         Sync: Does not block the host, unless gradients are scaled: a `GradScaler` gives its state
             as numbers on the host. That wait is counted as "checkpoint".
@@ -157,7 +157,7 @@ class TranslationStep:
         }
 
     def load_state(self, state: dict[str, object]) -> None:
-        """Go on from a state that `state` returned."""
+        """Take up a state that `state` returned."""
         self.optimizer.load_state_dict(state["optimizer"])  # type: ignore[arg-type]
         for group in self.optimizer.param_groups:
             # Of this device; the saved run may have run on another.
