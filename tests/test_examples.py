@@ -31,7 +31,8 @@ def test_the_captured_loop_prints_the_same_losses_and_what_was_captured():
     *losses, report = run(CAPTURED, CUDA_VISIBLE_DEVICES="").splitlines()
 
     assert run(PLAIN, CUDA_VISIBLE_DEVICES="").splitlines() == losses
-    assert report.startswith("captured 0 shapes in 0.0 s, 0 steps replayed, 120 run as written")
+    assert report.startswith("captured 0 graphs")
+    assert "0 steps replayed, 120 ran eagerly" in report
 
 
 def test_three_lines_of_the_loop_differ():
@@ -60,4 +61,4 @@ def test_the_workload_example_is_identical_under_two_plans():
 
     assert done.returncode == 0, done.stderr
     assert "gapless against blocking: bit-identical (20 losses, " in done.stdout
-    assert "batches: 16, gone through 2 times for 20 steps" in done.stdout
+    assert "batches: 2 passes over 16 for 20 steps" in done.stdout
