@@ -124,7 +124,7 @@ class TrainConfig:
 
     epochs: int = _setting("run", 40, "passes over the training pairs", at_least=1, compare=False)
     max_steps: int | None = _setting(
-        "run", None, "stop after this many updates", at_least=1, compare=False
+        "run", None, "stop after so many updates", at_least=1, compare=False
     )
     batch_size: int | None = _setting("batches", None, "most sentences in a batch", at_least=1)
     batch_tokens: int | None = _setting(

@@ -51,7 +51,8 @@ class Position:
             record = self.records.pop().followed_by(record)
         # Of all losses of the epoch at once, which rounds once.
         loss = _weighted_mean(self.losses, self.weights)
-        record = replace(record, work=replace(record.work, mean_loss=loss))
+        # The losses of single batches are in `metrics.jsonl`; kept here they would only take memory.
+        record = replace(record, work=replace(record.work, mean_loss=loss, losses=[]))
         self.records.append(record)
         self.batches += result.num_batches
 
