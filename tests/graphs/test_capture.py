@@ -1,12 +1,18 @@
-"""`gapless.capture` where there is nothing to launch, and its mistakes."""
+"""`gapless.capture`: on a CPU, as a decorator, its settings, and its mistakes."""
 
 from __future__ import annotations
+
+import copy
+import gc
+import pickle
+import weakref
 
 import pytest
 import torch
 
 import gapless
 from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import Training, batches, on, train
 
 
 def make_training():
@@ -34,9 +40,18 @@ def in_three_lines(data, step):
     return losses.history
 
 
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        yield device
+
+
+# --- on a CPU ---
+
+
 @pytest.mark.parametrize("with_examples", [False, True])
 def test_on_a_cpu_it_is_the_step_itself(with_examples):
-    """The same losses and weights, with and without example inputs, and the report says why."""
+    """On a CPU losses and weights are the step's own, and the report says why."""
     data, step, model, _ = make_training()
     expected = in_three_lines(data, step)
     weights = [weight.detach().clone() for weight in model.parameters()]
@@ -48,6 +63,7 @@ def test_on_a_cpu_it_is_the_step_itself(with_examples):
 
     assert expected == found
     assert all(map(torch.equal, weights, model.parameters()))
+    assert step.report.refusal.kind == "cpu"
     assert str(step.report) == (
         "captured 0 graphs in 0.0 s, 0 steps replayed, 20 ran eagerly; no further graph: a CPU "
         "runs its work itself, there is nothing to launch"
@@ -55,13 +71,23 @@ def test_on_a_cpu_it_is_the_step_itself(with_examples):
 
 
 def test_on_a_cpu_examples_touch_nothing():
-    """Gradients that are there already stay as they are."""
+    """Gradients that are there before stay as they are."""
     data, step, model, optimizer = make_training()
     model[0].weight.grad = torch.ones_like(model[0].weight)
 
     gapless.capture(step, example_inputs=data[:1], model=model, optimizer=optimizer, device="cpu")
 
     assert model[0].weight.grad.eq(1.0).all()
+
+
+def test_on_a_cpu_nothing_is_raised_for_a_refusal():
+    """A script that insists on graphs runs on a machine without a GPU as well."""
+    step = gapless.capture(lambda batch: batch * 2.0, device="cpu", on_refusal="raise")
+
+    assert step(torch.ones(1)).item() == 2.0
+
+
+# --- what a step takes and returns ---
 
 
 def test_a_step_may_return_any_structure():
@@ -79,28 +105,27 @@ def test_a_step_may_return_any_structure():
 
 
 def test_a_step_that_returns_something_else_is_refused():
-    """What came back and what may come back are both named."""
+    """The error names the type that came back and what may come back."""
     step = gapless.capture(lambda batch: {1, 2}, device="cpu")
 
-    with pytest.raises(
-        gapless.UserError, match="returned an object of type set, expected tensors"
-    ):
+    with pytest.raises(gapless.UserError, match=r"of type set, expected tensors"):
         step(torch.ones(2))
 
 
-@pytest.mark.parametrize("missing", ["model", "optimizer"])
-def test_examples_need_what_has_to_be_put_back(missing):
-    """The missing part is named, also on a CPU."""
-    data, step, model, optimizer = make_training()
-    parts = {"model": model, "optimizer": optimizer}
-    del parts[missing]
+@pytest.mark.parametrize("arguments", [(), (1, 2)])
+def test_a_step_takes_one_batch(arguments):
+    """Another number of arguments is a TypeError that names the step and says what to do."""
+    data, step, *_ = make_training()
+    step = gapless.capture(step, device="cpu")
 
-    with pytest.raises(gapless.UserError, match=f"capture with example_inputs got no {missing}"):
-        gapless.capture(step, example_inputs=data[:1], device="cpu", **parts)
+    with pytest.raises(TypeError, match=rf"step> .* got {len(arguments)} positional .* tuple"):
+        step(*arguments)
+    with pytest.raises(TypeError, match="got 1 positional and 1 named"):
+        step(data[0], mask=data[0])
 
 
 def test_a_step_with_a_part_on_the_host_has_it_called_for_every_batch():
-    """Before the batch's work, whether or not that is a replay."""
+    """The host part is called before the batch's work."""
 
     class Step:
         seen = ()
@@ -139,39 +164,60 @@ def test_what_the_step_raises_comes_out_and_the_stream_is_the_callers_again():
         assert step(1).item() == 1.0
 
 
-def test_values_that_are_new_in_every_batch_end_capturing(monkeypatch):
-    """Each would be a shape of its own; the report names it, and memory stays bounded."""
-    monkeypatch.setattr("gapless.graphs.warm_ups._MAX_KEYS", 5)
-    with SimulatedDevice(scheduler="asap") as device:
-        step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
-        for batch in gapless.prefetch([(torch.ones(1), number) for number in range(20)], device):
+# --- settings ---
+
+
+@pytest.mark.parametrize("missing", ["model", "optimizer"])
+def test_examples_need_what_has_to_be_put_back(missing):
+    """The missing part is named, also on a CPU."""
+    data, step, model, optimizer = make_training()
+    parts = {"model": model, "optimizer": optimizer}
+    del parts[missing]
+
+    with pytest.raises(gapless.UserError, match=f"example_inputs got no {missing}"):
+        gapless.capture(step, example_inputs=data[:1], device="cpu", **parts)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("num_warmup", 1),
+        ("max_graphs", 0),
+        ("memory_fraction", 0.0),
+        ("memory_fraction", 1.5),
+        ("on_refusal", "ignore"),
+    ],
+)
+def test_settings_out_of_range_are_named(name, value):
+    """The error names the setting and its value."""
+    with pytest.raises(gapless.UserError, match=f"^{name} is {value!r}, expected"):
+        gapless.capture(lambda batch: batch, device="cpu", **{name: value})
+
+
+@pytest.mark.parametrize("num_warmup", [2, 5])
+def test_warm_up_runs_are_as_many_as_asked_for(device, num_warmup):
+    """The step is captured with the batch after its last warm-up run."""
+    step = gapless.capture(lambda batch: batch * 2.0, device=device, num_warmup=num_warmup)
+    for batch in gapless.prefetch(batches(*[4] * 8), device):
+        step(batch)
+
+    assert (step.report.num_graphs, step.report.num_eager) == (1, num_warmup)
+
+
+def test_the_memory_fraction_is_one_of_the_devices_memory(device):
+    """A process that holds more than the share captures nothing more."""
+    device.total_memory_bytes = lambda: 1_000_000
+    device.reserved_memory_bytes = lambda: 400_000
+    reports = []
+    for fraction in (0.3, 0.5):
+        step = gapless.capture(lambda batch: batch * 2.0, device=device, memory_fraction=fraction)
+        for batch in gapless.prefetch(batches(*[4] * 8), device):
             step(batch)
+        reports.append(step.report)
 
-        assert step.report.num_eager == 20
-        assert step.report.refusal.kind == "too_many_keys"
-        assert "more than 5 kinds" in step.report.refusal.text
-
-
-UNLIKE = {
-    "a number": (lambda n: (torch.ones(2), {"step": n}), "batch[1]['step'] (int) differs"),
-    "a name": (lambda n: [torch.ones(2), f"{n}.png"], "batch[1] (str) differs"),
-    "a shape": (lambda n: (torch.ones(1 + n), 0), "the shape of its tensors differs"),
-}
-
-
-@pytest.mark.parametrize("case", UNLIKE)
-def test_batches_of_which_no_two_are_alike_are_told_from_what(case, monkeypatch):
-    """Nothing is ever captured then, and what keeps it from that is named."""
-    monkeypatch.setattr("gapless.graphs.warm_ups._NUM_UNLIKE", 8)
-    make, what = UNLIKE[case]
-    with SimulatedDevice(scheduler="asap") as device:
-        step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
-        for number, batch in enumerate(gapless.prefetch([make(n) for n in range(10)], device)):
-            assert (step.report.note is None) == (number < 8)
-            step(batch)
-
-        assert step.report.note.startswith("no two of 8 batches are alike")
-        assert what in str(step.report)
+    assert [report.num_graphs for report in reports] == [0, 1]
+    assert reports[0].refusal.kind == "memory_budget"
+    assert "over its budget of 300,000" in reports[0].refusal.text
 
 
 @pytest.mark.parametrize(
@@ -182,24 +228,262 @@ def test_batches_of_which_no_two_are_alike_are_told_from_what(case, monkeypatch)
         ("SGD", {"momentum": 0.9, "dampening": 0.5}, False),
     ],
 )
-def test_examples_are_left_out_where_the_optimizer_cannot_be_put_back(kind, settings, is_known):
-    """State of such an optimizer does not begin at zero: shapes are captured as they come."""
-    torch.manual_seed(0)
+def test_examples_are_left_out_where_the_optimizer_cannot_be_put_back(
+    device, kind, settings, is_known
+):
+    """Steps are captured as batches come, which a note says; it is no refusal."""
     weight = torch.nn.Parameter(torch.ones(2))
     model = torch.nn.Module()
     model.weight = weight
     optimizer = getattr(torch.optim, kind)([weight], lr=0.1, **settings)
-    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
-        step = gapless.capture(
-            lambda batch: (weight * batch).sum(),
-            example_inputs=[torch.ones(2)],
-            model=model,
-            optimizer=optimizer,
-            device=device,
-        )
-        assert step.report.num_graphs == is_known
-        for batch in gapless.prefetch([torch.ones(2)] * 4, device):
-            step(batch)
+    step = gapless.capture(
+        lambda batch: (weight * batch).sum(),
+        example_inputs=[torch.ones(2)],
+        model=model,
+        optimizer=optimizer,
+        device=device,
+        on_refusal="raise",
+    )
+    assert step.report.num_graphs == is_known
+    for batch in gapless.prefetch([torch.ones(2)] * 4, device):
+        step(batch)
 
-        assert step.report.num_graphs == 1
-        assert ("graphs are captured as batches come" in str(step.report)) is not is_known
+    assert step.report.num_graphs == 1
+    assert ("graphs are captured as batches come" in str(step.report)) is not is_known
+
+
+# --- refusals ---
+
+
+class Reading(Training):
+    """Reads its loss."""
+
+    def step(self, batch):
+        loss = super().step(batch)
+        loss.item()
+        return loss
+
+
+def test_a_refusal_can_be_an_exception(device):
+    """The batch that shows it has been trained on; the next one is refused again."""
+    training = Reading(device)
+    step = gapless.capture(training.step, device=device, on_refusal="raise")
+    taken = iter(gapless.prefetch(training.data, device))
+    step(next(taken))
+    for batch in (next(taken), next(taken)):
+        before = training.model[0].weight.detach().clone()
+        with pytest.raises(gapless.CaptureRefused, match=r"test_capture.py:.* wait") as caught:
+            step(batch)
+        assert not torch.equal(before, training.model[0].weight)
+
+    assert caught.value.kind == "host_read"
+    assert isinstance(caught.value, gapless.GaplessError)
+    assert step.report.num_eager == 3
+
+
+def test_a_refused_example_is_an_exception_at_once(device):
+    """`capture` itself raises where an example cannot be captured."""
+    training = Reading(device)
+
+    with pytest.raises(gapless.CaptureRefused, match="wait"):
+        gapless.capture(
+            training.step,
+            example_inputs=training.data[:1],
+            model=training.model,
+            optimizer=training.optimizer,
+            device=device,
+            on_refusal="raise",
+        )
+
+
+def test_batches_that_a_graph_takes_raise_nothing_after_a_refusal(device):
+    """Only a batch that runs eagerly because of the refusal raises."""
+    step = gapless.capture(
+        lambda batch: batch * 2.0, device=device, max_graphs=1, on_refusal="raise"
+    )
+    small, large = gapless.prefetch(batches(2, 4), device)
+    for _ in range(3):
+        step(small)
+    step(large)
+    step(large)
+    with pytest.raises(gapless.CaptureRefused) as caught:
+        step(large)
+
+    assert caught.value.kind == "graph_limit"
+    assert step(small).sum().item() == pytest.approx(2.0 * small.sum().item())
+
+
+# --- clear ---
+
+
+def test_clear_drops_graphs_and_what_their_number_forbade(device):
+    """A kind of batch that had its warm-up is captured again with its next batch."""
+    step = gapless.capture(lambda batch: batch * 2.0, device=device, max_graphs=1)
+    small, large = gapless.prefetch(batches(2, 4), device)
+    for batch in [small] * 3 + [large] * 3:
+        step(batch)
+    assert step.report.refusal.kind == "graph_limit"
+
+    step.clear()
+    step(large)
+
+    assert step.report.refusal is None
+    assert (step.report.num_graphs, step.report.num_replays) == (2, 2)
+
+
+def test_clear_lifts_no_refusal_that_is_final(device):
+    """What the step does on the host stays what it is."""
+    found = train(Reading, device, captured=True)
+    assert found.report.refusal.is_final
+
+    training = Reading(device)
+    step = gapless.capture(training.step, device=device)
+    for batch in gapless.prefetch(training.data, device):
+        step(batch)
+    step.clear()
+
+    assert step.report.refusal.kind == "host_read"
+
+
+# --- as a decorator ---
+
+
+def test_a_decorated_function_is_captured_and_stays_what_it_was_called(device):
+    """With arguments and without, names and documentation are the function's own."""
+
+    @gapless.capture(device=device)
+    def doubled(batch):
+        """Return twice the batch."""
+        return batch * 2.0
+
+    @gapless.capture
+    def tripled(batch):
+        return batch * 3.0
+
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        assert torch.equal(doubled(batch), batch * 2.0)
+
+    assert doubled.report.num_replays == 2
+    assert (doubled.__name__, doubled.__doc__) == ("doubled", "Return twice the batch.")
+    assert "doubled" in repr(doubled)
+    assert tripled.__wrapped__(torch.ones(1)).item() == 3.0
+    assert tripled(torch.ones(1)).item() == 3.0
+
+
+class Trainer:
+    """A class with two captured methods."""
+
+    def __init__(self, device, factor):
+        self.weight = torch.nn.Parameter(on(device, torch.full((3, 1), factor)))
+
+    def step(self, batch):
+        loss = (batch @ self.weight).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            self.weight -= 0.1 * self.weight.grad
+        self.weight.grad = None
+        return loss.detach()
+
+    def loss_of(self, batch):
+        return (batch @ self.weight).square().mean()
+
+
+def captured_class(device):
+    """Return a class whose methods are captured on a device."""
+
+    class Captured(Trainer):
+        step = gapless.capture(Trainer.step, device=device)
+        loss_of = gapless.capture(device=device)(Trainer.loss_of)
+
+    return Captured
+
+
+def test_each_object_has_graphs_of_its_own(device):
+    """Two objects and two methods are captured apart, and train as plain ones do."""
+    kind = captured_class(device)
+    data = batches(*[4] * 6)
+    trainers = kind(device, 1.0), kind(device, 2.0)
+    plain = Trainer(None, 1.0), Trainer(None, 2.0)
+    for batch, moved in zip(data, gapless.prefetch(data, device), strict=True):
+        for one, other in zip(trainers, plain, strict=True):
+            assert one.step(moved).item() == other.step(batch).item()
+            assert one.loss_of(moved).item() == other.loss_of(batch).item()
+
+    assert [one.step.report.num_replays for one in trainers] == [4, 4]
+    assert [one.loss_of.report.num_replays for one in trainers] == [4, 4]
+    assert kind.step.report.num_replays == 0
+    assert trainers[0].step is trainers[0].step
+
+
+def test_a_captured_method_called_through_its_class_says_what_is_wrong(device):
+    """It takes one batch, as every captured step."""
+    kind = captured_class(device)
+
+    with pytest.raises(TypeError, match="step> takes one batch, but got 2"):
+        kind.step(kind(device, 1.0), torch.ones(4, 3))
+
+
+def test_graphs_of_a_method_end_with_their_object(device):
+    """Nothing but the object keeps its captured methods."""
+    trainer = captured_class(device)(device, 1.0)
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        trainer.step(batch)
+    assert trainer.step.report.num_graphs == 1
+    ended = weakref.ref(trainer), weakref.ref(trainer.step)
+
+    del trainer
+    gc.collect()
+
+    assert [reference() for reference in ended] == [None, None]
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.copy, copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))]
+)
+def test_a_copy_of_an_object_has_no_graphs(copied):
+    """Its methods are captured anew, for the copy."""
+    trainer = OnCpu(3.0)
+    trainer.step(torch.ones(1))
+
+    other = copied(trainer)
+    other.factor = 5.0
+
+    assert other.step(torch.ones(1)).item() == 5.0
+    assert trainer.step(torch.ones(1)).item() == 3.0
+    assert [one.step.report.num_eager for one in (trainer, other)] == [2, 1]
+
+
+class OnCpu:
+    def __init__(self, factor):
+        self.factor = factor
+
+    @gapless.capture(device="cpu")
+    def step(self, batch):
+        return batch * self.factor
+
+
+def test_objects_without_a_dict_cannot_keep_graphs():
+    """The error names the class and says what to do."""
+
+    class Slotted:
+        __slots__ = ()
+
+        @gapless.capture(device="cpu")
+        def step(self, batch):
+            return batch
+
+    with pytest.raises(TypeError, match=r"Slotted.*__slots__.*capture a function"):
+        Slotted().step(torch.ones(1))
+
+
+def test_an_object_that_is_captured_in_a_class_body_is_no_method():
+    """As in plain Python, only functions become methods."""
+
+    class Doubling:
+        def __call__(self, batch):
+            return batch * 2.0
+
+    class Holder:
+        step = gapless.capture(Doubling(), device="cpu")
+
+    assert Holder().step(torch.ones(1)).item() == 2.0

@@ -10,6 +10,7 @@ from gapless.loop.train_loop import TrainLoop
 from simulation.capturing import on_device
 from simulation.registry import VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
+from toy_steps import on
 
 
 NUM_STEPS = 60
@@ -170,6 +171,46 @@ def auto_names_the_line_that_waits(device):
         assert "once a step" in found.line
     assert loop.capture_report.refusal.text.startswith("choosing.py:")
     assert set(counts(result)) <= {"run_ahead", "staging", "epoch_end"}
+
+
+@scenario(num_seeds=VERY_FEW)
+def auto_finds_waits_that_begin_after_the_warm_up(device):
+    """They are found where steps are measured, and may be gone when it measures again."""
+
+    class CuriousLater(Regression):
+        count = 0
+
+        def backward(self, out):
+            self.count += 1
+            if self.count > autostep._START + 1:
+                out.loss.item()
+            super().backward(out)
+
+    with device.allow_waits():
+        loop, _ = choose(device, kind=CuriousLater, num=24, run_ahead=4)
+    refusal = loop.capture_report.refusal
+    assert loop.diagnosis.captures is False
+    assert (refusal.kind, refusal.is_final) == ("host_read", False)
+
+
+@scenario(only="asap")
+def auto_knows_with_the_first_batch_that_no_graph_takes_it(device):
+    """Batches on the device that require gradients are not captured; nobody measures in vain."""
+    expected, weight = train_plainly(Regression(), data(24))
+    model = Regression()
+    on_device(device, model)
+    with device.allow_waits():
+        batches = [(on(device, x).requires_grad_(), on(device, y)) for x, y in data(24)]
+    kinds = []
+    with TrainLoop(plan="auto", device=device) as loop:
+        result = loop.run_epoch(
+            batches, model, on_batch=lambda _: kinds.append(loop.capture_report.refusal.kind)
+        )
+        copied = read_back(device, model.weight)
+    assert expected == result.losses
+    assert torch.equal(weight, copied)
+    assert kinds == ["batch_requires_grad"] * 24
+    assert loop.capture_report.num_graphs == 0
 
 
 @scenario(durations={"load": 30.0, "slow": 90.0, "launch": 1.0}, only="asap")

@@ -127,8 +127,8 @@ def _judge_here(mutant, names):
 
 def _import_anew(mutant):
     """Import gapless with a mutant in it, and the scenarios that use it."""
-    loaded = [name for name in sys.modules if name.split(".")[0] in ("gapless", "simulation")]
-    for name in loaded:
+    packages = ("gapless", "simulation", "toy_steps")
+    for name in [name for name in sys.modules if name.split(".")[0] in packages]:
         del sys.modules[name]
     sys.meta_path.insert(0, MutatedModule(mutant))
     return importlib.import_module("simulation.scenarios")

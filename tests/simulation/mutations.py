@@ -28,6 +28,21 @@ SOURCE = Path(__file__).parents[2] / "src" / "gapless"
 ROOMS = ["pipeline", "graphs", "loop", "nmt/stream_manager.py"]
 
 
+def modules():
+    """Return the modules of all rooms, as paths relative to the source."""
+    return [
+        str(path.relative_to(SOURCE))
+        for room in ROOMS
+        for path in (
+            [SOURCE / room] if room.endswith(".py") else sorted((SOURCE / room).glob("*.py"))
+        )
+    ]
+
+
+def parse(module):
+    return ast.parse((SOURCE / module).read_text(encoding="utf-8"))
+
+
 # --- kinds of mutation ---
 
 
@@ -79,6 +94,42 @@ def _expression(code):
     return ast.parse(code, mode="eval").body
 
 
+def _trees():
+    return [parse(module) for module in modules()]
+
+
+def guards():
+    """Return the names of all classes that are guards."""
+    protocols = {"Guard", "SelectingGuard"}
+    return [
+        node.name
+        for tree in _trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ClassDef)
+        and protocols & {ast.unparse(base) for base in node.bases}
+    ]
+
+
+def refusers():
+    """Return the names of all functions that say why something is refused."""
+    answers = {"Refusal", "Refusal | None"}
+    return [
+        node.name
+        for tree in _trees()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef)
+        and node.returns
+        and ast.unparse(node.returns) in answers
+    ]
+
+
+def _guard_that_holds(node):
+    return _expression(
+        "__import__('types').SimpleNamespace("
+        "check=lambda: lambda: True, reader=lambda: lambda: None)"
+    )
+
+
 def _fresh_event(node):
     return _expression(f"{ast.unparse(node.func.value)}._device.create_event(timed=True)")
 
@@ -115,6 +166,8 @@ KINDS = [
         context("use_stream", "use", "on_compute_stream", "blocking", "_on_own_stream"),
         _null_context,
     ),
+    Kind("always holds", question(*guards()), _guard_that_holds),
+    Kind("refuses nothing", question(*refusers()), lambda node: ast.Constant(None)),
     Kind("became depth + 1:", sum_of("depth + 2"), lambda node: _expression("depth + 1")),
 ]
 
@@ -178,21 +231,6 @@ class Mutator(ast.NodeTransformer):
         line = getattr(node, "context_expr", node).lineno
         self.mutants.append(Mutant(place, line, kind.done, len(self.mutants)))
         return self.mutants[-1].number
-
-
-def modules():
-    """Return the modules of all rooms, as paths relative to the source."""
-    return [
-        str(path.relative_to(SOURCE))
-        for room in ROOMS
-        for path in (
-            [SOURCE / room] if room.endswith(".py") else sorted((SOURCE / room).glob("*.py"))
-        )
-    ]
-
-
-def parse(module):
-    return ast.parse((SOURCE / module).read_text(encoding="utf-8"))
 
 
 @cache

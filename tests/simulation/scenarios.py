@@ -16,6 +16,7 @@ from simulation import (  # noqa: F401
     choosing,
     copies,
     failures,
+    guarding,
     losses,
     prefetching,
     streams,

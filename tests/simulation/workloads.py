@@ -6,33 +6,14 @@ from functools import cache
 
 import torch
 
-import gapless
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.staging import StagingRing
+from toy_steps import Regression, read_back
 
 
 NUM_BATCHES = 11
-
-
-class Regression:
-    """A linear model with dropout that trains itself, in few operations."""
-
-    def __init__(self):
-        torch.manual_seed(0)
-        self.weight = torch.nn.Parameter(torch.randn(3, 1))
-
-    def forward(self, batch):
-        x, y = batch
-        loss = (torch.nn.functional.dropout(x @ self.weight, 0.3) * y).sum()
-        return gapless.StepLoss(loss=loss, weight=2.0)
-
-    def backward(self, out):
-        out.loss.backward()
-        with torch.no_grad():
-            self.weight -= 0.1 * self.weight.grad
-        self.weight.grad = None
 
 
 @cache
@@ -76,15 +57,6 @@ def check_training(device, plan, *, num_epochs=1, num_batches=NUM_BATCHES):
     assert [2.0] * len(losses) == loop.losses.weights
     assert torch.equal(weight, copied)
     return loop, results, means
-
-
-def read_back(device, tensor):
-    """Return a tensor's values as queued on the current stream now, through pinned memory."""
-    pinned = device.host_buffer(tensor.numel() * tensor.element_size(), pinned=True)
-    target = pinned.view(tensor.dtype).view(tensor.shape)
-    device.copy(target, tensor.detach())
-    HostWaits(device).wait_stream(device.current_stream(), reason="test")
-    return target.clone()
 
 
 def number(device, value):

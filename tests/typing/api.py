@@ -50,6 +50,34 @@ def epochs(loader: list[Pair]) -> None:
         assert_type(loop.plan, gapless.Plan)
 
 
+@gapless.capture
+def captured_step(batch: Pair) -> torch.Tensor:
+    return train_step(batch)
+
+
+class Trainer:
+    """A class with a captured method."""
+
+    @gapless.capture(device="cuda", num_warmup=3, max_graphs=10, on_refusal="raise")
+    def step(self, batch: Pair) -> torch.Tensor:
+        return train_step(batch)
+
+
+def captures(loader: list[Pair], model: torch.nn.Module, sgd: torch.optim.Optimizer) -> None:
+    step = gapless.capture(TwoParts(), example_inputs=loader[:2], model=model, optimizer=sgd)
+    for batch in loader:
+        step(batch)
+        captured_step(batch)
+        Trainer().step(batch)
+    assert_type(Trainer().step.report.num_graphs, int)
+    assert_type(str(step.report), str)
+    step.clear()
+    try:
+        step(loader[0])
+    except gapless.CaptureRefused as refused:
+        assert_type(refused.kind, str)
+
+
 def waits() -> None:
     with gapless.count_waits() as seen:
         pass
@@ -78,4 +106,5 @@ def mistakes(loader: list[Pair]) -> None:
     gapless.Plan("mine")  # type: ignore[call-arg]  # so are all fields of a plan
     gapless.Plan(name="mine", graphs="sometimes")  # type: ignore[arg-type]
     gapless.verify_plan(make_workload(torch.device("cpu")))  # type: ignore[arg-type]  # no function
+    gapless.capture(train_step, on_refusal="warn")  # type: ignore[call-overload]
     gapless.StepLoss(loss=torch.zeros(()), report=None)  # type: ignore[call-arg]

@@ -99,9 +99,8 @@ class CapturedFunction:
         # stream they first saw: the step runs on this one from its first call on.
         self._stream = self._device.shared_stream("gapless.capture")
         if not self._device.is_accelerator:
-            self.report.refusal = Refusal(
-                "cpu", "a CPU runs its work itself, there is nothing to launch"
-            )
+            text = "a CPU runs its work itself, there is nothing to launch"
+            self.report.refusal = Refusal("cpu", text)
 
     @property
     def report(self) -> CaptureReport:
@@ -140,7 +139,8 @@ class CapturedFunction:
             return _own(self._run(batch))
 
     def __repr__(self) -> str:
-        return f"<captured {getattr(self, '__qualname__', None) or self._captured.step!r}>"
+        name = getattr(self, "__qualname__", None) or repr(self._captured.step)
+        return f"<captured {name}>"
 
     def clear(self) -> None:
         """Let go of all graphs and their memory, such as before a step with other work.
@@ -156,7 +156,7 @@ class CapturedFunction:
         try:
             tree = flatten(batch)
         except BatchError as error:
-            out = self._captured.run_refused(batch, Refusal("unknown_batch", str(error)))
+            out = self._captured.run_refused(batch, _is_unknown(error))
             self._raise_refusal()
             return out
         done = self._captured.run(tree)
@@ -392,6 +392,10 @@ def _needed(part: _PartT | None, name: str) -> _PartT:
             "that the step trains, to put them back after the captures; give both, or no examples"
         )
     return part
+
+
+def _is_unknown(error: BatchError) -> Refusal:
+    return Refusal("unknown_batch", str(error))
 
 
 def _own(out: Any) -> Any:

@@ -283,8 +283,9 @@ class CapturedStep:
 
         Sync: Blocks the host ("capture").
         """
-        if snapshot.refusal is not None:
-            self.report.note = f"{snapshot.refusal.text}; graphs are captured as batches come"
+        objection = snapshot.objection()
+        if objection is not None:
+            self.report.note = f"{objection.text}; graphs are captured as batches come"
             return
         random = random_state(self._device)
         try:

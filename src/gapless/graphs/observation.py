@@ -15,7 +15,7 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.refusal import Refusal, host_read
 
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ def _replaces_state(seen: Observation) -> Refusal | None:
 
 def _reads_on_the_host(seen: Observation) -> Refusal | None:
     # Refused without a try: a capture that fails there has done half of the step on the host.
-    return Refusal.host_read(seen.host_reads[0]) if seen.host_reads else None
+    return host_read(seen.host_reads[0]) if seen.host_reads else None
 
 
 # --- functions of torch that are replaced while a step is watched ---

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Self, TypeAlias
+from typing import Literal, TypeAlias
 
 
 RefusalKind: TypeAlias = Literal[
@@ -43,12 +43,12 @@ class Refusal:
     def __str__(self) -> str:
         return self.text
 
-    @classmethod
-    def host_read(cls, site: str, *, is_final: bool = True) -> Self:
-        """Refuse a step that reads a value of the device.
 
-        Args:
-            site: file and line of the read.
-            is_final: as the attribute.
-        """
-        return cls("host_read", f"{site} makes the host wait for the device", is_final)
+def host_read(site: str, *, is_final: bool = True) -> Refusal:
+    """Refuse a step that reads a value of the device.
+
+    Args:
+        site: file and line of the read.
+        is_final: False if later runs of the step may not read there.
+    """
+    return Refusal("host_read", f"{site} makes the host wait for the device", is_final)

@@ -44,9 +44,8 @@ class Snapshot:
         self._scaler_state = scaler.state_dict() if scaler is not None else {}
         self._copies = {id(tensor): tensor.detach().clone() for tensor in self._tensors()}
 
-    @property
-    def refusal(self) -> Refusal | None:
-        """Why the optimizer cannot be put back, None if it can."""
+    def objection(self) -> Refusal | None:
+        """Return why the optimizer cannot be put back, None if it can."""
         kind, groups = type(self._optimizer), self._optimizer.param_groups
         if kind not in _BEGIN_AT_ZERO:
             return Refusal(

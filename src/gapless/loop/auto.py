@@ -16,7 +16,7 @@ import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal
 
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.refusal import host_read
 from gapless.pipeline.loaders import num_workers
 from gapless.pipeline.step import call_host_part
 from gapless.records.bottleneck import (
@@ -185,7 +185,7 @@ class AutoSteps:
         waits = [site for sample in self._eager for site in sample.launch.waits]
         if waits and self.captured.report.refusal is None:
             # Known without an attempt, which would fail there.
-            self.captured.report.refusal = Refusal.host_read(waits[0], is_final=False)
+            self.captured.report.refusal = host_read(waits[0], is_final=False)
         if waits or self._cannot_capture():
             self._decide()
         else:

@@ -1,0 +1,148 @@
+"""What a captured step does with its batches, its warm-up runs and its graphs."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+import gapless
+from gapless.loop.train_loop import TrainLoop
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import CutsItsBatch, Scales, Training, WrapsItsBatch, batches, train
+
+
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        yield device
+
+
+# --- batches ---
+
+
+@dataclass
+class Weighted:
+    """A batch with an attribute that is no field."""
+
+    rows: torch.Tensor
+
+
+class Named(dict):
+    """A batch with an attribute that is no item."""
+
+
+@pytest.mark.parametrize("kind", [Weighted, lambda rows: Named(rows=rows)])
+def test_plain_attributes_beside_the_parts_of_a_batch_count(device, kind):
+    """Two batches that differ in one have a graph each."""
+
+    def scaled(batch):
+        rows = batch["rows"] if isinstance(batch, dict) else batch.rows
+        return rows.sum() * batch.factor
+
+    step, found, expected = gapless.capture(scaled, device=device), [], []
+    for number, rows in enumerate(gapless.prefetch(batches(*[4] * 12), device)):
+        batch = kind(rows)
+        batch.factor = number % 2 + 1.0
+        found.append(step(batch).item())
+        expected.append(scaled(batch).item())
+
+    assert found == expected
+    assert (step.report.num_graphs, step.report.num_replays) == (2, 8)
+
+
+def test_batches_that_require_gradients_are_let_go(device):
+    """No graph, and no record of gradients, keeps them."""
+    training, kept = Training(device), []
+    step = gapless.capture(training.step, device=device)
+    for batch in gapless.prefetch(training.data, device):
+        own = batch.clone().requires_grad_()
+        step(own)
+        kept.append(weakref.ref(own))
+    del own, batch
+
+    assert [reference() for reference in kept] == [None] * 12
+    assert "requires gradients" in step.report.refusal.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"), [(CutsItsBatch, "cpu (torch.int64, shape ()"), (WrapsItsBatch, "Wrapped")]
+)
+def test_what_no_graph_can_take_is_named(device, kind, named):
+    """The refusal names the tensor or the type that stands in the way."""
+    assert named in train(kind, device, captured=True).report.refusal.text
+
+
+UNLIKE = {
+    "a number": (lambda n: (torch.ones(2), {"step": n}), "batch[1]['step'] (int) differs"),
+    "a name": (lambda n: [torch.ones(2), f"{n}.png"], "batch[1] (str) differs"),
+    "a shape": (lambda n: (torch.ones(1 + n), 0), "the shape of its tensors differs"),
+}
+
+
+@pytest.mark.parametrize("case", UNLIKE)
+def test_batches_of_which_no_two_are_alike_are_told_from_what(device, case, monkeypatch):
+    """If nothing is ever captured, the report says what differs between batches."""
+    monkeypatch.setattr("gapless.graphs.warm_ups._NUM_UNLIKE", 8)
+    make, what = UNLIKE[case]
+    step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
+    for number, batch in enumerate(gapless.prefetch([make(n) for n in range(10)], device)):
+        assert (step.report.note is None) == (number < 8)
+        step(batch)
+
+    assert step.report.note.startswith("no two of 8 batches are alike")
+    assert what in str(step.report)
+
+
+# --- warm-up ---
+
+
+def note_views(is_view):
+    def note(batch):
+        is_view.append(batch._is_view())
+        return batch.sum()
+
+    return note
+
+
+def test_the_last_run_before_a_capture_takes_a_batch_of_its_own(device):
+    """Compiled code tells views from own tensors, and cannot be made in a capture."""
+    is_view = []
+    step = gapless.capture(note_views(is_view), device=device)
+    for batch in gapless.prefetch(Training.data, device):
+        step(batch)
+
+    assert is_view == [True, False, False]
+
+
+def test_under_auto_the_last_run_before_a_capture_takes_a_batch_of_its_own(device):
+    """The first steps of `auto` are eager too, and one of them counts as that run."""
+    is_view = []
+    with TrainLoop(plan="auto", device=device) as loop:
+        loop.run_epoch(Training.data * 4, note_views(is_view))
+
+    assert loop.capture_report.num_graphs == 1
+    assert is_view[:3] == [True, False, True]
+
+
+def test_a_step_that_reads_is_named_and_not_tried(device):
+    """An attempt would do half of the step on the host."""
+    report = train(Scales, device, captured=True).report
+
+    assert report.refusal.text.endswith("makes the host wait for the device")
+    assert report.seconds == 0.0
+
+
+# --- graphs ---
+
+
+def test_a_method_keeps_its_graphs_from_epoch_to_epoch(device):
+    """A bound method is another object each time it is named, and the same step."""
+    training = Training(device)
+    with TrainLoop(plan="captured", device=device) as loop:
+        for _ in range(3):
+            loop.run_epoch(training.data, training.step)
+
+    assert (loop.capture_report.num_eager, loop.capture_report.num_replays) == (2, 34)

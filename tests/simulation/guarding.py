@@ -1,0 +1,112 @@
+"""What a loop changes between two captured steps: every guard, and every reason for a refusal.
+
+Each training of `toy_steps.CASES` is a scenario: losses, weights and what is read between the steps
+are those of the plain loop, and a change leads to other graphs, to new ones or to a refusal.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+
+import torch
+
+import gapless
+import toy_steps
+from gapless.graphs import warm_ups
+from simulation.registry import scenario
+
+
+# These are about values that Python holds, and not about order.
+ONE = "asap"
+
+
+def check_case(device, *, kind, expected):
+    """Train plainly on the host, and captured on the device; compare."""
+    plain = toy_steps.train(kind, None, captured=False)
+    with device.allow_waits():
+        found = toy_steps.train(kind, device, captured=True)
+    report = found.report
+    assert plain.seen == found.seen
+    assert plain.weights == found.weights
+    refusal = report.refusal and report.refusal.kind
+    assert expected == (report.num_graphs, report.num_replays, refusal), str(report)
+    num_steps = len(kind.data)
+    assert num_steps == report.num_replays + report.num_eager
+
+
+def in_words(kind):
+    """Return the name of a class as the name of a scenario."""
+    return "a_loop_that_" + re.sub("(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+
+
+for kind, expected in toy_steps.CASES.items():
+    scenario(in_words(kind), only=ONE)(partial(check_case, kind=kind, expected=expected))
+
+
+@scenario(only=ONE)
+def values_that_are_new_in_every_batch_end_capturing(device):
+    """Each would be a kind of its own; the report says so, and memory stays bounded."""
+    most, warm_ups._MAX_KEYS = warm_ups._MAX_KEYS, 5
+    try:
+        step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
+        for batch in gapless.prefetch([(torch.ones(1), number) for number in range(20)], device):
+            step(batch)
+    finally:
+        warm_ups._MAX_KEYS = most
+    assert step.report.num_eager == 20
+    assert step.report.refusal.kind == "too_many_keys"
+    assert "more than 5 kinds" in step.report.refusal.text
+
+
+class TrainsByNadam(toy_steps.Training):
+    """The state of its optimizer begins at one. It is not called: its counts are on the host."""
+
+    step = toy_steps.Training.loss_of
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.optimizer = torch.optim.NAdam(self.model.parameters(), lr=0.05)
+
+
+class TrainsByDampenedMomentum(toy_steps.Training):
+    """The state of its optimizer begins as a gradient."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.optimizer = torch.optim.SGD(
+            self.model.parameters(), lr=0.05, momentum=0.9, dampening=0.5
+        )
+
+
+def check_examples_left_out(device, kind):
+    """Give an example ahead of a loop; none is captured, and the loop trains as a plain one."""
+    plain = toy_steps.train(kind, None, captured=False)
+    with device.allow_waits():
+        training = kind(device)
+        step = gapless.capture(
+            training.step,
+            example_inputs=training.data[:1],
+            model=training.model,
+            optimizer=training.optimizer,
+            device=device,
+        )
+        assert step.report.num_graphs == 0
+        losses = [step(batch) for batch in gapless.prefetch(training.data, device)]
+        losses = [toy_steps.read_back(device, loss).item() for loss in losses]
+    assert plain.seen == losses
+    assert step.report.num_graphs == 1
+    assert step.report.refusal is None
+    assert "cannot restore" in step.report.note
+
+
+@scenario(only=ONE)
+def examples_are_left_out_where_state_does_not_begin_at_zero(device):
+    """An optimizer that cannot be put back is captured as batches come."""
+    check_examples_left_out(device, TrainsByNadam)
+
+
+@scenario(only=ONE)
+def examples_are_left_out_where_momentum_begins_as_a_gradient(device):
+    """So is one whose momentum begins as a gradient."""
+    check_examples_left_out(device, TrainsByDampenedMomentum)

@@ -1,0 +1,538 @@
+"""Small training steps, and loops that change something between two steps.
+
+`Regression` is a step in two parts. `Training` is a model with its optimizer, a step, and what a loop
+does before and after each step; its subclasses change one thing each. `train` runs one of them, with
+its step captured or not, on a device or on the host.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import gapless
+from gapless.pipeline.host_waits import HostWaits
+
+
+class Regression:
+    """A linear model with dropout that trains itself, in few operations."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.weight = torch.nn.Parameter(torch.randn(3, 1))
+
+    def forward(self, batch):
+        x, y = batch
+        loss = (torch.nn.functional.dropout(x @ self.weight, 0.3) * y).sum()
+        return gapless.StepLoss(loss=loss, weight=2.0)
+
+    def backward(self, out):
+        out.loss.backward()
+        with torch.no_grad():
+            self.weight -= 0.1 * self.weight.grad
+        self.weight.grad = None
+
+
+def batches(*lengths):
+    """Return batches of these numbers of rows."""
+    return [
+        torch.randn(length, 3, generator=torch.Generator().manual_seed(number))
+        for number, length in enumerate(lengths)
+    ]
+
+
+def on(device, tensor):
+    """Return a copy on a device, or on the host if it is None."""
+    if device is None:
+        return tensor.clone()
+    flat = device.device_buffer(tensor.numel() * tensor.element_size()).view(tensor.dtype)
+    return flat.view(tensor.shape).copy_(tensor)
+
+
+def read_back(device, tensor):
+    """Return a tensor's values as queued on the current stream now, through pinned memory."""
+    pinned = device.host_buffer(tensor.numel() * tensor.element_size(), pinned=True)
+    target = pinned.view(tensor.dtype).view(tensor.shape)
+    device.copy(target, tensor.detach())
+    HostWaits(device).wait_stream(device.current_stream(), reason="test")
+    return target.clone()
+
+
+class Training:
+    """A model, its optimizer, and a step that makes gradients and updates."""
+
+    data = batches(*[4] * 12)
+
+    def __init__(self, device):
+        torch.manual_seed(0)
+        self.device = device
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.Tanh(), torch.nn.Dropout(0.0), torch.nn.Linear(4, 1)
+        )
+        for weight in self.model.parameters():
+            weight.data = on(device, weight.data)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+
+    @property
+    def group(self):
+        return self.optimizer.param_groups[0]
+
+    def loss_of(self, batch):
+        return (self.model(batch) - batch.sum(1, keepdim=True)).square().mean()
+
+    def add_gradients(self, batch):
+        loss = self.loss_of(batch)
+        loss.backward()
+        return loss.detach()
+
+    def step(self, batch):
+        self.optimizer.zero_grad()
+        loss = self.add_gradients(batch)
+        self.optimizer.step()
+        return loss
+
+    def before(self, number):
+        """Change nothing before a step."""
+
+    def take(self, step, batch, number):
+        """Return what the step returns."""
+        return step(batch)
+
+    def after(self, number):
+        """Return tensors that are read after a step."""
+        return []
+
+
+class ChangesNothing(Training):
+    """The plain case."""
+
+
+# --- who updates, and when ---
+
+
+class UpdatesOutside(Training):
+    step = Training.add_gradients
+
+    def after(self, number):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return []
+
+
+class UpdatesOutsideAfterTwo(UpdatesOutside):
+    """Gradients of two batches add up, and are None before every other step."""
+
+    def after(self, number):
+        return super().after(number) if number % 2 else []
+
+
+class UpdatesOutsideAStepThatBeginsAnew(Training):
+    """Batches of another shape come in between."""
+
+    data = batches(*[4, 4, 4, 4, 4, 2] * 4)
+
+    def step(self, batch):
+        self.optimizer.zero_grad()
+        return self.add_gradients(batch)
+
+    def after(self, number):
+        self.optimizer.step()
+        return []
+
+
+class HasAHeadForEachShape(Training):
+    """Weights become known with the shape that trains them."""
+
+    data = batches(*[4, 4, 4, 2, 2, 2, 3, 3, 3, 1, 1, 1, 5, 5, 5] * 2)
+
+    def __init__(self, device):
+        super().__init__(device)
+        heads = [torch.nn.Parameter(on(device, torch.ones(1))) for _ in range(5)]
+        self.heads = torch.nn.ParameterList(heads)
+        self.optimizer = torch.optim.SGD([*self.model.parameters(), *heads], lr=0.01)
+
+    def step(self, batch):
+        loss = (self.model(batch) * self.heads[len(batch) - 1]).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    def after(self, number):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return []
+
+
+class ReadsGradients(Training):
+    """What user code reads after a replay are that batch's gradients."""
+
+    def after(self, number):
+        return [weight.grad.clone() for weight in self.model.parameters()]
+
+
+class WantsGradientsOfItsInput(Training):
+    def step(self, batch):
+        out = self.model(batch.requires_grad_()).square().mean()
+        slope = torch.autograd.grad(out, batch, create_graph=True)[0]
+        self.optimizer.zero_grad()
+        loss = out + slope.square().mean()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+
+# --- what changes once, before the seventh step ---
+
+
+class ChangesOnce(Training):
+    def before(self, number):
+        if number == 6:
+            self.change()
+
+    def change(self):
+        raise NotImplementedError
+
+
+class HalvesTheRate(ChangesOnce):
+    def change(self):
+        self.group["lr"] *= 0.5
+
+
+class HalvesTheRateOfThreeShapes(HalvesTheRate):
+    """Every one of its graphs has the old rate."""
+
+    data = batches(*[4, 3, 2] * 4)
+
+    def before(self, number):
+        if number == 9:
+            self.change()
+
+
+class ReplacesARateOnTheDevice(ChangesOnce):
+    def __init__(self, device):
+        super().__init__(device)
+        self.optimizer = Descent(self.model.parameters(), lr=on(device, torch.tensor(0.05)))
+
+    def change(self):
+        self.group["lr"] = on(self.device, torch.tensor(0.001))
+
+
+class Descent(torch.optim.SGD):
+    """Takes a rate on the device without reading it."""
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            weight.sub_(weight.grad * self.param_groups[0]["lr"])
+
+
+class HasARateOfNumpy(ChangesOnce):
+    def __init__(self, device):
+        super().__init__(device)
+        # Here, because all else runs without numpy.
+        import numpy as np
+
+        self.rate_of = np.float32
+        self.group["lr"] = self.rate_of(0.05)
+
+    def change(self):
+        self.group["lr"] = self.rate_of(0.001)
+
+
+class Reloads(Training):
+    """Goes back to an optimizer's state of four steps before."""
+
+    def before(self, number):
+        if number == 4:
+            self.kept = copy.deepcopy(self.optimizer.state_dict())
+        if number == 8:
+            self.optimizer.load_state_dict(self.kept)
+
+
+class ReplacesMomentum(ChangesOnce):
+    def change(self):
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"] = on(self.device, torch.zeros(state["momentum_buffer"].shape))
+
+
+class HasNoMomentumAnyMore(ChangesOnce):
+    def change(self):
+        for state in self.optimizer.state.values():
+            state["momentum_buffer"] = None
+
+
+class MovesWeights(ChangesOnce):
+    def change(self):
+        for weight in self.model.parameters():
+            weight.data = on(self.device, weight.data * 0.5)
+
+
+class MovesWeightsUpdatedOutside(MovesWeights):
+    """No optimizer is called in the step: weights are known from its backward passes alone."""
+
+    step = Training.add_gradients
+
+    def after(self, number):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return []
+
+
+class Freezes(ChangesOnce):
+    def change(self):
+        self.model[0].requires_grad_(False)
+
+
+class Unfreezes(ChangesOnce):
+    def __init__(self, device):
+        super().__init__(device)
+        self.model[0].requires_grad_(False)
+
+    def change(self):
+        self.model[0].requires_grad_(True)
+
+
+class ChangesDropout(ChangesOnce):
+    def change(self):
+        self.model[2].p = 1.0
+
+
+class StopsDropout(ChangesOnce):
+    def __init__(self, device):
+        super().__init__(device)
+        self.model[2].p = 1.0
+
+    def change(self):
+        self.model.eval()
+
+
+# --- what comes and goes ---
+
+
+class Validates(Training):
+    """Every third batch is evaluated by the same step."""
+
+    data = batches(*[4] * 24)
+
+    def before(self, number):
+        self.model.train(number % 3 != 2)
+
+    def step(self, batch):
+        return super().step(batch) if self.model.training else self.loss_of(batch)
+
+
+class GoesWithoutGradients(Training):
+    """Every third batch is taken without gradients, and the step asks torch."""
+
+    data = batches(*[4] * 24)
+
+    def take(self, step, batch, number):
+        with torch.set_grad_enabled(number % 3 != 2):
+            return step(batch)
+
+    def step(self, batch):
+        return super().step(batch) if torch.is_grad_enabled() else self.loss_of(batch)
+
+
+class GoesToBfloat16(Training):
+    """Every second batch is trained under autocast."""
+
+    data = batches(*[4] * 24)
+
+    def take(self, step, batch, number):
+        kind = "cpu" if self.device is None else self.device.torch_device.type
+        with torch.autocast(kind, dtype=torch.bfloat16, enabled=number % 2 == 1):
+            return step(batch)
+
+
+# --- what cannot be captured ---
+
+
+class Schedules(Training):
+    """Calls a scheduler, which changes the rate in every fifth step."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.schedule = torch.optim.lr_scheduler.StepLR(self.optimizer, 5)
+
+    def step(self, batch):
+        loss = super().step(batch)
+        self.schedule.step()
+        return loss
+
+
+class CountsOnTheHost(Training):
+    """The optimizer's count would stand still in a graph."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.optimizer = Counting(self.model.parameters(), lr=0.1)
+
+
+class Counting(torch.optim.SGD):
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            state["step"] = state.get("step", 10**6) + 1
+            with torch.no_grad():
+                weight.sub_(weight.grad, alpha=1e5 / state["step"])
+
+
+class UpdatesEverySecondTime(Training):
+    """A counter on the host decides when to call the optimizer."""
+
+    count = 0
+
+    def step(self, batch):
+        loss = self.add_gradients(batch)
+        self.count += 1
+        if self.count % 2 == 0:
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=False)
+        return loss
+
+
+class Scales(Training):
+    """What a scaler reads cannot be captured, and its gradients are divided once."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        kind = "cpu" if device is None else device.torch_device.type
+        self.scaler = torch.amp.GradScaler(kind, init_scale=1024.0)
+
+    def step(self, batch):
+        self.optimizer.zero_grad()
+        loss = self.loss_of(batch)
+        self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimizer)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss.detach()
+
+
+class AlwaysChangesTheRate(Training):
+    def before(self, number):
+        self.group["lr"] *= 0.9
+
+
+class CutsItsBatch(Training):
+    """A number that says how much of a batch counts comes as a tensor on the host."""
+
+    def take(self, step, batch, number):
+        return step((batch, torch.tensor(1 + number % 4)))
+
+    def step(self, batch):
+        rows, count = batch
+        return super().step(rows[: int(count)])
+
+
+class ReadsGradientsOfItsBatch(Training):
+    """A graph would not bring the batch its gradients."""
+
+    def take(self, step, batch, number):
+        self.batch = batch.clone().requires_grad_()
+        return step(self.batch)
+
+    def after(self, number):
+        return [self.batch.grad]
+
+
+class Wrapped:
+    """A batch of a kind that cannot be taken apart."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+
+class WrapsItsBatch(Training):
+    def take(self, step, batch, number):
+        return step(Wrapped(batch))
+
+    def step(self, batch):
+        return super().step(batch.rows)
+
+
+# Graphs and replays of each, and the kind of refusal.
+CASES = {
+    ChangesNothing: (1, 10, None),
+    UpdatesOutside: (1, 10, None),
+    UpdatesOutsideAfterTwo: (4, 4, "too_many_changes"),
+    UpdatesOutsideAStepThatBeginsAnew: (2, 20, None),
+    HasAHeadForEachShape: (5, 20, None),
+    ReadsGradients: (1, 10, None),
+    WantsGradientsOfItsInput: (1, 10, None),
+    HalvesTheRate: (2, 10, None),
+    HalvesTheRateOfThreeShapes: (6, 6, None),
+    ReplacesARateOnTheDevice: (2, 10, None),
+    HasARateOfNumpy: (2, 10, None),
+    Reloads: (2, 10, None),
+    ReplacesMomentum: (2, 10, None),
+    MovesWeights: (2, 10, None),
+    MovesWeightsUpdatedOutside: (2, 10, None),
+    # Once more, as gradients or momentum are gone or new after the first step of that kind.
+    HasNoMomentumAnyMore: (3, 10, None),
+    Freezes: (3, 10, None),
+    Unfreezes: (3, 10, None),
+    ChangesDropout: (2, 8, None),
+    StopsDropout: (2, 8, None),
+    Validates: (2, 20, None),
+    GoesWithoutGradients: (2, 20, None),
+    GoesToBfloat16: (2, 20, None),
+    Schedules: (0, 0, "scheduler"),
+    CountsOnTheHost: (0, 0, "replaced_state"),
+    UpdatesEverySecondTime: (0, 0, "optimizer_calls_differ"),
+    Scales: (0, 0, "host_read"),
+    AlwaysChangesTheRate: (4, 4, "too_many_changes"),
+    CutsItsBatch: (0, 0, "batch_on_host"),
+    ReadsGradientsOfItsBatch: (0, 0, "batch_requires_grad"),
+    WrapsItsBatch: (0, 0, "unknown_batch"),
+}
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What is seen of one loop.
+
+    Attributes:
+        seen: values of losses, and of what is read after the steps.
+        weights: values of the weights at the end.
+        report: of the captured step, None if it is not captured.
+    """
+
+    seen: list[Any]
+    weights: list[Any]
+    report: Any
+
+
+def train(kind, device, *, captured, **how):
+    """Train in a loop of one's own; nothing is read before the end.
+
+    Args:
+        kind: a subclass of `Training`.
+        device: where; the host if it is None.
+        captured: whether the step is.
+        how: it is captured.
+    """
+    training = kind(device)
+    step = gapless.capture(training.step, device=device, **how) if captured else training.step
+    data = [batch.clone() for batch in training.data]
+    data = data if device is None else gapless.prefetch(data, device)
+    seen = []
+    for number, batch in enumerate(data):
+        training.before(number)
+        loss = training.take(step, batch, number)
+        # What a step returns is the loop's own only if it is captured.
+        seen += [loss.detach().clone(), *training.after(number)]
+    weights = list(training.model.parameters())
+    return Trained(
+        [_values(device, tensor) for tensor in seen],
+        [_values(device, weight) for weight in weights],
+        step.report if captured else None,
+    )
+
+
+def _values(device, tensor):
+    return (tensor.detach() if device is None else read_back(device, tensor)).tolist()
