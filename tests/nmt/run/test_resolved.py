@@ -6,12 +6,8 @@ import pytest
 
 from gapless.errors import UserError
 from gapless.nmt.run.config import make_config
-from gapless.nmt.run.resolved import (
-    FIXED_ON_RESUME,
-    resolve,
-    resolve_resumed,
-    settings_to_keep,
-)
+from gapless.nmt.run.resolved import resolve
+from gapless.nmt.run.resume import FIXED_ON_RESUME, resolve_resumed, settings_to_keep
 
 
 TOKENS = {"batch_tokens": 512}

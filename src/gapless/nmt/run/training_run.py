@@ -13,7 +13,8 @@ from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import load_state, set_weights, state_path
 from gapless.nmt.run.folder import create_run, read_vocabs, write_config
 from gapless.nmt.run.position import Position
-from gapless.nmt.run.resolved import resolve, resolve_resumed, settings_to_keep
+from gapless.nmt.run.resolved import resolve
+from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
 from gapless.nmt.run.task import check_pairs, prepare
 from gapless.pipeline.host_waits import HostWaits
 
