@@ -14,7 +14,7 @@ import torch
 import gapless
 from gapless import graphs
 from gapless.graphs.guards import Guard, GuardSet
-from gapless.graphs.modes import modules_of
+from gapless.graphs.mode_guards import modules_of
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from simulation.mutations import guards
 from toy_steps import AlwaysChangesTheRate, Training, UpdatesOutsideAfterTwo, batches, train

@@ -9,8 +9,8 @@ from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau,
 
 from gapless.device.cpu import CpuDevice
 from gapless.graphs.observation import Observer
-from gapless.graphs.optimizers import KnownOptimizers
-from gapless.graphs.weights import KnownWeights
+from gapless.graphs.optimizer_guards import KnownOptimizers
+from gapless.graphs.weight_guards import KnownWeights
 from toy_steps import Regression
 
 

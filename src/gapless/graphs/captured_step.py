@@ -21,13 +21,13 @@ from gapless.device.numerics import random_state, set_random_state
 from gapless.graphs.capture_failure import capture_failed
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, GraphCache
-from gapless.graphs.graph_key import GraphKeys, objection_to_batch
+from gapless.graphs.graph_key import GraphKeys
 from gapless.graphs.guards import GuardSet
 from gapless.graphs.observation import Observer
-from gapless.graphs.optimizers import KnownOptimizers, OptimizerMemory, OptimizerNumbers
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.optimizer_guards import KnownOptimizers, OptimizerMemory, OptimizerNumbers
+from gapless.graphs.refusal import Refusal, objection_to_batch
 from gapless.graphs.warm_ups import WarmUps
-from gapless.graphs.weights import KnownWeights
+from gapless.graphs.weight_guards import KnownWeights
 from gapless.pipeline.step import do_work
 
 

@@ -8,7 +8,7 @@ import torch
 
 from gapless.graphs.guards import GuardSet
 from gapless.graphs.refusal import Refusal
-from gapless.graphs.weights import (
+from gapless.graphs.weight_guards import (
     GradientsInPlace,
     GraphGradients,
     WeightsInPlace,
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
 
     from gapless.device.base import Device, Graph
-    from gapless.graphs.weights import Gradients
+    from gapless.graphs.weight_guards import Gradients
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.tree import Tree
 

@@ -2,7 +2,7 @@
 
 Before a step is captured, its eager runs are watched: which optimizers it calls, whether it calls
 a learning rate scheduler, whether its optimizer makes its state anew, and whether the host reads a
-value of the device. Each of these has one function here that objects to it.
+value of the device. `gapless.graphs.refusal` says which of these a graph could not repeat.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from gapless.graphs.refusal import Refusal, host_read
-
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device
-    from gapless.graphs.optimizers import KnownOptimizers
-    from gapless.graphs.weights import KnownWeights
+    from gapless.graphs.optimizer_guards import KnownOptimizers
+    from gapless.graphs.weight_guards import KnownWeights
 
 
 @dataclass
@@ -104,59 +102,6 @@ class Observer:
 
         with _replaced(torch.autograd, "backward", note_and_run):
             yield
-
-
-# --- objections ---
-
-
-def objection_to(seen: Observation, *, former_calls: list[int]) -> Refusal | None:
-    """Return why a graph could not repeat a run that did this, None if it could.
-
-    Args:
-        seen: in the run.
-        former_calls: ids of the optimizers that the run before called.
-    """
-    return (
-        _optimizer_calls_differ(seen, former_calls)
-        or _calls_a_scheduler(seen)
-        or _replaces_state(seen)
-        or _reads_on_the_host(seen)
-    )
-
-
-def _optimizer_calls_differ(seen: Observation, former_calls: list[int]) -> Refusal | None:
-    if seen.optimizer_calls == former_calls:
-        return None
-    return Refusal(
-        "optimizer_calls_differ",
-        "the step calls optimizers in some runs and not in others, as its own code on the host "
-        "decides; let a plain value in the batch decide it",
-    )
-
-
-def _calls_a_scheduler(seen: Observation) -> Refusal | None:
-    if not seen.schedulers:
-        return None
-    return Refusal(
-        "scheduler",
-        f"the step calls {seen.schedulers[0]}.step(), which counts on the host; call it after the "
-        "step, or in a method on_host of the step",
-    )
-
-
-def _replaces_state(seen: Observation) -> Refusal | None:
-    if not seen.replaces_state:
-        return None
-    return Refusal(
-        "replaced_state",
-        "the step's optimizer replaces its state, or counts on the host, and a graph keeps the "
-        "state with which it was captured",
-    )
-
-
-def _reads_on_the_host(seen: Observation) -> Refusal | None:
-    # Refused without a try: a capture that fails there has done half of the step on the host.
-    return host_read(seen.host_reads[0]) if seen.host_reads else None
 
 
 # --- functions of torch that are replaced while a step is watched ---

@@ -1,9 +1,22 @@
-"""Why a step is not captured: a value with a kind."""
+"""Why a step is not captured: a value with a kind, and the rules that lead to one.
+
+Rules on batches and on what eager runs did are here. The limits on graphs are in
+`gapless.graphs.graph_cache`, and the words for a capture that failed in
+`gapless.graphs.capture_failure`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from gapless.graphs.observation import Observation
 
 
 RefusalKind: TypeAlias = Literal[
@@ -52,3 +65,98 @@ def host_read(site: str, *, is_final: bool = True) -> Refusal:
         is_final: False if later runs of the step may not read there.
     """
     return Refusal("host_read", f"{site} makes the host wait for the device", is_final)
+
+
+# --- batches ---
+
+
+def objection_to_batch(
+    tensors: list[torch.Tensor], *, needs_copy: Callable[[torch.Tensor], bool]
+) -> Refusal | None:
+    """Return why no graph can take a batch, None if one can.
+
+    Args:
+        tensors: of the batch.
+        needs_copy: says whether a tensor is not on the device.
+
+    Sync: Does not block the host.
+    """
+    for tensor in tensors:
+        if needs_copy(tensor):
+            return _is_on_the_host(tensor)
+        if tensor.requires_grad:
+            return _requires_gradients(tensor)
+    return None
+
+
+def _is_on_the_host(tensor: torch.Tensor) -> Refusal | None:
+    return Refusal(
+        "batch_on_host",
+        f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the device, "
+        "or make it a plain value",
+    )
+
+
+def _requires_gradients(tensor: torch.Tensor) -> Refusal | None:
+    return Refusal(
+        "batch_requires_grad",
+        f"a batch holds {_named(tensor)} that requires gradients, which a graph would not bring "
+        "to it; call requires_grad_() in the step",
+    )
+
+
+def _named(tensor: torch.Tensor) -> str:
+    return f"a tensor on {tensor.device} ({tensor.dtype}, shape {tuple(tensor.shape)})"
+
+
+# --- what an eager run did ---
+
+
+def objection_to(seen: Observation, *, former_calls: list[int]) -> Refusal | None:
+    """Return why a graph could not repeat a run that did this, None if it could.
+
+    Args:
+        seen: in the run.
+        former_calls: ids of the optimizers that the run before called.
+    """
+    return (
+        _optimizer_calls_differ(seen, former_calls)
+        or _calls_a_scheduler(seen)
+        or _replaces_state(seen)
+        or _reads_on_the_host(seen)
+    )
+
+
+def _optimizer_calls_differ(seen: Observation, former_calls: list[int]) -> Refusal | None:
+    if seen.optimizer_calls == former_calls:
+        return None
+    return Refusal(
+        "optimizer_calls_differ",
+        "the step calls optimizers in some runs and not in others, as its own code on the host "
+        "decides; let a plain value in the batch decide it",
+    )
+
+
+def _calls_a_scheduler(seen: Observation) -> Refusal | None:
+    if not seen.schedulers:
+        return None
+    return Refusal(
+        "scheduler",
+        f"the step calls {seen.schedulers[0]}.step(), which counts on the host; call it after the "
+        "step, or in a method on_host of the step",
+    )
+
+
+def _replaces_state(seen: Observation) -> Refusal | None:
+    if not seen.replaces_state:
+        return None
+    return Refusal(
+        "replaced_state",
+        "the step's optimizer replaces its state, or counts on the host, and a graph keeps the "
+        "state with which it was captured",
+    )
+
+
+def _reads_on_the_host(seen: Observation) -> Refusal | None:
+    # Refused without a try: a capture that fails there has done half of the step on the host.
+    return host_read(seen.host_reads[0]) if seen.host_reads else None

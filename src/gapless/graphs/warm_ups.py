@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.observation import objection_to
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.refusal import Refusal, objection_to
 
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from gapless.graphs.guards import Guard
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from gapless.graphs.optimizers import KnownOptimizers
+    from gapless.graphs.optimizer_guards import KnownOptimizers
 
 
 # Weights, each with its gradient at one moment.
