@@ -77,7 +77,7 @@ class EagerSteps:
         """Nothing is measured."""
 
 
-class CapturedSteps:
+class GraphSteps:
     """Run a step as a graph for each kind of batch."""
 
     diagnosis: Diagnosis | None = None

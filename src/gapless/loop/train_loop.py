@@ -10,7 +10,7 @@ from gapless.loop.auto import AutoSteps
 from gapless.loop.engine import Engine
 from gapless.loop.epoch import Epoch
 from gapless.loop.plan_waits import waits_of
-from gapless.loop.runners import CapturedSteps, EagerSteps
+from gapless.loop.runners import EagerSteps, GraphSteps
 from gapless.plans import get_plan
 from gapless.records.bottleneck import ON_A_CPU
 
@@ -64,7 +64,7 @@ class TrainLoop:
         self._waits = waits_of(self._engine)
         self._memory_budget_bytes = memory_budget_bytes
         self._captured: CapturedStep | None = None
-        self._graph_runner: CapturedSteps | AutoSteps | None = None
+        self._graph_runner: GraphSteps | AutoSteps | None = None
 
     # --- what it is made of ---
 
@@ -214,7 +214,7 @@ class TrainLoop:
                     self._captured, device=engine.device, meter=engine.meter
                 )
             else:
-                self._graph_runner = CapturedSteps(self._captured)
+                self._graph_runner = GraphSteps(self._captured)
         return self._captured
 
     def close(self) -> None:
