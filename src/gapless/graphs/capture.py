@@ -13,6 +13,8 @@ from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 from weakref import ref
 
+import torch
+
 from gapless.device.find import find_device
 from gapless.errors import BatchError, CaptureRefused, UserError
 from gapless.graphs.captured_step import CapturedStep
@@ -27,8 +29,6 @@ from gapless.pipeline.tree import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-
-    import torch
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
@@ -400,6 +400,8 @@ def _is_unknown(error: BatchError) -> Refusal:
 
 def _own(out: Any) -> Any:
     """Return copies of what a step returned, which no replay overwrites."""
+    if isinstance(out, torch.Tensor):  # as nearly all steps do; a tree would cost microseconds
+        return out.detach().clone()
     try:
         return flatten(out).map(lambda tensor: tensor.detach().clone()).value
     except BatchError as error:

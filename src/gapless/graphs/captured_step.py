@@ -50,7 +50,7 @@ _MAX_CHANGES = 3
 _MIN_STEPS_PER_CHANGE = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepRun:
     """What happened to one batch.
 

@@ -28,7 +28,8 @@ _PLAIN = (str, bytes, int, float, complex, type(None), enum.Enum, torch.dtype, t
 _PLAIN_ATTRIBUTE = (bool, int, float, complex, str, bytes, type(None))
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+# Not frozen: one is made for every batch, and freezing triples the time to make it.
+@dataclasses.dataclass(slots=True)
 class Tree:
     """A batch and its tensors.
 
