@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gapless.device.find import find_device
-from gapless.device.numerics import seed_everything, set_numerics
+from gapless.device.numerics import numerics_restored, seed_everything, set_numerics
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler, make_loader
@@ -19,6 +19,7 @@ from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.translation_step import TranslationStep
+from leaks import no_leaks, pytest_runtest_call  # noqa: F401  # pytest finds them here
 
 
 if TYPE_CHECKING:
@@ -39,13 +40,16 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture(autouse=True)
-def clean_process_state(monkeypatch, tmp_path):
-    """Every test starts with default numerics and a cache folder of its own."""
+def own_cache_folder(no_leaks, monkeypatch, tmp_path):  # noqa: F811  # looks before, and last
+    """Give every test a cache folder of its own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    yield
-    torch.use_deterministic_algorithms(False)
-    torch.backends.cuda.enable_cudnn_sdp(True)
-    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.fixture
+def numerics():
+    """Let a test set precision and determinism of the process, and restore them."""
+    with numerics_restored():
+        yield
 
 
 @pytest.fixture
@@ -82,7 +86,7 @@ def tiny_pairs():
 
 
 @pytest.fixture
-def train_tiny(tiny_pairs):
+def train_tiny(tiny_pairs, numerics):
     """Train a tiny Transformer with dropout for one epoch of so many batches."""
 
     def train(*, plan, device="cpu", num_batches=100, workers=0, context=None, **settings):

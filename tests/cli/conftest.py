@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from gapless.cli.main import run_command
+from gapless.device.numerics import numerics_restored
 
 
 SRC = str(Path(__file__).parents[2] / "src")
@@ -44,7 +45,7 @@ class Outcome:
 
 
 @pytest.fixture
-def gapless(capsys, monkeypatch, tmp_path):
+def gapless(capsys, monkeypatch, tmp_path, numerics):
     """Run a command in a working folder of its own; return its exit code and what it left."""
     monkeypatch.chdir(tmp_path)
 
@@ -147,5 +148,6 @@ def tiny_run(tiny_data, tmp_path_factory):
     """The folder of a run of two epochs on `tiny_data`."""
     run = tmp_path_factory.mktemp("runs") / "tiny"
     arguments = ["train", "--data", str(tiny_data), "--run-dir", str(run), *TINY]
-    assert run_command([*arguments, "--epochs", "2", "--average", "2"]) == 0
+    with numerics_restored():
+        assert run_command([*arguments, "--epochs", "2", "--average", "2"]) == 0
     return run
