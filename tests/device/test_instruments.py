@@ -7,8 +7,6 @@ import subprocess
 import sys
 from time import perf_counter, process_time
 
-import pytest
-
 from gapless.device.find import find_device
 from gapless.device.instruments.clocks import cpu_seconds
 from gapless.device.instruments.kernel_trace import KernelTrace, summarise
@@ -76,13 +74,6 @@ def test_fills_are_busy_but_no_kernels():
 
     assert (found.num_kernels, found.busy_ms) == (1, 2.0)
     assert summarise([]) is None
-
-
-def test_a_cpu_has_no_trace_and_no_driver():
-    """A CPU gives no trace, without running the work, and no utilisation."""
-    assert CPU.trace_kernels(lambda: pytest.fail("was run")) is None
-    with pytest.raises(DeviceError, match=r"cpu.*NVML"):
-        CPU.open_utilisation_meter()
 
 
 def test_a_sampler_reads_until_its_body_ends_and_skips_the_start():

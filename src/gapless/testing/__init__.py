@@ -5,7 +5,7 @@
     check_prefetcher  are the batches right if the copies, or the consumer, are slow?
     check_readback    are the losses right if the device is slow?
     poisoned          a device whose fresh memory is full of NaN, so that early reads show
-    timelines         what a plan's timeline looks like for given durations
+    plan_timeline     what a plan's timeline looks like for given durations
 
 Also here, because tests need them: `find_device`, `count_waits`, `forbid_waits` and `allow_waits`,
 which are public names of `gapless`. The rest of the package does not import this one.
@@ -32,10 +32,12 @@ from gapless.testing.simulate import (
     simulate as simulate,
 )
 from gapless.testing.simulated.simulated_device import SimulatedDevice as SimulatedDevice
+from gapless.testing.timelines import PlanTimeline as PlanTimeline, plan_timeline as plan_timeline
 
 
 __all__ = [
     "LossReader",
+    "PlanTimeline",
     "SimulatedDevice",
     "SimulationFailure",
     "SimulationResult",
@@ -46,6 +48,7 @@ __all__ = [
     "count_waits",
     "find_device",
     "forbid_waits",
+    "plan_timeline",
     "poisoned",
     "simulate",
 ]
