@@ -194,9 +194,19 @@ def _running():
     return [*threading.enumerate(), *multiprocessing.active_children()]
 
 
+def _belongs_to_compiler(one):
+    """Whether torch's compiler, or its progress bars, keep it for the rest of the process."""
+    maker = getattr(one, "_target", None) or type(one)
+    name = getattr(maker, "__module__", None) or ""
+    # Pools of gapless have names of their own.
+    is_of_a_pool = name.startswith("concurrent.futures") and "gapless" not in one.name
+    has_compiled = "torch._inductor.async_compile" in sys.modules
+    return name.startswith(("torch.", "tqdm")) or (is_of_a_pool and has_compiled)
+
+
 def _still_running(before):
     """Return the names of what was started and does not end."""
-    started = [one for one in _running() if one not in before]
+    started = [one for one in _running() if one not in before and not _belongs_to_compiler(one)]
     for one in started:
         one.join(_SECONDS_TO_END)
     return [f"{type(one).__name__} {one.name!r}" for one in started if one.is_alive()]

@@ -46,6 +46,7 @@ LEAKS_ON_A_GPU = {
 # One test for each leak, and a last one that leaks nothing.
 FILE = """
 import multiprocessing, os, signal, sys, threading, time, warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -130,6 +131,10 @@ def test_sync_mode():
     with warnings.catch_warnings(action="ignore"):
         torch.cuda.set_sync_debug_mode("error")
 
+def test_compiler():
+    sys.modules.setdefault("torch._inductor.async_compile", sys)
+    ThreadPoolExecutor().submit(time.time)
+
 def test_nothing():
     set_numerics(CPU, "fp32", deterministic=False)
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -180,9 +185,14 @@ def test_a_test_that_cleans_up_passes(found):
     assert found["nothing"] == []
 
 
+def test_threads_of_torchs_compiler_are_no_leak(found):
+    """Torch keeps the threads in which it compiles."""
+    assert found["compiler"] == []
+
+
 def test_every_leak_of_the_file_is_looked_at(found):
     """No leaking test is left out of the table above."""
-    assert set(found) == {*LEAKS, "nothing"}
+    assert set(found) == {*LEAKS, "compiler", "nothing"}
 
 
 def test_every_guard_is_shown_to_work():
