@@ -247,6 +247,27 @@ def test_the_documentation_shows_the_example():
     assert example.partition('"""\n\n')[2].strip() in page
 
 
+PRINT_FIRST_FAILURE = """
+from test_my_prefetcher import MyPrefetcher, check, testing
+print(testing.simulate(check(MyPrefetcher), seeds=0).failures[0])
+"""
+
+
+def test_the_documentation_shows_what_the_example_reports():
+    """The report on the page has the lines, counts and names of the real one."""
+    done = subprocess.run(
+        [sys.executable, "-c", PRINT_FIRST_FAILURE],
+        check=True,
+        cwd=ROOT / "examples",
+        capture_output=True,
+        text=True,
+    )
+    page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
+    report = done.stdout.partition("Traceback")[0]
+
+    assert " ".join(report.split()) in " ".join(page.split())
+
+
 def test_a_timeline_needs_a_steady_state():
     """Too few batches are refused with the number that is needed."""
     with pytest.raises(ValueError, match="must be above 20, but is 20"):
