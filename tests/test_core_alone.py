@@ -86,7 +86,7 @@ def test_a_workload_is_verified_without_the_extra(found):
     outcome = found["commands"]["verify"]
 
     assert (outcome["code"], outcome["err"]) == (0, "")
-    assert "gapless against blocking: bit-identical (4 losses, " in outcome["out"]
+    assert "gapless against a plain loop: bit-identical (4 losses, " in outcome["out"]
 
 
 def test_a_workload_is_compared_without_the_extra(found):
@@ -95,7 +95,7 @@ def test_a_workload_is_compared_without_the_extra(found):
     report = json.loads((found["folder"] / "report.json").read_text())
 
     assert (outcome["code"], outcome["err"]) == (0, "")
-    assert "auto against blocking: bit-identical (4 losses, " in outcome["out"]
+    assert "auto against a plain loop: bit-identical (4 losses, " in outcome["out"]
     assert [row["plan"] for row in report["rows"]] == ["blocking", "auto"]
 
 

@@ -60,5 +60,5 @@ def test_the_workload_example_is_identical_under_two_plans():
     )
 
     assert done.returncode == 0, done.stderr
-    assert "gapless against blocking: bit-identical (20 losses, " in done.stdout
+    assert "gapless against a plain loop: bit-identical (20 losses, " in done.stdout
     assert "batches: 2 passes over 16 for 20 steps" in done.stdout

@@ -72,7 +72,7 @@ def by_chance(device):
 
 def by_run(device):
     def breaks(model, done, ahead):
-        if done == 2 and len(RUNS) == 3:
+        if done == 2 and len(RUNS) == 4:
             model[1].bias.data += 1.0
     return make(device, breaks)
 
@@ -124,8 +124,14 @@ def one_batch_left():
     return make(batches=Once())
 
 
+class WithSet(Batches):
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield {**batch, "ids": {1, 2}}
+
+
 def with_set():
-    return make(batches=[{1, 2}])
+    return make(batches=WithSet())
 
 
 def no_batches():
@@ -185,7 +191,7 @@ def verify(gapless, monkeypatch, tmp_path):
 
 
 def test_the_demo_is_identical_under_the_plan(process, terminal, tmp_path):
-    """A real process trains the demo's model three times and says what it saw, bar or no bar."""
+    """A real process trains the demo's model four times and says what it saw, bar or no bar."""
     screen, read = terminal
     done = process("verify", "--device", "cpu", "--steps", "4", stderr=screen)
     bar = read()
@@ -193,14 +199,18 @@ def test_the_demo_is_identical_under_the_plan(process, terminal, tmp_path):
     assert done.returncode == 0, bar
     lines = done.stdout.splitlines()
     assert lines[0].startswith("workload  model of gapless train on the embedded corpus, dropout")
-    assert lines[1].startswith("plans     gapless against blocking, deterministic")
+    assert lines[1].startswith("plans     gapless against a plain loop and blocking, determ")
     assert lines[3] == "steps     4, seed 1"
-    assert lines[4].startswith("blocking against itself: bit-identical (4 losses, ")
-    assert lines[5].startswith("gapless against blocking: bit-identical (4 losses, ")
-    assert lines[6] == "host waits: blocking 8 (batch 4, loss_read 4); gapless 1 (epoch_end 1)"
-    assert len(lines) == 7
+    assert [line.partition(" (4 losses, ")[0] for line in lines[4:8]] == [
+        "a plain loop against itself: bit-identical",
+        "blocking against a plain loop: bit-identical",
+        "gapless against a plain loop: bit-identical",
+        "gapless against blocking: bit-identical",
+    ]
+    assert lines[8] == "host waits: blocking 8 (batch 4, loss_read 4); gapless 1 (epoch_end 1)"
+    assert len(lines) == 9
     # On the terminal behind standard error, and there alone.
-    assert "blocking, first run" in bar
+    assert "a plain loop, first run" in bar
     assert "/4 steps" in bar
     assert list(tmp_path.iterdir()) == []
 
@@ -211,9 +221,10 @@ def test_the_files_workload_is_identical(verify):
 
     assert (outcome.code, outcome.err, outcome.new_files) == (0, "", [])
     assert "workload  w.py:make" in outcome.out
-    assert "blocking against itself: bit-identical (20 losses, 11 tensors x 20 steps)" in (
+    assert "a plain loop against itself: bit-identical (20 losses, 11 tensors x 20 steps)" in (
         outcome.out
     )
+    assert "interval against a plain loop: bit-identical" in outcome.out
     assert "interval against blocking: bit-identical" in outcome.out
     assert "batches: 2 passes over 12 for 20 steps" in outcome.out
     assert "host waits: blocking 40 (batch 20, loss_read 20); interval 4 (" in outcome.out
@@ -224,7 +235,9 @@ def test_a_broken_plan_is_told_with_step_tensor_and_size(verify):
     outcome = verify("--steps", "10", "--workload", "w.py:by_plan")
 
     assert (outcome.code, outcome.err) == (1, "")
-    assert "blocking against itself: bit-identical" in outcome.out
+    assert "a plain loop against itself: bit-identical" in outcome.out
+    assert "blocking against a plain loop: bit-identical" in outcome.out
+    assert "gapless against a plain loop: different, from step 3 on\n" in outcome.out
     assert "gapless against blocking: different, from step 3 on\n" in outcome.out
     assert "  parameter 1.weight: 2 of 8 elements differ, by at most 0.5\n" in outcome.out
     assert "  1 of 11 tensors differ after step 3\n" in outcome.out
@@ -237,11 +250,12 @@ def test_a_workload_that_is_not_reproducible_is_told_so(verify):
     outcome = verify("--steps", "10", "--workload", "w.py:by_chance")
 
     assert outcome.code == 1
-    assert "blocking against itself: not reproducible, from step 4 on" in outcome.out
+    assert "a plain loop against itself: not reproducible, from step 4 on" in outcome.out
     assert "  parameter 1.bias: 1 of 1 elements differ, by at most " in outcome.out
     assert "random numbers that are not seeded" in outcome.out
     assert "tolerance" in outcome.out
-    assert "gapless against blocking:" not in outcome.out
+    assert "gapless against" not in outcome.out.partition("itself:")[2]
+    assert "host waits" not in outcome.out
 
 
 def test_a_difference_that_does_not_come_back_points_at_a_race(verify):
@@ -250,9 +264,7 @@ def test_a_difference_that_does_not_come_back_points_at_a_race(verify):
 
     assert outcome.code == 1
     assert "different, from step 2 on\n  parameter 1.bias: differed, but not when" in outcome.out
-    assert (
-        "did not occur again when both plans were run again. This points at a race" in outcome.out
-    )
+    assert "did not occur again when both were run again. This points at a race" in outcome.out
 
 
 @pytest.mark.parametrize(("tolerance", "code"), [("1e-2", 0), ("1e-4", 1)])
@@ -261,7 +273,10 @@ def test_a_tolerance_lets_small_differences_through(verify, tolerance, code):
     outcome = verify("--steps", "10", "--workload", "w.py:slightly", "--tolerance", tolerance)
 
     assert outcome.code == code
-    assert f"plans     gapless against blocking, tolerance {float(tolerance):g}" in outcome.out
+    assert (
+        f"plans     gapless against a plain loop and blocking, tolerance {float(tolerance):g}"
+        in outcome.out
+    )
     if code:
         assert (
             "gapless against blocking: outside the tolerance 0.0001, from step 6 on" in outcome.out
@@ -280,7 +295,8 @@ def test_a_workload_beyond_the_tolerance_by_itself_is_told_so(verify):
     assert outcome.code == 1
     assert "itself: not reproducible within the tolerance 1e-09, from step 5 on" in outcome.out
     assert "random numbers that are not seeded" in outcome.out
-    assert "gapless against blocking:" not in outcome.out
+    assert "gapless against" not in outcome.out.partition("itself:")[2]
+    assert "host waits" not in outcome.out
 
 
 @pytest.mark.parametrize("bound", [[], ["--tolerance", "1e-2"]])
@@ -292,7 +308,8 @@ def test_equal_bits_of_nan_prove_nothing(verify, bound):
     assert "bit-identical" not in outcome.out
     assert "itself: inconclusive: no difference, but the loss of step 4 is nan\n" in outcome.out
     assert "ask for 3 instead" in outcome.out
-    assert "gapless against blocking:" not in outcome.out
+    assert "gapless against" not in outcome.out.partition("itself:")[2]
+    assert "host waits" not in outcome.out
     # What it advises.
     assert verify("--steps", "3", "--workload", "w.py:nan_batches", *bound).code == 0
 

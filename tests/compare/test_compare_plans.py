@@ -56,12 +56,12 @@ def test_bits_of_replays_are_compared_where_a_device_captures():
         asked = compare_settings(["gapless", "captured"], device=device, rounds=1, verify_steps=12)
         verification = run_comparison(small_for_any_plan, asked, name="small").verification
 
-    itself, plain, captured = verification.verdicts
+    itself, eager, captured = verification.verdicts
     assert itself.is_identical
-    assert (plain.ours.num_replays, captured.ours.num_replays) == (0, 10)
+    assert (eager.ours.num_replays, captured.ours.num_replays) == (0, 10)
     assert captured.ours.passes == (2,) * 6
     assert verdict_lines(captured)[0].endswith("x 12 steps, 10 of them replays)")
-    assert "replays" not in verdict_lines(plain)[0]
+    assert "replays" not in verdict_lines(eager)[0]
 
 
 # --- from Python ---
@@ -92,8 +92,8 @@ def test_a_plan_that_computes_something_else_breaks_the_report():
     def make(device):
         runs.append(None)
         workload = small_for_any_plan(device)
-        # Two runs of the reference come first, then one of the plan.
-        if len(runs) > 2:
+        # Two runs of the plain loop come first, then one of `blocking`.
+        if len(runs) > 3:
             workload.model.weight.data += 1.0
         return workload
 

@@ -25,6 +25,7 @@ from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.pipeline.step import StepLoss
 from gapless.plans import PLANS
+from gapless.records.verification import PLAIN_LOOP
 from gapless.report.verification_text import verification_text
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
@@ -58,7 +59,7 @@ class Small:
     def step(self, batch):
         self.done += 1
         if self.done == 1:
-            # Blocking fetches one batch ahead, gapless two.
+            # A plain loop fetches no batch ahead, blocking one, gapless two.
             self.is_gapless = self.batches.num_taken == 3
         loss = self.model(batch).square().mean()
         self.optimizer.zero_grad()
@@ -78,7 +79,7 @@ def small(**parts):
     return lambda device: Small(**parts).workload()
 
 
-def ask(*, device=None, plan="gapless", against="blocking", steps=10, **run):
+def ask(*, device=None, plan="gapless", against=None, steps=10, **run):
     """Return the settings of a verification, on the CPU unless a device is given."""
     return VerifySettings(
         run=RunSettings(device=device or find_device("cpu"), **run),
@@ -100,15 +101,15 @@ def counts(run):
 # --- sound workloads ---
 
 
-@pytest.mark.parametrize("plan", [name for name in PLANS if name != "blocking"])
+@pytest.mark.parametrize("plan", PLANS)
 def test_a_sound_workload_is_identical_under_every_plan(plan):
     """Both verdicts hold; ten losses and seven tensors were looked at."""
     itself, plans = check(small(), plan=plan)
 
     assert itself.is_identical
     assert plans.is_identical
-    assert (itself.ours.plan, itself.theirs.plan) == ("blocking", "blocking")
-    assert (plan, "blocking") == (plans.ours.plan, plans.theirs.plan)
+    assert (itself.ours.plan, itself.theirs.plan) == (PLAIN_LOOP, PLAIN_LOOP)
+    assert (plan, PLAIN_LOOP) == (plans.ours.plan, plans.theirs.plan)
     assert plans.ours.losses == plans.theirs.losses
     assert len(plans.ours.losses) == 10
     # The batch; gradient, momentum and value of weight and bias.
@@ -117,15 +118,25 @@ def test_a_sound_workload_is_identical_under_every_plan(plan):
 
 def test_the_check_adds_no_wait_to_a_plan():
     """The host waits as often as the plan says, although every step is looked at."""
-    _, plans = check(small())
+    *_, plans = check(small(), against="blocking")
 
     assert counts(plans.theirs) == {"batch": 10, "loss_read": 10}
     assert counts(plans.ours) == {"epoch_end": 1}
 
 
-def test_a_plan_against_itself_is_run_twice_only():
-    """If plan and reference are the same, the second verdict would repeat the first."""
-    assert [found.holds for found in check(small(), plan="blocking")] == [True]
+def test_plan_and_reference_are_compared_with_the_plain_loop_and_with_each_other():
+    """Each pair once; a plan is not compared with itself."""
+
+    def pairs(plan):
+        found = check(small(), plan=plan, against="blocking")
+        assert all(verdict.holds for verdict in found)
+        return [(verdict.ours.plan, verdict.theirs.plan) for verdict in found]
+
+    itself, reference = (PLAIN_LOOP, PLAIN_LOOP), ("blocking", PLAIN_LOOP)
+    assert pairs("blocking") == [itself, reference]
+    assert pairs("gapless") == [
+        itself, reference, ("gapless", PLAIN_LOOP), ("gapless", "blocking")
+    ]  # fmt: skip
 
 
 def test_batches_that_end_early_are_passed_over_again():
@@ -284,7 +295,7 @@ def test_a_workload_that_is_not_built_alike_differs_before_the_first_step():
 
 
 def test_a_difference_that_does_not_come_back_is_marked():
-    """If only one run was off, `is_repeated` is False after both plans ran again."""
+    """If only one run was off, `is_repeated` is False after both ran again."""
     runs = []
 
     def make(device):
@@ -509,8 +520,14 @@ def test_batches_that_run_dry_are_refused():
 
 def test_a_batch_that_cannot_be_moved_is_a_mistake_in_the_workload():
     """The message names the batch, the value in it and what to do."""
+
+    def make(device):
+        built = Small()
+        batches = [(batch, {1, 2}) for batch in built.batches]
+        return built.workload(batches=batches, step=lambda batch: built.step(batch[0]))
+
     with pytest.raises(UserError, match=r"a batch of the workload: cannot move .* collate_fn"):
-        check(lambda _: Small().workload(batches=[{1, 2}]))
+        check(make)
 
 
 def test_what_the_step_raises_comes_out_as_it_is():
@@ -579,12 +596,12 @@ def test_steps_that_are_replayed_are_compared_one_by_one(turns):
 
 
 def test_one_call_verifies_a_plan():
-    """verify_plan needs a function of the device alone, and returns both verdicts."""
+    """verify_plan needs a function of the device alone, and returns all verdicts."""
     found = gapless.verify_plan(small(), "interval", steps=4, device="cpu")
 
     assert found.holds
     assert (found.is_reproducible, found.is_same("interval")) == (True, True)
-    assert [verdict.ours.num_steps for verdict in found.verdicts] == [4, 4]
+    assert [verdict.ours.num_steps for verdict in found.verdicts] == [4, 4, 4, 4]
     assert not torch.are_deterministic_algorithms_enabled()
 
 
@@ -599,8 +616,12 @@ def test_a_plan_that_computes_something_else_does_not_hold():
 
     assert not found.holds
     assert (found.is_reproducible, found.is_same("gapless")) == (True, False)
-    assert found.plans[0].difference.step == 3
-    assert "gapless against blocking: different, from step 3 on\n" in verification_text(found)
+    assert [plans.holds for plans in found.plans] == [True, False, False]
+    assert found.plans[1].difference.step == 3
+    text = verification_text(found)
+    assert "blocking against a plain loop: bit-identical" in text
+    assert "gapless against a plain loop: different, from step 3 on\n" in text
+    assert "gapless against blocking: different, from step 3 on\n" in text
 
 
 def test_of_a_workload_that_is_not_reproducible_nothing_is_known():

@@ -208,7 +208,7 @@ def test_the_demo_is_compared_on_a_gpu(tmp_path, capsys):
     found = json.loads(file.read_text(encoding="utf-8"))
     assert found["is_accelerator"]
     assert all(row["identical"] for row in found["rows"])
-    assert "captured against blocking: bit-identical" in out
+    assert "captured against a plain loop: bit-identical" in out
     assert "of them replays" in out
     assert found["rows"][-1]["capture"]["num_replays"] > 0
     assert found["recommendation"]["plan"] in [row["plan"] for row in found["rows"]]

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from gapless.records.verification import RunSummary, Verdict, Verification
+from gapless.records.verification import PLAIN_LOOP, RunSummary, Verdict, Verification
 from gapless.records.wait_stats import WaitStats
 
 
-def verdict(plan, *, is_identical=True, loss=1.0):
+def verdict(plan, *, against=PLAIN_LOOP, is_identical=True, loss=1.0):
     runs = [
         RunSummary(plan=name, losses=[1.0, loss], waits=WaitStats(), passes=(2,))
-        for name in (plan, "blocking")
+        for name in (plan, against)
     ]
     return Verdict(
         ours=runs[0],
@@ -26,7 +26,7 @@ def verdict(plan, *, is_identical=True, loss=1.0):
 
 
 def verification(*plans, **itself):
-    return Verification(against="blocking", itself=verdict("blocking", **itself), plans=plans)
+    return Verification(itself=verdict(PLAIN_LOOP, **itself), plans=plans)
 
 
 @pytest.mark.parametrize(
@@ -44,11 +44,15 @@ def test_a_verification_holds_if_all_its_verdicts_do(found, holds, is_reproducib
     assert (found.holds, found.is_reproducible) == (holds, is_reproducible)
 
 
-def test_whether_a_plan_is_the_same_is_known_only_if_the_reference_holds():
-    """A plan that was not run is not known either."""
-    plans = (verdict("gapless"), verdict("full", is_identical=False))
-
-    found = verification(*plans)
+def test_a_plan_is_the_same_if_all_that_it_was_compared_with_is():
+    """A plan that was not run is not known."""
+    found = verification(
+        verdict("blocking"),
+        verdict("gapless"),
+        verdict("gapless", against="blocking"),
+        verdict("full", is_identical=False),
+        verdict("full", against="blocking"),
+    )
 
     assert [found.is_same(plan) for plan in ("blocking", "gapless", "full", "auto")] == [
         *(True, True, False, None)

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gapless.records.verification import (
+    PLAIN_LOOP,
     Closeness,
     Difference,
     ElementDifference,
@@ -105,7 +106,7 @@ def test_a_difference_that_does_not_come_back_points_at_a_race():
     """Its size is unknown, because the values were to be read when both plans ran again."""
     lines = verdict_lines(different(elements=None, is_repeated=False))
 
-    assert lines[1] == "  parameter weight: differed, but not when both plans were run again"
+    assert lines[1] == "  parameter weight: differed, but not when both were run again"
     assert any("points at a race" in line for line in lines)
 
 
@@ -173,8 +174,8 @@ def test_a_tolerance_is_told_with_the_largest_differences():
     assert outside[3] == "  2 of 7 tensors are outside at the end"
 
 
-def test_passes_over_the_batches_are_told_once_with_the_reference():
-    """Only the verdict on the reference has the line, and only if there was more than one pass."""
+def test_passes_over_the_batches_are_told_once_with_the_plain_loop():
+    """Only the verdict on the plain loop itself has the line, and only if there was more than one pass."""
     several = replace(run("blocking"), passes=(1, 1))
 
     assert verdict_lines(verdict("blocking", theirs=several))[1:] == [
@@ -185,13 +186,19 @@ def test_passes_over_the_batches_are_told_once_with_the_reference():
 
 
 def test_a_verification_ends_with_the_waits_of_every_plan():
-    """Each plan is named once, with its waits by reason."""
-    found = Verification(against="blocking", itself=verdict("blocking"), plans=(verdict(),))
+    """Each plan is named once, with its waits by reason; those of a plain loop are not counted."""
+    itself = verdict(PLAIN_LOOP, theirs=run(PLAIN_LOOP))
+    plans = (verdict("blocking", theirs=run(PLAIN_LOOP)), verdict())
 
-    lines = verification_text(found).splitlines()
+    lines = verification_text(Verification(itself=itself, plans=plans)).splitlines()
 
-    assert len(lines) == 3
+    assert [line.partition(":")[0] for line in lines[:-1]] == [
+        "a plain loop against itself",
+        "blocking against a plain loop",
+        "gapless against blocking",
+    ]
     assert lines[-1] == "host waits: blocking 1 (epoch_end 1); gapless 1 (epoch_end 1)"
+    assert len(verification_text(Verification(itself=itself, plans=())).splitlines()) == 1
 
 
 @pytest.mark.parametrize(

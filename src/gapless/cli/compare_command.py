@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 DETAILS = """
-First compares bits: every plan has to give the same losses and tensors. Then times the plans in
+First compares bits: every plan has to give the losses and tensors of a plain loop. Then times the plans in
 turns, says of each where its time went, and recommends a plan by weights that you can set.
 Without --workload it is the model of gapless train on the embedded corpus, or on your own text
 with --data.
@@ -254,7 +254,7 @@ def _config(asked: CompareSettings, *, config: Path | None, given: dict[str, Any
 def _facts(asked: CompareSettings, work: _Work) -> list[str]:
     import torch
 
-    from gapless.compare.compare_plans import REFERENCE
+    from gapless.records.verification import PLAIN_LOOP
     from gapless.report.comparison_text import NO_GAPS
 
     run, rounds = asked.run, asked.rounds
@@ -265,7 +265,7 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
         f"workload  {work.name}",
         f"device    {run.device.torch_device} ({run.device.describe()}), "
         f"torch {torch.__version__}, {run.precision}",
-        f"bits      {rounds.verify_steps} steps against {REFERENCE}, {bits}"
+        f"bits      {rounds.verify_steps} steps against {PLAIN_LOOP}, {bits}"
         if rounds.verify_steps
         else "bits      not compared",
         f"plans     {', '.join(asked.plans)}",

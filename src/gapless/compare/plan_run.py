@@ -1,4 +1,4 @@
-"""Run a workload under one plan, from its seed, and keep what is compared afterwards."""
+"""Run a workload under one plan, or in a plain loop, and keep what is compared afterwards."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
+from gapless.compare.plain_loop import take_plain_steps
 from gapless.compare.process_state import seed_generators, set_run_numerics
 from gapless.compare.rounds import take_round
 from gapless.compare.state_watch import StateWatch
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.loaders import end_kept_workers
-from gapless.records.verification import RunSummary
+from gapless.records.verification import PLAIN_LOOP, RunSummary
+from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
@@ -77,37 +79,95 @@ def run_plan(
 
     Sync: Blocks the host as the plan says, and once at the end ("verify").
     """
-    set_run_numerics(settings, compares=True)
-    seed_generators(settings.seed)
+    _start(settings)
     device = settings.device
     with TrainLoop(plan=plan, device=device) as loop:
         with loop.on_compute_stream():
             workload = make(device.torch_device)
             watch = StateWatch(workload, device=device, copy_of=copy_of)
-
-        def after_step(done: int) -> None:
-            watch.step_done()
-            if on_step is not None:
-                on_step(done)
-
         try:
             taken = take_round(
-                loop, workload.batches, watch.step, steps=steps, after_step=after_step
+                loop,
+                workload.batches,
+                watch.step,
+                steps=steps,
+                after_step=_watching(watch, on_step),
             )
         finally:
             end_kept_workers(workload.batches)
-        keep_all = settings.tolerance is not None
-        with loop.on_compute_stream(), loop.host_waits.blocking("verify"):
-            checksums, kept = watch.read_checksums(), watch.read_tensors(keep_all=keep_all)
-        return PlanRun(
-            summary=RunSummary(
-                plan=loop.plan.name,
-                losses=loop.losses.history,
-                waits=taken.total.waits,
-                passes=taken.passes,
-                num_replays=0 if loop.capture_report is None else loop.capture_report.num_replays,
-            ),
-            tensors=watch.tensors,
-            checksums=checksums,
-            kept=kept,
+        summary = RunSummary(
+            plan=loop.plan.name,
+            losses=loop.losses.history,
+            waits=taken.total.waits,
+            passes=taken.passes,
+            num_replays=0 if loop.capture_report is None else loop.capture_report.num_replays,
         )
+        with loop.on_compute_stream(), loop.host_waits.blocking("verify"):
+            return _found(watch, settings, summary)
+
+
+def run_plain_loop(
+    make: WorkloadFunction,
+    *,
+    settings: RunSettings,
+    steps: int,
+    copy_of: tuple[int, str] | None = None,
+    on_step: OnStep | None = None,
+) -> PlanRun:
+    """Build a workload anew and take steps of it in a loop as people write it.
+
+    No prefetch, no ring and no stream of a plan takes part in it.
+
+    Args:
+        make: as for `run_plan`; called with the current stream as it is.
+        settings: as for `run_plan`.
+        steps: as for `run_plan`.
+        copy_of: as for `run_plan`.
+        on_step: as for `run_plan`.
+
+    Raises:
+        UserError: there are no batches, or a loss or tensor cannot be used.
+        Exception: whatever the workload raises.
+
+    Sync: Blocks the host in every step, and once at the end.
+    """
+    _start(settings)
+    device = settings.device
+    workload = make(device.torch_device)
+    watch = StateWatch(workload, device=device, copy_of=copy_of)
+    try:
+        losses, passes = take_plain_steps(
+            workload.batches,
+            watch.step,
+            device=device,
+            steps=steps,
+            after_step=_watching(watch, on_step),
+        )
+    finally:
+        end_kept_workers(workload.batches)
+    summary = RunSummary(plan=PLAIN_LOOP, losses=losses, waits=WaitStats(), passes=passes)
+    with device.allow_waits():
+        return _found(watch, settings, summary)
+
+
+def _start(settings: RunSettings) -> None:
+    set_run_numerics(settings, compares=True)
+    seed_generators(settings.seed)
+
+
+def _watching(watch: StateWatch, on_step: OnStep | None) -> OnStep:
+    def after_step(done: int) -> None:
+        watch.step_done()
+        if on_step is not None:
+            on_step(done)
+
+    return after_step
+
+
+def _found(watch: StateWatch, settings: RunSettings, summary: RunSummary) -> PlanRun:
+    return PlanRun(
+        summary=summary,
+        tensors=watch.tensors,
+        checksums=watch.read_checksums(),
+        kept=watch.read_tensors(keep_all=settings.tolerance is not None),
+    )

@@ -58,12 +58,7 @@ def take_round(
                 found = loop.run_epoch(epoch, step, on_batch=on_batch)
         except BatchError as error:
             raise UserError(f"a batch of the workload: {error}") from error
-        if not found.num_batches:
-            when = f"in another pass after {done} steps" if done else "at all"
-            raise UserError(
-                f"the workload's batches gave no batch {when}, expected at least one in each "
-                "pass; give a list or a loader"
-            )
+        require_batches(found.num_batches, done=done)
         epochs.append(_without_start(found, epoch.start_ms))
         done += found.num_batches
         start_ms += epoch.start_ms
@@ -75,6 +70,24 @@ def take_round(
         cpu_seconds=cpu_seconds() - cpu,
         num_graphs=_num_graphs(loop) - graphs,
     )
+
+
+def require_batches(count: int, *, done: int) -> None:
+    """Refuse a pass over the batches that gave none: further passes would repeat for ever.
+
+    Args:
+        count: number of batches of the pass.
+        done: steps taken before it.
+
+    Raises:
+        UserError: there were none.
+    """
+    if not count:
+        when = f"in another pass after {done} steps" if done else "at all"
+        raise UserError(
+            f"the workload's batches gave no batch {when}, expected at least one in each pass; "
+            "give a list or a loader"
+        )
 
 
 def skip_round(batches: Iterable[Any], *, steps: int) -> None:

@@ -51,7 +51,8 @@ class VerifySettings:
     Attributes:
         run: shared by all runs.
         plans: names of the plans in question.
-        against: name of the reference plan.
+        against: name of a plan that the others are compared with, beside the plain loop that all
+            are compared with; None: no plan.
         steps: number of steps of every run, at least 1.
 
     Raises:
@@ -60,13 +61,15 @@ class VerifySettings:
 
     run: RunSettings
     plans: tuple[str, ...] = ("gapless",)
-    against: str = "blocking"
+    against: str | None = "blocking"
     steps: int = 50
 
     def __post_init__(self) -> None:
         """Check what can be checked without the workload."""
-        for plan in (*self.plans, self.against):
+        for plan in self.plans:
             get_plan(plan)
+        if self.against is not None:
+            get_plan(self.against)
         _check_at_least(1, steps=self.steps)
 
 

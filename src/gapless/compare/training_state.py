@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.nn.parameter import is_lazy
 
+from gapless.compare.plain_batch import tensors_of
 from gapless.errors import UserError
-from gapless.pipeline.tree import flatten
 from gapless.records.verification import BATCH_TENSOR
 
 
@@ -37,9 +37,13 @@ class TensorInfo(NamedTuple):
 def batch_tensors(batch: Any) -> dict[str, torch.Tensor]:
     """Return the tensors of a batch by name.
 
+    Raises:
+        UserError: a tensor has a layout whose values cannot be compared.
+
     Sync: Does not block the host.
     """
-    return {f"{BATCH_TENSOR} {n}": tensor for n, tensor in enumerate(flatten(batch).leaves)}
+    found = {str(number): tensor for number, tensor in enumerate(tensors_of(batch))}
+    return dict(_dense(BATCH_TENSOR, found))
 
 
 def state_tensors(workload: Workload) -> dict[str, torch.Tensor]:

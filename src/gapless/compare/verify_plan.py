@@ -1,8 +1,9 @@
-"""Verify that plans compute the same as a reference, bit by bit or within a tolerance."""
+"""Verify that plans compute the same as a plain loop, bit by bit or within a tolerance."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, TypeAlias
 
 from gapless.compare.difference import (
@@ -11,12 +12,18 @@ from gapless.compare.difference import (
     first_loss_difference,
     first_tensor_difference,
 )
-from gapless.compare.plan_run import PlanRun, run_plan
+from gapless.compare.plan_run import PlanRun, run_plain_loop, run_plan
 from gapless.compare.settings import RunSettings, VerifySettings
 from gapless.compare.workload import checked_workload_function, require_float32
 from gapless.device.find import find_device
 from gapless.device.numerics import numerics_restored
-from gapless.records.verification import Difference, ElementDifference, Verdict, Verification
+from gapless.records.verification import (
+    PLAIN_LOOP,
+    Difference,
+    ElementDifference,
+    Verdict,
+    Verification,
+)
 
 
 if TYPE_CHECKING:
@@ -44,18 +51,19 @@ def verify_plan(
     tolerance: float | None = None,
     on_progress: OnProgress | None = None,
 ) -> Verification:
-    """Verify that a plan computes the same as another one: the same bits in every loss and tensor.
+    """Verify that a plan computes the same as a plain loop: the same bits in all losses and tensors.
 
-    Runs `against` twice and then `plan`, each on a workload that is built anew from the seed, and
-    compares the losses of all steps and, after every step, the batch, buffers, gradients, the
-    optimizer's state and parameters.
+    The plain loop moves each batch by `to` and reads each loss by `item`, without prefetch. It is
+    run twice, then `against` and `plan` are run, each on a workload that is built anew from the
+    seed. Compares the losses of all steps and, after every step, the batch, buffers, gradients,
+    the optimizer's state and parameters.
 
     Args:
         workload: a function that takes a `torch.device` and builds a `gapless.Workload` on it.
             It is called for every run, after seeding torch, random and numpy, so it must build
             model, optimizer and batches anew.
         plan: name of the plan in question.
-        against: name of the reference plan.
+        against: name of a plan that is compared with the plain loop as well, and `plan` with it.
         steps: number of steps of every run, at least 1.
         device: `auto`, a device, or its name.
         seed: of every run, 0 or more.
@@ -65,7 +73,7 @@ def verify_plan(
         on_progress: called with what is under way, how many steps are done, and how many there are.
 
     Returns:
-        What came out; `holds` says whether the plan computes the same.
+        What came out; `holds` says whether all of them compute the same.
         `gapless.report.verification_text` renders it.
 
     Raises:
@@ -96,7 +104,7 @@ def run_verification(
     on_progress: OnProgress | None = None,
     on_verdict: OnVerdict | None = None,
 ) -> Verification:
-    """Compare the reference with itself, and then each plan with it.
+    """Compare a plain loop with itself, and then each plan with it.
 
     Leaves the numerics of the process as the last run needed them.
 
@@ -107,7 +115,7 @@ def run_verification(
         on_verdict: called with each verdict as soon as it is known.
 
     Returns:
-        All verdicts; only that on the reference itself if it does not hold.
+        All verdicts; only that on the plain loop itself if it does not hold.
 
     Raises:
         UserError: the workload cannot be used.
@@ -120,11 +128,11 @@ def run_verification(
         found.append(verdict)
         if on_verdict is not None:
             on_verdict(verdict)
-    return Verification(against=settings.against, itself=found[0], plans=tuple(found[1:]))
+    return Verification(itself=found[0], plans=tuple(found[1:]))
 
 
 class _Verifier:
-    """Runs plans and compares what came out."""
+    """Runs the plain loop and plans, and compares what came out."""
 
     def __init__(
         self,
@@ -138,19 +146,28 @@ class _Verifier:
         self._on_progress = on_progress
 
     def verdicts(self) -> Iterator[Verdict]:
-        against = self._settings.against
-        theirs = self._run(against, f"{against}, first run")
-        itself = self._compared(self._run(against, f"{against}, second run"), theirs)
+        plain = self._run(PLAIN_LOOP, f"{PLAIN_LOOP}, first run")
+        itself = self._compared(self._run(PLAIN_LOOP, f"{PLAIN_LOOP}, second run"), plain)
         yield itself
+        if not itself.holds:
+            return
+        against, reference = self._settings.against, None
+        if against is not None:
+            reference = self._run(against, against)
+            yield self._compared(reference, plain)
         for plan in self._settings.plans:
-            if itself.holds and plan != against:
-                yield self._compared(self._run(plan, plan), theirs)
+            if plan == against:
+                continue
+            ours = self._run(plan, plan)
+            yield self._compared(ours, plain)
+            if reference is not None:
+                yield self._compared(ours, reference)
 
     def _run(self, plan: str, title: str, *, copy_of: tuple[int, str] | None = None) -> PlanRun:
         steps, on_progress = self._settings.steps, self._on_progress
-        return run_plan(
+        run = run_plain_loop if plan == PLAIN_LOOP else partial(run_plan, plan=plan)
+        return run(
             self._make,
-            plan=plan,
             settings=self._settings.run,
             steps=steps,
             copy_of=copy_of,
@@ -182,7 +199,7 @@ class _Verifier:
         loss: LossDifference | None,
         tensor: TensorDifference | None,
     ) -> Difference:
-        """Run both plans once more, and look at the values of the first tensor that differs."""
+        """Run both once more, and look at the values of the first tensor that differs."""
         copy_of = None if tensor is None else (tensor.step, tensor.name)
         theirs, ours = (
             self._run(run.summary.plan, f"{run.summary.plan}, once more", copy_of=copy_of)

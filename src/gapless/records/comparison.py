@@ -188,7 +188,7 @@ class ComparisonReport:
         rows: one for each plan, in the order that was asked for.
         recommendation: the plan to use.
         notes: what a reader has to know about these figures.
-        reproducible: whether the reference equals itself; None if that is not known.
+        reproducible: whether a plain loop equals itself; None if that is not known.
         in_turns: whether each round took every plan; otherwise each plan was timed by itself.
         verification: what the comparison of bits found; None if bits were not compared.
     """

@@ -1,4 +1,4 @@
-"""The plain records of a verification: do plans compute the same as a reference?"""
+"""The plain records of a verification: do plans compute the same as a plain loop?"""
 
 from __future__ import annotations
 
@@ -14,15 +14,18 @@ if TYPE_CHECKING:
 # How the names of a batch's tensors begin; those of the training state begin otherwise.
 BATCH_TENSOR = "batch tensor"
 
+# Stands for the name of a plan where a loop ran that neither prefetches nor uses rings.
+PLAIN_LOOP = "a plain loop"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """One run of a workload under one plan.
+    """One run of a workload under one plan, or in a plain loop.
 
     Attributes:
-        plan: name of the plan.
+        plan: name of the plan, or `PLAIN_LOOP`.
         losses: loss of every step.
-        waits: host waits of the steps, by reason.
+        waits: host waits of the steps, by reason; those of a plain loop are not counted.
         passes: number of batches in each pass over the workload's batches.
         num_replays: steps that ran as a replay of a captured graph.
     """
@@ -101,9 +104,9 @@ class Difference:
         step: counted from 1; 0 is before the first step.
         loss: the first loss that differs, at this step or later; None if none does.
         tensor: the first tensor that differs, at this step or later; None if none does.
-        elements: how that tensor differed at its step when both plans were run again; None if it
-            did not differ then.
-        is_repeated: whether the runs differed anywhere when both plans were run again.
+        elements: how that tensor differed at its step when both were run again; None if it did not
+            differ then.
+        is_repeated: whether the runs differed anywhere when both were run again.
     """
 
     step: int
@@ -162,7 +165,7 @@ class Verdict:
 
     @property
     def is_of_one_plan(self) -> bool:
-        """Whether both runs are of one plan, which shows if the workload is reproducible."""
+        """Whether both runs are of one kind, which shows if the workload is reproducible."""
         return self.ours.plan == self.theirs.plan
 
     @property
@@ -187,15 +190,14 @@ class Verdict:
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """Whether plans compute the same as a reference plan.
+    """Whether plans compute the same as a plain loop, and as a plan of reference.
 
     Attributes:
-        against: name of the reference plan.
-        itself: the reference compared with itself.
-        plans: each other plan compared with the reference; empty if `itself` does not hold.
+        itself: the plain loop compared with itself.
+        plans: each plan compared with the plain loop, and with the plan of reference if there is
+            one; empty if `itself` does not hold.
     """
 
-    against: str
     itself: Verdict
     plans: tuple[Verdict, ...]
 
@@ -206,7 +208,7 @@ class Verification:
 
     @property
     def is_reproducible(self) -> bool | None:
-        """Whether the reference equals itself; None if it gives no finite losses to tell by."""
+        """Whether the plain loop equals itself; None if it gives no finite losses to tell by."""
         if self.itself.agrees and not self.itself.holds:
             return None
         return self.itself.holds
@@ -217,9 +219,9 @@ class Verification:
         return (self.itself, *self.plans)
 
     def is_same(self, plan: str) -> bool | None:
-        """Return whether a plan computes the same as the reference; None if that is not known."""
-        if not self.itself.holds:
-            return None
-        if plan == self.against:
-            return True
-        return next((found.holds for found in self.plans if found.ours.plan == plan), None)
+        """Return whether a plan computes the same as what it was compared with.
+
+        None if that is not known.
+        """
+        found = [verdict.holds for verdict in self.plans if verdict.ours.plan == plan]
+        return all(found) if found else None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from gapless.records.verification import BATCH_TENSOR
+from gapless.records.verification import BATCH_TENSOR, PLAIN_LOOP
 
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 
 _NOT_REPEATED = (
-    "  The difference did not occur again when both plans were run again. This points at a race or",
-    "  at state that outlives a run, not at arithmetic.",
+    "  The difference did not occur again when both were run again. This points at a race or at",
+    "  state that outlives a run, not at arithmetic.",
 )
 _BUILT_DIFFERENTLY = (
     "  The workload is built differently each time: let the function build model, optimizer and",
@@ -52,13 +52,13 @@ _PLAN_MATTERS = (
 def verification_text(verification: Verification) -> str:
     """Return all verdicts, then the host waits of each plan, as text."""
     lines = [line for verdict in verification.verdicts for line in verdict_lines(verdict)]
-    return "\n".join([*lines, waits_line(verification)])
+    return "\n".join([*lines, *waits_lines(verification)])
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
     """Return what came out, where the runs differ, and what can be done about it.
 
-    Two runs of one plan show whether the workload is reproducible at all, and the lines say that.
+    Two runs of a plain loop show whether the workload is reproducible at all; the lines say so.
     """
     lines = list(_verdict(verdict))
     return [*lines, *_passes_line(verdict.theirs)] if verdict.is_of_one_plan else lines
@@ -68,7 +68,7 @@ def why_not_comparable(itself: Verdict) -> tuple[str, ...]:
     """Return why nothing can be compared with a reference, and what to do; empty if it can.
 
     Args:
-        itself: two runs of the reference.
+        itself: two runs of a plain loop.
     """
     if itself.holds:
         return ()
@@ -83,10 +83,12 @@ def why_not_comparable(itself: Verdict) -> tuple[str, ...]:
     )
 
 
-def waits_line(verification: Verification) -> str:
-    """Return the host waits of each plan's run, by reason."""
-    runs = {run.plan: run for found in verification.verdicts for run in (found.theirs, found.ours)}
-    return "host waits: " + "; ".join(f"{name} {_waits(run.waits)}" for name, run in runs.items())
+def waits_lines(verification: Verification) -> list[str]:
+    """Return a line with the host waits of each plan's run, by reason; none if no plan was run."""
+    runs = {run.plan: run for found in verification.plans for run in (found.theirs, found.ours)}
+    runs.pop(PLAIN_LOOP, None)
+    waits = [f"{name} {_waits(run.waits)}" for name, run in runs.items()]
+    return [f"host waits: {'; '.join(waits)}"] if waits else []
 
 
 def _verdict(verdict: Verdict) -> Iterator[str]:
@@ -143,7 +145,7 @@ def _tensor_text(difference: Difference, tensor: TensorDifference) -> str:
     if tensor.detail is not None:
         return tensor.detail
     if difference.elements is None:
-        return "differed, but not when both plans were run again"
+        return "differed, but not when both were run again"
     elements = difference.elements
     return (
         f"{elements.num_differing} of {elements.num_elements} elements differ, "
