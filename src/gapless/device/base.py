@@ -127,6 +127,17 @@ class Device(Instruments, Protocol):
     def is_accelerator(self) -> bool:
         """Whether work runs beside the host; on a CPU it runs in the host's own order."""
 
+    @property
+    def max_direct_copy_bytes(self) -> int:
+        """Size up to which a tensor in pageable memory is best moved by `tensor.to` itself.
+
+        Such a copy is read before `to` returns, and does not wait for queued work.
+        """
+
+    @property
+    def sees_all_threads(self) -> bool:
+        """Whether work of other threads is queued as that of this thread is."""
+
     def create_stream(self) -> Stream:
         """Create a stream.
 
@@ -207,6 +218,15 @@ class Device(Instruments, Protocol):
 
     def device_buffer(self, num_bytes: int) -> torch.Tensor:
         """Return a uint8 tensor on the device, allocated under the current stream."""
+
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an empty page-locked tensor with the shape, strides and dtype of a dense one."""
+
+    def device_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an empty tensor on the device with the shape, strides and dtype of a dense one.
+
+        It is allocated under the current stream.
+        """
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor must be copied before work on this device may read it."""

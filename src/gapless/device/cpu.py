@@ -48,6 +48,9 @@ class CpuDevice:
     """Run everything in order on the host."""
 
     is_accelerator = False
+    # There is no other memory to copy to.
+    max_direct_copy_bytes = sys.maxsize
+    sees_all_threads = True
 
     def __init__(self) -> None:
         self.torch_device = torch.device("cpu")
@@ -120,16 +123,25 @@ class CpuDevice:
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         """Return a uint8 tensor; page-locking is of no use without a second memory."""
         del pinned
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
 
     def device_buffer(self, num_bytes: int) -> torch.Tensor:
         """Return a uint8 tensor."""
-        return torch.empty(num_bytes, dtype=torch.uint8)
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.torch_device)
+
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an empty tensor of the same form; page-locking is of no use here."""
+        return self.device_like(tensor)
+
+    def device_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an empty tensor of the same form."""
+        return torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.torch_device
+        )
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
-        """Return True, so that every batch takes the same path as on an accelerator."""
-        del tensor
-        return True
+        """Return whether a tensor is not in the CPU's memory."""
+        return not tensor.is_cpu
 
     def record_stream(self, tensor: torch.Tensor, stream: CpuStream) -> None:
         """Do nothing: queued work has run already."""

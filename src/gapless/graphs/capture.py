@@ -16,7 +16,7 @@ from weakref import ref
 import torch
 
 from gapless.device.find import find_device
-from gapless.errors import BatchError, CaptureRefused, UserError
+from gapless.errors import CaptureRefused, UserError
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_cache import memory_share
 from gapless.graphs.refusal import Refusal
@@ -153,13 +153,7 @@ class CapturedFunction:
         self._captured.lift_refusal()
 
     def _run(self, batch: Any) -> Any:
-        try:
-            tree = flatten(batch)
-        except BatchError as error:
-            out = self._captured.run_refused(batch, _is_unknown(error))
-            self._raise_refusal()
-            return out
-        done = self._captured.run(tree)
+        done = self._captured.run(flatten(batch))
         if done.way == "eager":
             self._raise_refusal()
         return done.out
@@ -394,18 +388,14 @@ def _needed(part: _PartT | None, name: str) -> _PartT:
     return part
 
 
-def _is_unknown(error: BatchError) -> Refusal:
-    return Refusal("unknown_batch", str(error))
-
-
 def _own(out: Any) -> Any:
     """Return copies of what a step returned, which no replay overwrites."""
     if isinstance(out, torch.Tensor):  # as nearly all steps do; a tree would cost microseconds
         return out.detach().clone()
-    try:
-        return flatten(out).map(lambda tensor: tensor.detach().clone()).value
-    except BatchError as error:
+    tree = flatten(out)
+    if tree.unknown:
         raise UserError(
-            f"the captured step returned an object of type {type(out).__name__}, expected "
-            "tensors, plain values, or tuples, lists, mappings and dataclasses of them"
-        ) from error
+            f"the captured step returned an object of type {type(tree.unknown[0]).__name__}, "
+            "expected tensors, plain values, or tuples, lists, mappings and dataclasses of them"
+        )
+    return tree.map(lambda tensor: tensor.detach().clone()).value

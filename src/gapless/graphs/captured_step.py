@@ -188,7 +188,7 @@ class CapturedStep:
     # --- parts of a run ---
 
     def _objection_to(self, tree: Tree) -> Refusal | None:
-        return objection_to_batch(tree.leaves, needs_copy=self._device.needs_copy)
+        return objection_to_batch(tree, needs_copy=self._device.needs_copy)
 
     def _refuse(self, refusal: Refusal | None) -> None:
         """Keep the first reason."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.graphs.observation import Observation
+    from gapless.pipeline.tree import Tree
 
 
 RefusalKind: TypeAlias = Literal[
@@ -71,22 +72,33 @@ def host_read(site: str, *, is_final: bool = True) -> Refusal:
 
 
 def objection_to_batch(
-    tensors: list[torch.Tensor], *, needs_copy: Callable[[torch.Tensor], bool]
+    tree: Tree, *, needs_copy: Callable[[torch.Tensor], bool]
 ) -> Refusal | None:
     """Return why no graph can take a batch, None if one can.
 
     Args:
-        tensors: of the batch.
+        tree: the batch.
         needs_copy: says whether a tensor is not on the device.
 
     Sync: Does not block the host.
     """
-    for tensor in tensors:
+    if tree.unknown:
+        return _is_unknown(tree.unknown[0])
+    for tensor in tree.leaves:
         if needs_copy(tensor):
             return _is_on_the_host(tensor)
         if tensor.requires_grad:
             return _requires_gradients(tensor)
     return None
+
+
+def _is_unknown(value: object) -> Refusal:
+    return Refusal(
+        "unknown_batch",
+        f"a batch holds a {type(value).__module__}.{type(value).__qualname__}, whose values a "
+        "graph would keep; it may hold tensors, numbers, strings, tuples, lists, mappings and "
+        "dataclasses: convert it in the loader's collate_fn",
+    )
 
 
 def _is_on_the_host(tensor: torch.Tensor) -> Refusal | None:

@@ -40,17 +40,18 @@ class WarmUps:
         self.note: str | None = None
         self.num_warmup = num_warmup
         self._observer = observer
-        self._num_runs: Counter[Hashable] = Counter()
-        self._optimizer_calls: dict[Hashable, list[int]] = {}
+        # By the hash of a key: keys themselves hold every plain value of their batch.
+        self._num_runs: Counter[int] = Counter()
+        self._optimizer_calls: dict[int, list[int]] = {}
         self._former: Tree | None = None
 
     def are_done(self, key: Hashable) -> bool:
         """Return whether a key had all of its runs."""
-        return self._num_runs[key] >= self.num_warmup
+        return self._num_runs[hash(key)] >= self.num_warmup
 
     def is_last(self, key: Hashable) -> bool:
         """Return whether the next run of a key is its last one."""
-        return self._num_runs[key] == self.num_warmup - 1
+        return self._num_runs[hash(key)] == self.num_warmup - 1
 
     def run(
         self, key: Hashable, tree: Tree, work: Callable[[Any], Any]
@@ -59,13 +60,14 @@ class WarmUps:
 
         Sync: Does not block the host, unless the step does.
         """
-        is_first, is_last = self._num_runs[key] == 0, self.is_last(key)
+        number = hash(key)
+        is_first, is_last = self._num_runs[number] == 0, self.is_last(key)
         with self._observer.watch(is_first=is_first, is_last=is_last) as seen:
             out = work(tree.value)
-        former_calls = self._optimizer_calls.get(key, seen.optimizer_calls)
+        former_calls = self._optimizer_calls.get(number, seen.optimizer_calls)
         refusal = objection_to(seen, former_calls=former_calls) or self._too_many_keys()
-        self._optimizer_calls[key] = seen.optimizer_calls
-        self._num_runs[key] += 1
+        self._optimizer_calls[number] = seen.optimizer_calls
+        self._num_runs[number] += 1
         self._note_unlike(tree)
         return out, refusal
 

@@ -9,8 +9,8 @@ from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.meter import GapMeter
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.readback import DeferredLoss
-from gapless.pipeline.staging import StagingRing
 from gapless.pipeline.streams import EventPool, PlanStreams
+from gapless.pipeline.transfer import TransferLane
 
 
 if TYPE_CHECKING:
@@ -59,14 +59,7 @@ class Engine:
         )
         self.meter: GapMeter[Launch] = GapMeter(self.device)
         self.events = EventPool(self.device)
-        self._ring = StagingRing(
-            self.device,
-            host_waits=self.host_waits,
-            depth=plan.prefetch,
-            transfer_streams=self.streams.transfer,
-            pin_memory=plan.pin_memory,
-            max_host_slots=plan.run_ahead,
-        )
+        self._lanes = [TransferLane(self.device, stream) for stream in self.streams.transfer]
 
     def on_compute_stream(self) -> AbstractContextManager[object]:
         """Send the work of a `with` body to the compute stream.
@@ -80,7 +73,15 @@ class Engine:
 
         Sync: Does not block the host on the device.
         """
-        return Prefetcher(batches, ring=self._ring, device=self.device, depth=self.plan.prefetch)
+        return Prefetcher(
+            batches,
+            device=self.device,
+            host_waits=self.host_waits,
+            lanes=self._lanes,
+            depth=self.plan.prefetch,
+            pin_memory=self.plan.pin_memory,
+            max_in_flight=self.plan.run_ahead,
+        )
 
     def chain(self, before: Stream, after: Stream) -> None:
         """Let stream `after` wait for what was queued on stream `before` so far.

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.errors import BatchError
 from gapless.pipeline.tree import flatten
 
 
@@ -38,6 +39,9 @@ class HostCopy:
     def __init__(self, value: Any, *, device: Device) -> None:
         self._device = device
         tree = flatten(value)
+        if tree.unknown:
+            kind = type(tree.unknown[0])
+            raise BatchError(f"cannot copy a {kind.__module__}.{kind.__qualname__} to the host")
         tensors = {id(tensor): tensor.detach() for tensor in tree.leaves}
         queued = {key: tensor for key, tensor in tensors.items() if not device.needs_copy(tensor)}
         copies = _buffers_for(queued, device)

@@ -7,7 +7,7 @@ from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 
 if TYPE_CHECKING:
@@ -65,6 +65,17 @@ def num_workers(batches: Any) -> int | None:
         return 0
     found = getattr(batches, "num_workers", None)
     return found if isinstance(found, int) else None
+
+
+def has_fresh_memory(loader: Any) -> bool:
+    """Return whether a loader is known to make new memory for every batch.
+
+    Torch's does, if worker processes make the batches or its own collate function does. Others may
+    fill the same memory again.
+    """
+    return type(loader) is DataLoader and (
+        loader.num_workers > 0 or loader.collate_fn is default_collate
+    )
 
 
 def end_loader(batches: Iterator[Any]) -> None:

@@ -1,21 +1,21 @@
-"""Iterate over a loader with its batches already on the device.
+"""Iterate over a loader with its batches on the device.
 
-batches = gapless.prefetch(loader, device)
-for epoch in range(num_epochs):
-    for batch in batches:
-        ...
+for batch in gapless.prefetch(loader, device):
+    ...
 """
 
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from gapless.device.find import find_device
-from gapless.errors import BatchError, noted_on
+from gapless.errors import noted_on
+from gapless.pipeline.batch_mover import DEFAULT_MAX_IN_FLIGHT, BatchMover
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.loaders import end_loader
-from gapless.pipeline.staging import StagedBatch, StagingRing
+from gapless.pipeline.loaders import end_loader, has_fresh_memory
+from gapless.pipeline.transfer import shared_lane
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from gapless.device.base import Device, Stream
+    from gapless.device.base import Device
+    from gapless.pipeline.batch_mover import StagedBatch
+    from gapless.pipeline.transfer import TransferLane
     from gapless.pipeline.tree import Tree
     from gapless.records.wait_stats import WaitStats
 
@@ -33,91 +35,128 @@ BatchT = TypeVar("BatchT")
 
 
 class Prefetcher(Generic[BatchT]):
-    """Yield the batches of a loader in order, moved to the device ahead of their use.
+    """Yield the batches of a loader in order, moved to the device.
 
-    Made by `prefetch`, or by the loop with streams of its own. May be iterated over many times,
-    by one loop at a time: every epoch uses the same streams and memory.
+    Made by `prefetch`, or by the loop with streams of its own. Every `iter` starts a pass of its
+    own; passes may run at once and in several threads, as far as the loader allows it. Attributes
+    that it does not have are the loader's.
 
     Attributes:
-        data_wait_ms: time spent waiting for the loader, in milliseconds, over all epochs.
-        num_batches: batches handed out, over all epochs.
+        data_wait_ms: time spent waiting for the loader, in milliseconds, over all passes.
+        num_batches: batches handed out, over all passes.
 
     Args:
         loader: any iterable of batches.
-        ring: the memory that batches pass through.
         device: where they go.
-        depth: batches ahead of the one in use.
+        host_waits: the door for waits.
+        lanes: carry large tensors to the device, in turn.
+        depth: batches read ahead of the one in use.
+        pin_memory: stage large tensors in page-locked memory.
+        max_in_flight: most batches whose copies are under way.
     """
 
     def __init__(
-        self, loader: Iterable[BatchT], *, ring: StagingRing, device: Device, depth: int
+        self,
+        loader: Iterable[BatchT],
+        *,
+        device: Device,
+        host_waits: HostWaits,
+        lanes: list[TransferLane],
+        depth: int = 0,
+        pin_memory: bool = True,
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
     ) -> None:
         self._loader = loader
-        self._ring = ring
         self._device = device
+        self._host_waits = host_waits
+        self._lanes = lanes
         self._depth = depth
+        self._pin_memory = pin_memory
+        self._max_in_flight = max_in_flight
         self.data_wait_ms = 0.0
         self.num_batches = 0
+
+    # --- like the loader ---
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]  # as sized as the loader is
 
-    def __iter__(self) -> Generator[BatchT]:
-        """Yield batches on the device.
+    def __bool__(self) -> bool:
+        return bool(self._loader)
 
-        However a pass ends, a generator that it iterated over is closed, and the worker
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "_loader" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    def __next__(self) -> Never:
+        raise TypeError(
+            "a prefetcher is no iterator, since it can be iterated over many times; call "
+            "iter(prefetcher) and take batches from what it returns"
+        )
+
+    # --- passes ---
+
+    def __iter__(self) -> Generator[BatchT]:
+        """Yield batches on the device, everything as `to(device, non_blocking=True)` makes it.
+
+        A batch is read from the loader when the loop asks for it (with `depth` set, that many
+        batches earlier), and never before the last one has left the loader's memory. It may be
+        used on the stream that is current when it is handed out, by the rules that hold for
+        memory allocated there. Its memory is reused when nobody holds its storage any more.
+
+        However a pass ends, a generator that the loader made for it is closed, and the worker
         processes of a torch DataLoader are gone unless they are persistent. An interrupt in the
         instant in which the loader starts them leaves them to the garbage collector.
 
-        A batch may be used on the stream that is current when it is handed out. Tensors of a
-        batch stay valid as long as somebody holds them; views of them only until `depth` + 2
-        further batches were taken: clone what you keep.
-
         Raises:
-            BatchError: a batch holds something that cannot be moved.
+            BatchError: a container in a batch cannot be rebuilt.
             Exception: whatever the loader raises, after the batches before it were yielded.
 
-        Sync: Does not block the host on the device, except for a full host ring ("staging") and
-            without pinned memory ("pageable_copy"). Waits for the loader.
+        Sync: Does not block the host on the device, except for copies from page-locked memory of
+            the loader ("loader_memory"), for more than 1 GiB of copies under way ("staging"), and
+            where the move of an object or of a tensor that is not plain does. Waits for the
+            loader.
         """
-        return self._batches(lambda tree: tree.value)
+        return self._pass(lambda batch: batch)
 
     def trees(self) -> Generator[Tree]:
         """Yield batches on the device as `__iter__` does, each with its tensors already listed.
 
         Sync: as `__iter__`.
         """
-        return self._batches(lambda tree: tree)
+        return self._pass(flatten)
 
-    def _batches(self, hand_over: Callable[[Tree], Any]) -> Generator[Any]:
+    def _pass(self, hand_over: Callable[[Any], Any]) -> Generator[Any]:
         staged: deque[StagedBatch] = deque()
-        with _Source() as source:
-            try:
-                source.open(self._loader)
-                while self._fill(staged, source):
-                    self.num_batches += 1
-                    yield hand_over(
-                        self._ring.hand_out(
-                            staged.popleft(), compute_stream=self._device.current_stream()
-                        )
-                    )
-                source.raise_failure()
-            finally:
-                # A traceback keeps this frame, and must not keep the slots of the ring with it.
-                staged.clear()
+        with _Source() as source, self._mover() as mover:
+            source.open(self._loader)
+            while self._fill(staged, source, mover):
+                self.num_batches += 1
+                yield hand_over(mover.hand_out(staged.popleft()))
+            source.raise_failure()
 
-    def _fill(self, staged: deque[StagedBatch], source: _Source) -> bool:
+    def _mover(self) -> BatchMover:
+        return BatchMover(
+            self._device,
+            host_waits=self._host_waits,
+            lanes=self._lanes,
+            looks_ahead=self._depth > 0,
+            has_fresh_memory=has_fresh_memory(self._loader),
+            pin_memory=self._pin_memory,
+            max_in_flight=self._max_in_flight,
+        )
+
+    def _fill(self, staged: deque[StagedBatch], source: _Source, mover: BatchMover) -> bool:
         """Stage batches up to the depth; return whether there are any."""
-        compute_stream = self._device.current_stream()
         while len(staged) <= self._depth and not source.is_exhausted:
+            mover.leave_loader_memory()
             start = self._device.now_ms()
             found = source.take()
             self.data_wait_ms += self._device.now_ms() - start
             try:
-                staged += [
-                    self._ring.stage(batch, compute_stream=compute_stream) for batch in found
-                ]
-            except BatchError as failure:
+                staged += [mover.stage(batch) for batch in found]
+            except Exception as failure:
                 source.fail(failure)
         return bool(staged)
 
@@ -127,12 +166,15 @@ class _Source:
 
     def __init__(self) -> None:
         self._batches: Iterator[Any] = iter(())
+        self._is_own = False
         self._failure: Exception | None = None
         self.is_exhausted = False
 
     def open(self, loader: Iterable[Any]) -> None:
         """Start the loader; apart from `__enter__`, so that `__exit__` ends what this started."""
         self._batches = iter(loader)
+        # What is an iterator itself was not started here, and its owner may go on with it.
+        self._is_own = self._batches is not loader
 
     def take(self) -> list[Any]:
         """Return the next batch in a list, or an empty list at the end."""
@@ -156,7 +198,8 @@ class _Source:
 
     def close(self) -> None:
         """End the loader's generator or its worker processes."""
-        end_loader(self._batches)
+        if self._is_own:
+            end_loader(self._batches)
 
     def __enter__(self) -> Self:
         return self
@@ -178,42 +221,46 @@ def prefetch(
     loader: Iterable[BatchT],
     device: str | torch.device | Device = "auto",
     *,
-    depth: int = 2,
+    depth: int = 0,
     pin_memory: bool = True,
     wait_stats: WaitStats | None = None,
 ) -> Prefetcher[BatchT]:
-    """Iterate over `loader` with batches moved to `device` ahead of their use.
+    """Iterate over `loader` with its batches moved to `device`, without a wait for the device.
 
-    Make it once, before the loop over epochs: every epoch then uses the same memory. A batch may
-    be any nesting of tensors, tuples, named tuples, lists, mappings and dataclasses. Copies run
-    on a side stream. They read page-locked memory that is refilled only when they are done, and
-    write device memory that is overwritten only when nobody reads it any more.
+    Everything in a batch arrives as `to(device, non_blocking=True)` would have made it: strides,
+    `requires_grad`, subclasses, sparse and nested tensors, and tensors that are there already.
+    Large tensors are copied on a side stream, beside the work of the device. A batch may be any
+    nesting of tuples, named tuples, lists, mappings and dataclasses; an object that has a `to` of
+    its own moves itself, and whatever else there is, such as strings and numpy arrays, is handed
+    through.
+
+    A loop that asks for a batch when it has launched the last step reads the loader ahead of the
+    device as it is. `depth` reads ahead of the loop as well. That changes results if the loader
+    and the loop share anything: a random generator, data that training changes, or what the loader
+    says about how far it was read. Worker processes of a DataLoader look ahead by themselves.
 
     Args:
-        loader: any iterable of batches on the CPU.
+        loader: any iterable of batches.
         device: a device or its name.
-        depth: batches ahead of the one in use, at least 1.
-        pin_memory: stage in page-locked memory.
+        depth: batches read ahead of the one in use, at least 0. A background thread then copies
+            large tensors to page-locked memory.
+        pin_memory: stage large tensors in page-locked memory; without it their copies block.
         wait_stats: where host waits are counted, if any are needed.
 
     Raises:
-        ValueError: `depth` is below 1.
+        ValueError: `depth` is below 0.
         DeviceError: the device is unknown or absent.
 
     Sync: Does not block the host.
     """
-    if depth < 1:
-        raise ValueError(f"depth must be at least 1, but is {depth}")
+    if depth < 0:
+        raise ValueError(f"depth must be at least 0, but is {depth}")
     found = find_device(device)
-    ring = StagingRing(
-        found,
+    return Prefetcher(
+        loader,
+        device=found,
         host_waits=HostWaits(found, wait_stats=wait_stats),
+        lanes=[shared_lane(found)],
         depth=depth,
-        transfer_streams=[_transfer_stream(found)],
         pin_memory=pin_memory,
     )
-    return Prefetcher(loader, ring=ring, device=found, depth=depth)
-
-
-def _transfer_stream(device: Device) -> Stream:
-    return device.shared_stream("gapless.transfer")

@@ -105,16 +105,23 @@ class EventPool:
         """Number of events made so far; all of them are kept."""
         return len(self._created)
 
+    def take(self) -> Event:
+        """Return an event to record later; until then nobody may ask about it or wait for it.
+
+        Sync: Does not block the host.
+        """
+        if self._free:
+            return self._free.pop()
+        event = self._device.create_event(timed=self._timed)
+        self._created.append(event)
+        return event
+
     def record(self, stream: Stream) -> Event:
         """Take an event and record it on `stream`.
 
         Sync: Does not block the host.
         """
-        if self._free:
-            event = self._free.pop()
-        else:
-            event = self._device.create_event(timed=self._timed)
-            self._created.append(event)
+        event = self.take()
         self._device.record_event(event, stream)
         return event
 

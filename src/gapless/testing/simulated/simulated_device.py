@@ -69,6 +69,8 @@ class SimulatedDevice:
     """
 
     is_accelerator = True
+    max_direct_copy_bytes = -1
+    sees_all_threads = False
 
     def __init__(
         self,
@@ -243,6 +245,19 @@ class SimulatedDevice:
         """Return a uint8 tensor on the device, allocated under the current stream."""
         with self._simulation.quiet():
             return self._simulation.allocate(num_bytes)
+
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an empty page-locked tensor with the shape, strides and dtype of a dense one."""
+        buffer = self.host_buffer(tensor.nbytes, pinned=True)
+        return buffer.view(tensor.dtype).as_strided(tensor.size(), tensor.stride())
+
+    def device_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return an empty tensor on the device with the shape, strides and dtype of a dense one.
+
+        It is allocated under the current stream.
+        """
+        buffer = self.device_buffer(tensor.nbytes)
+        return buffer.view(tensor.dtype).as_strided(tensor.size(), tensor.stride())
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is outside device memory."""

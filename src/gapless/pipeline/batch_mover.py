@@ -1,0 +1,350 @@
+"""Move the batches of one pass over a loader to the device.
+
+Everything in a batch arrives as `to(device, non_blocking=True)` would have made it. Small tensors,
+and all that is no plain dense tensor, are moved by just that call, on the stream that reads them:
+the copy is queued there at once. Large plain tensors are copied on a transfer stream, beside the
+work of the device; see `gapless.pipeline.transfer`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from gapless.errors import noted_on
+from gapless.pipeline.containers import tensors_inside
+from gapless.pipeline.move import BatchWalk, takes_non_blocking
+from gapless.pipeline.streams import EventPool
+from gapless.pipeline.transfer import Loan, Loans
+
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from gapless.device.base import Device, Event, Stream
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.transfer import TransferLane
+
+
+# Copies that are under way hold page-locked memory. Beyond this the host waits for the oldest.
+_MAX_BYTES_IN_FLIGHT = 1 << 30
+DEFAULT_MAX_IN_FLIGHT = 128
+
+
+@dataclass(eq=False, slots=True)
+class StagedBatch:
+    """A batch on its way to the device.
+
+    Attributes:
+        stream: the stream that was current when it was staged; small tensors were moved there.
+        lane: where its large tensors are copied.
+        value: the batch on the device, to be read only after it was handed out.
+        copies: its large tensors, as (on the device, in the loader's memory).
+        moved: tensors that were moved on `stream`.
+        was_moved: marks the end of those moves, if they are to be read on another stream.
+        copied: marks the end of the copies, None if there are none.
+        enqueued: done when a background thread has queued the copies.
+        reads_loader_memory: whether the copies read page-locked memory of the loader itself.
+        num_bytes: of its large tensors.
+        was_handed_out: whether streams wait for `copied` already.
+    """
+
+    stream: Stream
+    lane: TransferLane
+    value: Any = None
+    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    moved: list[torch.Tensor] = field(default_factory=list)
+    was_moved: Event | None = None
+    copied: Event | None = None
+    enqueued: Future[None] | None = None
+    reads_loader_memory: bool = False
+    num_bytes: int = 0
+    was_handed_out: bool = False
+
+
+class BatchMover:
+    """Move batches to the device: `stage` starts, `hand_out` makes them readable.
+
+    Args:
+        device: where batches go.
+        host_waits: the door for waits.
+        lanes: carry large tensors, in turn.
+        looks_ahead: whether a batch is staged before the batches ahead of it are used. Then
+            nothing is handed out that shares memory with the loader, and a background thread
+            copies large tensors into page-locked memory.
+        has_fresh_memory: whether the loader makes new memory for each batch, so that nobody has to
+            wait until a batch has left it.
+        pin_memory: stage in page-locked memory; without it the copy of a large tensor blocks the
+            host, and is counted as such.
+        max_in_flight: most batches with copies under way.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        *,
+        host_waits: HostWaits,
+        lanes: list[TransferLane],
+        looks_ahead: bool = False,
+        has_fresh_memory: bool = False,
+        pin_memory: bool = True,
+        max_in_flight: int = DEFAULT_MAX_IN_FLIGHT,
+    ) -> None:
+        self._device = device
+        self._host_waits = host_waits
+        self._lanes = deque(lanes)
+        self._looks_ahead = looks_ahead
+        self._leaves_late = device.is_accelerator and not has_fresh_memory
+        self._pin_memory = pin_memory
+        self._max_in_flight = max_in_flight
+        self._walk = BatchWalk(self._move_tensor, self._move_object)
+        self._takes_non_blocking: dict[type, bool] = {}
+        self._max_direct_bytes = -1 if looks_ahead else device.max_direct_copy_bytes
+        self._events = EventPool(device)
+        self._loans = Loans(device)
+        self._in_flight: deque[StagedBatch] = deque()
+        self._thread: ThreadPoolExecutor | None = None
+        self._last: StagedBatch | None = None
+        self._sources: list[torch.Tensor] = []
+        self._sources_read = device.create_event()
+
+    # --- what it does ---
+
+    def leave_loader_memory(self) -> None:
+        """Return when the batch that was staged last has left the loader's memory.
+
+        The loader may change its memory as soon as it is asked for the next batch.
+
+        Sync: Blocks the host only for copies from page-locked memory that are still under way
+            ("loader_memory"), and for the background thread ("staging").
+        """
+        last, self._last = self._last, None
+        if last is not None:
+            self._wait_for_thread(last)
+            if last.reads_loader_memory and not self._device.query_event(last.copied):
+                self._host_waits.wait_event(last.copied, reason="loader_memory")
+        while self._sources:
+            source = self._sources.pop()
+            # To ask the event again takes less time than to ask the next tensor.
+            if self._device.query_event(self._sources_read):
+                self._sources.clear()
+            elif _may_be_pinned(source):
+                self._host_waits.wait_event(self._sources_read, reason="loader_memory")
+                self._sources.clear()
+
+    def stage(self, batch: Any) -> StagedBatch:
+        """Start to move a batch.
+
+        Raises:
+            BatchError: a container in it cannot be rebuilt.
+            Exception: what an object raises that moves itself.
+
+        Sync: Does not block the host, unless too many copies are under way ("staging"), or
+            without page-locked memory ("pageable_copy").
+        """
+        device, lane = self._device, self._lanes[0]
+        self._lanes.rotate(-1)
+        self._last = staged = StagedBatch(device.current_stream(), lane)
+        try:
+            staged.value = self._walk.move(batch)
+        finally:
+            if self._sources:
+                device.record_event(self._sources_read, staged.stream)
+        if self._looks_ahead:
+            staged.was_moved = self._events.record(staged.stream)
+        if staged.copies:
+            self._start_copies(staged)
+        self._loans.collect()
+        return staged
+
+    def hand_out(self, staged: StagedBatch) -> Any:
+        """Return a staged batch, ordered so that work on the current stream reads it complete.
+
+        Sync: Does not block the host, unless the background thread has not queued its copies yet
+            ("staging").
+        """
+        self._wait_for_thread(staged)
+        # What is handed out belongs to the loop: nothing here holds it any longer.
+        value, staged.value = staged.value, None
+        staged.was_handed_out = True
+        if staged.copied is not None:
+            stream = self._device.current_stream()
+            self._device.wait_event(stream, staged.copied)
+            for target, _ in staged.copies:
+                self._loans.add(Loan(staged.lane, target.detach(), stream))
+            staged.copies.clear()
+        if staged.was_moved is not None:
+            self._order_moves(staged, staged.was_moved)
+        return value
+
+    def _order_moves(self, staged: StagedBatch, was_moved: Event) -> None:
+        """Order tensors that were moved ahead on one stream for the stream that reads them."""
+        stream = self._device.current_stream()
+        if stream != staged.stream:
+            self._device.wait_event(stream, was_moved)
+            for tensor in staged.moved:
+                self._device.record_stream(tensor, stream)
+        staged.moved.clear()
+        self._events.give_back(was_moved)
+
+    def close(self) -> None:
+        """End the pass: leave all memory to whoever holds it, and end the background thread.
+
+        Sync: As `leave_loader_memory`.
+        """
+        try:
+            self.leave_loader_memory()
+        finally:
+            self._loans.close()
+            if self._thread is not None:
+                self._thread.shutdown()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or isinstance(error, GeneratorExit):
+            self.close()
+        else:
+            with noted_on(error):
+                self.close()
+
+    # --- tensors and objects ---
+
+    def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        assert self._last is not None
+        if tensor.nbytes > self._max_direct_bytes and self._is_plain(tensor):
+            target = self._last.lane.allocate_like(tensor)
+            self._last.copies.append((target, tensor))
+            return target
+        if self._leaves_late:
+            self._sources.append(tensor)
+        if not self._looks_ahead:
+            return tensor.to(self._device.torch_device, non_blocking=True)
+        moved = tensor.to(self._device.torch_device, non_blocking=True, copy=True)
+        self._last.moved.append(moved)
+        return moved
+
+    def _is_plain(self, tensor: torch.Tensor) -> bool:
+        return (
+            type(tensor) is torch.Tensor
+            and self._device.needs_copy(tensor)
+            and tensor.is_cpu
+            and tensor.layout == torch.strided
+            and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+            and not (tensor.is_conj() or tensor.is_neg())
+            and _is_dense(tensor)
+        )
+
+    def _move_object(self, value: Any) -> Any:
+        kind = type(value)
+        if kind not in self._takes_non_blocking:
+            self._takes_non_blocking[kind] = takes_non_blocking(kind)
+        if self._leaves_late:
+            self._sources += tensors_inside(value)
+        device = self._device.torch_device
+        moved = (
+            value.to(device, non_blocking=True)
+            if self._takes_non_blocking[kind]
+            else value.to(device)
+        )
+        return value if moved is None else moved
+
+    # --- large tensors ---
+
+    def _start_copies(self, staged: StagedBatch) -> None:
+        staged.num_bytes = sum(source.nbytes for _, source in staged.copies)
+        self._make_room(staged.num_bytes)
+        staged.copied = self._events.take()
+        self._in_flight.append(staged)
+        if self._looks_ahead and self._pin_memory and self._device.sees_all_threads:
+            if self._thread is None:
+                self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-staging")
+            staged.enqueued = self._thread.submit(
+                self._copy_in_thread, staged, torch.is_inference_mode_enabled()
+            )
+        else:
+            self._copy(staged)
+
+    def _copy_in_thread(self, staged: StagedBatch, is_inference: bool) -> None:
+        with torch.inference_mode(is_inference):
+            self._copy(staged)
+
+    def _copy(self, staged: StagedBatch) -> None:
+        assert staged.copied is not None
+        device, stream = self._device, staged.lane.stream
+        with device.use_stream(stream):
+            for target, source in staged.copies:
+                self._copy_one(target, source, staged)
+        device.record_event(staged.copied, stream)
+
+    def _copy_one(self, target: torch.Tensor, source: torch.Tensor, staged: StagedBatch) -> None:
+        if not self._pin_memory:
+            with self._host_waits.blocking("pageable_copy"):
+                self._device.copy(target, source)
+        elif source.is_pinned():
+            staged.reads_loader_memory = self._leaves_late
+            self._device.copy(target, source)
+        else:
+            staging = self._device.pinned_like(source)
+            staging.copy_(source)
+            self._device.copy(target, staging)
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Wait for the oldest copies if too many are under way."""
+        while self._in_flight and self._in_flight[0].was_handed_out:
+            copied = self._in_flight[0].copied
+            if not self._device.query_event(copied):
+                if not self._is_full(num_bytes):
+                    return
+                self._host_waits.wait_event(copied, reason="staging")
+            self._in_flight.popleft()
+            self._events.give_back(copied)
+
+    def _is_full(self, num_bytes: int) -> bool:
+        held = sum(staged.num_bytes for staged in self._in_flight)
+        return (
+            len(self._in_flight) >= self._max_in_flight or held + num_bytes > _MAX_BYTES_IN_FLIGHT
+        )
+
+    def _wait_for_thread(self, staged: StagedBatch) -> None:
+        enqueued = staged.enqueued
+        if enqueued is None:
+            return
+        if enqueued.done():
+            enqueued.result()
+        else:
+            with self._host_waits.blocking("staging"):
+                enqueued.result()
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill one range of memory, each once, in any order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for size, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: dim[1]
+    ):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def _may_be_pinned(tensor: torch.Tensor) -> bool:
+    try:
+        return tensor.is_cpu and tensor.is_pinned()
+    except (RuntimeError, NotImplementedError):  # not every kind of tensor can tell
+        return True

@@ -1,0 +1,190 @@
+"""Copies to the device that run beside its work, and the memory that they write.
+
+A large tensor passes from the loader's memory through page-locked memory, unless it lies in such
+memory already, into device memory, on a transfer stream. Every memory is guarded both ways:
+
+    loader's memory   read before the loader is asked again      (the host waits for the copy's event)
+    staging memory    page-locked, from torch's allocator, which hands it out again when the copy is done
+    device memory     read only after its copy is done           (the reader waits for the copy's event)
+    device memory     written only after its last reader is done (the transfer stream waits for an event)
+
+Device memory comes from torch's allocator as well, under the transfer stream. Whoever holds a view
+of a batch holds its memory: a `Loan` gives it back only when nobody else holds its storage.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.pipeline.streams import EventPool
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Device, Event, Stream
+
+
+def _num_holders(tensor: torch.Tensor) -> int:
+    """Return how many tensors, and whatever else keeps memory, hold this tensor's storage."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+
+
+def _count_of_one_holder() -> int | None:
+    """Return `_num_holders` of a tensor that nobody else shares; None if torch cannot tell.
+
+    There is no public way to ask.
+    """
+    try:
+        alone = torch.empty(1, device="cpu")
+        count = _num_holders(alone)
+        view = alone[:]
+        return count if _num_holders(alone) > count and view is not None else None
+    except AttributeError:
+        return None
+
+
+_ONE_HOLDER = _count_of_one_holder()
+
+
+class TransferLane:
+    """A transfer stream and the device memory that its copies write.
+
+    All users of one stream share its lane, also from several threads: torch's allocator keeps one
+    pool of memory for a stream.
+
+    Args:
+        device: where the stream is.
+        stream: carries copies to the device.
+
+    Attributes:
+        stream: as given.
+    """
+
+    def __init__(self, device: Device, stream: Stream) -> None:
+        self.stream = stream
+        self._device = device
+        self._events = EventPool(device)
+        self._released: list[Event] = []
+        # A garbage collection inside the lock may end another pass, which releases memory too.
+        self._lock = threading.RLock()
+
+    def allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a device tensor of the same form that work on this stream may write.
+
+        Whoever read its memory before is done when that work runs.
+
+        Sync: Does not block the host.
+        """
+        with self._lock, self._device.use_stream(self.stream):
+            for event in self._released:
+                self._device.wait_event(self.stream, event)
+                # The stream has taken its wait; nobody else will wait for this record.
+                self._events.give_back(event)
+            self._released.clear()
+            return self._device.device_like(tensor)
+
+    def release(self, loan: Loan) -> None:
+        """Take back memory that nobody else holds; its reads are queued on the loan's stream.
+
+        Sync: Does not block the host.
+        """
+        with self._lock:
+            self._released.append(self._events.record(loan.stream))
+            loan.memory = None
+
+
+_lanes: weakref.WeakKeyDictionary[Device, TransferLane] = weakref.WeakKeyDictionary()
+
+
+def shared_lane(device: Device) -> TransferLane:
+    """Return the lane that all prefetchers of a device share.
+
+    Sync: Does not block the host.
+    """
+    if device not in _lanes:
+        _lanes[device] = TransferLane(device, device.shared_stream("gapless.transfer"))
+    return _lanes[device]
+
+
+class Loan:
+    """Device memory of one tensor that was handed out.
+
+    Args:
+        lane: that the memory goes back to.
+        memory: holds the storage, as one of its holders.
+        stream: on which the tensor is read.
+    """
+
+    __slots__ = ("_is_old", "_lane", "memory", "stream")
+
+    def __init__(self, lane: TransferLane, memory: torch.Tensor, stream: Stream) -> None:
+        self.memory: torch.Tensor | None = memory
+        self.stream = stream
+        self._lane = lane
+        self._is_old = False
+
+    def is_over(self, device: Device) -> bool:
+        """Give the memory back if nobody else holds it; return whether this is no loan any more.
+
+        Asked for the second time, the memory is left to whoever holds it. Torch's allocator takes
+        it back when it is freed, and then waits for the stream that read it, which is slower.
+
+        Sync: Does not block the host.
+        """
+        assert self.memory is not None
+        if _ONE_HOLDER is not None and _num_holders(self.memory) == _ONE_HOLDER:
+            self._lane.release(self)
+            return True
+        if self._is_old or _ONE_HOLDER is None:
+            self.leave(device)
+            return True
+        self._is_old = True
+        return False
+
+    def leave(self, device: Device) -> None:
+        """Leave the memory to whoever else holds it.
+
+        Sync: Does not block the host.
+        """
+        if self.memory is not None:
+            device.record_stream(self.memory, self.stream)
+            self.memory = None
+
+
+class Loans:
+    """The memory that one pass over a loader has handed out.
+
+    Args:
+        device: where the memory is.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._loans: deque[Loan] = deque()
+
+    def add(self, loan: Loan) -> None:
+        """Keep account of memory that is handed out now."""
+        self._loans.append(loan)
+
+    def collect(self) -> None:
+        """Take back what nobody holds any more.
+
+        Called after the next batch's memory was allocated, not before: so the copy of a batch
+        waits for the reads of the batch before the last, and runs beside those of the last.
+
+        Sync: Does not block the host.
+        """
+        if self._loans:
+            self._loans = deque(loan for loan in self._loans if not loan.is_over(self._device))
+
+    def close(self) -> None:
+        """Leave all memory to whoever holds it.
+
+        Sync: Does not block the host.
+        """
+        while self._loans:
+            self._loans.popleft().leave(self._device)
