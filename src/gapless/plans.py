@@ -34,7 +34,10 @@ class Plan:
             read is a wait of its own, as `loss.item()` is. With `event` the copy of the losses
             is queued before the event, so the one wait covers both. With `nothing` the losses
             are picked up when their copy is found complete.
-        prefetch: batches that are transferred ahead of the one in use, at least 0.
+        prefetch: batches that are read and transferred ahead of the one in use, at least 0: the
+            next batch is read when its step is due. More changes results if the loader and the
+            step share anything, such as a random generator; the host runs ahead of the device
+            anyway where it does not wait.
         workers: processes that make the trainer's batches, at least 0 (0: the training process
             itself, ahead of the device). To gather a batch of token ids takes less time than to
             take it over from another process.
@@ -52,7 +55,7 @@ class Plan:
     wait_with: WaitWith = "stream"
     sync_interval: int = 1
     loss_interval: int = 1
-    prefetch: int = 1
+    prefetch: int = 0
     workers: int = 2
     pin_memory: bool = True
     run_ahead: int = 128
@@ -140,7 +143,6 @@ _ALL = (
         streams=3,
         wait_with="nothing",
         loss_interval=10,
-        prefetch=2,
         workers=0,
     ),
     Plan(
@@ -149,7 +151,6 @@ _ALL = (
         streams=3,
         wait_with="nothing",
         loss_interval=10,
-        prefetch=2,
         workers=0,
         graphs="always",
     ),
@@ -159,7 +160,6 @@ _ALL = (
         streams=3,
         wait_with="nothing",
         loss_interval=10,
-        prefetch=2,
         workers=0,
         graphs="auto",
     ),

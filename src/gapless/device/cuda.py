@@ -23,6 +23,26 @@ if TYPE_CHECKING:
     from gapless.device.instruments.kernel_trace import KernelTrace
 
 
+class _OnStream:
+    """Send the work of a `with` body to a stream of the current GPU.
+
+    As `torch.cuda.stream`, which takes 10 us because it looks after other GPUs as well.
+    """
+
+    __slots__ = ("_device", "_outer", "_stream")
+
+    def __init__(self, device: CudaDevice, stream: torch.cuda.Stream) -> None:
+        self._device = device
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        self._outer = self._device.current_stream()
+        torch.cuda.set_stream(self._stream)
+
+    def __exit__(self, *error: object) -> None:
+        torch.cuda.set_stream(self._outer)
+
+
 class CudaDevice:
     """One GPU: real streams, real events, page-locked staging memory."""
 
@@ -36,6 +56,7 @@ class CudaDevice:
         _keep_garbage_from_children()
         self.torch_device = torch.device("cuda", index)
         self._shared: dict[str, torch.cuda.Stream] = {}
+        self._streams: dict[tuple[int, int, int], torch.cuda.Stream] = {}
         self._cycles_per_ms: float | None = None
 
     def describe(self) -> str:
@@ -62,7 +83,11 @@ class CudaDevice:
 
     def current_stream(self) -> torch.cuda.Stream:
         """Return torch's current stream on this GPU."""
-        return torch.cuda.current_stream(self.torch_device)
+        # As `torch.cuda.current_stream`, which takes 4 us because it makes an object each time.
+        found = torch._C._cuda_getCurrentStream(self.torch_device.index)
+        if found not in self._streams:
+            self._streams[found] = torch.cuda.current_stream(self.torch_device)
+        return self._streams[found]
 
     def set_current_stream(self, stream: torch.cuda.Stream) -> None:
         """Send the work that follows to `stream`."""
@@ -70,7 +95,9 @@ class CudaDevice:
 
     def use_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[object]:
         """Send the work of a `with` body to `stream`."""
-        return torch.cuda.stream(stream)
+        if torch.cuda.current_device() != self.torch_device.index:
+            return torch.cuda.stream(stream)
+        return _OnStream(self, stream)
 
     def create_event(self, *, timed: bool = False) -> torch.cuda.Event:
         """Create an event; untimed ones are cheaper."""
