@@ -32,6 +32,7 @@ _PUBLIC = {
     "gapless.pipeline.step": ("StepLoss",),
     "gapless.plans": ("PLANS", "Plan"),
     "gapless.records.epoch_record": ("EpochRecord",),
+    "gapless.records.step_values": ("StepValues",),
     "gapless.records.wait_stats": ("WaitStats",),
 }
 

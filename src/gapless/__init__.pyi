@@ -25,6 +25,7 @@ from gapless.pipeline.readback import DeferredLoss as DeferredLoss
 from gapless.pipeline.step import StepLoss as StepLoss
 from gapless.plans import PLANS as PLANS, Plan as Plan
 from gapless.records.epoch_record import EpochRecord as EpochRecord
+from gapless.records.step_values import StepValues as StepValues
 from gapless.records.wait_stats import WaitStats as WaitStats
 
 __version__: str

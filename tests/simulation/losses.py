@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.readback import DeferredLoss
+from gapless.records.step_values import NonFinite, StepValues
+from gapless.testing.simulated import queues
 from simulation.registry import scenario
 from simulation.workloads import number
 
@@ -26,8 +30,9 @@ def a_full_ring_waits_for_its_older_half(device):
     """When the ring is full the host waits for half of it, so that the device keeps its work."""
     losses = DeferredLoss(device)
     loss = number(device, 0.0)
-    for _ in range(1025):
-        losses.add(loss)
+    with patch.object(queues, "_POLLS_BEFORE_LAZY_MOVES", 10_000):
+        for _ in range(1025):
+            losses.add(loss)
     assert len(losses.history) == 512
     assert {name: wait.count for name, wait in losses.wait_stats.by_reason.items()} == {
         "loss_ring": 1
@@ -92,13 +97,13 @@ def losses_read_in_portions(device):
 
 @scenario()
 def a_done_copy_is_picked_up_without_waiting(device):
-    losses = DeferredLoss(device)
+    losses = DeferredLoss(device, warn_nonfinite=False)
     loss = number(device, float("inf"))
     losses.add(loss)
     losses.flush()
     HostWaits(device).wait_stream(losses._stream, reason="test")
     assert losses.poll() == 1
-    assert losses.first_nonfinite == (0, float("inf"))
+    assert losses.first_nonfinite == NonFinite(step=0, name="loss", value=float("inf"))
     assert losses.wait_stats.count == 0
 
 
@@ -120,3 +125,98 @@ def losses_of_a_second_epoch_after_a_reset(device):
         "loss_read": 1,
         "loss_mean": 1,
     }
+
+
+@scenario()
+def values_by_name_from_several_streams(device):
+    """The mean is behind every stream that added, and a value is copied when it is added."""
+    losses = DeferredLoss(device)
+    streams = [device.create_stream() for _ in range(3)]
+    for count in range(9):
+        stream = streams[count % 3]
+        device.delay(stream, 1.0)
+        with device.use_stream(stream):
+            loss = number(device, 0.0)
+            loss += count
+            right = number(device, 1.0) * 2
+            losses.add(loss=loss, right=right, learning_rate=0.1, weight=count + 1)
+            loss.fill_(-1.0)
+        if count == 4:
+            losses.flush()
+    assert losses.mean() == {
+        "loss": sum(count * (count + 1) for count in range(9)) / 45,
+        "right": 2.0,
+        "learning_rate": 0.1,
+    }
+    assert losses.history["loss"] == [float(count) for count in range(9)]
+    assert losses.wait_stats.count == 1
+    assert losses._events.num_created <= 3
+
+
+@scenario()
+def the_newest_values_are_asked_for_without_a_wait(device):
+    losses = DeferredLoss(device)
+    for count in range(4):
+        losses.add(number(device, float(count)))
+        losses.latest()
+        HostWaits(device).wait_stream(losses._stream, reason="test")
+        assert losses.latest() == StepValues(step=count, values={"loss": float(count)})
+    assert losses.wait_stats.count == 0
+    assert losses._events.num_created == 1
+
+
+@scenario(only="asap")
+def values_of_a_device_that_keeps_up_are_the_newest(device):
+    losses = DeferredLoss(device)
+    for count in range(4):
+        losses.add(number(device, float(count)))
+        assert losses.latest() == StepValues(step=count, values={"loss": float(count)})
+
+
+@scenario()
+def numbers_of_the_host_need_no_device(device):
+    losses = DeferredLoss(device)
+    for count in range(1100):
+        losses.add(count, weight=2)
+    assert losses.latest() == StepValues(step=1099, values={"loss": 1099.0})
+    assert losses.mean() == 549.5
+    assert losses.wait_stats.count == 0
+
+
+@scenario()
+def values_are_called_out_at_intervals(device):
+    """Each once and in order, by a later add or the last read."""
+    seen = []
+    losses = DeferredLoss(device, every=3, on_values=seen.append)
+    for count in range(11):
+        losses.add(number(device, float(count)))
+        assert len(seen) <= count // 3
+    losses.drain()
+    assert seen == [StepValues(step=at, values={"loss": float(at)}) for at in (2, 5, 8)]
+
+
+@scenario()
+def losses_that_are_dropped_while_a_stream_writes_them(device):
+    """Their memory goes to nobody else before that stream is done."""
+    losses = DeferredLoss(device)
+    losses.add(number(device, 1.0))
+    losses.drain()
+    num_bytes = losses._ring.rows.nbytes
+    stream = device.create_stream()
+    late = number(device, 5.0)
+    device.wait_stream(stream, device.current_stream())
+    with device.use_stream(stream):
+        losses.add(late)
+    del losses
+    device.device_buffer(num_bytes).fill_(7)
+
+
+@scenario()
+def losses_that_are_dropped_while_they_are_copied(device):
+    """Their memory goes to nobody else before the copy is done."""
+    losses = DeferredLoss(device)
+    losses.add(number(device, 1.0))
+    losses.flush()
+    num_bytes = losses._ring.rows.nbytes
+    del losses
+    device.device_buffer(num_bytes).fill_(7)

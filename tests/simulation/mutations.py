@@ -140,9 +140,10 @@ def _null_context(node):
     return ast.withitem(context_expr=entered, optional_vars=node.optional_vars)
 
 
-_OF_A_DEVICE = ["record_event", "wait_event", "wait_stream", "set_current_stream"]
+_OF_A_DEVICE = ["record_event", "record_stream", "wait_event", "wait_stream", "set_current_stream"]
 _OF_A_DEVICE += ["synchronize_event", "synchronize_stream", "synchronize", "synchronize_all"]
-_OF_LOSSES = ["flush", "poll", "drain", "_make_room", "_read_rows"]
+_OF_LOSSES = ["flush", "poll", "drain", "_drain", "_make_room", "_note_writer", "_read_rows"]
+_OF_LOSSES += ["_take_arrived"]
 _OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
 _OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after"]
 _OF_WHAT_IS_OWNED = ["give_back", "reset", "pause", "close", "clear"]

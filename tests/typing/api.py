@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import assert_type
+from typing import Any, assert_type
 
 import torch
 
@@ -35,9 +35,21 @@ def loops(loader: list[Pair], device: torch.device) -> None:
     for batch in batches:
         assert_type(batch, Pair)
         losses.add(train_step(batch), weight=3)
-    assert_type(losses.mean(), float)
-    assert_type(losses.history, list[float])
+    assert_type(losses.mean("loss"), float)
+    assert_type(losses.mean(), float | Any)  # a dict if values are given by name
+    assert_type(losses.history, list[float] | Any)
+    assert_type(losses.latest(), gapless.StepValues | None)
     losses.reset()
+
+
+def metrics(loader: list[Pair], device: torch.device) -> None:
+    def show(now: gapless.StepValues) -> None:
+        assert_type(now.values["accuracy"], float)
+
+    losses = gapless.DeferredLoss(device, every=50, on_values=show)
+    for batch in loader:
+        losses.add(loss=train_step(batch), accuracy=0.5, weight=batch[0].sum())
+    assert_type(losses.mean("accuracy"), float)
 
 
 def epochs(loader: list[Pair]) -> None:

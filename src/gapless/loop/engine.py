@@ -54,6 +54,7 @@ class Engine:
         self.host_waits = HostWaits(self.device)
         self.losses = DeferredLoss(
             self.device,
+            warn_nonfinite=False,
             readback_stream=self.streams.readback,
             wait_stats=self.host_waits.stats,
         )

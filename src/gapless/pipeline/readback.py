@@ -1,62 +1,79 @@
-"""Losses that stay on the device and come to the host in bulk, late, each exactly once.
+"""Losses and metrics that stay on the device and come to the host in bulk, late, each exactly once.
 
-A fixed ring of float64 rows (loss, weight) lies on the device; a ring of the same size lies in
-page-locked memory. Row `n % size` holds batch `n` in both. `flush` queues the copy of all new
-rows on the readback stream; `poll` reads the rows whose copy an event says is done.
+`add` writes the values of a step into a row of a ring on the device (`loss_ring.py`). `flush` queues
+the copy of all new rows on the readback stream, behind every stream that wrote one. `poll` reads the
+rows whose copy an event says is done (`loss_history.py`).
 
-One rule guards both rings: a row is written again only after the host has read it, because a
-row that was read has been computed and copied.
+One rule guards the ring: a row is written again only after the host has read it, because a row that
+was read has been computed and copied.
 
-One number and two lists say what was added, copied and read: `_num_added`, the ends of
-`_pending`, and the length of `history`. Each grows by one assignment, after the work that it
-stands for. So if something interrupts the work, the next `flush` or `poll` does it again.
+Two numbers and a queue say what was added, copied and read: `num_added` and `num_read` of the
+history, and the ends of `_pending`. Each grows by one assignment, after the work that it stands for.
+So if something interrupts the work, the next `flush` or `poll` does it again.
+
+A lock guards all of this, for `add` may be called on any thread. `on_values` is called outside of it,
+and so does the host wait, unless the ring is full.
 """
 
 from __future__ import annotations
 
-import math
+import threading
+import warnings
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
-
-import torch
+from typing import TYPE_CHECKING, Any, Self, overload
 
 from gapless.device.find import find_device
-from gapless.errors import LossError, noted_on
+from gapless.errors import LossError, UserError, noted_on
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.loss_history import LossHistory
+from gapless.pipeline.loss_numbers import number_of
+from gapless.pipeline.loss_ring import LossRing
 from gapless.pipeline.streams import EventPool
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
+    import torch
+
     from gapless.device.base import Device, Event, Stream
+    from gapless.pipeline.loss_numbers import Number
+    from gapless.records.step_values import NonFinite, StepValues
     from gapless.records.wait_stats import WaitStats
 
 
 _ROWS = 1024
-_BYTES_PER_ROW = 16
+
+_BY_NAME: Any = object()
 
 
 @dataclass(frozen=True, kw_only=True)
 class _PendingCopy:
-    done: Event
+    """Rows on their way to the host, up to step `end`; without an event if they are there."""
+
+    done: Event | None
     end: int
 
 
 class DeferredLoss:
-    """Collect the loss of every batch without waiting for it.
+    """Collect the loss of every step, or several values by name, without waiting for them.
+
+    Can be used on any stream and any thread.
 
     Args:
         device: a device or its name.
+        every: steps between two calls of `on_values`.
+        on_values: is called with the values of steps `every` - 1, 2 * `every` - 1 and so on, in order,
+            each once, when they have reached the host: by a later `add` on its thread, or by
+            `drain`, `mean` or `reset`. What it raises comes out of that call.
+        warn_nonfinite: give a RuntimeWarning when the first value that is NaN or infinite is read.
         readback_stream: carries the copies to the host; a stream of its own by default.
         wait_stats: where host waits are counted.
 
-    Attributes:
-        history: the losses that have reached the host, one for each batch, in order.
-        weights: their weights.
-        first_nonfinite: batch number and value of the first NaN or infinite loss that was read,
-            None while there is none.
+    Raises:
+        UserError: `every` is given without `on_values`, or the other way round, or is below 1.
 
     Example:
         losses = gapless.DeferredLoss(device)
@@ -71,22 +88,29 @@ class DeferredLoss:
         self,
         device: str | torch.device | Device = "auto",
         *,
+        every: int | None = None,
+        on_values: Callable[[StepValues], object] | None = None,
+        warn_nonfinite: bool = True,
         readback_stream: Stream | None = None,
         wait_stats: WaitStats | None = None,
     ) -> None:
+        if (every is None) != (on_values is None):
+            raise UserError("`every` and `on_values` must be given together, but only one is")
+        if every is not None and every < 1:
+            raise UserError(f"`every` must be at least 1, but is {every}")
         self._device = find_device(device)
         self._host_waits = HostWaits(self._device, wait_stats=wait_stats)
         self._stream = readback_stream or self._device.shared_stream("gapless.readback")
         self._events = EventPool(self._device)
-        self._rows = self._device.device_buffer(_ROWS * _BYTES_PER_ROW).view(torch.float64)
-        self._rows = self._rows.view(_ROWS, 2)
-        pinned = self._device.host_buffer(_ROWS * _BYTES_PER_ROW, pinned=True)
-        self._host_rows = pinned.view(torch.float64).view(_ROWS, 2)
+        self._every, self._on_values = every, on_values
+        self._is_telling = False
+        self._warned_of: NonFinite | None = None
+        self._warns = warn_nonfinite
+        self._lock = threading.RLock()
+        self._ring: LossRing | None = None
+        self._writers: list[Stream] = []  # streams with rows that are not flushed
         self._pending: deque[_PendingCopy] = deque()
-        self._num_added = 0
-        self.history: list[float] = []
-        self.weights: list[float] = []
-        self.first_nonfinite: tuple[int, float] | None = None
+        self._read = LossHistory()
 
     @property
     def wait_stats(self) -> WaitStats:
@@ -95,138 +119,284 @@ class DeferredLoss:
 
     @property
     def num_added(self) -> int:
-        """Number of losses added so far, read or not."""
-        return self._num_added
+        """Number of steps added so far, read or not."""
+        return self._read.num_added
 
-    def add(self, loss: torch.Tensor, *, weight: torch.Tensor | float = 1.0) -> None:
-        """Keep the loss of one batch, computed on the current stream.
+    @property
+    def history(self) -> list[float] | Any:
+        """The values that have reached the host, one for each step, in order; lists by name."""
+        return self._read.columns if self._read.is_by_name else self._read.columns["loss"]
+
+    @property
+    def weights(self) -> list[float]:
+        """The weights of the steps in `history`."""
+        return self._read.weights
+
+    @property
+    def first_nonfinite(self) -> NonFinite | None:
+        """The first value read that is NaN or infinite, None while there is none."""
+        return self._read.first_nonfinite
+
+    def add(self, loss: Number = _BY_NAME, /, *, weight: Number = 1.0, **values: Number) -> None:
+        """Keep the loss of one step, or several values by name, computed on the current stream.
 
         Args:
-            loss: one number on the device, of any floating dtype. It is copied: the graph
-                behind it is not kept alive.
-            weight: of this batch in the mean, such as its number of tokens.
+            loss: one number: a tensor of any real dtype, or one of Python's or numpy's. A tensor is
+                copied: it may change afterwards, and the graph behind it is not kept alive.
+            weight: of this step in the means, such as its number of tokens.
+            values: such numbers by name, instead of `loss`. Each step has those of the first.
 
         Raises:
-            LossError: one of them is not one number.
+            LossError: one of them is not one number, or the names are not those of the first step.
+                Nothing is added then.
+            Exception: what `on_values` raises, for an earlier step; this step is added.
 
-        Sync: Does not block the host, unless 1,024 losses wait to be read ("loss_ring").
+        Sync: Does not block the host, unless 1,024 steps wait to be read ("loss_ring").
         """
-        _check(loss, weight)
-        if self._num_added - len(self.history) >= _ROWS:
-            self._make_room()
-        write_row(self._rows[self._num_added % _ROWS], loss, weight)
-        self._num_added += 1
-        if self._num_added - self._num_flushed() >= _ROWS // 2:
-            self.flush()
+        is_by_name = loss is _BY_NAME
+        if not is_by_name:
+            if values:
+                raise LossError(
+                    f"there is a loss by position beside {', '.join(map(repr, values))} by name; "
+                    "give all values by name, as in add(loss=loss, ...)"
+                )
+            values = {"loss": loss}
+        with self._lock:
+            if self._pending:
+                self._take_arrived()
+            values = self._read.in_order(values, is_by_name=is_by_name)
+            numbers = [number_of(value, name, self._device) for name, value in values.items()]
+            numbers.append(number_of(weight, "weight", self._device))
+            if self._read.num_added - self._read.num_read >= _ROWS:
+                self._make_room()
+            self._write(numbers)
+            self._read.count(values, is_by_name=is_by_name)
+            if self._is_flush_due():
+                self.flush()
+        self._warn()
+        self._tell()
 
     def flush(self) -> None:
-        """Queue the copy of all new losses to the host.
+        """Queue the copy of all new values to the host.
 
         Sync: Does not block the host.
         """
-        num_flushed = self._num_flushed()
-        if num_flushed == self._num_added:
-            return
-        written = self._events.record(self._device.current_stream())
-        self._device.wait_event(self._stream, written)
-        # The readback stream has taken its wait; nobody else will wait for this record.
-        self._events.give_back(written)
-        with self._device.use_stream(self._stream):
-            for start, end in _ring_ranges(num_flushed, self._num_added):
-                self._device.copy(self._host_rows[start:end], self._rows[start:end])
-        done = self._events.record(self._stream)
-        self._pending.append(_PendingCopy(done=done, end=self._num_added))
+        with self._lock:
+            start, end = self._num_flushed(), self._read.num_added
+            if start == end:
+                return
+            done = self._copy(start, end) if self._writers else None
+            self._pending.append(_PendingCopy(done=done, end=end))
+            self._writers = []
 
     def poll(self) -> int:
-        """Take in the losses whose copy is done; return how many were new.
+        """Take in the values whose copy is done; return the number of new steps.
 
         Sync: Does not block the host.
         """
-        before = len(self.history)
-        while self._pending and self._device.query_event(self._pending[0].done):
-            copy = self._pending[0]
-            self._read_rows(len(self.history), copy.end)
-            self._pending.popleft()
-            self._events.give_back(copy.done)
-        return len(self.history) - before
+        with self._lock:
+            before = self._read.num_read
+            self._take_arrived()
+            num_new = self._read.num_read - before
+        self._warn()
+        return num_new
+
+    def latest(self) -> StepValues | None:
+        """Return the newest values that have reached the host, None before the first.
+
+        If nothing is on its way, newer values are sent, so that a later call returns them.
+
+        Sync: Does not block the host.
+        """
+        with self._lock:
+            self._take_arrived()
+            if not self._pending:
+                self.flush()
+                self._take_arrived()
+            read = self._read
+            found = read.step(read.num_read - 1) if read.num_read else None
+        self._warn()
+        return found
 
     def drain(self, *, reason: str = "loss_read") -> None:
-        """Take in every loss added so far, and what an interrupted read left behind.
+        """Take in the values of every step added so far, and what an interrupted read left behind.
+
+        Raises:
+            Exception: what `on_values` raises; all values are read.
 
         Sync: Blocks the host until the last of them is computed and copied; one counted wait,
             none if all have been read already.
         """
-        self.flush()
-        if self._pending:
-            self._host_waits.wait_event(self._pending[-1].done, reason=reason)
-            self.poll()
-        if not self._pending:
-            self._events.reset()
+        self._drain(reason)
+        self._warn()
+        self._tell()
 
-    def mean(self) -> float:
-        """Return the weighted mean of all losses added so far; NaN if there are none.
+    @overload
+    def mean(self) -> float | Any: ...
+    @overload
+    def mean(self, name: str) -> float: ...
+    def mean(self, name: str | None = None) -> float | Any:
+        """Return the weighted mean of all values added so far; NaN if there are none.
 
         The sum is correctly rounded (`math.fsum` over float64), so the mean does not depend on
-        when or in which portions the losses were read.
-
-        Sync: Blocks the host once, if losses are still on the device.
-        """
-        self.drain(reason="loss_mean")
-        return self.running_mean()
-
-    def reset(self) -> None:
-        """Forget all losses, so that the next `add` is the first.
-
-        `history` and `weights` are new lists afterwards; who holds the old ones keeps them.
-
-        Sync: Blocks the host once, if losses are still on the device ("loss_read").
-        """
-        self.drain()
-        self.history, self.weights, self._num_added = [], [], 0
-        self.first_nonfinite = None
-
-    def running_mean(self, *, since: int = 0) -> float:
-        """Return the weighted mean of the losses read so far; NaN if there are none.
+        when or in which portions the values were read.
 
         Args:
-            since: number of the first batch to count.
+            name: of one value; by default the mean of each, by name, or of the loss by position.
+
+        Raises:
+            LossError: no value has that name.
+            Exception: what `on_values` raises.
+
+        Sync: Blocks the host once, if values are still on the device.
+        """
+        self._drain("loss_mean")
+        found = self.running_mean(name)
+        self._warn()
+        self._tell()
+        return found
+
+    @overload
+    def running_mean(self, *, since: int = 0) -> float | Any: ...
+    @overload
+    def running_mean(self, name: str, *, since: int = 0) -> float: ...
+    @overload
+    def running_mean(self, name: str | None, *, since: int = 0) -> float | Any: ...
+    def running_mean(self, name: str | None = None, *, since: int = 0) -> float | Any:
+        """Return the weighted mean of the values read so far; NaN if there are none.
+
+        Args:
+            name: as for `mean`.
+            since: number of the first step to count.
+
+        Raises:
+            LossError: no value has that name.
 
         Sync: Does not block the host.
         """
-        total = math.fsum(self.weights[since:])
-        if not total:
-            return math.nan
-        pairs = zip(self.history[since:], self.weights[since:], strict=True)
-        weighted = [loss * weight for loss, weight in pairs]
-        try:
-            return math.fsum(weighted) / total
-        except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
-            return sum(weighted) / total
+        with self._lock:
+            read = self._read
+            if name is None and read.is_by_name:
+                return {each: read.mean(each, since=since) for each in read.columns}
+            return read.mean("loss" if name is None else name, since=since)
+
+    def reset(self) -> None:
+        """Forget all values and their names, so that the next `add` is step 0.
+
+        `history` and `weights` are new lists afterwards; who holds the old ones keeps them.
+
+        Raises:
+            Exception: what `on_values` raises; nothing is forgotten then.
+
+        Sync: Blocks the host once, if values are still on the device ("loss_read").
+        """
+        while True:
+            self.drain()
+            with self._lock:
+                # Another thread may have added since.
+                if self._read.num_read == self._read.num_added:
+                    self._read = LossHistory()
+                    return
+
+    def _write(self, numbers: list[torch.Tensor | float]) -> None:
+        ring = self._ring
+        if ring is None or ring.num_columns != len(numbers):
+            ring = LossRing(self._device, num_rows=_ROWS, num_columns=len(numbers))
+            self._device.record_stream(ring.rows, self._stream)
+            self._ring = ring
+        if ring.write(self._read.num_added, numbers):
+            self._note_writer(ring)
+
+    def _note_writer(self, ring: LossRing) -> None:
+        stream = self._device.current_stream()
+        if stream not in self._writers:
+            self._device.record_stream(ring.rows, stream)
+            self._writers.append(stream)
+
+    def _is_flush_due(self) -> bool:
+        num_added = self._read.num_added
+        if self._every is not None and num_added % self._every == 0:
+            return True
+        return num_added - self._num_flushed() >= _ROWS // 2
+
+    def _copy(self, start: int, end: int) -> Event:
+        assert self._ring is not None
+        for stream in self._writers:
+            written = self._events.record(stream)
+            self._device.wait_event(self._stream, written)
+            # The readback stream has taken its wait; nobody else will wait for this record.
+            self._events.give_back(written)
+        with self._device.use_stream(self._stream):
+            self._ring.copy_to_host(start, end)
+        return self._events.record(self._stream)
+
+    def _take_arrived(self) -> None:
+        """Read the rows that have arrived."""
+        while self._pending:
+            copy = self._pending[0]
+            if copy.done is not None and not self._device.query_event(copy.done):
+                return
+            self._read_rows(copy.end)
+            self._pending.popleft()
+            if copy.done is not None:
+                self._events.give_back(copy.done)
+
+    def _read_rows(self, end: int) -> None:
+        assert self._ring is not None
+        self._read.take(self._ring.read(self._read.num_read, end))
+
+    def _drain(self, reason: str) -> None:
+        with self._lock:
+            self.flush()
+            on_their_way = [copy.done for copy in self._pending if copy.done is not None]
+        if on_their_way:
+            self._host_waits.wait_event(on_their_way[-1], reason=reason)
+        with self._lock:
+            self._take_arrived()
+            if not self._pending:
+                self._events.reset()
 
     def _make_room(self) -> None:
-        # A full ring has been flushed: `add` does so whenever half of it is new.
-        self.poll()
-        if self._num_added - len(self.history) >= _ROWS:
-            self._host_waits.wait_event(self._pending[0].done, reason="loss_ring")
-            self.poll()
+        # A full ring has been flushed, for `add` does so whenever half of it is new; and what has
+        # arrived was taken in.
+        self._host_waits.wait_event(self._pending[0].done, reason="loss_ring")
+        self._take_arrived()
 
     def _num_flushed(self) -> int:
-        return self._pending[-1].end if self._pending else len(self.history)
+        return self._pending[-1].end if self._pending else self._read.num_read
 
-    def _read_rows(self, start: int, end: int) -> None:
-        rows = [
-            row
-            for first, last in _ring_ranges(start, end)
-            for row in self._host_rows[first:last].tolist()
-        ]
-        losses, weights = [loss for loss, _ in rows], [weight for _, weight in rows]
-        bad = (number for number, loss in enumerate(losses) if not math.isfinite(loss))
-        first_bad = next(bad, None)
-        if self.first_nonfinite is None and first_bad is not None:
-            self.first_nonfinite = (start + first_bad, losses[first_bad])
-        # The history last: its length says what has been read.
-        self.weights[start:] = weights
-        self.history[start:] = losses
+    def _warn(self) -> None:
+        """Warn of the first value that is NaN or infinite, once; called by what the user called."""
+        found = self._read.first_nonfinite
+        if found is None or found is self._warned_of or not self._warns:
+            return
+        self._warned_of = found
+        warnings.warn(
+            f"`{found.name}` of step {found.step} is {found.value}, expected a finite number",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+
+    def _tell(self) -> None:
+        """Call `on_values` with the steps that are due and have arrived."""
+        if self._on_values is None:
+            return
+        while (values := self._next_to_tell()) is not None:
+            try:
+                self._on_values(values)
+            finally:
+                self._is_telling = False
+
+    def _next_to_tell(self) -> StepValues | None:
+        # One call at a time, in whichever thread, keeps them in order.
+        assert self._every is not None
+        with self._lock:
+            due = self._read.num_told + self._every
+            if self._is_telling or due > self._read.num_read:
+                return None
+            self._is_telling = True
+            self._read.num_told = due
+            return self._read.step(due - 1)
 
     def __enter__(self) -> Self:
         return self
@@ -245,7 +415,11 @@ class DeferredLoss:
 
 
 class RunningMean:
-    """Weighted mean of an epoch's losses, updated with what was read since the last time."""
+    """Weighted mean of an epoch's losses, updated with what was read since the last time.
+
+    Args:
+        losses: given by position.
+    """
 
     def __init__(self, losses: DeferredLoss) -> None:
         self._losses = losses
@@ -258,56 +432,9 @@ class RunningMean:
 
         Sync: Does not block the host.
         """
-        for number in range(self._num_seen, len(self._losses.history)):
-            weight = self._losses.weights[number]
-            self._total += self._losses.history[number] * weight
-            self.weight += weight
-        self._num_seen = len(self._losses.history)
+        history, weights = self._losses.history, self._losses.weights
+        for number in range(self._num_seen, len(history)):
+            self._total += history[number] * weights[number]
+            self.weight += weights[number]
+        self._num_seen = len(history)
         return self._total / self.weight if self.weight else None
-
-
-def write_row(row: torch.Tensor, loss: torch.Tensor, weight: torch.Tensor | float) -> None:
-    """Write a loss and its weight into two float64 numbers on the device, without their graph.
-
-    Sync: Does not block the host.
-    """
-    row[0].copy_(loss.detach().reshape(()))
-    if isinstance(weight, torch.Tensor) and weight.device == row.device:
-        row[1].copy_(weight.detach().reshape(()))
-    else:
-        row[1].fill_(float(weight))
-
-
-def _check(loss: object, weight: object) -> None:
-    if not _is_number(loss):
-        raise LossError(
-            f"a loss must be a tensor with one number, but is {_described(loss)}; let the step "
-            "return its loss, still on the device, or a gapless.StepLoss"
-        )
-    # Whatever `float` takes; of tensors, those with one number.
-    is_tensor = isinstance(weight, torch.Tensor)
-    if not (_is_number(weight) if is_tensor else hasattr(weight, "__float__")):
-        raise LossError(
-            "the weight of a loss must be a number, or a tensor with one, but is "
-            f"{_described(weight)}"
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex()
-
-
-def _described(value: object) -> str:
-    if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
-    return "None" if value is None else f"a {type(value).__qualname__}"
-
-
-def _ring_ranges(start: int, end: int) -> list[tuple[int, int]]:
-    """Return the slices of the ring that hold rows `start` to `end`."""
-    if start == end:
-        return []
-    first, last = start % _ROWS, end % _ROWS
-    if first < last:
-        return [(first, last)]
-    return [(first, _ROWS), (0, last)] if last else [(first, _ROWS)]

@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
+import torch
+
+from gapless.errors import LossError
+from gapless.pipeline.loss_numbers import described, has_one_number
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,5 +71,16 @@ def do_work(step: Any, batch: Any) -> Any:
 
 
 def loss_of(out: Any) -> StepLoss:
-    """Return what a step returned as the record that the loop keeps of it."""
-    return out if isinstance(out, StepLoss) else StepLoss(loss=out)
+    """Return what a step returned as the record that the loop keeps of it.
+
+    Raises:
+        LossError: its loss is not a tensor with one number.
+    """
+    found = out if isinstance(out, StepLoss) else StepLoss(loss=out)
+    loss: object = found.loss if found.logged is None else found.logged
+    if not (isinstance(loss, torch.Tensor) and has_one_number(loss)):
+        raise LossError(
+            f"a loss must be a tensor with one number, but is {described(loss)}; let the step "
+            "return its loss, still on the device, or a gapless.StepLoss"
+        )
+    return found

@@ -141,9 +141,9 @@ class LossLog:
             )
         self._next = len(history)
         self._folder.flush()
-        if self._losses.first_nonfinite is not None:
-            number, loss = self._losses.first_nonfinite
-            raise NonFiniteLossError(number + self._offset, loss)
+        found = self._losses.first_nonfinite
+        if found is not None:
+            raise NonFiniteLossError(found.step + self._offset, found.value)
 
 
 def forget_later(path: Path, *, batches: int, epochs: int) -> None:

@@ -47,7 +47,7 @@ def _validation_loss(run: TrainingRun, *, on_batch: Callable[[], None]) -> float
     sampler = validation_sampler(run.config, run.task.val)
     loader = make_loader(run.task.val, sampler, workers=0)
     run.model.eval()
-    losses = DeferredLoss(run.device, wait_stats=run.host_waits.stats)
+    losses = DeferredLoss(run.device, warn_nonfinite=False, wait_stats=run.host_waits.stats)
     with run.loop.on_compute_stream(), eager_layers():
         for batch in run.loop.prefetch(loader):
             losses.add(run.step.evaluate(batch), weight=batch.ntokens)

@@ -1,0 +1,112 @@
+"""The losses and other values of all steps since the last reset, and their means."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeVar
+
+from gapless.errors import LossError
+from gapless.records.step_values import NonFinite, StepValues
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+T = TypeVar("T")
+
+_LOSS = "loss"
+
+
+class LossHistory:
+    """The values of all steps that were added, as far as they have been read.
+
+    Attributes:
+        is_by_name: values are given by name; else there is one, given by position.
+        num_added: steps whose values were added.
+        num_read: steps whose values are here.
+        num_told: steps up to the last one that `on_values` was called with.
+        columns: the values read, by name.
+        weights: of the steps read.
+        first_nonfinite: the first value read that is NaN or infinite.
+    """
+
+    def __init__(self) -> None:
+        self.is_by_name = False
+        self.num_added = self.num_read = self.num_told = 0
+        self.columns: dict[str, list[float]] = {_LOSS: []}
+        self.weights: list[float] = []
+        self.first_nonfinite: NonFinite | None = None
+
+    def in_order(self, values: dict[str, T], *, is_by_name: bool) -> dict[str, T]:
+        """Return the values of a step in the order of the first step.
+
+        Raises:
+            LossError: they have other names than those of the first step, or no name.
+        """
+        if not values:
+            raise LossError("there is no value to add, expected a loss or values by name")
+        if not self.num_added:
+            return values
+        if is_by_name != self.is_by_name or values.keys() != self.columns.keys():
+            raise LossError(
+                f"the values of this step are {_listed(values, is_by_name)}, but those before are "
+                f"{_listed(self.columns, self.is_by_name)}; call reset() before others are added"
+            )
+        return {name: values[name] for name in self.columns} if len(values) > 1 else values
+
+    def count(self, names: Iterable[str], *, is_by_name: bool) -> None:
+        """Count a step whose values are on their way; the first one names them."""
+        if not self.num_added and is_by_name:
+            self.columns, self.is_by_name = {name: [] for name in names}, True
+        self.num_added += 1
+
+    def take(self, rows: Sequence[Sequence[float]]) -> None:
+        """Take in the values and the weight of each of the next steps."""
+        start = self.num_read
+        *columns, weights = ([row[at] for row in rows] for at in range(len(self.columns) + 1))
+        if self.first_nonfinite is None:
+            self.first_nonfinite = self._first_nonfinite(rows)
+        self.weights[start:] = weights
+        for column, values in zip(self.columns.values(), columns, strict=True):
+            column[start:] = values
+        self.num_read = start + len(rows)
+
+    def step(self, number: int) -> StepValues:
+        """Return the values of a step that was read."""
+        values = {name: column[number] for name, column in self.columns.items()}
+        return StepValues(step=number, values=values)
+
+    def mean(self, name: str, *, since: int) -> float:
+        """Return the weighted mean of the values of one name that were read; NaN if there are none.
+
+        The sum is correctly rounded (`math.fsum` over float64), so that the mean does not depend
+        on when or in which portions the values were read.
+
+        Raises:
+            LossError: no value has that name.
+        """
+        if not self.num_added:
+            return math.nan
+        if name not in self.columns:
+            raise LossError(f"no value is named `{name}`; there is {_listed(self.columns, True)}")
+        total = math.fsum(self.weights[since:])
+        if not total:
+            return math.nan
+        pairs = zip(self.columns[name][since:], self.weights[since:], strict=True)
+        weighted = [value * weight for value, weight in pairs]
+        try:
+            return math.fsum(weighted) / total
+        except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
+            return sum(weighted) / total
+
+    def _first_nonfinite(self, rows: Sequence[Sequence[float]]) -> NonFinite | None:
+        for step, row in enumerate(rows, start=self.num_read):
+            for name, value in zip(self.columns, row, strict=False):  # the weight is last
+                if not math.isfinite(value):
+                    return NonFinite(step=step, name=name, value=value)
+        return None
+
+
+def _listed(names: Iterable[str], is_by_name: bool) -> str:
+    return ", ".join(f"`{name}`" for name in names) if is_by_name else "a loss by position"

@@ -1,0 +1,123 @@
+"""Rows of numbers that stay on the device until a copy brings many of them to the host.
+
+A fixed ring of float64 rows lies on the device; a ring of the same size lies in page-locked memory.
+Row `n % num_rows` holds step `n` in both. A number that is on the host already never goes to the
+device: it waits beside its row.
+
+The ring guards nothing. Its user does: a row is written again only after the host has read it,
+because a row that was read has been computed and copied.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gapless.device.base import Device
+
+
+# What torch copies into float64 for many tensors in one launch; of any other dtype, one by one.
+_COPIED_TOGETHER = {
+    *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
+    *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+}
+
+
+class LossRing:
+    """A ring of rows on the device, and its copy on the host.
+
+    Args:
+        device: where the rows are.
+        num_rows: in the ring.
+        num_columns: numbers in a row.
+
+    Attributes:
+        rows: the device's memory.
+        num_columns: as given.
+    """
+
+    def __init__(self, device: Device, *, num_rows: int, num_columns: int) -> None:
+        self.num_columns = num_columns
+        self._device = device
+        self._num_rows = num_rows
+        shape, num_bytes = (num_rows, num_columns), num_rows * num_columns * 8
+        # Memory of inference mode could not be written outside of it.
+        with torch.inference_mode(mode=False):
+            self.rows = device.device_buffer(num_bytes).view(torch.float64).view(shape)
+            pinned = device.host_buffer(num_bytes, pinned=True)
+            self._host_rows = pinned.view(torch.float64).view(shape)
+        # A view costs as much as a fifth of a launch, so that each is made once.
+        self._views: list[Sequence[torch.Tensor]] = [()] * num_rows
+        self._on_host: list[list[float | None]] = [[]] * num_rows
+
+    def write(self, number: int, numbers: Sequence[torch.Tensor | float]) -> bool:
+        """Write the row of a step; return whether the device has a part in it.
+
+        Args:
+            number: of the step.
+            numbers: one for each column. Tensors without dimensions are copied on the current
+                stream, all of one dtype in one launch.
+
+        Sync: Does not block the host.
+        """
+        place = number % self._num_rows
+        views = self._views[place] or self._make_views(place)
+        on_host: list[float | None] = []
+        copies: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
+        for view, found in zip(views, numbers, strict=True):
+            if not isinstance(found, torch.Tensor):
+                on_host.append(found)
+                continue
+            on_host.append(None)
+            targets, sources = copies.setdefault(found.dtype, ([], []))
+            targets.append(view)
+            sources.append(found)
+        self._on_host[place] = on_host
+        for dtype, (targets, sources) in copies.items():
+            if dtype in _COPIED_TOGETHER:
+                torch._foreach_copy_(targets, sources)
+            else:
+                for target, source in zip(targets, sources, strict=True):
+                    target.copy_(source)
+        return bool(copies)
+
+    def copy_to_host(self, start: int, end: int) -> None:
+        """Queue the copy of the rows of steps `start` to `end` on the current stream.
+
+        Sync: Does not block the host.
+        """
+        for first, last in self._ranges(start, end):
+            self._device.copy(self._host_rows[first:last], self.rows[first:last])
+
+    def read(self, start: int, end: int) -> list[list[float]]:
+        """Return the rows of steps `start` to `end`, whose copy is done.
+
+        Sync: Does not block the host.
+        """
+        return [
+            [late if known is None else known for late, known in zip(row, on_host, strict=True)]
+            for first, last in self._ranges(start, end)
+            for row, on_host in zip(
+                self._host_rows[first:last].tolist(), self._on_host[first:last], strict=True
+            )
+        ]
+
+    def _make_views(self, place: int) -> Sequence[torch.Tensor]:
+        with torch.inference_mode(mode=False):
+            views = self.rows[place].unbind()
+        self._views[place] = views
+        return views
+
+    def _ranges(self, start: int, end: int) -> list[tuple[int, int]]:
+        """Return the slices of the ring that hold the rows of steps `start` to `end`."""
+        if start == end:
+            return []
+        first, last = start % self._num_rows, end % self._num_rows
+        if first < last:
+            return [(first, last)]
+        return [(first, self._num_rows), *([(0, last)] if last else [])]
