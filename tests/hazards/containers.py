@@ -1,0 +1,383 @@
+"""Batches of every structure: their tensors move, the rest passes through as it is."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import functools
+import types
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from hazards.harness import EVERYWHERE, case, form_case
+
+
+def form(name, sentence, make, *, devices=EVERYWHERE):
+    form_case(name, "containers", sentence, make, devices=devices)
+
+
+class Pair(NamedTuple):
+    x: torch.Tensor
+    name: str
+    rest: Any = None
+
+
+class Triple(collections.namedtuple("Triple", "a b c")):  # noqa: PYI024  # as users write it
+    """A subclass of a named tuple."""
+
+    __slots__ = ()
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: torch.Tensor
+    names: list[str]
+
+
+@dataclass
+class Example:
+    x: torch.Tensor
+    y: torch.Tensor | None
+    ids: tuple[str, ...] = ()
+    seen: int = dataclasses.field(default=0, init=False)
+
+
+@dataclass(slots=True)
+class Slotted:
+    x: torch.Tensor
+    inner: Any
+
+
+@dataclass
+class Scaled:
+    x: torch.Tensor
+    factor: dataclasses.InitVar[float] = 2.0
+
+    def __post_init__(self, factor):
+        self.x = self.x * factor
+
+
+@dataclass(kw_only=True)
+class Parent:
+    x: torch.Tensor
+
+
+@dataclass(kw_only=True)
+class Child(Parent):
+    y: torch.Tensor
+
+    @property
+    def both(self):
+        return self.x, self.y
+
+
+class Rows(list):
+    """A list with an attribute."""
+
+
+class AttrDict(dict):
+    """A dict whose items are attributes, and that says KeyError where there is none."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+
+class Split(enum.Enum):
+    TRAIN = "train"
+
+
+class Opaque:
+    """An object without `.to`, that holds a tensor."""
+
+    def __init__(self, x):
+        self.x = x
+
+
+@dataclass
+class Mail:
+    """A letter; its `to` moves nothing."""
+
+    x: torch.Tensor
+    to: str
+
+
+def x_of(place, number):
+    size = [place.tiny, place.medium, place.large][number % 3]
+    x = place.numbers(number, size)
+    return place.pinned(x) if number % 2 else x
+
+
+form("bare_tensor", "The batch is a tensor.", x_of)
+form("tuple", "The batch is a tuple.", lambda p, n: (x_of(p, n), x_of(p, n + 1)))
+form("one_tuple", "The batch is a tuple of one.", lambda p, n: (x_of(p, n),))
+form(
+    "list",
+    "The batch is a list, as the default collate makes it.",
+    lambda p, n: [x_of(p, n), torch.tensor(n)],
+)
+form("dict", "The batch is a dict.", lambda p, n: {"x": x_of(p, n), "y": torch.tensor([n])})
+form(
+    "nested",
+    "Dicts of lists of tuples of dicts.",
+    lambda p, n: {"a": [(x_of(p, n), {"b": [x_of(p, n + 1), None]})], "c": ("text", n)},
+)
+form(
+    "deep",
+    "A list within a list, 60 times.",
+    lambda p, n: functools.reduce(lambda inner, _: [inner], range(60), x_of(p, n)),
+)
+form("none", "Some batches are None.", lambda p, n: None if n % 2 else x_of(p, n))
+form("only_none", "All batches are None.", lambda p, n: None)
+form("text", "Batches are strings.", lambda p, n: f"sentence {n}")
+form("integers", "Batches are integers, `True` among them.", lambda p, n: n if n else True)
+form(
+    "ids",
+    "Tensors come with ids, file names, bytes and numbers.",
+    lambda p, n: {
+        "x": x_of(p, n),
+        "ids": [f"img{n}_{i}.png" for i in range(20)],
+        "n": n,
+        "raw": b"ab",
+        "weight": 0.5 * n,
+        "ok": n > 2,
+        "z": 1j,
+    },
+)
+form(
+    "many_ids",
+    "A thousand Python integers come with a tensor.",
+    lambda p, n: (x_of(p, n), list(range(n, n + 1000))),
+)
+form("empty_containers", "Containers are empty.", lambda p, n: [(), [], {}, x_of(p, n)][n % 4])
+form(
+    "keys_of_all_kinds",
+    "Keys are integers, tuples and None, in an order that is not sorted.",
+    lambda p, n: {3: x_of(p, n), "a": torch.tensor(n), (1, 2): 5, None: x_of(p, n), 1: "one"},
+)
+form(
+    "order_of_keys",
+    "The order of keys changes from batch to batch.",
+    lambda p, n: dict([("x", x_of(p, n)), ("y", torch.tensor(n))][:: 1 if n % 2 else -1]),
+)
+form(
+    "ordered_dict",
+    "The batch is an OrderedDict.",
+    lambda p, n: collections.OrderedDict(z=x_of(p, n), a=torch.tensor(n)),
+)
+form(
+    "named_tuple",
+    "The batch is a named tuple with text in it.",
+    lambda p, n: Pair(x_of(p, n), f"name {n}", [x_of(p, n + 1)]),
+)
+form(
+    "named_tuple_subclass",
+    "The batch is a subclass of a named tuple.",
+    lambda p, n: Triple(x_of(p, n), "b", None),
+)
+form(
+    "frozen_dataclass",
+    "The batch is a frozen dataclass.",
+    lambda p, n: Frozen(x_of(p, n), [f"name {n}"]),
+)
+form(
+    "dataclass",
+    "The batch is a dataclass with tensors, None and text.",
+    lambda p, n: Example(x_of(p, n), None if n % 2 else torch.tensor(n), ("a", f"b{n}")),
+)
+form(
+    "slotted_dataclass",
+    "The batch is a dataclass with slots, nested.",
+    lambda p, n: Slotted(x_of(p, n), Slotted(torch.tensor(n), "inner")),
+)
+form(
+    "dataclass_that_scales",
+    "A dataclass scales in `__post_init__`, which must run once only.",
+    lambda p, n: Scaled(x_of(p, n)),
+)
+form(
+    "inherited_dataclass",
+    "The batch is a keyword-only dataclass that inherits fields.",
+    lambda p, n: Child(x=x_of(p, n), y=torch.tensor(n)),
+)
+form(
+    "user_dict",
+    "The batch is a UserDict.",
+    lambda p, n: collections.UserDict(x=x_of(p, n), name=f"n{n}"),
+)
+form(
+    "attr_dict",
+    "The batch is a dict with items as attributes; asking for `.to` is a KeyError.",
+    lambda p, n: AttrDict(x=x_of(p, n), names=["a", "b"]),
+)
+form("mail", "A field is called `to` and is a string.", lambda p, n: Mail(x_of(p, n), "a@b.c"))
+form("size", "A shape is part of the batch.", lambda p, n: (x_of(p, n), torch.ones(n, 2).shape))
+form(
+    "sets",
+    "Sets and ranges are part of the batch.",
+    lambda p, n: (x_of(p, n), {1, 2}, frozenset([3]), range(n), slice(1, n)),
+)
+form(
+    "torch_things",
+    "A dtype, a device and a class are part of the batch.",
+    lambda p, n: {
+        "x": x_of(p, n),
+        "dtype": torch.float16,
+        "where": torch.device("cpu"),
+        "kind": torch.Tensor,
+        "cls": Opaque,
+    },
+)
+form(
+    "two_hundred_tensors",
+    "The batch holds 200 small tensors.",
+    lambda p, n: {f"f{i}": torch.full((1 + i % 5,), 1.0 * n + i) for i in range(200)},
+)
+form(
+    "all_sizes",
+    "Tensors of all sizes, pinned and pageable, in one batch.",
+    lambda p, n: [
+        p.pinned(p.numbers(n, size)) if (n + i) % 2 else p.numbers(n, size)
+        for i, size in enumerate([*p.sizes(), *p.sizes()])
+    ],
+)
+form(
+    "structure_changes",
+    "Each batch has another structure.",
+    lambda p, n: [x_of(p, n), (x_of(p, n), n), {"x": x_of(p, n)}, "text", Pair(x_of(p, n), "a")][
+        n % 5
+    ],
+    devices=EVERYWHERE,
+)
+form(
+    "types_change",
+    "A field is now a tensor, now a number, now None.",
+    lambda p, n: {"x": x_of(p, n), "y": [torch.tensor(n), n, None][n % 3]},
+)
+form(
+    "dtypes_change",
+    "Dtypes change from batch to batch in the same shape.",
+    lambda p, n: {"x": p.numbers(n, 30).to([torch.float32, torch.int32, torch.float16][n % 3])},
+)
+form(
+    "shapes_change",
+    "Sizes shrink and grow from batch to batch, to zero as well.",
+    lambda p, n: p.numbers(n, [40, 7, 0, 300, 1][n % 5], 3),
+)
+form(
+    "numpy_inside",
+    "A numpy array and numpy scalars come with tensors.",
+    lambda p, n: {"x": x_of(p, n), "a": np.arange(n + 2), "s": np.float32(n)},
+)
+
+
+@case("Arrays, objects without `.to`, and text arrive as the very same objects.")
+def the_very_same_objects(place):
+    opaque, array, words = Opaque(torch.ones(3)), np.ones(4), ["a", "b"]
+    text, call = "".join(["long ", "text"]), functools.partial(print, "x")
+    loader = [(place.numbers(0, 5), opaque, array, text, call, Split.TRAIN, words)] * 3
+    for batch in place.prefetch(loader):
+        assert batch[1] is opaque
+        assert opaque.x.device.type == "cpu"
+        assert batch[2] is array
+        assert batch[3] is text
+        assert batch[4] is call
+        assert batch[5] is Split.TRAIN
+        assert batch[6] == words
+    return [batch[0] for batch in place.prefetch(loader)]
+
+
+@case("A defaultdict keeps its factory.")
+def default_dict(place):
+    results = []
+    for number, batch in enumerate(
+        place.prefetch(
+            collections.defaultdict(list, x=x_of(place, n), names=["a"]) for n in range(4)
+        )
+    ):
+        batch["new"].append(number)
+        results.append(batch)
+    return results
+
+
+@case("A list subclass keeps its type and its attribute; a UserDict is no plain dict.")
+def subclasses_of_containers(place):
+    results = []
+    for number in range(4):
+        rows = Rows([x_of(place, number), "text"])
+        rows.source = f"file {number}"
+        for batch in place.prefetch([rows]):
+            results.append((batch, type(batch).__name__, batch.source))
+    return results
+
+
+@case("The loader's own containers still hold host tensors after they were handed out.")
+def the_loaders_containers_are_left_alone(place):
+    loader = [{"x": x_of(place, n), "more": [x_of(place, n)]} for n in range(4)]
+    before = [(one["x"], one["more"][0]) for one in loader]
+    results = []
+    for batch in place.prefetch(loader):
+        results.append(batch["x"] * 1)
+        batch["x"] = None
+        batch["more"].append("mine")
+    if place.kind != "cpu":
+        assert all(one["x"] is x for one, (x, _) in zip(loader, before, strict=True))
+        assert all(one["more"][0] is y for one, (_, y) in zip(loader, before, strict=True))
+        assert all(len(one["more"]) == 1 for one in loader)
+    return results
+
+
+@case("The step pops keys, adds keys and overwrites items of its batch.")
+def the_step_changes_the_batch(place):
+    results = []
+    for batch in place.prefetch({"x": x_of(place, n), "y": torch.tensor([n])} for n in range(8)):
+        y = batch.pop("y")
+        batch["x"] = batch["x"] * 2 + y
+        batch["z"] = y
+        results.append(dict(batch))
+        batch.clear()
+    return results
+
+
+@case("The step changes the tensors of its batch in place (normalising, masking).")
+def the_step_changes_tensors(place):
+    results = []
+    for x, y in place.prefetch([(x_of(place, n), torch.tensor([n, n + 1])) for n in range(8)]):
+        place.busy()
+        x.sub_(7).mul_(2)
+        y[0] = -100
+        results.append((x, y))
+    return results
+
+
+@case("A dataclass is changed by the step: a field is replaced, another deleted.")
+def the_step_changes_a_dataclass(place):
+    results = []
+    for batch in place.prefetch([Example(x_of(place, n), torch.tensor(n)) for n in range(5)]):
+        batch.x = batch.x + batch.y
+        batch.seen += 1
+        results.append((batch.x, batch.seen))
+    return results
+
+
+@case("A mapping proxy and a simple namespace, which have no `.to`, are in the batch.")
+def namespace_passes_through(place):
+    inner = types.SimpleNamespace(x=torch.ones(2), name="a")
+    for batch in place.prefetch([(x_of(place, 1), inner)] * 3):
+        assert batch[1] is inner
+        assert inner.x.device.type == "cpu"
+    return batch[0]
+
+
+@case("Attributes that a dataclass carries beside its fields stay.")
+def dataclass_with_extra_attribute(place):
+    results = []
+    for number in range(3):
+        one = Example(x_of(place, number), None)
+        one.extra = f"extra {number}"
+        for batch in place.prefetch([one]):
+            results.append((batch, batch.extra))
+    return results

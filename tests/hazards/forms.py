@@ -1,0 +1,431 @@
+"""Tensors of every form: they arrive as `.to(device, non_blocking=True)` would have made them."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import nn
+
+from hazards.harness import CPU, DEVICES, EVERYWHERE, GPU, REAL, case, form_case
+
+
+def form(name, sentence, make, *, devices=EVERYWHERE):
+    form_case(name, "forms", sentence, make, devices=devices)
+
+
+def sized(place, number):
+    return [place.tiny, place.medium, place.large][number % 3]
+
+
+def image(place, number):
+    side = {0: 2, 1: 20, 2: 40}[number % 3]
+    return place.numbers(number, 3, 3, side, side)
+
+
+def pinned_or_not(place, number, tensor):
+    return place.pinned(tensor) if number % 2 else tensor
+
+
+form(
+    "channels_last",
+    "Images come in `channels_last`.",
+    lambda place, n: image(place, n).to(memory_format=torch.channels_last),
+)
+form(
+    "channels_last_3d",
+    "Videos come in `channels_last_3d`.",
+    lambda place, n: image(place, n)[None].to(memory_format=torch.channels_last_3d),
+)
+form(
+    "one_channel_channels_last",
+    "Images of one channel, whose strides are ambiguous.",
+    lambda place, n: place.numbers(n, 4, 1, 8, 8).to(memory_format=torch.channels_last),
+)
+form(
+    "permuted",
+    "Images are loaded as HWC and permuted: dense, in another order.",
+    lambda place, n: place.numbers(n, 2, 10, 12, 3).permute(0, 3, 1, 2),
+)
+form(
+    "expanded",
+    "A mask is expanded, with a stride of 0.",
+    lambda place, n: place.numbers(n, 1, sized(place, n)).expand(3, -1),
+)
+form(
+    "expanded_inner",
+    "A column is expanded along its rows.",
+    lambda place, n: place.numbers(n, 50, 1).expand(50, 7),
+)
+form(
+    "transposed",
+    "A matrix is transposed.",
+    lambda place, n: place.numbers(n, sized(place, n) // 4, 4).t(),
+)
+form(
+    "transposed_pinned",
+    "A transposed matrix of pinned memory.",
+    lambda place, n: place.pinned(place.numbers(n, sized(place, n) // 4, 4)).t(),
+)
+form(
+    "sliced_columns",
+    "A slice of columns is not contiguous.",
+    lambda place, n: place.numbers(n, sized(place, n) // 4, 4)[:, 1:3],
+)
+form(
+    "sliced_columns_pinned",
+    "A slice of columns of pinned memory is not contiguous.",
+    lambda place, n: place.pinned(place.numbers(n, sized(place, n) // 4, 4))[:, 1:3],
+)
+form(
+    "every_second",
+    "Every second element is taken.",
+    lambda place, n: place.numbers(n, sized(place, n))[1::2],
+)
+form(
+    "rows_of_a_dataset",
+    "The batch is a slice of one large tensor.",
+    lambda place, n: place.numbers(0, 64, 32)[8 * n : 8 * n + 8],
+)
+form(
+    "rows_of_a_pinned_dataset",
+    "The batch is a slice of one large pinned tensor.",
+    lambda place, n: place.pinned(place.numbers(0, 64, 32))[8 * n : 8 * n + 8],
+)
+form(
+    "odd_offset",
+    "A slice begins at an odd byte.",
+    lambda place, n: place.numbers(n, 101, dtype=torch.uint8)[1 + n :],
+)
+form(
+    "zero_dim",
+    "A 0-dim tensor and a Python number beside it.",
+    lambda place, n: (torch.tensor(1.5 + n), torch.tensor(n), 2.5 * n),
+)
+form(
+    "empty",
+    "Empty tensors of several shapes.",
+    lambda place, n: (
+        torch.empty(0),
+        torch.empty(0, 3),
+        torch.empty(3, 0, 2),
+        torch.empty(0, dtype=torch.int64),
+        torch.ones(2),
+    ),
+)
+form(
+    "one_element",
+    "Tensors of one element and of many dimensions.",
+    lambda place, n: (torch.full((1,), 1.0 * n), torch.full((1, 1, 1, 1), n), torch.ones(2, 1)),
+)
+form(
+    "six_dimensions",
+    "A tensor of six dimensions in a mixed order.",
+    lambda place, n: place.numbers(n, 2, 3, 2, 2, 3, 2).permute(5, 0, 3, 1, 4, 2),
+)
+form(
+    "empty_strided",
+    "A tensor with gaps between its rows (padded rows).",
+    lambda place, n: torch.as_strided(place.numbers(n, 64), (4, 6), (16, 1)),
+)
+form(
+    "overlapping",
+    "Sliding windows by `unfold`, which overlap.",
+    lambda place, n: place.numbers(n, 40).unfold(0, 5, 1),
+)
+
+for _dtype in (
+    "bool",
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "bfloat16",
+    "float64",
+    "uint16",
+    "uint32",
+    "complex64",
+    "complex128",
+    "float8_e4m3fn",
+    "float8_e5m2",
+):
+    form(
+        f"dtype_{_dtype}",
+        f"Tensors of dtype {_dtype}, pinned and pageable.",
+        lambda place, n, name=_dtype: pinned_or_not(
+            place, n, place.numbers(n, sized(place, n) // 4, 3).to(getattr(torch, name))
+        ),
+    )
+
+
+def conj(place, number):
+    return torch.view_as_complex(place.numbers(number, 30, 2)).conj()
+
+
+form("conjugated", "A lazily conjugated complex tensor.", conj)
+form(
+    "negated_view",
+    "The imaginary part of a conjugate: a lazily negated view.",
+    lambda place, n: conj(place, n).imag,
+)
+
+
+def quantized(place, number):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(place.numbers(number, 12), 4.0, 1, torch.quint8)
+
+
+form("quantized", "A quantized tensor.", quantized, devices=(CPU,))
+
+
+def sparse(place, number, **options):
+    indices = torch.tensor([[0, 1, 1], [2, 0, 2]])
+    values = place.numbers(number, 3)
+    return torch.sparse_coo_tensor(indices, values, (2, 3), check_invariants=True, **options)
+
+
+form(
+    "sparse_coo",
+    "Bags of words as a sparse COO tensor.",
+    lambda place, n: sparse(place, n).coalesce(),
+    devices=REAL,
+)
+form(
+    "sparse_uncoalesced",
+    "A sparse COO tensor that is not coalesced, in a dict.",
+    lambda place, n: {"bag": sparse(place, n), "y": torch.tensor(n)},
+    devices=REAL,
+)
+
+
+def csr(place, number):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return sparse(place, number).to_sparse_csr()
+
+
+form("sparse_csr", "An adjacency matrix in CSR.", csr, devices=REAL)
+
+
+def nested(place, number, **options):
+    parts = [place.numbers(number, 2 + row, 4) for row in range(3)]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor(parts, **options)
+
+
+form(
+    "nested_jagged",
+    "Sentences of different lengths as a jagged nested tensor.",
+    lambda place, n: nested(place, n, layout=torch.jagged),
+    devices=REAL,
+)
+form(
+    "nested_strided",
+    "Sentences of different lengths as a strided nested tensor.",
+    lambda place, n: nested(place, n),
+    devices=REAL,
+)
+form(
+    "parameter",
+    "A batch holds an `nn.Parameter`.",
+    lambda place, n: nn.Parameter(place.numbers(n, 6)),
+)
+form(
+    "parameter_without_grad",
+    "A batch holds a frozen `nn.Parameter`.",
+    lambda place, n: nn.Parameter(place.numbers(n, 6), requires_grad=False),
+)
+
+
+class Tagged(torch.Tensor):
+    """A subclass without methods of its own."""
+
+
+class Boxes(torch.Tensor):
+    """A subclass with `__torch_function__` and an attribute, as torchvision's tv_tensors have."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        result = super().__torch_function__(func, types, args, kwargs or {})
+        source = next((one for one in args if isinstance(one, Boxes)), None)
+        if isinstance(result, Boxes) and source is not None:
+            result.canvas = getattr(source, "canvas", None)
+        return result
+
+
+def boxes(place, number, size=(3, 4)):
+    made = place.numbers(number, *size).as_subclass(Boxes)
+    made.canvas = (100 + number, 200)
+    return made
+
+
+class CountedTo(torch.Tensor):
+    """A subclass with a `.to` of its own that marks what it returns."""
+
+    def to(self, *args, **kwargs):
+        moved = torch.Tensor.to(self.as_subclass(torch.Tensor), *args, **kwargs)
+        moved = (moved + 1).as_subclass(CountedTo)
+        moved.num_moves = getattr(self, "num_moves", 0) + 1
+        return moved
+
+
+form(
+    "subclass",
+    "A plain subclass of Tensor.",
+    lambda place, n: place.numbers(n, sized(place, n)).as_subclass(Tagged),
+)
+
+
+@case("A subclass with `__torch_function__` and attributes keeps both.")
+def subclass_with_attributes(place):
+    loader = [(boxes(place, number), place.numbers(number, 5)) for number in range(5)]
+    return [(one, one.canvas, y) for one, y in place.prefetch(loader)]
+
+
+@case("A subclass whose own `.to` does more than move.", devices=REAL)
+def subclass_with_own_to(place):
+    loader = [place.numbers(number, 4).as_subclass(CountedTo) for number in range(5)]
+    return [(one.as_subclass(torch.Tensor), one.num_moves) for one in place.prefetch(loader)]
+
+
+@case(
+    "Leaves of the host require gradients, which are read on the host after backward.",
+    devices=REAL,
+)
+def gradients_reach_the_host(place):
+    leaves = [place.numbers(number, sized(place, number)).requires_grad_() for number in range(5)]
+    for x in place.prefetch(leaves):
+        assert x.requires_grad
+        (x * x.detach() / 1000).sum().backward()
+    return [leaf.grad.clone() for leaf in leaves], [leaf.is_leaf for leaf in leaves]
+
+
+@case("An embedding on the host makes the batch; gradients flow back into it.", devices=REAL)
+def embedding_on_the_host(place):
+    table = nn.Embedding(20, 8)
+    loader = (table(torch.arange(number, number + 4)) for number in range(6))
+    head = nn.Linear(8, 1).to(place.torch_device)
+    rate = torch.optim.SGD(table.parameters(), lr=0.1)
+    results = []
+    for x in place.prefetch(loader):
+        head(x).square().sum().backward()
+        rate.step()
+        rate.zero_grad()
+        results.append(table.weight.detach().clone())
+    return [one.sum(1) for one in results]
+
+
+@case("A tensor that requires gradients arrives under `no_grad`.")
+def requires_grad_without_grad(place):
+    with torch.no_grad():
+        return list(place.prefetch([torch.ones(3, requires_grad=True) for _ in range(3)]))
+
+
+@case("The same tensor is in a batch twice, and the step changes one of the two.")
+def the_same_tensor_twice(place):
+    results = []
+    for number in range(4):
+        x = pinned_or_not(place, number, place.numbers(number, sized(place, number)))
+        for batch in place.prefetch([(x, {"again": x})]):
+            batch[0].add_(1)
+            results.append(batch)
+    return results
+
+
+@case("Two tensors of a batch are views of one storage, and the step changes one of them.")
+def a_shared_storage(place):
+    results = []
+    for number in range(4):
+        whole = pinned_or_not(place, number, place.numbers(number, 60))
+        for left, right in place.prefetch([(whole[:40], whole[20:])]):
+            left.mul_(2)
+            results.append((left, right))
+    return results
+
+
+@case("The same host tensors come again in every batch, as constants do.")
+def constants_in_every_batch(place):
+    mask, results = place.pinned(torch.ones(place.medium)), []
+    for batch in place.prefetch([{"mask": mask, "x": place.numbers(n, 4)} for n in range(6)]):
+        batch["mask"].mul_(batch["x"][0])
+        results.append(batch["mask"])
+    return results
+
+
+@case("Some tensors are on the device already, and pass as the very same objects.")
+def on_the_device_already(place):
+    there = [place.moved(place.numbers(number, 6)) for number in range(4)]
+    loader = [(place.numbers(number, 3), one) for number, one in enumerate(there)]
+    results = []
+    for (host, device), given in zip(place.prefetch(loader), there, strict=True):
+        if place.kind != "simulated" or not place.is_reference:
+            assert device is given
+        results.append((host, device))
+    return results
+
+
+@case("The loader computes on the device, in the loop's stream.", devices=DEVICES)
+def made_on_the_device(place):
+    def batches():
+        for number in range(6):
+            x = place.moved(place.numbers(number, place.medium))
+            place.busy()
+            yield x * 2, place.numbers(number, 3)
+
+    return [(x + 1, y) for x, y in place.prefetch(batches())]
+
+
+@case("Memory shared between processes is moved.")
+def shared_memory(place):
+    loader = [place.numbers(number, sized(place, number)).share_memory_() for number in range(3)]
+    return list(place.prefetch(loader))
+
+
+@case("Tensors made by `torch.from_numpy` share the array's memory.")
+def from_numpy(place):
+    arrays = [place.numbers(number, sized(place, number)).numpy() for number in range(5)]
+    return list(place.prefetch([torch.from_numpy(one) for one in arrays]))
+
+
+@case("A tensor with a bit pattern that is no number keeps its bits.")
+def nan_bits(place):
+    bits = torch.tensor([0x7FC00001, 0x7F800001, -1, 0x7F800000], dtype=torch.int32)
+    return [x.view(torch.int32) for x in place.prefetch([bits.view(torch.float32)] * 3)]
+
+
+@case("A convolution in `channels_last` gives the plain loop's bits.", devices=REAL)
+def convolution_of_channels_last(place):
+    conv = nn.Conv2d(3, 4, 3).to(place.torch_device, memory_format=torch.channels_last)
+    batches = [image(place, 1).to(memory_format=torch.channels_last) / 251 for _ in range(3)]
+    return [conv(x) for x in place.prefetch(batches)]
+
+
+@case("A step resizes its batch in place and frees its storage.", devices=REAL)
+def resized(place):
+    results = []
+    for x in place.prefetch([place.numbers(number, 40) for number in range(6)]):
+        x.resize_(20 if len(results) % 2 else 60)
+        results.append(x[:20])
+        place.busy()
+    return results
+
+
+@case(
+    "`torch.save` of a row that is cloned, and of a batch, holds what the plain loop's holds.",
+    devices=(GPU,),
+)
+def own_storage(place):
+    starts = []
+    for x, y in place.prefetch([(place.numbers(0, 10), place.numbers(1, 20))] * 4):
+        starts.append(
+            (
+                x.storage_offset(),
+                y.storage_offset(),
+                x.untyped_storage().data_ptr() == y.untyped_storage().data_ptr(),
+            )
+        )
+    return starts

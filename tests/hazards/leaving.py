@@ -1,0 +1,300 @@
+"""Loops that are left early, loaders that raise, and what is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+
+from hazards.harness import HOLDS, REAL, case
+
+
+def numbered(place, num=6, size=None):
+    return [place.numbers(number, size or place.medium) for number in range(num)]
+
+
+class Failing:
+    """A loader that raises at one batch of its first pass."""
+
+    def __init__(self, place, at, error):
+        self.place, self.at, self.error, self.num_passes = place, at, error, 0
+
+    def __iter__(self):
+        self.num_passes += 1
+        for number in range(6):
+            if self.num_passes == 1 and number == self.at:
+                raise self.error
+            yield self.place.numbers(number, self.place.medium)
+
+
+@case("A loop is left by break, and the next pass begins at the first batch.")
+def left_and_again(place):
+    prefetcher, results = place.prefetch(numbered(place)), []
+    for stop in (2, 0, 4, 9):
+        for number, x in enumerate(prefetcher):
+            place.busy()
+            results.append(x[:6])
+            if number == stop:
+                break
+    return results
+
+
+@case("The loader raises at batch 3, and is read again from its start.")
+def loader_raises(place):
+    prefetcher, results = place.prefetch(Failing(place, 3, OSError("disk"))), []
+    with pytest.raises(OSError, match="disk"):
+        for x in prefetcher:
+            results.append(x[:6])
+    results.extend(x[:6] for x in prefetcher)
+    return results
+
+
+@case("The loader raises at its first batch.")
+def loader_raises_at_once(place):
+    prefetcher = place.prefetch(Failing(place, 0, ValueError("empty")))
+    with pytest.raises(ValueError, match="empty"):
+        next(iter(prefetcher))
+    return list(prefetcher)
+
+
+@case("After a loader's error the same iterator is at its end, as a generator's is.")
+def iterator_after_an_error(place):
+    batches = iter(place.prefetch(iter(Failing(place, 2, OSError("disk")))))
+    results = [next(batches), next(batches)]
+    with pytest.raises(OSError, match="disk"):
+        next(batches)
+    with pytest.raises(StopIteration):
+        next(batches)
+    return results
+
+
+@case(
+    "The loader's error arrives as it was raised: type, arguments, line of the loader.",
+    verdict=HOLDS,
+)
+def error_is_unchanged(place):
+    class OwnError(Exception):
+        pass
+
+    error = OwnError("a", 5)
+    with pytest.raises(OwnError) as caught:
+        list(place.prefetch(Failing(place, 1, error)))
+    assert caught.value is error
+    assert any(entry.path.name == "leaving.py" for entry in caught.traceback[1:])
+
+
+@case("Iterating the loader fails already in its `__iter__`.", verdict=HOLDS)
+def iter_raises(place):
+    class Broken:
+        def __iter__(self):
+            raise RuntimeError("no files")
+
+    prefetcher = place.prefetch(Broken())
+    with pytest.raises(RuntimeError, match="no files"):
+        for _ in prefetcher:
+            pass
+
+
+@case(
+    "A generator raises StopIteration inside, which Python turns into RuntimeError.", verdict=HOLDS
+)
+def stop_iteration_inside(place):
+    def loader():
+        yield place.numbers(0, 3)
+        next(iter([]))
+
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(place.prefetch(loader()))
+
+
+@case("KeyboardInterrupt comes in the step; the user saves, and trains on.")
+def interrupted_step(place):
+    prefetcher, results = place.prefetch(numbered(place)), []
+    try:
+        for number, x in enumerate(prefetcher):
+            results.append(x[:6])
+            if number == 2:
+                raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        place.busy()
+    results.extend(x[:6] for x in prefetcher)
+    return results
+
+
+@case("KeyboardInterrupt comes in the loader.")
+def interrupted_loader(place):
+    prefetcher, results = place.prefetch(Failing(place, 2, KeyboardInterrupt())), []
+    with pytest.raises(KeyboardInterrupt):
+        for x in prefetcher:
+            results.append(x[:6])
+    return results + [x[:6] for x in prefetcher]
+
+
+@case("The step fails, the exception is kept, and the loop is begun anew.")
+def step_fails(place):
+    prefetcher, results, kept = place.prefetch(numbered(place)), [], []
+    for attempt in range(3):
+        try:
+            for number, x in enumerate(prefetcher):
+                place.busy()
+                results.append(x[:6] * 2)
+                if number == attempt:
+                    raise RuntimeError("diverged")
+        except RuntimeError as error:
+            kept.append(error)
+    return results
+
+
+@case("The step raises inside: a wrong index, which the loop skips with continue.")
+def skipping_bad_batches(place):
+    results = []
+    for x in place.prefetch(numbered(place, 8)):
+        try:
+            if len(results) % 2:
+                x.view(7, -1, 11)
+            results.append(x[:3])
+        except RuntimeError:
+            results.append(x[-3:])
+            continue
+    return results
+
+
+@case("A function returns from within the loop (`return x` at the first good batch).")
+def returned_from_within(place):
+    prefetcher = place.prefetch(numbered(place))
+
+    def first_above(limit):
+        for x in prefetcher:
+            if x[0].item() > limit:
+                return x[:8]
+        return None
+
+    return [first_above(limit) for limit in (0, 3000, 1000, 9999)]
+
+
+@case("A generator of the user's over prefetch is closed half-way.")
+def closed_generator(place):
+    def doubled(batches):
+        for x in batches:
+            yield x * 2
+
+    prefetcher = place.prefetch(numbered(place))
+    half = doubled(prefetcher)
+    results = [next(half), next(half)]
+    half.close()
+    return results + list(doubled(prefetcher))
+
+
+@case("A half-read iterator is kept, while new passes run beside it, and is read on.")
+def half_read_iterators(place):
+    prefetcher = place.prefetch(numbered(place))
+    halves, results = [], []
+    for _ in range(4):
+        batches = iter(prefetcher)
+        results.append(next(batches)[:4])
+        halves.append(batches)
+    for batches in halves:
+        place.busy()
+        results.append(next(batches)[:4])
+    return results
+
+
+@case(
+    "The loader cleans up when it is left (`finally`, `with`), as it does in a plain loop.",
+    verdict=HOLDS,
+)
+def loader_is_closed(place):
+    events = []
+
+    class Files:
+        def __iter__(self):
+            events.append("open")
+            try:
+                for number in range(5):
+                    yield place.numbers(number, 4)
+            finally:
+                events.append("close")
+
+    prefetcher = place.prefetch(Files())
+    for _ in prefetcher:
+        break
+    gc.collect()
+    assert events == ["open", "close"]
+    assert len(list(prefetcher)) == 5
+    assert events == ["open", "close"] * 2
+
+
+@case("Threads end with the pass, or with the prefetcher.", verdict=HOLDS)
+def threads_end(place):
+    before = set(threading.enumerate())
+    for _ in range(3):
+        prefetcher = place.prefetch(numbered(place, size=place.large))
+        for _ in prefetcher:
+            break
+        list(prefetcher)
+        del prefetcher
+    gc.collect()
+    for thread in set(threading.enumerate()) - before:
+        thread.join(2)
+    assert not [one for one in threading.enumerate() if one not in before and not one.daemon]
+
+
+@case("Prefetcher and loader die when they are dropped, even half-read.", verdict=HOLDS)
+def everything_dies(place):
+    class Loader(list):
+        pass
+
+    loader = Loader(numbered(place))
+    dying = weakref.ref(loader)
+    batches = iter(place.prefetch(loader))
+    x = next(batches)
+    y = x * 1
+    del loader, batches, x
+    place.settle()
+    gc.collect()
+    assert dying() is None
+    assert y.shape == (place.medium,)
+
+
+@case("A prefetcher outlives its last reference while the loop runs.")
+def prefetcher_dropped_in_the_loop(place):
+    prefetcher, results = place.prefetch(numbered(place)), []
+    for x in prefetcher:
+        if prefetcher is not None:
+            prefetcher = None
+            gc.collect()
+        place.busy()
+        results.append(x[:4])
+    return results
+
+
+@case("Batches outlive prefetcher, iterator and loader.")
+def batches_outlive_everything(place):
+    kept = [x[2:] for x in place.prefetch(numbered(place))]
+    gc.collect()
+    fresh = [torch.full_like(one, -3) for one in kept]
+    return kept, len(fresh)
+
+
+@case("Five hundred passes are begun and left at once.", devices=REAL)
+def many_passes_left(place):
+    prefetcher, results = place.prefetch(numbered(place, 3, place.tiny)), []
+    for number in range(500):
+        x = next(iter(prefetcher))
+        if number % 100 == 0:
+            results.append(x[1:])
+    return results
+
+
+@case("The loop runs inside an ExitStack that suppresses the step's error.")
+def suppressed(place):
+    prefetcher, results = place.prefetch(numbered(place)), []
+    with contextlib.suppress(ZeroDivisionError):
+        for number, x in enumerate(prefetcher):
+            results.append(x[:3])
+            1 / (3 - number)  # fails at batch 3
+    return results + [x[:2] for x in prefetcher]

@@ -1,0 +1,358 @@
+"""Deferred metrics: values from streams, threads, graphs and buffers that change."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+
+import torch
+from torch import nn
+
+from hazards.harness import DEVICES, EVERYWHERE, GPU, HOLDS, REAL, case
+
+
+@case("A running total is added and then changed in place by the next step.")
+def overwritten_after_add(place):
+    losses, total = place.losses(), place.moved(torch.zeros(()))
+    for number in range(20):
+        place.busy()
+        total += number
+        losses.add(total)
+    total.fill_(-1)
+    return losses.mean(), losses.history
+
+
+@case("Several views of one buffer of metrics are added; the buffer is refilled.")
+def views_of_a_buffer(place):
+    losses, buffer = place.losses(), torch.zeros(3, device=place.torch_device)
+    for number in range(15):
+        place.busy()
+        buffer.add_(number)
+        losses.add(a=buffer[0], b=buffer[1] * 2, c=buffer[2])
+        buffer[2] = -5
+    buffer.zero_()
+    return losses.mean(), losses.history
+
+
+@case("The loss is dropped at once, and its memory is used again.")
+def dropped_at_once(place):
+    losses, x = place.losses(), place.scalar(1.0)
+    for number in range(40):
+        place.busy()
+        losses.add(x * number)
+        for _ in range(3):
+            x * -1
+    return losses.mean(), losses.history
+
+
+@case("A static output of a CUDA graph is added after each replay.", devices=(GPU,))
+def output_of_a_graph(place):
+    static = torch.zeros((), device=place.torch_device)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        output = static * 2
+    losses = place.losses()
+    for number in range(30):
+        static.fill_(number)
+        place.busy()
+        graph.replay()
+        losses.add(output)
+    return losses.mean(), losses.history
+
+
+@case("Values are added on a side stream, and the mean is read on the main one.", devices=DEVICES)
+def side_stream_adds(place):
+    losses, side = place.losses(), place.stream()
+    for number in range(20):
+        with place.on(side):
+            place.busy()
+            losses.add(place.scalar(1.0 * number) + 1)
+    mean = losses.mean()
+    place.order(place.current(), side)
+    return mean, losses.history
+
+
+@case("Values are added on many streams in turn, with one wait at the end.", devices=DEVICES)
+def many_streams_add(place):
+    losses, streams = place.losses(), [place.stream() for _ in range(3)]
+    for number in range(30):
+        with place.on(streams[number % 3]):
+            place.busy()
+            losses.add(loss=place.scalar(1.0 * number), double=place.scalar(2.0 * number))
+    mean = losses.mean()
+    for stream in streams:
+        place.order(place.current(), stream)
+    return mean, losses.history
+
+
+@case("Train loss on the main stream, validation loss on a side stream, at once.", devices=DEVICES)
+def two_losses_on_two_streams(place):
+    train, valid, side = place.losses(), place.losses(), place.stream()
+    for number in range(15):
+        place.busy()
+        train.add(place.scalar(1.0 * number))
+        with place.on(side):
+            place.busy()
+            valid.add(place.scalar(-1.0 * number))
+    means = train.mean(), valid.mean()
+    place.order(place.current(), side)
+    return means, train.history, valid.history
+
+
+@case(
+    "Values are added on the main stream; `mean` is called inside a side stream.", devices=DEVICES
+)
+def mean_on_a_side_stream(place):
+    losses, side = place.losses(), place.stream()
+    for number in range(12):
+        place.busy()
+        losses.add(place.scalar(1.0 * number))
+    with place.on(side):
+        mean = losses.mean()
+    return mean, losses.history
+
+
+@case("Values are added in a thread; the mean is read in the main one.", devices=REAL)
+def added_in_a_thread(place):
+    losses, failures = place.losses(), []
+
+    def train():
+        try:
+            for number in range(200):
+                losses.add(place.scalar(1.0 * number), weight=2)
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert not failures, failures
+    return losses.mean(), losses.history
+
+
+@case("Two threads add to one object: nothing is lost.", devices=REAL, verdict=HOLDS)
+def two_threads_add(place):
+    losses, failures = place.losses(), []
+
+    def train(sign):
+        try:
+            side = place.stream()
+            with place.on(side):
+                for number in range(1, 301):
+                    losses.add(place.scalar(sign * number, torch.float64))
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=train, args=(sign,)) for sign in (1, -2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures
+    losses.drain()
+    expected = [1.0 * n for n in range(1, 301)] + [-2.0 * n for n in range(1, 301)]
+    assert sorted(losses.history) == sorted(expected)
+    assert len(losses.weights) == 600
+
+
+@case(
+    "A thread reads `latest()` for a dashboard while the loop adds.", devices=REAL, verdict=HOLDS
+)
+def read_in_a_thread(place):
+    losses, stop, failures = place.losses(), threading.Event(), []
+
+    def show():
+        try:
+            last = -1
+            while not stop.is_set():
+                newest = losses.latest()
+                if newest is not None:
+                    assert newest.step >= last
+                    assert newest.values["loss"] == 2.0 * newest.step
+                    last = newest.step
+        except BaseException as failure:
+            failures.append(failure)
+
+    thread = threading.Thread(target=show)
+    thread.start()
+    for number in range(300):
+        losses.add(place.scalar(2.0 * number))
+    stop.set()
+    thread.join()
+    assert not failures, failures
+    assert losses.mean() == 299.0
+
+
+@case("Evaluation adds under `inference_mode`, training adds outside, to one object.")
+def inference_mode(place):
+    losses = place.losses()
+    for number in range(12):
+        if number % 3:
+            with torch.inference_mode():
+                losses.add(place.scalar(1.0 * number))
+        else:
+            losses.add(place.scalar(1.0 * number, torch.float64))
+    with torch.inference_mode():
+        inside = losses.mean()
+    losses.add(place.scalar(5.0))
+    return inside, losses.mean(), losses.history
+
+
+@case("Everything happens under `no_grad`, or the object is made under `inference_mode`.")
+def made_under_inference_mode(place):
+    with torch.inference_mode():
+        losses = place.losses()
+        losses.add(place.scalar(1.0))
+    losses.add(place.scalar(2.0))
+    with torch.no_grad():
+        losses.add(place.scalar(4.0))
+    return losses.mean(), losses.history
+
+
+@case("Autocast is on, and the default dtype is float64.")
+def under_autocast(place):
+    torch.set_default_dtype(torch.float64)
+    losses = place.losses()
+    with torch.autocast("cpu" if place.kind != GPU else "cuda", dtype=torch.bfloat16):
+        for number in range(5):
+            losses.add(loss=place.scalar(0.1 * number), exact=0.1 * number)
+    return losses.mean(), losses.history
+
+
+@case("`torch.set_default_device` is the device.", devices=REAL)
+def default_device(place):
+    with torch.device(place.torch_device):
+        losses = place.losses()
+        for number in range(5):
+            losses.add(loss=torch.tensor(0.1 * number), exact=0.1 * number)
+        return losses.mean(), losses.history
+
+
+@case("The loss has a graph: it is not kept alive.", devices=REAL, verdict=HOLDS)
+def graph_is_not_kept(place):
+    class Marker(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x, holder):
+            ctx.holder = holder
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * 2, None
+
+    class Holder:
+        pass
+
+    losses, dying = place.losses(), []
+    weight = torch.ones((), device=place.torch_device, requires_grad=True)
+    for _ in range(20):
+        holder = Holder()
+        dying.append(weakref.ref(holder))
+        losses.add(Marker.apply(weight, holder))
+        del holder
+    gc.collect()
+    assert sum(one() is not None for one in dying) == 0
+    assert losses.mean() == 2.0
+
+
+@case("The loss is added before `backward`, which then works as without.")
+def added_before_backward(place):
+    model = nn.Linear(4, 1).to(place.torch_device)
+    losses, grads = place.losses(), []
+    for number in range(5):
+        loss = model(place.moved(place.numbers(number, 6, 4)) / 500).square().mean()
+        losses.add(loss)
+        assert loss.requires_grad
+        loss.backward()
+        grads.append(model.weight.grad.clone())
+    return losses.mean(), losses.history, grads
+
+
+@case("Adding and `latest()` never wait for the device.", devices=DEVICES, verdict=HOLDS)
+def no_wait(place):
+    losses, x = place.losses(), place.scalar(1.0)
+    for number in range(10):
+        losses.add(loss=x * number, accuracy=x)
+    losses.mean()
+    losses.reset()
+    place.settle()
+    with place.count_waits() as waits:
+        for number in range(300):
+            place.busy() if number % 100 == 0 else None
+            losses.add(loss=x * number, accuracy=x, weight=3)
+            losses.latest()
+    assert waits.count == 0, waits
+    assert losses.mean("loss") == 149.5
+
+
+@case(
+    "Adding one value by position never waits, from the first add on.",
+    devices=DEVICES,
+    verdict=HOLDS,
+)
+def no_wait_from_the_first(place):
+    losses, x = place.losses(), place.scalar(1.0)
+    place.settle()
+    with place.count_waits() as waits:
+        for number in range(100):
+            losses.add(x * number)
+            losses.poll()
+            losses.latest()
+            len(losses.weights)
+    assert waits.count == 0, waits
+    assert losses.mean() == 49.5
+
+
+@case(
+    "Python numbers are added without a wait while the device is busy.",
+    devices=DEVICES,
+    verdict=HOLDS,
+)
+def no_wait_for_python_numbers(place):
+    losses, x = place.losses(), place.scalar(1.0)
+    losses.add(loss=x, rate=0.1)
+    losses.drain()
+    place.busy()
+    with place.count_waits() as waits:
+        for number in range(50):
+            losses.add(loss=x, rate=0.1 * number)
+    assert waits.count == 0, waits
+
+
+@case(
+    "The mean of an epoch is one wait, whatever the number of adds.",
+    devices=DEVICES,
+    verdict=HOLDS,
+)
+def mean_is_one_wait(place):
+    losses, x = place.losses(), place.scalar(1.0)
+    for number in range(60):
+        losses.add(loss=x * number, accuracy=x)
+    with place.count_waits() as waits:
+        losses.mean()
+        losses.mean()
+        _ = losses.history
+    assert waits.count <= 1, waits
+
+
+@case("Prefetch and deferred losses together, in a training of three epochs.", devices=EVERYWHERE)
+def a_training(place):
+    torch.manual_seed(2)
+    model = nn.Linear(6, 3).to(place.torch_device)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = [(place.numbers(n, 8, 6) / 500, torch.arange(8) % 3) for n in range(7)]
+    losses, results = place.losses(), []
+    for _ in range(3):
+        for x, y in place.prefetch(loader):
+            place.busy()
+            logits = model(x)
+            loss = nn.functional.cross_entropy(logits, y)
+            sgd.zero_grad()
+            loss.backward()
+            sgd.step()
+            hits = (logits.argmax(1) == y).sum()
+            losses.add(loss=loss, accuracy=hits / len(x), weight=len(x))
+        results.append((losses.mean(), losses.history))
+        losses.reset()
+    return results, model.weight

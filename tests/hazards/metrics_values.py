@@ -1,0 +1,373 @@
+"""Deferred metrics: the values, names, weights and means of loops that log."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hazards.harness import EVERYWHERE, GPU, HOLDS, case
+
+
+def report(losses):
+    """Return everything that a user reads at the end of an epoch."""
+    mean = losses.mean()
+    return mean, losses.history, [float(weight) for weight in losses.weights]
+
+
+def added(place, values, dtype, *, shape=()):
+    losses = place.losses()
+    for value in values:
+        losses.add(place.scalar(value, dtype).reshape(shape))
+    return report(losses)
+
+
+@case("A loss a step is added, and its mean read at the end.")
+def one_loss(place):
+    losses = place.losses()
+    for number in range(37):
+        place.busy()
+        losses.add(place.scalar(0.1 * number) ** 2, weight=number % 4 + 1)
+    return report(losses)
+
+
+@case("Loss, accuracy and gradient norm are added by name.")
+def several_by_name(place):
+    losses = place.losses()
+    for number in range(25):
+        x = place.scalar(0.3 * number)
+        losses.add(loss=x * 2, accuracy=(x > 3).float(), norm=x.sqrt(), weight=number + 1)
+    assert list(losses.mean()) == ["loss", "accuracy", "norm"]
+    return report(losses), losses.mean("accuracy"), losses.mean("loss")
+
+
+@case("Names come in another order in each step; the first order is kept.")
+def order_of_names(place):
+    losses = place.losses()
+    for number in range(6):
+        values = {"b": place.scalar(1.0 * number), "a": place.scalar(10.0 * number)}
+        losses.add(**(values if number % 2 == 0 else dict(reversed(values.items()))))
+    assert list(losses.history) == ["b", "a"]
+    return report(losses)
+
+
+for _dtype in ("float32", "float64", "float16", "bfloat16", "int64", "int32", "uint8", "bool"):
+
+    def _of_dtype(place, name=_dtype):
+        return added(place, [1, 0, 3, 200.7, 7, 0.1], getattr(torch, name))
+
+    _of_dtype.__name__ = f"dtype_{_dtype}"
+    case(f"The value is a tensor of {_dtype}.")(_of_dtype)
+
+
+@case("Precise values: a float64 of 17 digits, an integer above 2**24.", verdict=HOLDS)
+def no_digit_is_lost(place):
+    losses = place.losses()
+    losses.add(loss=place.scalar(math.pi, torch.float64), num=place.scalar(2**24 + 1, torch.int64))
+    losses.add(loss=1e-300, num=2**53 - 1)
+    losses.drain()
+    assert losses.history == {
+        "loss": [math.pi, 1e-300],
+        "num": [2.0**24 + 1, 2.0**53 - 1],
+    }
+
+
+@case("Dtypes differ between names, and from step to step.")
+def mixed_dtypes(place):
+    losses = place.losses()
+    for number in range(8):
+        dtype = [torch.float32, torch.float64, torch.bfloat16, torch.int64][number % 4]
+        losses.add(
+            loss=place.scalar(number + 0.1, dtype),
+            hits=place.scalar(number, torch.int32),
+            rate=0.1 / (number + 1),
+        )
+    return report(losses)
+
+
+@case("The value has shape (1,), (1, 1) or ().")
+def shapes(place):
+    losses = place.losses()
+    for shape in ((1,), (1, 1), (), (1,)):
+        losses.add(place.scalar(2.5).reshape(shape))
+    return report(losses)
+
+
+@case("More than one number is refused in one line, and nothing is lost.", verdict=HOLDS)
+def two_numbers_refused(place):
+    losses = place.losses()
+    losses.add(place.scalar(1.0))
+    for wrong in (place.moved(torch.ones(2)), place.moved(torch.ones(0))):
+        with pytest.raises((ValueError, TypeError)) as caught:
+            losses.add(wrong)
+        assert "\n" not in str(caught.value)
+    losses.add(place.scalar(3.0))
+    assert losses.mean() == 2.0
+    assert losses.history == [1.0, 3.0]
+    assert [float(weight) for weight in losses.weights] == [1.0, 1.0]
+
+
+@case("Python numbers and numpy scalars are added, alone and beside tensors.")
+def python_numbers(place):
+    losses = place.losses()
+    for value in (1, 0.1, True, np.float64(0.3), np.float32(0.7), np.int64(5)):
+        losses.add(value, weight=2)
+    losses.add(place.scalar(0.5), weight=3)
+    return report(losses)
+
+
+@case("Only Python numbers are added, for a learning rate and a time.")
+def only_python_numbers(place):
+    losses = place.losses()
+    for number in range(2_000):
+        losses.add(rate=0.1 / (number + 1), seconds=1e-3 * number)
+    return report(losses)
+
+
+@case("A loss that was computed on the host is added where the device is a GPU.")
+def host_tensors(place):
+    losses = place.losses()
+    for number in range(5):
+        losses.add(loss=torch.tensor(0.1 * number), other=place.scalar(0.2 * number))
+    return report(losses)
+
+
+@case("A host tensor is changed by its owner after it was added.")
+def host_tensor_overwritten(place):
+    losses, running = place.losses(), torch.zeros(())
+    for number in range(6):
+        running += number
+        losses.add(running)
+    running.fill_(-1)
+    return report(losses)
+
+
+@case("Weights are ints, floats, host tensors, numpy numbers and zero.")
+def weights_of_all_kinds(place):
+    losses = place.losses()
+    for number, weight in enumerate([3, 0.5, torch.tensor(4), np.int64(2), 0, True]):
+        losses.add(place.scalar(1.5 * number), weight=weight)
+    return report(losses)
+
+
+@case("The weight is a number of tokens that the device has counted.")
+def weights_on_the_device(place):
+    losses = place.losses()
+    for number in range(5):
+        mask = place.moved(torch.arange(9) > number)
+        losses.add(place.scalar(1.5 * number), weight=mask.sum())
+    mean = losses.mean()
+    return mean, losses.history, [float(weight) for weight in losses.weights]
+
+
+@case("All weights are zero: the mean is NaN, no error.", verdict=HOLDS)
+def only_zero_weights(place):
+    losses = place.losses()
+    losses.add(place.scalar(2.0), weight=0)
+    assert math.isnan(losses.mean())
+    assert losses.history == [2.0]
+
+
+@case("Nothing was added: NaN, an empty history, no latest.", verdict=HOLDS)
+def nothing_added(place):
+    losses = place.losses()
+    assert math.isnan(losses.mean())
+    assert losses.latest() is None
+    assert list(losses.history) == []
+    assert list(losses.weights) == []
+    assert losses.first_nonfinite is None
+    losses.poll()
+    losses.flush()
+    losses.drain()
+    losses.reset()
+    assert math.isnan(losses.mean())
+
+
+@case("The mean is summed exactly: large values cancel.", verdict=HOLDS)
+def exact_mean(place):
+    losses = place.losses()
+    for value in (1e16, 1.0, -1e16):
+        losses.add(place.scalar(value, torch.float64))
+    assert losses.mean() == 1 / 3
+    tenths = place.losses()
+    for _ in range(1_000):
+        tenths.add(0.1, weight=3)
+    assert tenths.mean() == pytest.approx(0.1, abs=1e-16)
+
+
+@case("A new name is refused in one line, and nothing is lost.", verdict=HOLDS)
+def new_name_refused(place):
+    losses = place.losses()
+    losses.add(loss=place.scalar(1.0), accuracy=place.scalar(0.5))
+    with pytest.raises((ValueError, TypeError), match="extra") as caught:
+        losses.add(loss=place.scalar(9.0), accuracy=place.scalar(9.0), extra=1.0)
+    assert "\n" not in str(caught.value)
+    losses.add(loss=place.scalar(3.0), accuracy=place.scalar(0.7))
+    assert losses.mean("loss") == 2.0
+    assert len(losses.history["accuracy"]) == len(losses.weights) == 2
+
+
+@case("A missing name is refused in one line, and nothing is lost.", verdict=HOLDS)
+def missing_name_refused(place):
+    losses = place.losses()
+    losses.add(loss=place.scalar(1.0), accuracy=place.scalar(0.5))
+    with pytest.raises((ValueError, TypeError), match="accuracy") as caught:
+        losses.add(loss=place.scalar(9.0))
+    assert "\n" not in str(caught.value)
+    losses.add(loss=place.scalar(3.0), accuracy=place.scalar(0.5))
+    assert losses.mean() == {"loss": 2.0, "accuracy": 0.5}
+
+
+@case("By position first and by name later (and the other way round) is refused.", verdict=HOLDS)
+def position_and_name_mixed(place):
+    losses = place.losses()
+    losses.add(place.scalar(1.0))
+    with pytest.raises((ValueError, TypeError)):
+        losses.add(accuracy=place.scalar(1.0))
+    assert losses.mean() == 1.0
+    named = place.losses()
+    named.add(accuracy=place.scalar(1.0))
+    with pytest.raises((ValueError, TypeError)):
+        named.add(place.scalar(1.0))
+    assert named.mean() == {"accuracy": 1.0}
+
+
+@case(
+    "Nothing, None or text is added: refused, and nothing is lost.",
+    verdict=HOLDS,
+    holds_plainly=False,
+)
+def no_number_refused(place):
+    losses = place.losses()
+    losses.add(place.scalar(1.0))
+    for wrong in (None, "0.5", [1.0]):
+        with pytest.raises((ValueError, TypeError)):
+            losses.add(wrong)
+    with pytest.raises((ValueError, TypeError)):
+        losses.add()
+    assert losses.history == [1.0] or losses.mean() == 1.0
+
+
+@case("The mean of a name that was never added is refused with that name.", verdict=HOLDS)
+def unknown_name(place):
+    losses = place.losses()
+    losses.add(loss=place.scalar(1.0))
+    with pytest.raises((KeyError, ValueError), match="perplexity"):
+        losses.mean("perplexity")
+
+
+@case("Names that are also words of the class: `mean`, `history`, `values`, `step`, `device`.")
+def names_of_all_kinds(place):
+    losses = place.losses()
+    for number in range(3):
+        losses.add(
+            mean=place.scalar(1.0 * number),
+            history=2.0,
+            values=place.scalar(3.0),
+            step=4,
+            device=5,
+        )
+    return losses.mean(), losses.history
+
+
+@case("A name with a slash or a dot, given by `**{...}`, as loggers have.")
+def names_with_slashes(place):
+    losses = place.losses()
+    for number in range(3):
+        losses.add(**{"train/loss": place.scalar(1.0 * number), "acc.top-1": 0.5}, weight=2)
+    return losses.mean(), losses.mean("train/loss")
+
+
+@case("More values than fit a small ring: 3,500 adds without a read.", devices=EVERYWHERE)
+def many_without_a_read(place):
+    losses = place.losses()
+    x = place.scalar(1.0)
+    for number in range(3_500):
+        losses.add(x * number, weight=1 + number % 3)
+    mean = losses.mean()
+    return mean, losses.history[:3], losses.history[-3:], len(losses.history), len(losses.weights)
+
+
+@case("Two hundred values a step are added by name.")
+def two_hundred_names(place):
+    losses = place.losses()
+    for number in range(4):
+        x = place.scalar(1.0 + number)
+        losses.add(**{f"layer{index}": x * index for index in range(200)})
+    return losses.mean()
+
+
+@case("`mean` is read in the middle of the epoch, and adding goes on.")
+def mean_in_the_middle(place):
+    losses, means = place.losses(), []
+    for number in range(12):
+        place.busy()
+        losses.add(place.scalar(1.0 * number), weight=number + 1)
+        if number % 5 == 4:
+            means.append(losses.mean())
+    return means, report(losses)
+
+
+@case("`reset` begins the next epoch while values are in flight.")
+def reset_between_epochs(place):
+    losses, results = place.losses(), []
+    for epoch in range(4):
+        for number in range(5):
+            place.busy()
+            losses.add(place.scalar(10.0 * epoch + number), weight=number + 1)
+        if epoch % 2:
+            results.append(report(losses))
+        losses.reset()
+        assert losses.latest() is None
+    losses.add(place.scalar(7.0))
+    return results, report(losses)
+
+
+@case("After a reset the steps count from 0, and other names may come.", verdict=HOLDS)
+def reset_counts_anew(place):
+    losses = place.losses()
+    for number in range(5):
+        losses.add(place.scalar(1.0 * number))
+    losses.reset()
+    losses.add(place.scalar(9.0))
+    losses.drain()
+    assert losses.latest().step == 0
+    assert losses.latest().values == {"loss": 9.0}
+
+
+@case("What `history` returned is the user's: changing it changes no mean.", verdict=HOLDS)
+def history_is_the_users(place):
+    losses = place.losses()
+    for number in range(4):
+        losses.add(place.scalar(1.0 * number))
+    mean = losses.mean()
+    history = losses.history
+    if isinstance(history, list):
+        history.append(1e9)
+    latest = losses.latest()
+    latest.values["loss"] = 1e9
+    assert losses.mean() == mean
+
+
+@case("Subclasses and parameters are values.")
+def odd_tensors(place):
+    losses = place.losses()
+    weight = torch.nn.Parameter(torch.tensor(2.5)).to(place.torch_device)
+    losses.add(loss=torch.tensor(1.5).as_subclass(torch.nn.Parameter), other=weight * 1)
+    losses.add(loss=weight, other=place.scalar(3.0))
+    return report(losses)
+
+
+@case(
+    "A value of the device is added where `DeferredLoss` was made for the CPU.",
+    devices=(GPU,),
+    verdict=HOLDS,
+)
+def losses_of_the_cpu(place):
+    import gapless
+
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(torch.tensor(2.0))
+    assert losses.mean() == 2.0

@@ -1,0 +1,465 @@
+"""Loops that use streams, modes of torch and CUDA graphs of their own."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from hazards.harness import CPU, DEVICES, EVERYWHERE, GPU, HOLDS, REAL, case
+
+
+def numbered(place, num=9):
+    sizes = place.sizes()
+    made = [place.numbers(number, sizes[number % 3]) for number in range(num)]
+    return [place.pinned(x) if number % 2 else x for number, x in enumerate(made)]
+
+
+def one_size(place, num=9):
+    made = [place.numbers(number, place.medium) for number in range(num)]
+    return [place.pinned(x) if number % 2 else x for number, x in enumerate(made)]
+
+
+@case("The whole loop runs on a side stream.", devices=DEVICES)
+def whole_loop_on_a_side_stream(place):
+    side, results = place.stream(), []
+    with place.on(side):
+        for x in place.prefetch(one_size(place)):
+            place.busy()
+            results.append(x * 2)
+    place.order(place.current(), side)
+    return results
+
+
+@case("The pass is begun on one stream and read on another.", devices=DEVICES)
+def begun_elsewhere(place):
+    batches, side, results = iter(place.prefetch(one_size(place))), place.stream(), []
+    results.append(next(batches) * 2)
+    place.order(side, place.current())
+    with place.on(side):
+        for x in batches:
+            place.busy()
+            results.append(x * 2)
+    place.order(place.current(), side)
+    return results
+
+
+@case("Batches are read on two streams in turn.", devices=DEVICES)
+def stream_changes_with_each_batch(place):
+    streams, results = [place.stream(), place.stream()], []
+    batches = iter(place.prefetch(one_size(place, 12)))
+    for number in range(12):
+        with place.on(streams[number % 2]):
+            x = next(batches)
+            place.busy()
+            results.append(x * 2)
+            del x
+    for stream in streams:
+        place.order(place.current(), stream)
+    return results
+
+
+@case("Two prefetchers are read on two streams at once.", devices=DEVICES)
+def two_prefetchers_on_two_streams(place):
+    streams = [place.stream(), place.stream()]
+    passes = [iter(place.prefetch(one_size(place))) for _ in streams]
+    results = []
+    for _ in range(9):
+        for stream, batches in zip(streams, passes, strict=True):
+            with place.on(stream):
+                x = next(batches)
+                place.busy()
+                results.append(x - 1)
+                del x
+    for stream in streams:
+        place.order(place.current(), stream)
+    return results
+
+
+@case("Two passes of one prefetcher are read on two streams at once.", devices=DEVICES)
+def two_passes_on_two_streams(place):
+    prefetcher, streams = place.prefetch(one_size(place)), [place.stream(), place.stream()]
+    passes, results = [iter(prefetcher), iter(prefetcher)], []
+    for _ in range(9):
+        for stream, batches in zip(streams, passes, strict=True):
+            with place.on(stream):
+                x = next(batches)
+                place.busy()
+                results.append(x[:40] - 1)
+                del x
+    for stream in streams:
+        place.order(place.current(), stream)
+    return results
+
+
+@case(
+    "A side stream reads the batch, which is joined before the batch is dropped.", devices=DEVICES
+)
+def side_stream_joined(place):
+    side, results = place.stream(), []
+    for x in place.prefetch(one_size(place)):
+        place.order(side, place.current())
+        with place.on(side):
+            place.busy()
+            y = x * 3
+        place.order(place.current(), side)
+        results.append(y + 1)
+        del x, y
+    return results
+
+
+@case(
+    "A side stream reads the batch, which is told by `record_stream` and dropped unjoined.",
+    devices=DEVICES,
+)
+def side_stream_recorded(place):
+    side, results = place.stream(), []
+    outputs = [torch.zeros(place.medium, device=place.torch_device) for _ in range(9)]
+    place.order(side, place.current())
+    for number, x in enumerate(place.prefetch(one_size(place))):
+        place.order(side, place.current())
+        with place.on(side):
+            place.busy()
+            outputs[number].copy_(x * 3)
+        place.record_stream(x, side)
+        del x
+    place.order(place.current(), side)
+    results.extend(outputs)
+    return results
+
+
+@case("A side stream reads batches that are held in a list until it is joined.", devices=DEVICES)
+def side_stream_with_held_batches(place):
+    side, results, held = place.stream(), [], []
+    for number, x in enumerate(place.prefetch(one_size(place, 12))):
+        place.order(side, place.current())
+        with place.on(side):
+            place.busy()
+            results.append(x * 3)
+        held.append(x)
+        if number % 3 == 2:
+            place.order(place.current(), side)
+            held.clear()
+    place.order(place.current(), side)
+    return results
+
+
+@case("A view is recorded on the side stream, the batch itself is not.", devices=(GPU,))
+def view_recorded(place):
+    side, results = place.stream(), []
+    for x in place.prefetch(one_size(place)):
+        view = x[5:]
+        place.order(side, place.current())
+        with place.on(side):
+            place.busy()
+            y = view * 3
+        place.record_stream(view, side)
+        del x, view
+        results.append(y)
+    place.order(place.current(), side)
+    return results
+
+
+@case("The loop is far behind: every batch is used by long work and dropped.", devices=DEVICES)
+def device_far_behind(place):
+    total = [torch.zeros(size, device=place.torch_device) for size in place.sizes()]
+    for number, x in enumerate(place.prefetch(numbered(place, 30))):
+        place.busy()
+        total[number % 3].add_(x, alpha=number + 1)
+        del x
+    return total
+
+
+@case("The device waits for the host: the loop reads a result of every batch.")
+def host_reads_each_step(place):
+    return [(x * 2).sum().item() for x in place.prefetch(numbered(place))]
+
+
+@case(
+    "The device is far behind while the loader allocates, fills and frees host memory.",
+    devices=DEVICES,
+)
+def host_memory_is_used_again(place):
+    def loader():
+        for number in range(24):
+            x = place.numbers(number, place.sizes()[number % 3])
+            yield (place.pinned(x) if number % 4 else x), number
+            del x
+            place.pinned(torch.full((place.medium,), -1.0))
+
+    results = []
+    for x, number in place.prefetch(loader()):
+        place.busy()
+        results.append(x[:30] * number)
+    return results
+
+
+@case(
+    "The step makes and drops temporaries of the batch's size while the device is behind.",
+    devices=DEVICES,
+)
+def temporaries_of_the_same_size(place):
+    results = []
+    for x in place.prefetch(one_size(place, 12)):
+        place.busy()
+        y = x + 1
+        z = y * 2
+        results.append(z[:20] * 1)
+        del x, y, z
+        torch.zeros(place.medium, device=place.torch_device).fill_(-9)
+    return results
+
+
+@case("The loader is a generator that changes the current stream while it reads.", devices=(GPU,))
+def loader_with_a_stream_of_its_own(place):
+    own = place.stream()
+
+    def loader():
+        for number in range(9):
+            with place.on(own):
+                place.busy()
+                x = place.moved(place.pinned(place.numbers(number, place.medium))) * 2
+            place.order(place.current(), own)
+            place.record_stream(x, place.current())
+            yield x, place.numbers(number, 5)
+
+    return [(x + 1, y) for x, y in place.prefetch(loader())]
+
+
+@case("Evaluation runs under `inference_mode`, training with the same prefetcher does not.")
+def inference_and_training_in_turn(place):
+    prefetcher = place.prefetch(one_size(place, 4))
+    weight, results = torch.ones(1, device=place.torch_device, requires_grad=True), []
+    for _ in range(2):
+        with torch.inference_mode():
+            for x in prefetcher:
+                place.busy()
+                results.append((x * weight)[:5] * 1)
+        for x in prefetcher:
+            x = x.clone() if place.kind == CPU else x.mul_(1)
+            (x * weight).mean().backward()
+        results.append(weight.grad.clone())
+    return results
+
+
+@case("A pass is begun under `inference_mode` and read on outside of it.")
+def inference_mode_is_left(place):
+    prefetcher = place.prefetch(one_size(place, 6))
+    batches, results = iter(prefetcher), []
+    with torch.inference_mode():
+        results.append(next(batches)[:5] * 2)
+    weight = torch.ones(1, device=place.torch_device, requires_grad=True)
+    for x in batches:
+        (x * weight).mean().backward()
+        results.append(weight.grad * 1)
+    return results
+
+
+@case("`no_grad` wraps the loop, or the evaluation function by decorator.")
+def decorated_by_no_grad(place):
+    @torch.no_grad()
+    def evaluate(batches):
+        return [x[1:] * 2 for x in batches]
+
+    return evaluate(place.prefetch(one_size(place)))
+
+
+@case("Grad mode, autocast and default dtype are the loop's own after each batch.", verdict=HOLDS)
+def modes_are_left_alone(place):
+    torch.set_grad_enabled(True)
+    for number, _ in enumerate(place.prefetch(numbered(place, 6))):
+        assert torch.is_grad_enabled() == (number % 2 == 0)
+        assert not torch.is_inference_mode_enabled()
+        torch.set_grad_enabled(number % 2 == 1)
+    torch.set_grad_enabled(True)
+
+
+@case("The current stream after each batch is the loop's own.", devices=DEVICES, verdict=HOLDS)
+def current_stream_is_left_alone(place):
+    streams = [place.stream(), place.stream()]
+    batches = iter(place.prefetch(numbered(place, 6)))
+    before = place.current()
+    for number in range(6):
+        with place.on(streams[number % 2]):
+            mine = place.current()
+            next(batches)
+            assert place.current() == mine
+    assert place.current() == before
+
+
+@case("The default dtype is float64 during the loop.")
+def default_dtype(place):
+    torch.set_default_dtype(torch.float64)
+    return [x for x, _ in place.prefetch([(place.numbers(n, 30), 1.5) for n in range(3)])]
+
+
+@case("`torch.set_default_device` is set during the loop.", devices=REAL)
+def default_device(place):
+    loader = numbered(place, 4)
+    with torch.device(place.torch_device):
+        return [x * 2 for x in place.prefetch(loader)]
+
+
+@case("Autocast is on around the loop.", devices=REAL)
+def autocast(place):
+    torch.manual_seed(0)
+    model, results = nn.Linear(10, 4).to(place.torch_device), []
+    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
+        for x in place.prefetch([place.numbers(n, 8, 10) / 3 for n in range(4)]):
+            results.append((model(x), x))
+    return results
+
+
+@case("A step is trained: model, loss, SGD with momentum, clipping; weights are compared.")
+def a_training(place):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 3)).to(place.torch_device)
+    sgd = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    loader = [
+        {"x": place.numbers(n, 16, 6) / 500, "y": torch.arange(16) % 3, "id": f"{n}"}
+        for n in range(8)
+    ]
+    losses = []
+    for _ in range(2):
+        for batch in place.prefetch(loader):
+            sgd.zero_grad()
+            loss = nn.functional.cross_entropy(model(batch["x"]), batch["y"])
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0, foreach=False)
+            sgd.step()
+            losses.append(loss.detach())
+    return losses, list(model.parameters())
+
+
+@case("The user replays a CUDA graph of his own on each batch.", devices=(GPU,))
+def graph_of_the_users(place):
+    static = torch.zeros(place.medium, device=place.torch_device)
+    graph, results = torch.cuda.CUDAGraph(), []
+    with torch.cuda.graph(graph):
+        output = static * 2 + 1
+    for x in place.prefetch(one_size(place)):
+        static.copy_(x, non_blocking=True)
+        graph.replay()
+        place.busy()
+        results.append(output.clone())
+    return results
+
+
+@case(
+    "The user captures a CUDA graph between two batches, which reads the batch's memory.",
+    devices=(GPU,),
+)
+def captured_between_batches(place):
+    graphs, held, results = [], [], []
+    for number, x in enumerate(place.prefetch(one_size(place, 6))):
+        if number % 2 == 0:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                output = x * 2
+            graphs.append((graph, output))
+            held.append(x)
+    for graph, output in graphs:
+        graph.replay()
+        results.append(output.clone())
+    return results
+
+
+@case("A CUDA graph is captured while batches are queued ahead (`depth=2`).", devices=(GPU,))
+def captured_with_depth(place):
+    results = []
+    for number, x in enumerate(place.prefetch(one_size(place, 8), depth=2)):
+        if number == 3:
+            static, graph = x.clone(), torch.cuda.CUDAGraph()
+            torch.cuda.synchronize()
+            with torch.cuda.graph(graph):
+                output = static * 2
+            graph.replay()
+            results.append(output.clone())
+        results.append(x[:50])
+    return results
+
+
+@case(
+    "Results go back to pinned memory by `non_blocking` copies on a side stream.", devices=(GPU,)
+)
+def copied_back_on_a_side_stream(place):
+    side, backs = place.stream(), []
+    for x in place.prefetch(one_size(place)):
+        place.order(side, place.current())
+        with place.on(side):
+            back = torch.empty(x.shape, pin_memory=True)
+            back.copy_(x, non_blocking=True)
+        place.record_stream(x, side)
+        backs.append(back)
+        del x
+    place.settle()
+    return [back.to(place.torch_device) for back in backs]
+
+
+@case("The copy back is `x.cpu()`, `x.tolist()` and `x[0].item()`.")
+def copied_back_at_once(place):
+    results = []
+    for x in place.prefetch(numbered(place)):
+        place.busy()
+        results.append((x.cpu()[:5].tolist(), x[:3].tolist(), x[-1].item()))
+    return results
+
+
+@case("Each batch is moved again by `.to(device)`, as old code goes on doing.")
+def moved_again(place):
+    results = []
+    for x in place.prefetch(one_size(place)):
+        place.busy()
+        y = x.to(place.torch_device, non_blocking=True)
+        assert y is x or place.is_reference
+        results.append(y[2:])
+        del x, y
+    return results
+
+
+@case("The prefetcher's loop is behind a matrix product that takes long.", devices=(GPU,))
+def behind_matrix_products(place):
+    weight, results = torch.rand(4096, 4096, device=place.torch_device), []
+    for x in place.prefetch(one_size(place, 12)):
+        for _ in range(4):
+            weight @ weight
+        results.append(x.view(-1, 300)[:, :2] * 1)
+        del x
+    return results
+
+
+@case(
+    "A pinned buffer is refilled: the wait for its copy is counted.",
+    devices=("simulated",),
+    verdict=HOLDS,
+)
+def the_wait_is_counted(place):
+    if place.scheduler != "lazy" or place.is_reference:
+        return
+    buffer = place.pinned(torch.zeros(place.medium))
+
+    def loader():
+        for number in range(6):
+            buffer.fill_(number)
+            yield buffer
+
+    with place.count_waits() as waits:
+        for x in place.prefetch(loader()):
+            x.mul_(2)
+    assert waits.count >= 1
+
+
+@case("Batches of the loop's own device memory cost no wait.", devices=DEVICES, verdict=HOLDS)
+def no_wait_for_what_is_there(place):
+    loader = [place.moved(place.numbers(n, place.medium)) for n in range(9)]
+    list(place.prefetch(loader))
+    with place.count_waits() as waits:
+        for x in place.prefetch(loader):
+            x * 2
+    assert waits.count == 0
+
+
+@case("A loop without tensors in its batches makes no wait.", devices=EVERYWHERE, verdict=HOLDS)
+def no_wait_without_tensors(place):
+    with place.count_waits() as waits:
+        assert list(place.prefetch(["a", None, 3])) == ["a", None, 3]
+    assert waits.count == 0

@@ -1,0 +1,24 @@
+"""All cases: importing this module registers them."""
+
+from __future__ import annotations
+
+from hazards import (  # noqa: F401
+    containers,
+    forms,
+    kept_views,
+    leaving,
+    loaders,
+    looking_ahead,
+    memory,
+    metrics_late,
+    metrics_memory,
+    metrics_streams,
+    metrics_values,
+    objects,
+    on_the_cpu,
+    streams,
+)
+from hazards.harness import CASES
+
+
+__all__ = ["CASES"]
