@@ -43,7 +43,8 @@ class StagedBatch:
         stream: the stream that was current when it was staged; small tensors were moved there.
         lane: where its large tensors are copied.
         value: the batch on the device, to be read only after it was handed out.
-        copies: its large tensors, as (on the device, in the loader's memory).
+        copies: its large tensors on the device.
+        jobs: of the background thread: what to copy, as (target, source).
         moved: tensors that were moved on `stream`.
         was_moved: marks the end of those moves, if they are to be read on another stream.
         copied: marks the end of the copies, None if there are none.
@@ -56,7 +57,8 @@ class StagedBatch:
     stream: Stream
     lane: TransferLane
     value: Any = None
-    copies: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
+    copies: list[torch.Tensor] = field(default_factory=list)
+    jobs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
     moved: list[torch.Tensor] = field(default_factory=list)
     was_moved: Event | None = None
     copied: Event | None = None
@@ -101,6 +103,7 @@ class BatchMover:
         self._leaves_late = device.is_accelerator and not has_fresh_memory
         self._pin_memory = pin_memory
         self._max_in_flight = max_in_flight
+        self._copies_in_thread = looks_ahead and pin_memory and device.sees_all_threads
         self._walk = BatchWalk(self._move_tensor, self._move_object)
         self._takes_non_blocking: dict[type, bool] = {}
         self._max_direct_bytes = -1 if looks_ahead else device.max_direct_copy_bytes
@@ -152,12 +155,9 @@ class BatchMover:
         try:
             staged.value = self._walk.move(batch)
         finally:
-            if self._sources:
-                device.record_event(self._sources_read, staged.stream)
-        if self._looks_ahead:
-            staged.was_moved = self._events.record(staged.stream)
-        if staged.copies:
-            self._start_copies(staged)
+            self._mark_ends(staged)
+        # After this batch's memory was allocated, not before: so its copy waits for the reads of
+        # the batch before the last, and runs beside those of the last.
         self._loans.collect()
         return staged
 
@@ -174,7 +174,7 @@ class BatchMover:
         if staged.copied is not None:
             stream = self._device.current_stream()
             self._device.wait_event(stream, staged.copied)
-            for target, _ in staged.copies:
+            for target in staged.copies:
                 self._loans.add(Loan(staged.lane, target.detach(), stream))
             staged.copies.clear()
         if staged.was_moved is not None:
@@ -223,8 +223,9 @@ class BatchMover:
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._last is not None
         if tensor.nbytes > self._max_direct_bytes and self._is_plain(tensor):
-            target = self._last.lane.allocate_like(tensor)
-            self._last.copies.append((target, tensor))
+            target = self._copy(tensor, self._last)
+            self._last.copies.append(target)
+            self._last.num_bytes += tensor.nbytes
             return target
         if self._leaves_late:
             self._sources.append(tensor)
@@ -261,43 +262,53 @@ class BatchMover:
 
     # --- large tensors ---
 
-    def _start_copies(self, staged: StagedBatch) -> None:
-        staged.num_bytes = sum(source.nbytes for _, source in staged.copies)
-        self._make_room(staged.num_bytes)
-        staged.copied = self._events.take()
-        self._in_flight.append(staged)
-        if self._looks_ahead and self._pin_memory and self._device.sees_all_threads:
-            if self._thread is None:
-                self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-staging")
-            staged.enqueued = self._thread.submit(
-                self._copy_in_thread, staged, torch.is_inference_mode_enabled()
-            )
-        else:
-            self._copy(staged)
-
-    def _copy_in_thread(self, staged: StagedBatch, is_inference: bool) -> None:
-        with torch.inference_mode(is_inference):
-            self._copy(staged)
-
-    def _copy(self, staged: StagedBatch) -> None:
-        assert staged.copied is not None
-        device, stream = self._device, staged.lane.stream
-        with device.use_stream(stream):
-            for target, source in staged.copies:
-                self._copy_one(target, source, staged)
-        device.record_event(staged.copied, stream)
-
-    def _copy_one(self, target: torch.Tensor, source: torch.Tensor, staged: StagedBatch) -> None:
+    def _copy(self, source: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
+        """Start to copy a large tensor; return where it goes."""
+        self._make_room(source.nbytes)
+        if self._copies_in_thread:
+            target = staged.lane.allocate_like(source)
+            staged.jobs.append((target, source))
+            return target
         if not self._pin_memory:
             with self._host_waits.blocking("pageable_copy"):
-                self._device.copy(target, source)
-        elif source.is_pinned():
+                return staged.lane.copy(source)
+        return staged.lane.copy(self._page_locked(source, staged))
+
+    def _page_locked(self, source: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
+        if source.is_pinned():
             staged.reads_loader_memory = self._leaves_late
-            self._device.copy(target, source)
-        else:
-            staging = self._device.pinned_like(source)
-            staging.copy_(source)
-            self._device.copy(target, staging)
+            return source
+        # Torch's allocator keeps this memory until the copies that read it are done.
+        return self._device.pinned_like(source).copy_(source)
+
+    def _mark_ends(self, staged: StagedBatch) -> None:
+        """Mark where the moves and copies of a batch end, also if one of them failed."""
+        if self._sources:
+            self._device.record_event(self._sources_read, staged.stream)
+        if self._looks_ahead:
+            staged.was_moved = self._events.record(staged.stream)
+        if staged.copies:
+            self._mark_copies(staged)
+
+    def _mark_copies(self, staged: StagedBatch) -> None:
+        staged.copied = self._events.take()
+        self._in_flight.append(staged)
+        if not staged.jobs:
+            self._device.record_event(staged.copied, staged.lane.stream)
+            return
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-staging")
+        staged.enqueued = self._thread.submit(
+            self._do_jobs, staged, is_inference=torch.is_inference_mode_enabled()
+        )
+
+    def _do_jobs(self, staged: StagedBatch, *, is_inference: bool) -> None:
+        stream = staged.lane.stream
+        with torch.inference_mode(is_inference), self._device.use_stream(stream):
+            for target, source in staged.jobs:
+                self._device.copy(target, self._page_locked(source, staged))
+        staged.jobs.clear()
+        self._device.record_event(staged.copied, stream)
 
     def _make_room(self, num_bytes: int) -> None:
         """Wait for the oldest copies if too many are under way."""

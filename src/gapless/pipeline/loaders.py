@@ -68,11 +68,13 @@ def num_workers(batches: Any) -> int | None:
 
 
 def has_fresh_memory(loader: Any) -> bool:
-    """Return whether a loader is known to make new memory for every batch.
+    """Return whether to take a batch from this loader is known to change no other batch's memory.
 
-    Torch's does, if worker processes make the batches or its own collate function does. Others may
-    fill the same memory again.
+    Torch's makes new memory if worker processes make the batches, or its own collate function
+    does; a list only hands out what it holds. Others may fill the same memory again.
     """
+    if type(loader) in (list, tuple):
+        return True
     return type(loader) is DataLoader and (
         loader.num_workers > 0 or loader.collate_fn is default_collate
     )

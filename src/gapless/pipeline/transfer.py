@@ -72,20 +72,32 @@ class TransferLane:
         # A garbage collection inside the lock may end another pass, which releases memory too.
         self._lock = threading.RLock()
 
+    def copy(self, source: torch.Tensor) -> torch.Tensor:
+        """Return a copy of a dense host tensor on the device, to be read when this stream made it.
+
+        Sync: Does not block the host if the source is page-locked.
+        """
+        with self._lock, self._device.use_stream(self.stream):
+            target = self._allocate_like(source)
+            self._device.copy(target, source)
+        return target
+
     def allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a device tensor of the same form that work on this stream may write.
-
-        Whoever read its memory before is done when that work runs.
 
         Sync: Does not block the host.
         """
         with self._lock, self._device.use_stream(self.stream):
-            for event in self._released:
-                self._device.wait_event(self.stream, event)
-                # The stream has taken its wait; nobody else will wait for this record.
-                self._events.give_back(event)
-            self._released.clear()
-            return self._device.device_like(tensor)
+            return self._allocate_like(tensor)
+
+    def _allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        # Whoever read the memory before is done when what follows runs.
+        for event in self._released:
+            self._device.wait_event(self.stream, event)
+            # The stream has taken its wait; nobody else will wait for this record.
+            self._events.give_back(event)
+        self._released.clear()
+        return self._device.device_like(tensor)
 
     def release(self, loan: Loan) -> None:
         """Take back memory that nobody else holds; its reads are queued on the loan's stream.
@@ -172,9 +184,6 @@ class Loans:
 
     def collect(self) -> None:
         """Take back what nobody holds any more.
-
-        Called after the next batch's memory was allocated, not before: so the copy of a batch
-        waits for the reads of the batch before the last, and runs beside those of the last.
 
         Sync: Does not block the host.
         """
