@@ -39,7 +39,6 @@ WAITS = {
         lambda x: torch.full((int(x[0]),), 1.0),
     ],
     "Tensor.tolist": [lambda x: x.tolist()],
-    "Tensor.cpu": [lambda x: x.cpu()],
     "Tensor.numpy": [lambda x: pytest.importorskip("numpy") and x.numpy()],
     "Tensor.__array__": [lambda x: pytest.importorskip("numpy").asarray(x)],
     "Tensor.__repr__": [repr, str, lambda x: print(x)],
@@ -55,6 +54,7 @@ WAITS = {
     "aten.allclose.default": [lambda x: torch.allclose(x, x)],
     "aten._linalg_check_errors.default": [lambda x: torch.linalg.inv(x.view(2, 2) + torch.eye(2))],
     "blocking copy D2H": [
+        lambda x: x.cpu(),
         lambda x: torch.zeros(4).copy_(x),
         lambda x: torch.zeros(4).copy_(x, non_blocking=True),
         lambda x: torch.zeros(6).__setitem__(slice(1, 5), x),
@@ -91,7 +91,7 @@ def test_a_hidden_wait_is_refused_where_waits_are(device, x, wait):
 
 def test_what_does_not_wait_is_not_listed(device, x):
     """Shapes, views, integer indices and operators without a data-dependent size do not wait."""
-    places = torch.tensor([0, 2])
+    places = torch.tensor([0, 2]).to(device.torch_device, non_blocking=True)
     with device.forbid_waits():
         x[places], x[0], x[1:3].shape, len(x), x.numel(), x.is_same_size(x), x.data_ptr()
         x[places] = 1.0

@@ -20,16 +20,21 @@ from gapless.testing.simulated.operator_call import (
     replace,
     tensors_in,
 )
+from gapless.testing.simulated.places import DEVICE, HOST, is_on_device
 from gapless.testing.simulated.simulation import Touch, Work
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gapless.testing.simulated.allocator import Block
     from gapless.testing.simulated.races import Kind
     from gapless.testing.simulated.simulation import Simulation
 
 
 _aten = torch.ops.aten
+
+_PINNING = (_aten.is_pinned.default, _aten._pin_memory.default)
 
 # Limit of remembered predictions: calls whose arguments hold a new number each time add up.
 _MAX_PREDICTIONS = 10_000
@@ -64,6 +69,11 @@ class QueueOperations(TorchDispatchMode):
         kinds = {block.kind for block in map(self._memory.find, call.tensors) if block}
         if call.signature.changes_metadata:
             return self._change_metadata(call) if kinds else call.run()
+        if call.func in _PINNING:
+            is_question = call.func is _aten.is_pinned.default
+            return "pinned" in kinds if is_question else self._pinned(call.args[0])
+        if call.signature.is_factory:
+            return self._make(call, is_there="device" in kinds)
         if "device" not in kinds:
             return self._on_host(call) if kinds else call.run()
         if call.func is _aten.copy_.default:
@@ -75,7 +85,56 @@ class QueueOperations(TorchDispatchMode):
             )
         return self._on_device(call)
 
+    def _make(self, call: Call, *, is_there: bool) -> Any:
+        """Run a factory, or an operator that copies to a device.
+
+        Args:
+            call: the operator.
+            is_there: its arguments are in device memory.
+        """
+        if call.device is not None and call.device.type != "cpu":
+            return call.run()
+        place = self._place_of(call, is_there=is_there)
+        if call.func is _aten._to_copy.default and (place == DEVICE) != is_there:
+            return self._move(call, to_device=place == DEVICE)
+        return self._on_device(call) if place == DEVICE else self._make_on_host(call)
+
+    def _place_of(self, call: Call, *, is_there: bool) -> torch.device:
+        """Return where the result of a factory is, `DEVICE` or `HOST`."""
+        if call.device in (DEVICE, HOST):
+            return call.device
+        if not call.tensors:
+            # Torch itself makes it, for a function that it was called with tensors of the device.
+            inputs = tensors_in(self._simulation.calling)
+            is_there = any(is_on_device(self._simulation, tensor) for tensor in inputs)
+        return DEVICE if is_there else HOST
+
+    def _make_on_host(self, call: Call) -> torch.Tensor:
+        is_pinned = call.kwargs.get("pin_memory", False)
+        if is_pinned:
+            call.kwargs["pin_memory"] = False
+        made: torch.Tensor = call.run()
+        return self._pinned(made) if is_pinned else made
+
+    def _pinned(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy in page-locked memory."""
+        return self._place_like(tensor, self._memory.pin).copy_(tensor)
+
+    def _move(self, call: Call, *, to_device: bool) -> torch.Tensor:
+        """Copy to the other side, into memory that is made for it."""
+        shape, non_blocking = self._predict(call)[0], call.kwargs.get("non_blocking", False)
+        if to_device:
+            target = self._allocate_like(shape)
+        elif non_blocking:
+            target = self._place_like(shape, self._memory.pin)  # as torch does
+        else:
+            target = torch.empty_strided(shape.size(), shape.stride(), dtype=shape.dtype)
+        copy = Call(_aten.copy_.default, (target, call.args[0], non_blocking), {})
+        self._copy_across(copy, to_device=to_device)
+        return target
+
     def _on_device(self, call: Call) -> Any:
+        call = self._with_indices(call)
         if call.waits:
             return self._run_now(call, is_wait=True)
         if call.signature.returns_no_tensors:
@@ -159,10 +218,14 @@ class QueueOperations(TorchDispatchMode):
         return self._predictions[key]
 
     def _allocate_like(self, shape: torch.Tensor) -> torch.Tensor:
+        return self._place_like(shape, self._simulation.allocate)
+
+    def _place_like(
+        self, shape: torch.Tensor, allocate: Callable[[int], torch.Tensor]
+    ) -> torch.Tensor:
         pairs = zip(shape.size(), shape.stride(), strict=True)
         count = 1 + sum((size - 1) * stride for size, stride in pairs)
-        num_bytes = max(1, count) * shape.element_size()
-        storage = self._simulation.allocate(num_bytes).untyped_storage()
+        storage = allocate(max(1, count) * shape.element_size()).untyped_storage()
         return torch.empty(0, dtype=shape.dtype).set_(storage, 0, shape.size(), shape.stride())
 
     def _resize_output(self, tensor: torch.Tensor, size: torch.Tensor) -> None:
@@ -191,6 +254,8 @@ class QueueOperations(TorchDispatchMode):
         def change(tensor: torch.Tensor) -> torch.Tensor:
             if tensor._is_zerotensor():
                 return tensor  # a zero of forward-mode derivatives has no memory
+            if call.signature.reads_shapes_only:
+                return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype)
             is_written = is_any(tensor, call.written)
             if self._memory.find(tensor) is None and not tensor.dim() and not is_written:
                 return tensor.clone()  # the value of a host scalar is an argument of the kernel
@@ -233,7 +298,7 @@ class QueueOperations(TorchDispatchMode):
         source: torch.Tensor = call.args[1]
         ends = self._memory.find(target), self._memory.find(source)
         to_device, from_device = (end is not None and end.kind == "device" for end in ends)
-        if to_device and (from_device or (ends[1] is None and not source.dim())):
+        if to_device and from_device:
             self._queue(call, target)
         else:
             self._copy_across(call, to_device=to_device)
@@ -241,6 +306,7 @@ class QueueOperations(TorchDispatchMode):
 
     def _copy_across(self, call: Call, *, to_device: bool) -> None:
         """Copy between host and device; a copy engine does it if the host side is page-locked."""
+        simulation = self._simulation
         target, source = call.args[:2]
         host, device = (source, target) if to_device else (target, source)
         is_blocking = not call.kwargs.get("non_blocking", len(call.args) > 2 and call.args[2])
@@ -253,10 +319,13 @@ class QueueOperations(TorchDispatchMode):
         elif to_device:
             self._host_access("read", host, name)
             moved = host.clone()  # the host reads pageable memory before the call returns
+            num_bytes = host.numel() * host.element_size()
+            if not is_blocking and num_bytes > simulation.pageable_limit_bytes:
+                # It goes through a small buffer of the driver, once queued work is done.
+                simulation.wait(simulation.mark(simulation.current), f"pageable {name}")
         else:
             moved, is_blocking = torch.empty_like(host), True
         ends = (self._alias(device), moved) if to_device else (moved, self._alias(device))
-        simulation = self._simulation
         simulation.launch(
             Work(name, lambda _: _copy_values(*ends), touches, lane="h2d" if to_device else "d2h")
         )
@@ -266,6 +335,20 @@ class QueueOperations(TorchDispatchMode):
             # The host itself writes pageable memory.
             self._host_access("write", host, name)
             host.copy_(moved)
+
+    def _with_indices(self, call: Call) -> Call:
+        """Copy indices of the host to the device; the host waits for it, as on a GPU."""
+        found = [index for index in call.indices if index.dim() and not self._memory.find(index)]
+        if not found:
+            return call
+        indices = replace(
+            call.args[1],
+            lambda index: self._to_device(index, "copy H2D") if is_any(index, found) else index,
+        )
+        call = Call(call.func, (call.args[0], indices, *call.args[2:]), call.kwargs)
+        if not (call.waits or call.waits_for_mask):
+            self._simulation.wait(self._simulation.mark(self._simulation.current), call.name)
+        return call
 
     def _host_access(self, kind: Kind, tensor: torch.Tensor, what: str) -> None:
         block = self._memory.find(tensor)
@@ -279,6 +362,8 @@ def _copy_values(target: torch.Tensor, source: torch.Tensor) -> None:
 
 def _is_dense(host: torch.Tensor, device: torch.Tensor, to_device: bool) -> bool:
     """Whether the host side is one range of memory, which a copy engine can take as it is."""
+    if to_device and host.dtype != device.dtype:
+        return False  # the host converts it
     if host.is_contiguous():
         return not to_device or host.numel() == device.numel()
     return host.stride() == device.stride() and len(byte_ranges(host)) == 1

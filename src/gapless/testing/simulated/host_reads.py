@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gapless.testing.simulated.allocator import alias
-from gapless.testing.simulated.operator_call import replace
+from gapless.testing.simulated.places import PLACE_METHODS, with_place
 from gapless.testing.simulated.simulation import Touch, Work
 
 
@@ -34,10 +34,19 @@ class WatchHost(TorchFunctionMode):
         self._simulation = simulation
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        handler = None if self._simulation.is_quiet else _HOST_METHODS.get(func)
+        simulation, kwargs = self._simulation, kwargs or {}
+        if simulation.is_quiet:
+            return func(*args, **kwargs)
+        handler = _HANDLERS.get(func)
         if handler is not None:
-            return handler(self._simulation, func, *args, **(kwargs or {}))
-        return func(*args, **(kwargs or {}))
+            return handler(simulation, func, *args, **kwargs)
+        if kwargs.get("device") is not None:
+            kwargs = with_place(simulation, args, kwargs)
+        before, simulation.calling = simulation.calling, () if func in _BACKWARD else args
+        try:
+            return func(*args, **kwargs)
+        finally:
+            simulation.calling = before
 
 
 def _read(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kw: Any) -> Any:
@@ -65,24 +74,6 @@ def _to_array(
     return _read(simulation, func, tensor, *args, **kw)
 
 
-class _ToHost(torch.autograd.Function):
-    """A copy to the host that gradients pass through."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, read: Callable[[], torch.Tensor]) -> torch.Tensor:
-        return read()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        return grads[0], None
-
-
-def _to_host(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any) -> Any:
-    if simulation.memory.find(tensor) is None:
-        return func(tensor, *args)
-    return _ToHost.apply(tensor, lambda: _read(simulation, func, tensor, *args))
-
-
 def _deepcopy(
     simulation: Simulation, func: Any, tensor: torch.Tensor, memo: dict[int, Any]
 ) -> Any:
@@ -96,46 +87,15 @@ def _deepcopy(
     return twin
 
 
-def _finish(simulation: Simulation, func: Any, tensor: torch.Tensor) -> Any:
-    """Run all queued work, so that direct reads of memory, as in `torch.save`, see values."""
-    if simulation.memory.find(tensor) is not None:
-        simulation.finish()
-    return func(tensor)
+# These call many others, on the device and on the host.
+_BACKWARD = (torch.Tensor.backward, torch.autograd.grad)
 
-
-def _gather(simulation: Simulation, func: Any, data: Any, *args: Any, **kw: Any) -> Any:
-    """Make a tensor of a list; wait for each number on the device, as on a GPU."""
-    if isinstance(data, list | tuple):
-        data = replace(
-            data, lambda tensor: _read(simulation, torch.Tensor.tolist, tensor.detach())
-        )
-    return func(data, *args, **kw)
-
-
-def _pin(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> torch.Tensor:
-    with simulation.quiet():
-        num_bytes = max(1, tensor.numel() * tensor.element_size())
-        pinned = simulation.memory.pin(num_bytes)[: tensor.numel() * tensor.element_size()]
-        target = pinned.view(tensor.dtype).view(tensor.shape)
-    return target.copy_(tensor)
-
-
-def _is_pinned(simulation: Simulation, _: Any, tensor: torch.Tensor, *_args: Any) -> bool:
-    block = simulation.memory.find(tensor)
-    return block is not None and block.kind == "pinned"
-
-
-_HOST_METHODS: dict[Any, Callable[..., Any]] = {
-    torch.tensor: _gather,
-    torch.as_tensor: _gather,
+_HANDLERS: dict[Any, Callable[..., Any]] = {
+    **PLACE_METHODS,
     torch.Tensor.tolist: _read,
     torch.Tensor.numpy: _to_array,
     torch.Tensor.__array__: _to_array,
     torch.Tensor.__repr__: _read,
     torch.Tensor.__format__: _read,
-    torch.Tensor.cpu: _to_host,
     torch.Tensor.__deepcopy__: _deepcopy,
-    torch.Tensor.untyped_storage: _finish,
-    torch.Tensor.pin_memory: _pin,
-    torch.Tensor.is_pinned: _is_pinned,
 }

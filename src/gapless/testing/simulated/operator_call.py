@@ -33,6 +33,8 @@ _DRAWS_BY_VALUE = (
 
 _MASKS = (torch.bool, torch.uint8)
 
+_INDEXING = ("aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_")
+
 
 class UnpredictableError(Exception):
     """The results' shapes are not known before the call has run."""
@@ -51,6 +53,8 @@ class Signature:
         reads_values: it returns values of tensors to the host.
         has_size_by_values: the shape of its result depends on values.
         is_allocation: it returns memory without content.
+        is_factory: it makes a tensor on the device that it is given.
+        reads_shapes_only: its result depends on the shapes of tensors, not on their values.
     """
 
     written: tuple[tuple[int, str], ...]
@@ -61,12 +65,15 @@ class Signature:
     reads_values: bool
     has_size_by_values: bool
     is_allocation: bool
+    is_factory: bool
+    reads_shapes_only: bool
 
 
 @cache
 def signature_of(func: torch._ops.OpOverload) -> Signature:
     """Return what is known about an operator."""
     schema, tags, name = func._schema, func.tags, func._schema.name
+    plain_name = name.partition("::")[2]
     written = tuple(
         (at, argument.name)
         for at, argument in enumerate(schema.arguments)
@@ -82,7 +89,9 @@ def signature_of(func: torch._ops.OpOverload) -> Signature:
         is_random=torch.Tag.nondeterministic_seeded in tags,
         reads_values=torch.Tag.data_dependent_output in tags or name in _HOST_READERS,
         has_size_by_values=torch.Tag.dynamic_output_shape in tags,
-        is_allocation=name.partition("::")[2].startswith(("empty", "new_empty")),
+        is_allocation=plain_name.startswith(("empty", "new_empty")),
+        is_factory=any(argument.name == "device" for argument in schema.arguments),
+        reads_shapes_only=plain_name.startswith("new_") or plain_name.endswith("_like"),
     )
 
 
@@ -166,6 +175,18 @@ class Call:
         return found[0] if found else torch.default_generator
 
     @property
+    def device(self) -> torch.device | None:
+        """The device that it names."""
+        found: torch.device | None = self.kwargs.get("device")
+        return found
+
+    @property
+    def indices(self) -> list[torch.Tensor]:
+        """The tensors that it indexes with."""
+        is_indexing = self.func._schema.name in _INDEXING
+        return list(tensors_in(self.args[1])) if is_indexing else []
+
+    @property
     def draws_by_value(self) -> bool:
         """Whether the count of random numbers that it takes depends on values."""
         return self.func._schema.name.startswith(_DRAWS_BY_VALUE)
@@ -187,7 +208,7 @@ class Call:
         return bool(self.args[2].dim())  # a single number needs no count
 
     def _has_mask(self) -> bool:
-        return any(index.dtype in _MASKS for index in tensors_in(self.args[1]))
+        return any(index.dtype in _MASKS for index in self.indices)
 
     def with_tensors(self, change: Callable[[torch.Tensor], Any]) -> Call:
         """Return the same call with every tensor changed."""

@@ -12,6 +12,8 @@ from gapless.device.waits import declared_as
 from gapless.errors import DeviceError
 from gapless.testing.simulated.dispatch import QueueOperations
 from gapless.testing.simulated.host_reads import WatchHost
+from gapless.testing.simulated.patches import Patches
+from gapless.testing.simulated.places import DEVICE
 from gapless.testing.simulated.queues import SimulatedEvent
 from gapless.testing.simulated.simulation import Simulation
 
@@ -31,21 +33,20 @@ if TYPE_CHECKING:
 class SimulatedDevice:
     """Streams that run late, over real CPU tensors, with a race checker and a virtual clock.
 
-    Inside `with device:` every torch operation on device memory is queued on the current stream
-    and runs when the scheduler decides; results have the CPU's bits. Device memory is what
-    `device_buffer` returns, what is computed from it, and host tensors that such work uses, such as
-    a model's weights.
+    Inside `with device:` a loop runs as it is written for a GPU, with `device.torch_device` as its
+    device. Every torch operation on device memory is queued on the current stream and runs when the
+    scheduler decides; results have the CPU's bits. Device memory is what `to(device.torch_device)`,
+    `device=device.torch_device`, `cuda()` and `device_buffer` give, what is computed from it, and
+    host tensors that such work uses, such as a model's weights that were never moved.
 
     Differences from a GPU:
 
+    * `device.torch_device` is `cpu:1`, an index that torch itself ignores. `is_cuda` is False, and
+      autocast has the type `cpu`.
     * A backward operation runs on the stream that is current when `backward` is called; on a GPU, on
-      the stream of its forward operation.
-    * `torch.zeros` and other factories make host memory, which becomes device memory when device
-      work first uses it.
+      the stream of its forward operation. Its hooks see `cpu` as the device of every tensor.
     * A host tensor without dimensions is read when the work is launched.
-    * To torch all memory is the CPU's. So torch does what it does for the CPU only, such as the
-      checks in `one_hot`, and `tensor.to("cpu")` does nothing: use `cpu()`, which waits, or a copy
-      into memory of `host_buffer`.
+    * Torch does what it does for the CPU only, such as the checks in `one_hot`.
     * Work of other threads runs at once and is not checked. Sparse tensors are refused.
 
     Not recorded: accesses through raw pointers, by `torch.save`, and through numpy arrays that
@@ -57,6 +58,8 @@ class SimulatedDevice:
         seed: of the random scheduler; a failing seed reproduces the failure.
         durations: milliseconds by name of the work: `h2d`, `d2h`, `kernel`, `launch`, or a name
             passed to `region` or `spend`. By default nothing takes time.
+        pageable_limit_bytes: a copy of more pageable memory to the device makes the host wait for
+            queued work, even with `non_blocking=True`; the default is what CUDA documents.
 
     Raises:
         ValueError: the scheduler is unknown.
@@ -78,11 +81,21 @@ class SimulatedDevice:
         scheduler: Scheduler = "random",
         seed: int = 0,
         durations: Mapping[str, float] | None = None,
+        pageable_limit_bytes: int = 64 * 1024,
     ) -> None:
-        self.torch_device = torch.device("cpu")
+        self.torch_device = DEVICE
         self._description = f"simulated device, {scheduler} scheduler, seed {seed}"
-        self._simulation = Simulation(scheduler=scheduler, seed=seed, durations=durations)
-        self._modes = (WatchHost(self._simulation), QueueOperations(self._simulation))
+        self._simulation = Simulation(
+            scheduler=scheduler,
+            seed=seed,
+            durations=durations,
+            pageable_limit_bytes=pageable_limit_bytes,
+        )
+        self._modes = (
+            WatchHost(self._simulation),
+            QueueOperations(self._simulation),
+            Patches(self._simulation),
+        )
         self._shared: dict[str, SimulatedStream] = {}
         self._is_entered = False
 
@@ -269,9 +282,7 @@ class SimulatedDevice:
 
         Sync: Does not block the host.
         """
-        block = self._simulation.find(tensor)
-        if block is not None and block.pool is not stream:
-            block.used_by.add(stream)
+        self._simulation.record_stream(tensor, stream)
 
     def copy(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy on the current stream.

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Touch:
-    """An access that work makes: which bytes of which block."""
+    """An access that work makes: which bytes of which block, counted as in its history."""
 
     kind: Kind
     block: Block
@@ -41,7 +41,10 @@ class Touch:
     @classmethod
     def of(cls, kind: Kind, tensor: torch.Tensor, block: Block) -> Touch:
         """Return the access to all elements of a tensor."""
-        return cls(kind, block, byte_ranges(tensor))
+        ranges = byte_ranges(tensor)
+        if block.start:
+            ranges = [(block.start + start, block.start + end) for start, end in ranges]
+        return cls(kind, block, ranges)
 
 
 @dataclass(slots=True)
@@ -84,7 +87,7 @@ class SimulatedGraph:
     Attributes:
         works: in order of launch.
         checker: finds races within the captured work, which has not run yet.
-        histories: of that checker, by block.
+        histories: of that checker, by the history of real accesses.
         last: the end of the last replay.
         pool: memory pool of the graph; graphs may share one.
     """
@@ -92,7 +95,7 @@ class SimulatedGraph:
     simulation: Simulation
     works: list[Work] = field(default_factory=list)
     checker: RaceChecker = field(default_factory=RaceChecker)
-    histories: dict[Block, History] = field(default_factory=dict)
+    histories: dict[History, History] = field(default_factory=dict)
     last: Mark | None = None
     pool: object = field(default_factory=object)
 
@@ -124,6 +127,7 @@ class Simulation:
         scheduler: when queued work runs: `asap`, `lazy` or `random`.
         seed: of the random scheduler.
         durations: milliseconds by name of the work; see `Timeline`.
+        pageable_limit_bytes: a copy of more pageable memory to the device makes the host wait.
 
     Attributes:
         current: the stream that receives work.
@@ -131,15 +135,22 @@ class Simulation:
         on_wait: observers, called with the same pair before each wait.
         is_quiet: operations run on the host at once, as the simulation's own.
         are_waits_forbidden: an undeclared host wait raises.
+        calling: the arguments of the torch function that runs; empty outside of them.
     """
 
     def __init__(
-        self, *, scheduler: Scheduler, seed: int, durations: Mapping[str, float] | None
+        self,
+        *,
+        scheduler: Scheduler,
+        seed: int,
+        durations: Mapping[str, float] | None,
+        pageable_limit_bytes: int,
     ) -> None:
-        self.memory = Memory()
+        self.memory = Memory(self._release, self._reuse)
         self.queues = Queues(scheduler, seed)
         self.checker = RaceChecker()
         self.timeline = Timeline(durations or {})
+        self.pageable_limit_bytes = pageable_limit_bytes
         self._num_streams = 0
         self._graph: SimulatedGraph | None = None
         self.current = self._default_stream = self.create_stream("default stream")
@@ -147,6 +158,7 @@ class Simulation:
         self.on_wait: list[Callable[[str, str], None]] = []
         self.is_quiet = False
         self.are_waits_forbidden = False
+        self.calling: tuple[Any, ...] = ()
         self._region: str | None = None
 
     @property
@@ -187,25 +199,30 @@ class Simulation:
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return device memory of the current stream, or of the graph being captured."""
         pool = self.current if self._graph is None else self._graph.pool
-        return self.memory.allocate(num_bytes, pool=pool, release=self._release)
+        return self.memory.allocate(num_bytes, stream=pool)
 
-    def _release(self, block: Block) -> Callable[[], bool]:
-        """Return a function that says whether a freed block may be reused (see `record_stream`)."""
+    def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
+        """Keep a tensor's memory from being reused before `stream` is done with it."""
+        block = self.find(tensor)
+        if block is not None and block.stream is not stream:
+            block.used_by.add(stream)
+
+    def _release(self, block: Block) -> dict[SimulatedStream, Mark]:
+        """Return the ends of the work that uses a block which is freed (see `record_stream`)."""
         # Marks of work that really runs, even during a capture.
-        marks = [
-            Mark(stream, stream.num_queued, self.checker.snapshot(stream.name), stream.time_ms)
+        marks = {
+            stream: Mark(
+                stream, stream.num_queued, self.checker.snapshot(stream.name), stream.time_ms
+            )
             for stream in block.used_by
-        ]
+        }
         block.used_by.clear()
+        return marks
 
-        def is_free() -> bool:
-            if not all(mark.is_done for mark in marks):
-                return False
-            for mark in marks:
-                self.checker.order(HOST, mark.clock)
-            return True
-
-        return is_free
+    def _reuse(self, marks: dict[SimulatedStream, Mark]) -> None:
+        """Order the host after work whose end its allocator has seen."""
+        for mark in marks.values():
+            self.checker.order(HOST, mark.clock)
 
     def launch(self, work: Work) -> None:
         """Queue work on the current stream."""
@@ -261,7 +278,7 @@ class Simulation:
             block = touch.block
             history = block.history
             if self._graph is not None:
-                history = self._graph.histories.setdefault(block, History())
+                history = self._graph.histories.setdefault(history, History())
             for span in touch.ranges:
                 self._clocks.access(
                     agent, touch.kind, history, span, buffer=block.name, what=what, site=site

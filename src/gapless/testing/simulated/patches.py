@@ -1,0 +1,75 @@
+"""What no mode of torch sees, so that it is replaced while a simulated device is entered."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+from unittest import mock
+
+import torch
+
+from gapless.testing.simulated.places import DEVICE, is_on_device
+from gapless.testing.simulated.queues import SimulatedStream
+
+
+if TYPE_CHECKING:
+    from gapless.testing.simulated.simulation import Simulation
+
+
+class Patches:
+    """Replace methods of torch.
+
+    * `Tensor.record_stream`, which refuses a simulated stream.
+    * `Tensor._reduce_ex_internal`, after which `torch.save` reads memory directly.
+    * The function by which optimizers group tensors by device, which does not know this one.
+
+    Args:
+        simulation: whose streams and device are known instead.
+    """
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._patches = ExitStack()
+
+    def __enter__(self) -> None:
+        set_in = self._patches.enter_context
+        set_in(mock.patch.object(torch.Tensor, "record_stream", self._stream_recorder()))
+        set_in(mock.patch.object(torch.Tensor, "_reduce_ex_internal", self._reducer()))
+        set_in(mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", self._grouper()))
+
+    def __exit__(self, *_: object) -> None:
+        self._patches.close()
+
+    def _stream_recorder(self) -> Any:
+        before, simulation = torch.Tensor.record_stream, self._simulation
+
+        def record_stream(tensor: torch.Tensor, s: Any) -> None:
+            if isinstance(s, SimulatedStream):
+                simulation.record_stream(tensor, s)
+            else:
+                before(tensor, s)
+
+        return record_stream
+
+    def _reducer(self) -> Any:
+        before, simulation = torch.Tensor._reduce_ex_internal, self._simulation
+
+        def reduce(tensor: torch.Tensor, protocol: Any) -> Any:
+            if is_on_device(simulation, tensor):
+                simulation.finish()
+            return before(tensor, protocol)
+
+        return reduce
+
+    def _grouper(self) -> Any:
+        before, simulation = torch._C._group_tensors_by_device_and_dtype, self._simulation
+
+        def group(lists: Any, with_indices: bool = False) -> Any:
+            groups: dict[Any, Any] = {}
+            for (device, dtype), (parts, indices) in before(lists, with_indices).items():
+                first = next(part for part in parts[0] if part is not None)
+                place = DEVICE if is_on_device(simulation, first) else device
+                groups[place, dtype] = (parts, indices)
+            return groups
+
+        return group
