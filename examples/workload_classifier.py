@@ -5,8 +5,8 @@
 
 A workload is what a training loop goes round: model, optimizer, batches and step, built anew by
 one function each time that it is called. Random numbers come from torch's seed, which is set
-before every call; the order of the batches has a generator of its own, because a plan fetches
-batches ahead of their steps.
+before every call; the order of the batches has a generator of its own, so that it depends on
+nothing that the step draws.
 """
 
 import torch

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import torch
 
+from gapless.compare.plan_run import run_plan
 from gapless.compare.ranking import make_weights, recommend
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.compare.workload import Workload
@@ -16,6 +18,14 @@ from gapless.records.training import TrainingEpoch
 
 
 CPU = find_device("cpu")
+
+
+def plan_of_run():
+    """Return the name of the plan that a verification runs from here; None in a plain loop."""
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not run_plan.__code__:
+        frame = frame.f_back
+    return None if frame is None else frame.f_locals["plan"]
 
 
 def small_workload(log=None, *, num_batches=4, unit="", shuffle=False):

@@ -10,6 +10,7 @@ from gapless.compare.verify_plan import run_verification
 from gapless.compare.workload import Workload
 from gapless.device.find import find_device
 from gapless.plans import PLANS
+from toys import plan_of_run
 
 
 pytestmark = [
@@ -26,18 +27,6 @@ def sync_mode():
     torch.cuda.set_sync_debug_mode("default")
 
 
-class Batches:
-    """Batches that count how many were taken."""
-
-    def __init__(self):
-        self.num_taken = 0
-
-    def __iter__(self):
-        for n in range(16):
-            self.num_taken += 1
-            yield torch.full((8, 32), float(n % 5 + 1)), torch.arange(8) % 4
-
-
 def make(device, *, after=None, capturable=False):
     """A classifier with dropout and Adam, whose `step` counter lives on the host unless told.
 
@@ -48,14 +37,13 @@ def make(device, *, after=None, capturable=False):
         torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 4)
     ).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, capturable=capturable)
-    batches = Batches()
-    done = ahead = 0
+    batches = [(torch.full((8, 32), n % 5 + 1.0), torch.arange(8) % 4) for n in range(16)]
+    is_gapless = plan_of_run() == "gapless"
+    done = 0
 
     def step(batch):
-        nonlocal done, ahead
+        nonlocal done
         done += 1
-        if done == 1:
-            ahead = batches.num_taken - 1
         if done == 5:
             torch.cuda.set_sync_debug_mode("error")
         x, y = batch
@@ -64,7 +52,7 @@ def make(device, *, after=None, capturable=False):
         loss.backward()
         optimizer.step()
         if after is not None:
-            after(model, optimizer, done=done, is_gapless=ahead == 2)
+            after(model, optimizer, done=done, is_gapless=is_gapless)
         return loss
 
     return Workload(model=model, optimizer=optimizer, batches=batches, step=step)

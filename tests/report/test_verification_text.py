@@ -79,7 +79,9 @@ def test_a_difference_is_told_with_step_tensor_size_and_advice():
         "  1 of 7 tensors differ after step 3",
         "  first loss that differs, step 4: 1.5 against 1.25, difference 0.25",
     ]
-    assert "takes batches ahead of their steps" in lines[4]
+    assert "the host need not wait for the device in each step" in lines[4]
+    replayed = replace(different(), ours=run("captured", num_replays=2))
+    assert "keeps the value of the capture" in verdict_lines(replayed)[4]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 def move(batch: Any, device: torch.device) -> Any:
     """Return a batch with every tensor, and every object that has a `to`, moved by its own `to`.
 
-    Containers are made anew; whatever else is in them stays as it is.
+    Containers are made anew, a read-only mapping as a dictionary; whatever else is in them stays as
+    it is.
 
     Sync: May block the host, as `to` does for memory that is not page-locked.
     """
@@ -34,13 +35,14 @@ def move(batch: Any, device: torch.device) -> Any:
         # One that moves its own attributes may return nothing.
         return batch if moved is None else moved
     if isinstance(batch, tuple | list):
-        parts = [move(part, device) for part in batch]
         make = getattr(type(batch), "_make", type(batch))
-        return make(parts)
+        return make([move(part, device) for part in batch])
     if isinstance(batch, Mapping):
-        mapping: Any = copy.copy(batch)
-        for key, part in batch.items():
-            mapping[key] = move(part, device)
+        parts = {key: move(part, device) for key, part in batch.items()}
+        if not isinstance(batch, MutableMapping):
+            return parts
+        mapping = copy.copy(batch)
+        mapping.update(parts)
         return mapping
     if dataclasses.is_dataclass(batch):
         moved = copy.copy(batch)

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from gapless.compare.plain_batch import move
 from gapless.compare.rounds import require_batches
-from gapless.errors import LossError
 from gapless.pipeline.loaders import EpochOf
 from gapless.pipeline.step import call_host_part, do_work, loss_of
 
@@ -62,21 +59,7 @@ def take_plain_steps(
                 out = loss_of(do_work(step, moved))
                 after_step(len(losses) + 1)
                 with device.allow_waits():
-                    losses.append(_read(out.loss if out.logged is None else out.logged))
+                    losses.append(float((out.loss if out.logged is None else out.logged).item()))
         passes.append(len(losses) - before)
         require_batches(passes[-1], done=before)
     return losses, tuple(passes)
-
-
-def _read(loss: object) -> float:
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return float(loss.item())
-    if isinstance(loss, int | float):
-        return float(loss)
-    what = f"a {type(loss).__qualname__}" if loss is not None else "None"
-    if isinstance(loss, torch.Tensor):
-        what = f"a tensor of shape {tuple(loss.shape)} and {loss.dtype}"
-    raise LossError(
-        f"a loss must be a tensor with one number, but is {what}; let the step return its loss, "
-        "still on the device, or a gapless.StepLoss"
-    )

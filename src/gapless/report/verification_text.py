@@ -44,8 +44,12 @@ _NOT_WITHIN = (
     "  larger tolerance.",
 )
 _PLAN_MATTERS = (
-    "  A plan takes batches ahead of their steps: let them draw from a random generator of their",
-    "  own, and keep no view of a batch after its step.",
+    "  Under a plan the host need not wait for the device in each step: change no memory on the host",
+    "  that queued work still reads.",
+)
+_REPLAYED = (
+    "  A replayed step repeats its kernels: what it reads from Python keeps the value of the capture.",
+    "  Pass what changes from step to step in the batch.",
 )
 
 
@@ -106,7 +110,7 @@ def _verdict(verdict: Verdict) -> Iterator[str]:
         result = "not reproducible" if verdict.is_of_one_plan else "different"
         yield f"{head}: {result}, from {_at(verdict.difference.step)} on"
         yield from _difference_lines(verdict.difference)
-        yield from _advice(verdict.difference, is_of_one_plan=verdict.is_of_one_plan)
+        yield from _advice(verdict)
 
 
 def _compared(verdict: Verdict) -> str:
@@ -165,11 +169,13 @@ def _losses(loss: LossDifference) -> str:
     return f"{loss.ours:.9g} against {loss.theirs:.9g}, difference {loss.size:.3g}"
 
 
-def _advice(difference: Difference, *, is_of_one_plan: bool) -> tuple[str, ...]:
-    advice = _PLAN_MATTERS
+def _advice(verdict: Verdict) -> tuple[str, ...]:
+    difference = verdict.difference
+    assert difference is not None
+    advice = _REPLAYED if verdict.ours.num_replays else _PLAN_MATTERS
     if difference.step == 0:
         advice = _BUILT_DIFFERENTLY
-    elif is_of_one_plan:
+    elif verdict.is_of_one_plan:
         tensor = difference.tensor
         is_batch = tensor is not None and tensor.name.startswith(BATCH_TENSOR)
         advice = _OTHER_BATCHES if is_batch else _NOT_REPRODUCIBLE
