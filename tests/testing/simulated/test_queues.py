@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.testing.simulated.queues import Queues, SimulatedEvent, Task
 from gapless.testing.simulated.races import HOST
@@ -224,3 +225,27 @@ def test_streams_that_wait_for_each_other_in_turn_end():
 
         assert x.tolist() == [500 % 100] * 4
     assert device.report.races == []
+
+
+class Seen(TorchDispatchMode):
+    """List the operators that run in its body."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_late_work_is_not_seen_by_the_modes_of_code_that_runs_by_then():
+    """A mode sees the operators of its body, and none that was queued before it."""
+    with SimulatedDevice(scheduler="lazy") as device:
+        x = device.device_buffer(8).fill_(1)
+        with Seen() as seen:
+            x.mul_(2)
+            device.synchronize_stream(device.current_stream())
+
+    assert seen.names == ["aten.mul_.Tensor"]
+    assert x.tolist() == [2] * 8

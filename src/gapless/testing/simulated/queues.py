@@ -179,11 +179,11 @@ class Queues:
 
     def _run_next(self, stream: SimulatedStream) -> None:
         task = stream.queue.popleft()
-        stream.num_done += 1
-        if task.run is None or self.failure is not None:
-            return
         try:
-            task.run()
+            if task.run is not None and self.failure is None:
+                task.run()
         except Exception as failure:
             failure.add_note(f"in work that was queued on {stream.name} at {task.site}")
             self.failure = failure
+        finally:
+            stream.num_done += 1

@@ -73,8 +73,14 @@ class Work:
         state = self.draw() if self.draw is not None else None
 
         def run() -> None:
-            # Kernels write to any tensor; tensors of inference mode can only be written in it.
-            with torch.inference_mode(), torch.set_grad_enabled(self.needs_grad):
+            # Kernels write to any tensor; tensors of inference mode can only be written in it. Modes
+            # of the code that runs by now must not see this work.
+            with (
+                torch.inference_mode(),
+                torch.set_grad_enabled(self.needs_grad),
+                torch._C.DisableTorchFunction(),
+                torch._C._DisableTorchDispatch(),
+            ):
                 self.run(state)
 
         return run
