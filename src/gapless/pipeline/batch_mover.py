@@ -50,7 +50,7 @@ class StagedBatch:
         copied: marks the end of the copies, None if there are none.
         enqueued: done when a background thread has queued the copies.
         reads_loader_memory: whether the copies read page-locked memory of the loader itself.
-        num_bytes: of its large tensors.
+        num_bytes: page-locked memory that its copies hold.
         was_handed_out: whether streams wait for `copied` already.
     """
 
@@ -128,8 +128,8 @@ class BatchMover:
         last, self._last = self._last, None
         if last is not None:
             self._wait_for_thread(last)
-            if last.reads_loader_memory and not self._device.query_event(last.copied):
-                self._host_waits.wait_event(last.copied, reason="loader_memory")
+            if last.reads_loader_memory:
+                self._wait_for_copies(last)
         while self._sources:
             source = self._sources.pop()
             # To ask the event again takes less time than to ask the next tensor.
@@ -177,6 +177,8 @@ class BatchMover:
             for target in staged.copies:
                 self._loans.add(Loan(staged.lane, target.detach(), stream))
             staged.copies.clear()
+            if not (staged.num_bytes or staged.reads_loader_memory):
+                self._events.give_back(staged.copied)  # the host will not ask about it
         if staged.was_moved is not None:
             self._order_moves(staged, staged.was_moved)
         return value
@@ -225,7 +227,6 @@ class BatchMover:
         if tensor.nbytes > self._max_direct_bytes and self._is_plain(tensor):
             target = self._copy(tensor, self._last)
             self._last.copies.append(target)
-            self._last.num_bytes += tensor.nbytes
             return target
         if self._leaves_late:
             self._sources.append(tensor)
@@ -264,7 +265,8 @@ class BatchMover:
 
     def _copy(self, source: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
         """Start to copy a large tensor; return where it goes."""
-        self._make_room(source.nbytes)
+        if self._in_flight:
+            self._make_room(source.nbytes)
         if self._copies_in_thread:
             target = staged.lane.allocate_like(source)
             staged.jobs.append((target, source))
@@ -278,6 +280,7 @@ class BatchMover:
         if source.is_pinned():
             staged.reads_loader_memory = self._leaves_late
             return source
+        staged.num_bytes += source.nbytes
         # Torch's allocator keeps this memory until the copies that read it are done.
         return self._device.pinned_like(source).copy_(source)
 
@@ -292,7 +295,8 @@ class BatchMover:
 
     def _mark_copies(self, staged: StagedBatch) -> None:
         staged.copied = self._events.take()
-        self._in_flight.append(staged)
+        if staged.num_bytes or staged.jobs:
+            self._in_flight.append(staged)
         if not staged.jobs:
             self._device.record_event(staged.copied, staged.lane.stream)
             return
@@ -318,14 +322,20 @@ class BatchMover:
                 if not self._is_full(num_bytes):
                     return
                 self._host_waits.wait_event(copied, reason="staging")
-            self._in_flight.popleft()
             self._events.give_back(copied)
+            self._in_flight.popleft()
 
     def _is_full(self, num_bytes: int) -> bool:
-        held = sum(staged.num_bytes for staged in self._in_flight)
+        held = sum([staged.num_bytes for staged in self._in_flight])
         return (
             len(self._in_flight) >= self._max_in_flight or held + num_bytes > _MAX_BYTES_IN_FLIGHT
         )
+
+    def _wait_for_copies(self, staged: StagedBatch) -> None:
+        if not self._device.query_event(staged.copied):
+            self._host_waits.wait_event(staged.copied, reason="loader_memory")
+        if staged.was_handed_out and not staged.num_bytes:
+            self._events.give_back(staged.copied)
 
     def _wait_for_thread(self, staged: StagedBatch) -> None:
         enqueued = staged.enqueued
