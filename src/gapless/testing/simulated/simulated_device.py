@@ -72,7 +72,8 @@ class SimulatedDevice:
     """
 
     is_accelerator = True
-    max_direct_copy_bytes = -1
+    # Small, so that both ways to move a tensor are seen in simulations of small batches.
+    max_direct_copy_bytes = 256
     sees_all_threads = False
 
     def __init__(
@@ -269,8 +270,9 @@ class SimulatedDevice:
 
         It is allocated under the current stream.
         """
-        buffer = self.device_buffer(tensor.nbytes)
-        return buffer.view(tensor.dtype).as_strided(tensor.size(), tensor.stride())
+        return torch.empty_strided(
+            tensor.size(), tensor.stride(), dtype=tensor.dtype, device=self.torch_device
+        )
 
     def needs_copy(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is outside device memory."""
