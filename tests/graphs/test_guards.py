@@ -82,7 +82,6 @@ def test_guards_that_fail_too_often_end_capturing(device, kind, most):
     level, refusals = kind(0), []
     step = gapless.capture(lambda batch: batch * 2.0, device=device)
     step._captured._guards.append(level)
-    step._captured._checks = GuardSet(step._captured._guards)
     for number, batch in enumerate(gapless.prefetch(batches(*[4] * 12), device)):
         level.value = number // 2
         step(batch)

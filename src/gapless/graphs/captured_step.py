@@ -119,7 +119,8 @@ class CapturedStep:
             OptimizerNumbers(optimizers, needs_copy=device.needs_copy),
             OptimizerMemory(optimizers),
         ]
-        self._checks = GuardSet(self._guards)
+        # All from the moment of the first graph.
+        self._checks = GuardSet([])
         self._num_changes = 0
 
     def run(self, tree: Tree) -> StepRun:
@@ -179,6 +180,8 @@ class CapturedStep:
         Sync: Does not block the host.
         """
         self._graphs.clear()
+        # Checks hold on to weights as graphs do.
+        self._checks = GuardSet([])
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
@@ -217,9 +220,6 @@ class CapturedStep:
 
     def _first_failed(self, graph: StepGraph | None) -> Guard | None:
         """Return the guard that forbids to go on with the graphs there are, None if none does."""
-        if self.report.refusal is not None and not self._graphs:
-            # Nothing was captured, and nothing will be.
-            return None
         failed = self._checks.first_failed()
         if failed is None and graph is not None:
             failed = graph.guards.first_failed()
@@ -227,10 +227,7 @@ class CapturedStep:
 
     def _drop_graphs_for(self, failed: Guard) -> None:
         """Drop all graphs; refuse the step if its guards fail too often."""
-        # If there are none, the optimizers have only become known.
-        if self._graphs:
-            self._num_changes += 1
-        self._checks = GuardSet(self._guards)
+        self._num_changes += 1
         self.drop_graphs()
         self.lift_refusal()
         if self._num_changes > self._most_changes(failed):
@@ -248,6 +245,7 @@ class CapturedStep:
             self.report.refusal = self._graphs.limit(key)
         if self.report.refusal is not None:
             return None
+        checks = self._checks if self._graphs else GuardSet(self._guards)
         static, gradients = _static(tree), self._weights.gradients()
         start = self._device.now_ms()
         try:
@@ -257,6 +255,7 @@ class CapturedStep:
             return None
         finally:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
+        self._checks = checks
         self.report.num_graphs += 1
         return graph
 
@@ -306,7 +305,6 @@ class CapturedStep:
         tree = _static(tree)
         for _ in range(self._warm_ups.num_warmup):
             self._warm_up(key, tree)
-        self._checks = GuardSet(self._guards)
         self._capture(key, tree)
 
 

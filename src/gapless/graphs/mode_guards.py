@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from operator import attrgetter
 from types import CellType, FunctionType, MethodType, ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -65,8 +66,8 @@ class TrainingModes(SelectingGuard):
 
     def reader(self) -> Callable[[], Hashable]:
         """Return a function that reads the mode of each module."""
-        modules = self._modules
-        return lambda: tuple([module.training for module in modules])
+        modules, training = self._modules, attrgetter("training")
+        return lambda: tuple(map(training, modules))
 
 
 class DropoutProbabilities(SelectingGuard):
@@ -85,8 +86,8 @@ class DropoutProbabilities(SelectingGuard):
 
     def reader(self) -> Callable[[], Hashable]:
         """Return a function that reads the probability of each module."""
-        modules = self._modules
-        return lambda: tuple([module.p for module in modules])
+        modules, probability = self._modules, attrgetter("p")
+        return lambda: tuple(map(probability, modules))
 
 
 def modes_of(step: object, *, device_type: str) -> list[SelectingGuard]:

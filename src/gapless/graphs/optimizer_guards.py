@@ -7,7 +7,9 @@ Python number, or state that a checkpoint replaced, would silently stay as it wa
 from __future__ import annotations
 
 import weakref
+from itertools import chain
 from numbers import Number
+from operator import is_
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -16,7 +18,7 @@ from gapless.graphs.guards import Guard
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator
+    from collections.abc import Callable, Hashable, Iterator, Sequence
 
 
 class KnownOptimizers:
@@ -42,7 +44,7 @@ class KnownOptimizers:
 
     def weights(self) -> list[torch.Tensor]:
         """Return the weights of all optimizers."""
-        return [weight for group in self.groups() for weight in group["params"]]
+        return list(chain.from_iterable([group["params"] for group in self.groups()]))
 
     def state_ids(self) -> Hashable:
         """Return the ids of all values of the optimizers' state.
@@ -77,8 +79,25 @@ class OptimizerNumbers(Guard):
 
     def check(self) -> Callable[[], bool]:
         """Return a function that says whether all numbers are as they are now."""
-        read, found = self._read, self._read()
-        return lambda: read() == found
+        found, objects = self._read(), self._objects()
+        may_differ = [value for value in objects if not _is_fixed(value)]
+        numbers = list(map(self._number, may_differ))
+
+        def holds() -> bool:
+            # The same objects as before are a quick yes; objects that are equal are one as well.
+            if _same(self._objects(), objects):
+                return list(map(self._number, may_differ)) == numbers
+            return self._read() == found
+
+        return holds
+
+    def _objects(self) -> list[object]:
+        """Return names and values of all groups."""
+        found: list[object] = []
+        for group in self._optimizers.groups():
+            found += group
+            found += [value for name, value in group.items() if name != "params"]
+        return found
 
     def _read(self) -> list[list[tuple[str, Hashable]]]:
         number = self._number
@@ -114,15 +133,49 @@ class OptimizerMemory(Guard):
 
     def check(self) -> Callable[[], bool]:
         """Return a function that says whether all lies where it lies now."""
-        read, found = self._read, self._read()
-        return lambda: read() == found
+        weights, addresses = self._optimizers.weights(), self._addresses()
 
-    def _read(self) -> list[int]:
-        found = [id(weight) for weight in self._optimizers.weights()]
+        def holds() -> bool:
+            now = self._optimizers.weights()
+            return _same(now, weights) and self._addresses() == addresses
+
+        return holds
+
+    def _addresses(self) -> list[int]:
+        """Return where all tensors of the optimizers' state lie."""
+        found: list[int] = []
         for optimizer in self._optimizers:
-            found += [
-                part.data_ptr() if isinstance(part, torch.Tensor) else part is None
-                for state in optimizer.state.values()
-                for part in (state.values() if isinstance(state, dict) else [state])
-            ]
+            parts = _parts(optimizer)
+            try:
+                found += list(map(torch.Tensor.data_ptr, parts))
+            except TypeError:
+                found += [
+                    part.data_ptr() if isinstance(part, torch.Tensor) else part is None
+                    for part in parts
+                ]
         return found
+
+
+def _same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Return whether two lists hold the same objects; tensors are not compared."""
+    return len(some) == len(others) and all(map(is_, some, others))
+
+
+def _parts(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """Return all values of an optimizer's state."""
+    states = optimizer.state.values()
+    try:
+        return list(chain.from_iterable(map(dict.values, states)))
+    except TypeError:
+        return [
+            part
+            for state in states
+            for part in (state.values() if isinstance(state, dict) else [state])
+        ]
+
+
+def _is_fixed(value: object) -> bool:
+    """Return whether an object's numbers are the same for ever."""
+    if isinstance(value, tuple):
+        return all(map(_is_fixed, value))
+    return not isinstance(value, torch.Tensor | list)
