@@ -204,17 +204,13 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
     if graph is None:
         raise RuntimeError(f"nothing was captured: {step.report}")
 
-    def go_to_stream() -> None:
-        with step._on_own_stream():
-            pass
-
     def copy_in() -> None:
         with torch.no_grad():
             for target, source in zip(graph._inputs, tree.leaves, strict=True):
                 target.copy_(source)
 
     return {
-        "own stream": go_to_stream,
+        "order of calls": lambda: step._side.end_call(step._side.begin_call()),
         "host part": lambda: call_host_part(captured.step, batch),
         "flatten": lambda: flatten(batch),
         "kind of batch": lambda: captured._objection_to(tree),

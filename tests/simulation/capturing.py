@@ -197,6 +197,84 @@ def what_a_captured_step_returns_is_the_callers(device):
     assert step.report.num_replays == 9
 
 
+def put(device, batch):
+    """Return a batch on the device, copied by the current stream."""
+    moved = [device.device_buffer(part.nbytes).view(part.dtype).view(part.shape) for part in batch]
+    for target, source in zip(moved, batch, strict=True):
+        target.copy_(source, non_blocking=True)
+    return tuple(moved)
+
+
+def two_streams(device):
+    """Return two streams that come after what was queued so far."""
+    streams = [device.create_stream(), device.create_stream()]
+    for stream in streams:
+        device.wait_stream(stream, device.current_stream())
+    return streams
+
+
+@scenario(num_seeds=2 * VERY_FEW)
+def calls_from_two_streams(device):
+    """Each comes after those before, and nobody else has put the streams in order."""
+    losses, weight = train_plainly(regression_data())
+    model = Regression()
+    on_device(device, model)
+    step = gapless.capture(model, device=device)
+    streams, kept = two_streams(device), []
+    for number, batch in enumerate(regression_data()):
+        # Two by two, so that a stream also goes on where it was.
+        with device.use_stream(streams[number // 2 % 2]):
+            kept.append(step(put(device, batch)).loss)
+    for stream in streams:
+        device.wait_stream(device.current_stream(), stream)
+    assert losses == [read_back(device, loss).item() for loss in kept]
+    assert torch.equal(weight, read_back(device, model.weight))
+    assert step.report.num_replays == len(losses) - 2
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_refused_batch_runs_on_the_stream_of_all_eager_runs(device):
+    """Autograd binds a weight's gradients to the stream that they first saw."""
+    seen = []
+
+    def note_stream(batch):
+        seen.append(device.current_stream())
+        return batch[0] * 1.0
+
+    step = gapless.capture(note_stream, device=device)
+    ours = (torch.ones(1),)
+    for batch in (ours, put(device, ours), put(device, ours), ours):
+        step(batch)
+    assert step.report.refusal.kind == "batch_on_host"
+    assert len(seen) == 4
+    assert set(seen) == {device.shared_stream("gapless.capture")}
+
+
+@scenario(num_seeds=VERY_FEW)
+def captures_ahead_on_another_stream(device):
+    """Calls from the stream before come after them: weights are moved and put back."""
+    losses, weight = train_plainly(regression_data())
+    model = Regression()
+    module, optimizer = on_device(device, model)
+    step = gapless.capture(model, device=device)
+    streams, kept = two_streams(device), []
+    for number, batch in enumerate(regression_data()):
+        with device.use_stream(streams[0]):
+            kept.append(step(put(device, batch)).loss)
+        if number == 5:
+            with device.use_stream(streams[1]):
+                gapless.capture(
+                    model,
+                    example_inputs=mixed_shapes()[1:2],
+                    model=module,
+                    optimizer=optimizer,
+                    device=device,
+                )
+    device.wait_stream(device.current_stream(), streams[0])
+    assert losses == [read_back(device, loss).item() for loss in kept]
+    assert torch.equal(weight, read_back(device, model.weight))
+
+
 # --- limits ---
 
 

@@ -164,7 +164,7 @@ KINDS = [
     Kind("not recorded", question("record"), _fresh_event),
     Kind(
         "not entered",
-        context("use_stream", "use", "on_compute_stream", "blocking", "_on_own_stream"),
+        context("use_stream", "use", "on_compute_stream", "blocking", "_on_side_stream"),
         _null_context,
     ),
     Kind("always holds", question(*guards()), _guard_that_holds),

@@ -7,7 +7,6 @@ for batch in gapless.prefetch(loader, device):
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import update_wrapper
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
@@ -20,6 +19,7 @@ from gapless.errors import CaptureRefused, UserError
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_cache import memory_share
 from gapless.graphs.refusal import Refusal
+from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
@@ -28,7 +28,8 @@ from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
+    from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
@@ -71,7 +72,9 @@ class _Settings:
         if self.on_refusal not in ("eager", "raise"):
             raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
 
-    def wrap(self, step: Any) -> CapturedStep:
+    def wrap(
+        self, step: Any, on_side_stream: Callable[[], AbstractContextManager[None]]
+    ) -> CapturedStep:
         """Return a step that can be captured."""
         return CapturedStep(
             step,
@@ -80,6 +83,7 @@ class _Settings:
             num_warmup=self.num_warmup,
             max_graphs=self.max_graphs,
             memory_budget_bytes=memory_share(self.device, self.memory_fraction),
+            on_side_stream=on_side_stream,
         )
 
 
@@ -94,10 +98,8 @@ class CapturedFunction:
         update_wrapper(self, step, updated=())
         self._settings = settings
         self._device = settings.device
-        self._captured = settings.wrap(step)
-        # Nothing can be captured on the default stream, and autograd binds gradients to the
-        # stream they first saw: the step runs on this one from its first call on.
-        self._stream = self._device.shared_stream("gapless.capture")
+        self._side = SideStream(self._device)
+        self._captured = settings.wrap(step, self._side.use)
         if not self._device.is_accelerator:
             text = "a CPU runs its work itself, there is nothing to launch"
             self.report.refusal = Refusal("cpu", text)
@@ -134,9 +136,12 @@ class CapturedFunction:
             self.report.num_eager += 1
             call_host_part(self._captured.step, batch)
             return _own(do_work(self._captured.step, batch))
-        with self._on_own_stream():
+        caller = self._side.begin_call()
+        try:
             call_host_part(self._captured.step, batch)
             return _own(self._run(batch))
+        finally:
+            self._side.end_call(caller)
 
     def __repr__(self) -> str:
         name = getattr(self, "__qualname__", None) or repr(self._captured.step)
@@ -163,23 +168,12 @@ class CapturedFunction:
         if refusal is not None and self._settings.on_refusal == "raise":
             raise CaptureRefused(f"{self!r} is not captured: {refusal.text}", kind=refusal.kind)
 
-    @contextmanager
-    def _on_own_stream(self) -> Iterator[None]:
-        """Send the work of the body to the step's stream, in order with the caller's work."""
-        outer = self._device.current_stream()
-        self._device.wait_stream(self._stream, outer)
-        try:
-            with self._device.use_stream(self._stream):
-                yield
-        finally:
-            self._device.wait_stream(outer, self._stream)
-
     def capture_ahead(self, batches: Iterable[Any], snapshot: Callable[[], Snapshot]) -> None:
         """Capture the step for these batches, and from here on for no others.
 
         Args:
             batches: one of each kind.
-            snapshot: takes one of what the step changes, on the stream of the step.
+            snapshot: takes one of what the step changes, on the side stream.
 
         Raises:
             CaptureRefused: `on_refusal` is "raise", and not all of them are captured.
@@ -188,7 +182,7 @@ class CapturedFunction:
         """
         if not self._device.is_accelerator:
             return
-        with self._on_own_stream():
+        with self._side.use():
             taken = snapshot()
             trees = prefetch(batches, self._device).trees()
             self._captured.capture_ahead(trees, snapshot=taken, only_these=True)

@@ -12,6 +12,7 @@ to be copied out of it before the next replay overwrites it.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -33,6 +34,7 @@ from gapless.pipeline.step import do_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable
+    from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
     from gapless.graphs.graph_cache import StepGraph
@@ -88,6 +90,7 @@ class CapturedStep:
             optimizer's state, the second shows whether the step makes it anew.
         max_graphs: as of `GraphCache`.
         memory_budget_bytes: as of `GraphCache`.
+        on_side_stream: returns a context for what is no replay: eager runs and captures.
 
     Attributes:
         step: the step itself.
@@ -103,10 +106,12 @@ class CapturedStep:
         num_warmup: int = DEFAULT_NUM_WARMUP,
         max_graphs: int = DEFAULT_MAX_GRAPHS,
         memory_budget_bytes: int | None = None,
+        on_side_stream: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self.step = step
         self.report = CaptureReport()
         self._device = device
+        self._on_side_stream = on_side_stream
         self._keys = GraphKeys(step, device=device)
         optimizers = KnownOptimizers()
         self._weights = KnownWeights(optimizers)
@@ -139,11 +144,8 @@ class CapturedStep:
             graph = None
         if graph is not None:
             return StepRun(self._replay(graph, tree), "replay", key)
-        if self._warm_ups.are_done(key):
-            graph = self._capture(key, tree)
-        if graph is not None:
-            return StepRun(self._replay(graph, tree), "capture", key)
-        return StepRun(self._run_eagerly(key, tree), "eager", key)
+        with self._on_side_stream():
+            return self._run_without_graph(key, tree)
 
     def run_eagerly(self, tree: Tree, *, may_come_again: bool = True) -> StepRun:
         """Train on a batch by the step itself.
@@ -167,7 +169,8 @@ class CapturedStep:
         """
         self.report.num_eager += 1
         self._refuse(refusal)
-        return do_work(self.step, batch)
+        with self._on_side_stream():
+            return do_work(self.step, batch)
 
     @property
     def has_graphs(self) -> bool:
@@ -202,6 +205,12 @@ class CapturedStep:
         out = graph.replay(tree.leaves)
         self.report.num_replays += 1
         return out
+
+    def _run_without_graph(self, key: Hashable, tree: Tree) -> StepRun:
+        graph = self._capture(key, tree) if self._warm_ups.are_done(key) else None
+        if graph is not None:
+            return StepRun(self._replay(graph, tree), "capture", key)
+        return StepRun(self._run_eagerly(key, tree), "eager", key)
 
     def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
         self.report.num_eager += 1
