@@ -204,11 +204,6 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
     if graph is None:
         raise RuntimeError(f"nothing was captured: {step.report}")
 
-    def copy_in() -> None:
-        with torch.no_grad():
-            for target, source in zip(graph._inputs, tree.leaves, strict=True):
-                target.copy_(source)
-
     return {
         "order of calls": lambda: step._side.end_call(step._side.begin_call()),
         "host part": lambda: call_host_part(captured.step, batch),
@@ -217,7 +212,7 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
         "key": lambda: captured._keys.of(tree),
         "guards of optimizers": captured._checks.first_failed,
         "guards of weights": graph.guards.first_failed,
-        "batch into the graph": copy_in,
+        "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
         "replay": graph._graph.replay,
         "gradients": graph._gradients.hand_out,
         "copy of what it returns": lambda: _own(graph._out),

@@ -104,6 +104,23 @@ def test_a_step_may_return_any_structure():
     assert out["parts"][1:] == (3, None)
 
 
+def test_every_tensor_of_a_batch_reaches_the_graph(device):
+    """Whatever dtypes there are, and however many tensors of each."""
+    one, two, three = torch.float32, torch.int64, torch.complex64
+    dtypes = [one, two, one, three, one, torch.bool, two]
+    data = [
+        [torch.full((size,), size * number).to(dtype) for size, dtype in enumerate(dtypes, 1)]
+        for number in range(5)
+    ]
+    step = gapless.capture(lambda batch: [part.clone() for part in batch], device=device)
+
+    found = [step(batch) for batch in gapless.prefetch(data, device)]
+
+    assert step.report.num_replays == 3
+    for batch, out in zip(data, found, strict=True):
+        assert all(torch.equal(part, other.cpu()) for part, other in zip(batch, out, strict=True))
+
+
 def test_a_step_that_returns_something_else_is_refused():
     """The error names the type that came back and what may come back."""
     step = gapless.capture(lambda batch: {1, 2}, device="cpu")

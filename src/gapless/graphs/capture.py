@@ -385,11 +385,15 @@ def _needed(part: _PartT | None, name: str) -> _PartT:
 def _own(out: Any) -> Any:
     """Return copies of what a step returned, which no replay overwrites."""
     if isinstance(out, torch.Tensor):  # as nearly all steps do; a tree would cost microseconds
-        return out.detach().clone()
+        return _copy_of(out)
     tree = flatten(out)
     if tree.unknown:
         raise UserError(
             f"the captured step returned an object of type {type(tree.unknown[0]).__name__}, "
             "expected tensors, plain values, or tuples, lists, mappings and dataclasses of them"
         )
-    return tree.map(lambda tensor: tensor.detach().clone()).value
+    return tree.map(_copy_of).value
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().clone() if tensor.requires_grad else tensor.clone()

@@ -29,6 +29,11 @@ if TYPE_CHECKING:
 # What is left is for libraries and fragments.
 DEFAULT_MEMORY_FRACTION = 0.8
 
+# Of these torch copies all tensors of one dtype in one launch.
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_COPIED_TOGETHER = frozenset((*_FLOATS, *_INTEGERS))
+
 # Each graph takes memory; more than this are a sign of shapes that hardly come again.
 DEFAULT_MAX_GRAPHS = 100
 
@@ -55,7 +60,7 @@ class StepGraph:
     ) -> None:
         self.guards = guards
         self._graph = graph
-        self._inputs = inputs
+        self._inputs = _Inputs(inputs)
         self._out = out
         self._gradients = gradients
 
@@ -67,13 +72,42 @@ class StepGraph:
 
         Sync: Does not block the host.
         """
-        # A step may have made its input require gradients, and autograd is not to keep batches.
-        with torch.no_grad():
-            for target, source in zip(self._inputs, leaves, strict=True):
-                target.copy_(source)
+        self._inputs.fill(leaves)
         self._graph.replay()
         self._gradients.hand_out()
         return self._out
+
+
+class _Inputs:
+    """The memory that a graph reads a batch from.
+
+    Args:
+        tensors: in that memory.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        # A step may have made its input require gradients, and autograd is not to keep batches.
+        targets = [tensor.detach() for tensor in tensors]
+        alike: dict[torch.dtype, list[int]] = {}
+        for number, target in enumerate(targets):
+            if _is_plain(target) and target.dtype in _COPIED_TOGETHER:
+                alike.setdefault(target.dtype, []).append(number)
+        groups = [group for group in alike.values() if len(group) > 1]
+        together = {number for group in groups for number in group}
+        self._groups = [([targets[number] for number in group], group) for group in groups]
+        self._alone = [pair for pair in enumerate(targets) if pair[0] not in together]
+
+    def fill(self, sources: list[torch.Tensor]) -> None:
+        """Copy the tensors of a batch there."""
+        for number, target in self._alone:
+            target.copy_(sources[number])
+        for targets, numbers in self._groups:
+            torch._foreach_copy_(targets, [sources[number] for number in numbers])
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return type(tensor) is torch.Tensor and is_dense
 
 
 class GraphCache:
