@@ -1,0 +1,1 @@
+"""Six training scripts as people publish them, each as written and with gapless."""
