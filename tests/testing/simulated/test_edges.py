@@ -230,6 +230,21 @@ def test_only_bytes_that_both_touch_race(rig, first, second, num_races):
     assert num_races == len(rig.races)
 
 
+def test_columns_of_a_tall_matrix_do_not_race(rig):
+    """Disjoint columns are disjoint however many rows there are, and the same column is not."""
+    device = rig.device
+    matrix = device.device_buffer(4 * 4 * 5000).view(torch.float32).view(5000, 4)
+    for _ in range(2):
+        for stream, column in ((rig.first, 0), (rig.second, 3)):
+            with device.use_stream(stream):
+                matrix[:, column].fill_(1.0)
+    assert rig.races == []
+    with device.use_stream(rig.second):
+        matrix[4000, :1] + 1
+
+    assert rig.races == [("stream 0", "write", "stream 1", "read")]
+
+
 def test_reads_do_not_race(rig):
     """Any number of streams may read the same bytes."""
     for stream in (rig.first, rig.second, rig.third):

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from gapless.testing.simulated.races import HOST, History, RaceChecker
+from gapless.testing.simulated.history import History
+from gapless.testing.simulated.races import HOST, RaceChecker
 
 
 HERE = Path(__file__).name

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from hypothesis import given, settings, strategies as st
 
-from gapless.testing.simulated.races import HOST, History, RaceChecker
+from gapless.testing.simulated.history import History
+from gapless.testing.simulated.races import HOST, RaceChecker
 
 
 AGENTS = ["s0", "s1", "s2", "s3"]

@@ -36,6 +36,9 @@ WAITS = {
         lambda x: bool(x[0] > 1),
         lambda x: [1, 2, 3][x[0].long()],
         lambda x: 2.0 in x,
+        lambda x: 1 if x.sum() else 0,
+        lambda x: x.sum() in [8.0, 16.0],
+        lambda x: x[0].is_nonzero(),
         lambda x: torch.full((int(x[0]),), 1.0),
     ],
     "Tensor.tolist": [lambda x: x.tolist()],
@@ -44,8 +47,18 @@ WAITS = {
     "Tensor.__repr__": [repr, str, lambda x: print(x)],
     "Tensor.__format__": [lambda x: f"{x[0]:.3f}", lambda x: f"{x}"],
     "aten.nonzero.default": [lambda x: x.nonzero(), lambda x: torch.where(x > 1)],
-    "aten.index.Tensor": [lambda x: x[x > 1]],
-    "aten.index_put_.default": [lambda x: x.__setitem__(x > 1, torch.ones(4))],
+    "aten.index.Tensor": [
+        lambda x: x[x > 1],
+        lambda x: x[[0, 2]],
+        lambda x: x[torch.tensor([0, 2])],
+        lambda x: x[torch.tensor([True, False, True, False])],
+        lambda x: x.view(2, 2)[:, [1, 0]],
+    ],
+    "aten.index_put_.default": [
+        lambda x: x.__setitem__(x > 1, torch.ones(4)),
+        lambda x: x.__setitem__([0, 2], 5.0),
+        lambda x: x.__setitem__(torch.tensor([True, False, True, False]), 5.0),
+    ],
     "aten.masked_select.default": [lambda x: x.masked_select(x > 1)],
     "aten._unique2.default": [lambda x: x.unique()],
     "aten.bincount.default": [lambda x: torch.bincount(x.long())],
@@ -59,7 +72,14 @@ WAITS = {
         lambda x: torch.zeros(4).copy_(x, non_blocking=True),
         lambda x: torch.zeros(6).__setitem__(slice(1, 5), x),
     ],
-    "blocking copy H2D": [lambda x: x.copy_(torch.zeros(4))],
+    "blocking copy H2D": [
+        lambda x: x.copy_(torch.zeros(4)),
+        lambda x: x.copy_(torch.tensor(3.0)),
+        lambda x: x[0].copy_(torch.tensor(3.0)),
+        lambda x: x.__setitem__(0, 5.0),
+        lambda x: torch.tensor(3.0, device=x.device),
+        lambda x: x.new_tensor([3.0]),
+    ],
 }
 
 
@@ -96,6 +116,11 @@ def test_what_does_not_wait_is_not_listed(device, x):
         x[places], x[0], x[1:3].shape, len(x), x.numel(), x.is_same_size(x), x.data_ptr()
         x[places] = 1.0
         x[x > 1] = 0.0
+        x[1:3] = 5.0
+        x[...] = torch.tensor(2.0)
+        x.fill_(torch.tensor(2.0))
+        x.copy_(torch.tensor(2.0), non_blocking=True)
+        F.one_hot(places, 4)
         x += 1
         F.scaled_dot_product_attention(*[x.view(1, 1, 2, 2)] * 3)
         x.repeat_interleave(places.repeat(2), output_size=4)
@@ -295,3 +320,24 @@ def test_a_list_of_device_numbers_is_waited_for(make):
 
     assert found.tolist() == [3.0, 3.0]
     assert count == 2
+
+
+def test_an_index_of_the_host_is_no_device_memory_afterwards(device, x):
+    """The index is copied in each call, as on a GPU, and the results are right."""
+    places, mask = torch.tensor([3, 0]), torch.tensor([True, False, False, True])
+    x[places] = torch.tensor([5.0, 6.0], device=x.device)
+    found = [x[places].tolist(), x[mask].tolist(), x[[1]].tolist()]
+
+    assert found == [[5.0, 6.0], [6.0, 5.0], [2.0]]
+    assert device.needs_copy(places)
+    assert device.needs_copy(mask)
+
+
+def test_one_hot_of_a_known_size_is_right_and_needs_no_values(device, x):
+    """Without `num_classes` torch asks for the largest value."""
+    places = x.long()
+    with device.forbid_waits():
+        found = F.one_hot(places.view(2, 2), 4)
+
+    assert found.tolist() == [[[0, 0, 1, 0]] * 2] * 2
+    assert F.one_hot(places).tolist() == [[0, 0, 1]] * 4

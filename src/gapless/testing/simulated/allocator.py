@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from gapless.testing.simulated.races import History
+from gapless.testing.simulated.history import Grid, History
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gapless.testing.simulated.history import Span
     from gapless.testing.simulated.queues import Mark
 
 
@@ -39,8 +40,8 @@ _MOST_SMALL = 1 << 20
 # was never written shows in the values.
 _POISON = b"\xff"
 
-# A strided view of more pieces than this is recorded as one range that contains them all.
-_MAX_RUNS = 1024
+# A strided view of more pieces than this is recorded as a grid, not as a range for each.
+_MAX_RUNS = 128
 
 # With fewer adopted blocks than this, nobody looks for freed ones.
 _FEW = 64
@@ -292,30 +293,30 @@ def with_bits_of(tensor: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     return torch._neg_view(values) if tensor.is_neg() else values
 
 
-def byte_ranges(tensor: torch.Tensor) -> list[tuple[int, int]]:
-    """Return the bytes of its block that a tensor covers, as (start, end) pairs.
+def spans_of(tensor: torch.Tensor, start: int = 0) -> list[Span]:
+    """Return the bytes that a tensor covers, where its storage starts at the byte `start`.
 
-    A strided tensor gives several ranges; beyond 1,024 pieces, one range from the first byte to the
-    last.
+    A strided tensor gives a range for each piece, and a grid if there are very many.
     """
     if not tensor.numel():
         return []
     width = tensor.element_size()
-    run = 1
+    run, count = 1, 1
     dims: list[tuple[int, int]] = []
     for size, stride in sorted(
         zip(tensor.size(), tensor.stride(), strict=True), key=lambda d: d[1]
     ):
         if size == 1 or stride == 0:
             continue
-        if stride == run:
+        if stride == run and not dims:
             run *= size
         else:
             dims.append((size, stride))
-    starts = [int(tensor.storage_offset())]
-    for number, (size, stride) in enumerate(dims):
-        if len(starts) * size > _MAX_RUNS:
-            last = starts[-1] + sum((n - 1) * s for n, s in dims[number:])
-            return [(starts[0] * width, (last + run) * width)]
-        starts = [start + stride * step for step in range(size) for start in starts]
-    return [(start * width, (start + run) * width) for start in starts]
+            count *= size
+    first = start + int(tensor.storage_offset()) * width
+    if count > _MAX_RUNS:
+        return [Grid(first, run * width, tuple((size, step * width) for size, step in dims))]
+    starts = [first]
+    for size, stride in dims:
+        starts = [begin + stride * width * step for step in range(size) for begin in starts]
+    return [(begin, begin + run * width) for begin in starts]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from gapless.testing.simulated.allocator import alias, byte_ranges
+from gapless.testing.simulated.allocator import alias, spans_of
 from gapless.testing.simulated.operator_call import (
     Call,
     UnpredictableError,
@@ -366,7 +366,7 @@ def _is_dense(host: torch.Tensor, device: torch.Tensor, to_device: bool) -> bool
         return False  # the host converts it
     if host.is_contiguous():
         return not to_device or host.numel() == device.numel()
-    return host.stride() == device.stride() and len(byte_ranges(host)) == 1
+    return host.stride() == device.stride() and len(spans_of(host)) == 1
 
 
 def _written_results(call: Call) -> Any:

@@ -12,7 +12,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from gapless.testing.simulated.allocator import alias
-from gapless.testing.simulated.places import PLACE_METHODS, with_place
+from gapless.testing.simulated.places import DEVICE, PLACE_METHODS, is_on_device, with_place
 from gapless.testing.simulated.simulation import Touch, Work
 
 
@@ -87,6 +87,17 @@ def _deepcopy(
     return twin
 
 
+def _one_hot(
+    simulation: Simulation, func: Any, tensor: torch.Tensor, num_classes: int = -1
+) -> Any:
+    """Ask for no values if the size is known; torch checks them on a CPU only."""
+    if num_classes <= 0 or not is_on_device(simulation, tensor):
+        return func(tensor, num_classes)
+    shape = (*tensor.shape, num_classes)
+    zeros = torch.zeros(shape, dtype=torch.int64, device=DEVICE)
+    return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+
 # These call many others, on the device and on the host.
 _BACKWARD = (torch.Tensor.backward, torch.autograd.grad)
 
@@ -98,4 +109,5 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__repr__: _read,
     torch.Tensor.__format__: _read,
     torch.Tensor.__deepcopy__: _deepcopy,
+    torch.nn.functional.one_hot: _one_hot,
 }

@@ -6,8 +6,8 @@ precedes what an agent does now if that agent's clock holds at least `t` for `a`
 same bytes, at least one of them a write, are a race if no clock orders them: then only timing decides
 whether values are right.
 
-Accesses are byte ranges of blocks, so overlapping views collide, and a block that is freed and
-reused keeps its history.
+Accesses are bytes of blocks, so overlapping views collide, and a block that is freed and reused
+keeps its history.
 
 Source: Mattern, "Virtual Time and Global States of Distributed Systems", 1988 (vector clocks);
 Flanagan and Freund, "FastTrack", PLDI 2009 (last write and reads since, instead of a history).
@@ -15,9 +15,12 @@ Flanagan and Freund, "FastTrack", PLDI 2009 (last write and reads since, instead
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+
+if TYPE_CHECKING:
+    from gapless.testing.simulated.history import History, Span
 
 
 Clock = dict[str, int]
@@ -114,59 +117,6 @@ class RaceReport:
         return "\n".join(lines)
 
 
-@dataclass(slots=True)
-class _Cell:
-    """The last write to the bytes from a start to `end`, and the reads since."""
-
-    end: int
-    write: Access | None = None
-    reads: dict[str, Access] = field(default_factory=dict)
-
-    def split_at(self, offset: int) -> _Cell:
-        """Keep the bytes before `offset`; return a cell for the rest."""
-        rest = _Cell(self.end, self.write, dict(self.reads))
-        self.end = offset
-        return rest
-
-
-class History:
-    """The last write to each byte of one block, and the reads since."""
-
-    def __init__(self) -> None:
-        self._starts: list[int] = []
-        self._cells: list[_Cell] = []
-
-    def cells(self, start: int, end: int) -> list[_Cell]:
-        """Return cells that cover exactly the bytes from `start` to `end`."""
-        self._cut(start)
-        self._cut(end)
-        at = bisect_left(self._starts, start)
-        found = []
-        while start < end:
-            if at == len(self._starts) or self._starts[at] > start:
-                until = end if at == len(self._starts) else min(end, self._starts[at])
-                self._starts.insert(at, start)
-                self._cells.insert(at, _Cell(until))
-            found.append(self._cells[at])
-            start = self._cells[at].end
-            at += 1
-        return found
-
-    def merge(self, start: int, end: int) -> None:
-        """Keep the bytes from `start` to `end`, all just written, as one cell."""
-        first = bisect_left(self._starts, start)
-        last = bisect_left(self._starts, end)
-        if last - first > 1:
-            self._cells[first].end = end
-            del self._starts[first + 1 : last], self._cells[first + 1 : last]
-
-    def _cut(self, offset: int) -> None:
-        at = bisect_right(self._starts, offset) - 1
-        if at >= 0 and self._starts[at] < offset < self._cells[at].end:
-            self._starts.insert(at + 1, offset)
-            self._cells.insert(at + 1, self._cells[at].split_at(offset))
-
-
 class RaceChecker:
     """Keep the clocks of the host and of all streams, and check every access against them."""
 
@@ -204,7 +154,7 @@ class RaceChecker:
         agent: str,
         kind: Kind,
         history: History,
-        span: tuple[int, int],
+        span: Span,
         *,
         buffer: str,
         what: str,
@@ -214,17 +164,8 @@ class RaceChecker:
         self.report.num_accesses += 1
         clock = self._clocks[agent]
         now = Access(agent, clock[agent], kind, what, site)
-        for cell in history.cells(*span):
-            if cell.write is not None:
-                self._check(cell.write, now, clock, buffer)
-            if kind == "read":
-                cell.reads[agent] = now
-                continue
-            for earlier in cell.reads.values():
-                self._check(earlier, now, clock, buffer)
-            cell.write, cell.reads = now, {}
-        if kind == "write":
-            history.merge(*span)
+        for earlier in history.record(now, span):
+            self._check(earlier, now, clock, buffer)
 
     def _check(self, earlier: Access, now: Access, clock: Clock, buffer: str) -> None:
         if clock.get(earlier.agent, 0) >= earlier.tick:

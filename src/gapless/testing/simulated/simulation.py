@@ -15,9 +15,10 @@ import torch
 
 from gapless.device.call_site import call_site
 from gapless.device.waits import declared_reason
-from gapless.testing.simulated.allocator import Memory, byte_ranges
+from gapless.testing.simulated.allocator import Memory, spans_of
+from gapless.testing.simulated.history import History
 from gapless.testing.simulated.queues import Mark, Queues, SimulatedEvent, SimulatedStream, Task
-from gapless.testing.simulated.races import HOST, History, RaceChecker
+from gapless.testing.simulated.races import HOST, RaceChecker
 from gapless.testing.simulated.virtual_clock import WAIT, Timeline
 
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from gapless.testing.simulated.allocator import Block
+    from gapless.testing.simulated.history import Span
     from gapless.testing.simulated.queues import Scheduler
     from gapless.testing.simulated.races import Kind
     from gapless.testing.simulated.virtual_clock import Lane
@@ -36,15 +38,12 @@ class Touch:
 
     kind: Kind
     block: Block
-    ranges: list[tuple[int, int]]
+    spans: list[Span]
 
     @classmethod
     def of(cls, kind: Kind, tensor: torch.Tensor, block: Block) -> Touch:
         """Return the access to all elements of a tensor."""
-        ranges = byte_ranges(tensor)
-        if block.start:
-            ranges = [(block.start + start, block.start + end) for start, end in ranges]
-        return cls(kind, block, ranges)
+        return cls(kind, block, spans_of(tensor, block.start))
 
 
 @dataclass(slots=True)
@@ -285,7 +284,7 @@ class Simulation:
             history = block.history
             if self._graph is not None:
                 history = self._graph.histories.setdefault(history, History())
-            for span in touch.ranges:
+            for span in touch.spans:
                 self._clocks.access(
                     agent, touch.kind, history, span, buffer=block.name, what=what, site=site
                 )
