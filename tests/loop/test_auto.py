@@ -14,7 +14,7 @@ from gapless.graphs.refusal import Refusal
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoSteps
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.tree import Tree, flatten
+from gapless.pipeline.tree import flatten
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -79,7 +79,7 @@ class Scripted:
         ran = []
         for batch in batches:
             start = self.now
-            out, launch = self.auto.run(Tree(batch, [], None))
+            out, launch = self.auto.run(flatten(batch))
             ran.append(out)
             took = self.now - start
             self.auto.observe(launch, took, took)
@@ -181,7 +181,7 @@ def test_waits_for_data_are_taken_step_by_step():
             yield "a"
 
     for batch in batches():
-        _, launch = scripted.auto.run(Tree(batch, [], None))
+        _, launch = scripted.auto.run(flatten(batch))
         scripted.auto.observe(launch, 2.0, 20.0)
 
     assert scripted.auto.diagnosis.bottleneck == "data"
@@ -193,7 +193,7 @@ def test_epochs_of_one_batch_leave_nothing_to_measure_and_it_is_said():
     """No step follows another: after some, the diagnosis says so, and steps run as written."""
     scripted = Scripted(eager_ms=20.0, captured_ms=5.0)
     for _ in range(40):
-        out, launch = scripted.auto.run(Tree("a", [], None))
+        out, launch = scripted.auto.run(flatten("a"))
         assert out == "eager"
         scripted.auto.observe(launch, 20.0, None)
 

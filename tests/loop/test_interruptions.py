@@ -232,18 +232,19 @@ def test_an_error_in_the_clean_up_is_a_note_on_the_first():
         device.copy = device.synchronize_stream = fail
         raise failure
 
-    def loader():
-        try:
-            yield from DATA
-        finally:
-            raise OSError("disk gone")
+    class Loader:
+        def __iter__(self):
+            try:
+                yield from DATA
+            finally:
+                raise OSError("disk gone")
 
     with (
         TrainLoop(plan="gapless", device=device) as loop,
         pytest.raises(PlannedError) as caught,
     ):
         loop.losses.add(torch.tensor(1.0))
-        loop.run_epoch(loader(), step)
+        loop.run_epoch(Loader(), step)
 
     assert failure is caught.value
     assert caught.value.__notes__ == [
@@ -331,14 +332,15 @@ def test_batches_that_were_not_handed_out_give_their_memory_back():
     device = CountingDevice()
     held, counts = [], []
 
-    def loader():
-        yield from DATA[:2]
-        raise KeyboardInterrupt
+    class Loader:
+        def __iter__(self):
+            yield from DATA[:2]
+            raise KeyboardInterrupt
 
     with TrainLoop(plan="gapless", device=device) as loop:
         for epoch in range(40):
             try:
-                loop.run_epoch(loader(), Doubling())
+                loop.run_epoch(Loader(), Doubling())
             except KeyboardInterrupt as error:
                 held.append(error)
             if epoch in (9, 39):
@@ -351,13 +353,14 @@ def test_batches_that_were_not_handed_out_give_their_memory_back():
 def test_an_error_of_the_loaders_own_end_is_raised_when_nothing_else_was():
     """Closing a pass early closes the loader's generator, whose error is the caller's to see."""
 
-    def loader():
-        try:
-            yield from DATA
-        finally:
-            raise PlannedError
+    class Loader:
+        def __iter__(self):
+            try:
+                yield from DATA
+            finally:
+                raise PlannedError
 
-    batches = iter(gapless.prefetch(loader(), "cpu"))
+    batches = iter(gapless.prefetch(Loader(), "cpu"))
     next(batches)
 
     with pytest.raises(PlannedError):

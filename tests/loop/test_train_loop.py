@@ -116,7 +116,8 @@ def test_knobs_are_free_of_each_other():
 
     counts = {reason: total.count for reason, total in result.waits.by_reason.items()}
     assert counts["interval"] == 7
-    assert counts["pageable_copy"] == 28
+    # A CPU has no other memory that a copy would have to be staged for.
+    assert "pageable_copy" not in counts
     assert result.num_batches == 28
 
 

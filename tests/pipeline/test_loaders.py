@@ -7,7 +7,7 @@ from itertools import islice
 
 from torch.utils.data import DataLoader
 
-from gapless.pipeline.loaders import EpochOf, LoaderPart, num_workers
+from gapless.pipeline.loaders import EpochOf, LoaderPart, has_fresh_memory, num_workers
 
 
 def test_a_part_has_its_loaders_workers():
@@ -46,3 +46,22 @@ def test_an_epoch_ends_the_workers_that_it_started():
     assert multiprocessing.active_children() == []
     assert batches.num_workers == 1
     assert batches.start_ms > 0.0
+
+
+class OwnLoader(DataLoader):
+    """A loader that may do anything between its workers and the loop."""
+
+
+def test_few_loaders_are_known_to_leave_memory_alone():
+    """Worker processes and torch's collate function make new memory, and a list has its own."""
+    data = list(range(4))
+
+    assert has_fresh_memory(DataLoader(data, batch_size=2))
+    assert has_fresh_memory(DataLoader(data, num_workers=1, collate_fn=list))
+    assert not has_fresh_memory(DataLoader(data, collate_fn=list))
+    assert not has_fresh_memory(DataLoader(data, batch_size=None))
+    assert not has_fresh_memory(OwnLoader(data, num_workers=1))
+    assert has_fresh_memory(data)
+    assert has_fresh_memory(tuple(data))
+    assert not has_fresh_memory(iter(data))
+    assert not has_fresh_memory(type("Own", (list,), {})(data))

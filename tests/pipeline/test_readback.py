@@ -13,6 +13,8 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import gapless
+from gapless.pipeline.readback import DeferredLoss
+from late_device import LateDevice
 
 
 numbers = st.floats(-1e6, 1e6, width=32)
@@ -254,3 +256,26 @@ def test_a_reset_begins_anew():
     assert losses.mean() == 2.0
     assert (losses.history, losses.weights) == ([2.0], [3.0])
     assert losses.first_nonfinite is None
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=st.integers(0, 10_000),
+    eagerness=st.sampled_from([0.0, 0.3, 0.9]),
+    actions=st.lists(st.sampled_from(["add", "many", "flush", "poll", "drain"]), max_size=12),
+)
+def test_losses_are_read_once_whenever_streams_run(seed, eagerness, actions):
+    """However late the copies are, the history is that of the losses, also past a full ring."""
+    device = LateDevice(seed, eagerness)
+    losses = DeferredLoss(device)
+    added = 0
+    for action in actions:
+        for _ in range({"add": 1, "many": 600}.get(action, 0)):
+            losses.add(torch.tensor(float(added)), weight=2.0)
+            added += 1
+        if action not in ("add", "many"):
+            getattr(losses, action)()
+    losses.drain()
+
+    assert [float(number) for number in range(added)] == losses.history
+    assert [2.0] * added == losses.weights

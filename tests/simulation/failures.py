@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from contextlib import contextmanager, suppress
+from unittest.mock import patch
 
 import torch
 
 import gapless
 from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.batch_mover import BatchMover
+from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.readback import DeferredLoss
+from gapless.pipeline.transfer import TransferLane
 from gapless.plans import PLANS
 from simulation.registry import FEW, scenario
 from simulation.workloads import (
@@ -18,7 +23,6 @@ from simulation.workloads import (
     counts,
     expected_training,
     is_idle,
-    make_prefetcher,
     numbered,
     read_back,
     regression_data,
@@ -152,20 +156,25 @@ def a_closed_loop_gives_everything_back(device):
     assert loop._engine.streams.all == []
 
 
-def endless(closed):
-    try:
-        while True:
-            yield torch.ones(3)
-    finally:
-        closed.append(True)
+class Endless:
+    """A loader whose generator says when it is closed."""
+
+    def __init__(self, closed):
+        self._closed = closed
+
+    def __iter__(self):
+        try:
+            while True:
+                yield torch.ones(3)
+        finally:
+            self._closed.append(True)
 
 
 @scenario(num_seeds=FEW)
 def loaders_are_closed_at_once(device):
-    """Also one that the caller, or a traceback, still holds."""
+    """Also while a traceback still holds them."""
     closed = []
-    left, failed, unmovable = (endless(closed) for _ in range(3))
-    for _ in gapless.prefetch(left, device):
+    for _ in gapless.prefetch(Endless(closed), device):
         break
     assert len(closed) == 1
 
@@ -175,43 +184,53 @@ def loaders_are_closed_at_once(device):
     with TrainLoop(plan="gapless", device=device) as loop:
         kept = None
         try:
-            loop.run_epoch(failed, fail)
+            loop.run_epoch(Endless(closed), fail)
         except ZeroDivisionError as error:
             kept = error
         assert len(closed) == 2
 
-    ring = gapless.prefetch(unmovable, device)
-    ring._ring.hand_out = fail_to_hand_out
-    try:
-        next(iter(ring))
-    except ZeroDivisionError as error:
-        kept = error
+    with patch.object(BatchMover, "hand_out", lambda self, staged: fail(staged)):
+        try:
+            next(iter(gapless.prefetch(Endless(closed), device)))
+        except ZeroDivisionError as error:
+            kept = error
     assert len(closed) == 3
     assert kept is not None
 
 
-def fail_to_hand_out(staged, *, compute_stream):
-    del staged  # or this frame of the traceback would keep it
-    raise ZeroDivisionError
-
-
 @scenario(num_seeds=FEW)
-def a_kept_traceback_keeps_no_memory_of_the_ring(device):
-    prefetcher, _, ring = make_prefetcher(numbered([3] * 9), device)
-    hand_out, ring.hand_out = ring.hand_out, fail_to_hand_out
-    kept = None
-    try:
-        next(iter(prefetcher))
-    except ZeroDivisionError as error:
-        kept = error
-    ring.hand_out = hand_out
-    asked, allocate = [], device.device_buffer
-    device.device_buffer = lambda num_bytes: asked.append(num_bytes) or allocate(num_bytes)
-    sums = Sums(device, 9)
-    asked.clear()
-    for number, batch in enumerate(prefetcher):
-        sums.add(number, batch)
-    assert sums.all() == list(range(9))
-    # Three of the ring's four slots have memory already.
-    assert len(asked) == 1
-    assert kept is not None
+def a_loader_of_the_callers_own_stays_open(device):
+    closed = []
+    own = iter(Endless(closed))
+    for _ in gapless.prefetch(own, device):
+        break
+    assert closed == []
+    assert next(own).tolist() == [1.0] * 3
+    own.close()
+
+
+@scenario()
+def an_interrupt_while_a_batch_is_read(device):
+    """Memory that its reader still holds, or has let go of just before, is not written again."""
+    sums = Sums(device, 12)
+    lanes = [TransferLane(device, device.create_stream())]
+
+    class Loader:
+        def __iter__(self):
+            yield from numbered([40] * 3)
+            raise KeyboardInterrupt
+
+    kept = []
+    for first in (0, 6):
+        make = {"device": device, "host_waits": HostWaits(device), "lanes": lanes}
+        try:
+            for number, batch in enumerate(Prefetcher(Loader(), **make), first):
+                sums.add(number, batch)
+                del batch
+        except KeyboardInterrupt as interrupt:
+            kept.append(interrupt)
+        for number, batch in enumerate(Prefetcher(numbered([40] * 3), **make), first + 3):
+            sums.add(number, batch)
+            del batch
+    assert sums.all() == [0.0, 1.0, 2.0] * 4
+    assert len(kept) == 2

@@ -6,22 +6,24 @@ import torch
 
 import gapless
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.prefetch import Prefetcher
+from gapless.pipeline.transfer import TransferLane
 from simulation.registry import scenario
-from simulation.workloads import Sums, make_prefetcher, numbered, read_back
+from simulation.workloads import Lent, Sums, make_prefetcher, numbered, read_back
 
 
 @scenario()
 def a_loop_of_ones_own(device):
     stats = gapless.WaitStats()
     sums = Sums(device, 12)
-    asked, allocate = [], device.device_buffer
-    device.device_buffer = lambda num_bytes: asked.append(num_bytes) or allocate(num_bytes)
-    for number, batch in enumerate(gapless.prefetch(numbered([6] * 12), device, wait_stats=stats)):
-        sums.add(number, batch)
+    with Lent(device) as lent:
+        batches = gapless.prefetch(numbered([6] * 12), device, wait_stats=stats)
+        for number, batch in enumerate(batches):
+            sums.add(number, batch)
     assert sums.all() == list(range(12))
     assert stats.count == 0
-    # A slot for each batch ahead, the one in use and the one before: no memory is replaced.
-    assert len(asked) == 4
+    # For the batch in use, the one that the loop still names, and the one that is staged.
+    assert len(lent) == 3
 
 
 @scenario()
@@ -43,7 +45,7 @@ def batches_kept_or_let_go_late(device):
     data = numbered([5] * 14)
     sums = Sums(device, 14)
     kept, waiting = {}, []
-    prefetcher, _, _ = make_prefetcher(data, device, depth=1, num_transfers=2)
+    prefetcher, _ = make_prefetcher(data, device, num_lanes=2)
     for number, batch in enumerate(prefetcher):
         waiting.append((number, batch))
         if number in (2, 3, 7):
@@ -58,52 +60,73 @@ def batches_kept_or_let_go_late(device):
 
 
 @scenario()
+def views_of_batches_that_are_kept(device):
+    """Who holds a part of a batch holds its memory; and only as long as that."""
+    data = numbered([50] * 20)
+    sums = Sums(device, 20)
+    views = []
+    prefetcher, _ = make_prefetcher(data, device, depth=1)
+    for number, batch in enumerate(prefetcher):
+        views.append((number, batch[3:5]))
+        del batch
+        if len(views) == 4:
+            sums.add(*views.pop(0))
+    while views:
+        sums.add(*views.pop(0))
+    assert sums.all() == list(range(20))
+
+
+@scenario()
 def batches_of_changing_size(device):
     sizes = [1, 300, 20, 700, 5, 1500, 60, 60, 3, 900]
     sums = Sums(device, len(sizes))
-    prefetcher, _, _ = make_prefetcher(numbered(sizes), device, num_transfers=2)
+    prefetcher, _ = make_prefetcher(numbered(sizes), device, num_lanes=2, depth=2)
     for number, batch in enumerate(prefetcher):
         sums.add(number, batch)
     assert sums.all() == list(range(len(sizes)))
 
 
 @scenario()
-def left_early_and_started_again_with_larger_batches(device):
-    sums = Sums(device, 8)
-    prefetcher, _, _ = make_prefetcher(numbered([40] * 9), device, depth=3, num_transfers=3)
-    for batch in prefetcher:
-        sums.add(0, batch)
-        small = torch.empty_like(batch)
-        break
-    del batch
-    prefetcher._loader = numbered([400] * 8)
+def left_early_and_started_again(device):
+    """Copies under way, and memory that is still read, are not in the way of the next pass."""
+    sums = Sums(device, 10)
+    prefetcher, _ = make_prefetcher(numbered([40] * 9), device, depth=3, num_lanes=3)
+    for number in range(2):
+        for batch in prefetcher:
+            sums.add(number, batch)
+            small = torch.empty_like(batch)
+            break
+        del batch
+    prefetcher._loader = [batch + 2 for batch in numbered([40] * 8)]
     kept = []
-    for number, batch in enumerate(prefetcher):
+    for number, batch in enumerate(prefetcher, 2):
         # Fresh memory of the compute stream, which must not be that of a copy still under way.
         kept += [torch.full_like(small, 0.0) for _ in range(3)]
         sums.add(number, batch + kept[-1][0])
-    assert sums.all() == list(range(8))
+    assert sums.all() == [0.0, 0.0, *range(2, 10)]
 
 
 @scenario()
-def a_full_host_ring(device):
+def few_copies_under_way(device):
     sums = Sums(device, 10)
-    prefetcher, stats, ring = make_prefetcher(numbered([3] * 10), device, max_host_slots=2)
+    prefetcher, stats = make_prefetcher(numbered([3] * 10), device, max_in_flight=2)
+    under_way = []
     for number, batch in enumerate(prefetcher):
+        event = device.create_event()
+        device.record_event(event, prefetcher._lanes[0].stream)
+        under_way = [one for one in [*under_way, event] if not one.mark.is_done]
+        assert len(under_way) <= 2
         sums.add(number, batch)
     assert sums.all() == list(range(10))
     assert set(stats.by_reason) <= {"staging"}
-    assert len(ring._host_slots) <= 2
 
 
-@scenario()
-def free_host_slots_are_used_again(device):
-    prefetcher, _, ring = make_prefetcher(numbered([3] * 30), device, depth=1)
-    for batch in prefetcher:
-        # A loop that waits every batch keeps few transfers in flight.
-        HostWaits(device).wait_stream(device.current_stream(), reason="test")
-        del batch
-    assert len(ring._host_slots) <= 4
+@scenario(only="lazy")
+def many_copies_under_way_are_no_reason_to_wait(device):
+    """As long as there are fewer than the limit."""
+    prefetcher, stats = make_prefetcher(numbered([3] * 9), device, max_in_flight=10)
+    assert len(list(prefetcher)) == 9
+    assert stats.count == 0
 
 
 @scenario()
@@ -118,3 +141,39 @@ def two_prefetchers_at_once(device):
         sums.add(number, first)
         sums.add(7 + number, second)
     assert sums.all() == list(range(14))
+
+
+@scenario()
+def events_of_passes_are_used_again(device):
+    """A loop whose device keeps up needs a few events for each pass, and few for the lane."""
+    created, create = [], device.create_event
+    device.create_event = lambda **kind: created.append(True) or create(**kind)
+    host_waits = HostWaits(device)
+    lanes = [TransferLane(device, device.create_stream())]
+    for depth in (0, 2):
+        created.clear()
+        prefetcher = Prefetcher(
+            numbered([3] * 40), device=device, host_waits=host_waits, lanes=lanes, depth=depth
+        )
+        for _ in prefetcher:
+            host_waits.wait_stream(device.current_stream(), reason="test")
+        assert len(created) <= 10 + 3 * depth
+
+
+@scenario()
+def a_loop_on_a_stream_of_its_own(device):
+    """A batch is read on the stream on which it is asked for, whatever the one before was."""
+    sums = Sums(device, 12)
+    outer = device.current_stream()
+    streams = [device.create_stream() for _ in range(2)]
+    prefetcher, _ = make_prefetcher(numbered([30] * 12), device, depth=1)
+    batches = iter(prefetcher)
+    for number in range(12):
+        stream = streams[number % 2]
+        device.wait_stream(stream, outer)
+        with device.use_stream(stream):
+            batch = next(batches)
+            sums.add(number, batch)
+            del batch
+        device.wait_stream(outer, stream)
+    assert sums.all() == list(range(12))

@@ -9,7 +9,7 @@ import torch
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
-from gapless.pipeline.staging import StagingRing
+from gapless.pipeline.transfer import TransferLane
 from toy_steps import Regression, read_back
 
 
@@ -75,13 +75,37 @@ def counts(result):
     return {reason: total.count for reason, total in result.waits.by_reason.items()}
 
 
-def make_prefetcher(loader, device, *, depth=2, num_transfers=1, **knobs):
+def make_prefetcher(loader, device, *, num_lanes=1, **settings):
+    """Return a prefetcher with lanes of its own, and its waits."""
     host_waits = HostWaits(device)
-    streams = [device.create_stream() for _ in range(num_transfers)]
-    ring = StagingRing(
-        device, host_waits=host_waits, depth=depth, transfer_streams=streams, **knobs
-    )
-    return Prefetcher(loader, ring=ring, device=device, depth=depth), host_waits.stats, ring
+    lanes = [TransferLane(device, device.create_stream()) for _ in range(num_lanes)]
+    prefetcher = Prefetcher(loader, device=device, host_waits=host_waits, lanes=lanes, **settings)
+    return prefetcher, host_waits.stats
+
+
+class Lent:
+    """The addresses of device memory that copies are made into, while it is entered."""
+
+    def __init__(self, device):
+        self._device = device
+        self._addresses = set()
+
+    def __enter__(self):
+        allocate = self._device.device_like
+
+        def device_like(tensor):
+            lent = allocate(tensor)
+            self._addresses.add(lent.data_ptr())
+            return lent
+
+        self._device.device_like = device_like
+        return self
+
+    def __exit__(self, *error):
+        del self._device.device_like
+
+    def __len__(self):
+        return len(self._addresses)
 
 
 def numbered(sizes):

@@ -51,6 +51,7 @@ class StagedBatch:
         enqueued: done when a background thread has queued the copies.
         reads_loader_memory: whether the copies read page-locked memory of the loader itself.
         num_bytes: page-locked memory that its copies hold.
+        is_in_flight: whether it counts as under way until `copied` is done.
         was_handed_out: whether streams wait for `copied` already.
     """
 
@@ -65,6 +66,7 @@ class StagedBatch:
     enqueued: Future[None] | None = None
     reads_loader_memory: bool = False
     num_bytes: int = 0
+    is_in_flight: bool = False
     was_handed_out: bool = False
 
 
@@ -177,7 +179,7 @@ class BatchMover:
             for target in staged.copies:
                 self._loans.add(Loan(staged.lane, target.detach(), stream))
             staged.copies.clear()
-            if not (staged.num_bytes or staged.reads_loader_memory):
+            if not (staged.is_in_flight or staged.reads_loader_memory):
                 self._events.give_back(staged.copied)  # the host will not ask about it
         if staged.was_moved is not None:
             self._order_moves(staged, staged.was_moved)
@@ -224,7 +226,11 @@ class BatchMover:
 
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._last is not None
-        if tensor.nbytes > self._max_direct_bytes and self._is_plain(tensor):
+        if (
+            tensor.layout == torch.strided  # others cannot tell how many bytes they have
+            and tensor.nbytes > self._max_direct_bytes
+            and self._is_plain(tensor)
+        ):
             target = self._copy(tensor, self._last)
             self._last.copies.append(target)
             return target
@@ -241,7 +247,6 @@ class BatchMover:
             type(tensor) is torch.Tensor
             and self._device.needs_copy(tensor)
             and tensor.is_cpu
-            and tensor.layout == torch.strided
             and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
             and not (tensor.is_conj() or tensor.is_neg())
             and _is_dense(tensor)
@@ -271,7 +276,7 @@ class BatchMover:
             target = staged.lane.allocate_like(source)
             staged.jobs.append((target, source))
             return target
-        if not self._pin_memory:
+        if not (self._pin_memory or source.is_pinned()):
             with self._host_waits.blocking("pageable_copy"):
                 return staged.lane.copy(source)
         return staged.lane.copy(self._page_locked(source, staged))
@@ -296,6 +301,7 @@ class BatchMover:
     def _mark_copies(self, staged: StagedBatch) -> None:
         staged.copied = self._events.take()
         if staged.num_bytes or staged.jobs:
+            staged.is_in_flight = True
             self._in_flight.append(staged)
         if not staged.jobs:
             self._device.record_event(staged.copied, staged.lane.stream)
@@ -334,7 +340,8 @@ class BatchMover:
     def _wait_for_copies(self, staged: StagedBatch) -> None:
         if not self._device.query_event(staged.copied):
             self._host_waits.wait_event(staged.copied, reason="loader_memory")
-        if staged.was_handed_out and not staged.num_bytes:
+        staged.reads_loader_memory = False
+        if staged.was_handed_out and not staged.is_in_flight:
             self._events.give_back(staged.copied)
 
     def _wait_for_thread(self, staged: StagedBatch) -> None:

@@ -14,6 +14,7 @@ of a batch holds its memory: a `Loan` gives it back only when nobody else holds 
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from collections import deque
@@ -29,8 +30,13 @@ if TYPE_CHECKING:
 
 
 def _num_holders(tensor: torch.Tensor) -> int:
-    """Return how many tensors, and whatever else keeps memory, hold this tensor's storage."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))
+    """Return a count that grows with everything that holds this tensor's storage.
+
+    All Python handles of a storage are one object, which torch counts once; so its references
+    count as well.
+    """
+    storage = tensor.untyped_storage()
+    return int(torch._C._storage_Use_Count(storage._cdata)) + sys.getrefcount(storage)
 
 
 def _count_of_one_holder() -> int | None:
@@ -179,7 +185,10 @@ class Loans:
         self._loans: deque[Loan] = deque()
 
     def add(self, loan: Loan) -> None:
-        """Keep account of memory that is handed out now."""
+        """Keep account of memory that is handed out now.
+
+        Sync: Does not block the host.
+        """
         self._loans.append(loan)
 
     def collect(self) -> None:

@@ -1,0 +1,562 @@
+"""Every guard of a batch on its way, against a device whose streams run late and in any order."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+
+import pytest
+import torch
+from hypothesis import given, settings, strategies as st
+
+import gapless
+from gapless.pipeline import batch_mover
+from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.prefetch import Prefetcher
+from gapless.pipeline.transfer import TransferLane
+from late_device import LateDevice
+
+
+# Bytes up to which tensors move by themselves: none, some of those below, or all.
+LIMITS = [-1, 400, 1 << 20]
+
+seeds = st.integers(0, 10_000)
+eagerness = st.sampled_from([0.0, 0.2, 0.5, 0.8])
+
+
+def make_prefetcher(loader, device, *, num_lanes=1, **settings):
+    host_waits = HostWaits(device)
+    lanes = [TransferLane(device, device.create_stream()) for _ in range(num_lanes)]
+    prefetcher = Prefetcher(loader, device=device, host_waits=host_waits, lanes=lanes, **settings)
+    return prefetcher, host_waits.stats
+
+
+def numbered(sizes):
+    return [torch.full((size,), float(number)) for number, size in enumerate(sizes)]
+
+
+class Refilled:
+    """A loader that fills the same memory again as soon as it is asked for the next batch."""
+
+    def __init__(self, memory, count):
+        self.memory = memory
+        self.count = count
+
+    def __iter__(self):
+        for number in range(self.count):
+            for tensor in self.memory:
+                tensor.fill_(float(number))
+            yield tuple(self.memory)
+            for tensor in self.memory:
+                tensor.fill_(-1.0)
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    seed=seeds,
+    eagerness=eagerness,
+    limit=st.sampled_from(LIMITS),
+    sizes=st.lists(st.sampled_from([0, 1, 5, 60, 700]), max_size=14),
+    depth=st.integers(0, 4),
+    num_lanes=st.integers(1, 3),
+    max_in_flight=st.integers(1, 6),
+    keep=st.dictionaries(st.integers(0, 13), st.booleans(), max_size=6),
+)
+def test_work_reads_its_own_batch_whenever_streams_run(
+    seed, eagerness, limit, sizes, depth, num_lanes, max_in_flight, keep
+):
+    """Whatever runs late, each batch is read whole, and a kept batch or view is never changed."""
+    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
+    data = numbered(sizes)
+    prefetcher, _ = make_prefetcher(
+        data, device, depth=depth, num_lanes=num_lanes, max_in_flight=max_in_flight
+    )
+    found, kept = [], {}
+    with device:
+        for number, batch in enumerate(prefetcher):
+            assert not device.needs_copy(batch)
+            device.read_later(batch, found)
+            if number in keep:
+                kept[number] = batch[-1:] if keep[number] else batch
+        batch = None
+        device.run_all()
+
+    assert all(map(torch.equal, data, found))
+    assert len(data) == len(found)
+    assert all(torch.equal(data[n][-len(part) :], part) for n, part in kept.items() if len(part))
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=seeds,
+    eagerness=eagerness,
+    limit=st.sampled_from(LIMITS),
+    depth=st.integers(0, 3),
+    num_lanes=st.integers(1, 3),
+    num_kept=st.integers(1, 6),
+)
+def test_memory_that_is_let_go_of_is_still_read(
+    seed, eagerness, limit, depth, num_lanes, num_kept
+):
+    """Work queued on a batch just before its last holder lets go reads that batch, no later one."""
+    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
+    data = numbered([9] * 30)
+    prefetcher, _ = make_prefetcher(data, device, depth=depth, num_lanes=num_lanes)
+    found, kept = [], deque()
+    with device:
+        for batch in prefetcher:
+            kept.append(batch[2:5])
+            if len(kept) > num_kept:
+                device.read_later(kept.popleft(), found)
+        device.run_all()
+
+    assert all(torch.equal(whole[2:5], part) for whole, part in zip(data, found, strict=False))
+    assert 30 - num_kept == len(found)
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    seed=seeds,
+    eagerness=eagerness,
+    limit=st.sampled_from(LIMITS),
+    pinned=st.booleans(),
+    depth=st.integers(0, 3),
+    pin_memory=st.booleans(),
+)
+def test_a_loader_may_fill_its_memory_again(seed, eagerness, limit, pinned, depth, pin_memory):
+    """Its memory is its own again as soon as it is asked for more, page-locked or not."""
+    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
+    memory = [torch.empty(3), torch.empty(200)]
+    if pinned:
+        memory = [device.pinned(tensor) for tensor in memory]
+    prefetcher, _ = make_prefetcher(
+        Refilled(memory, 9), device, depth=depth, pin_memory=pin_memory
+    )
+    found = []
+    with device:
+        for batch in prefetcher:
+            for tensor in batch:
+                device.read_later(tensor, found)
+        device.run_all()
+
+    expected = [
+        tensor for n in range(9) for tensor in (torch.full((3,), n), torch.full((200,), n))
+    ]
+    assert [tensor.tolist() for tensor in expected] == [tensor.tolist() for tensor in found]
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=seeds,
+    eagerness=eagerness,
+    limit=st.sampled_from(LIMITS),
+    depth=st.integers(0, 3),
+    taken=st.lists(st.integers(0, 5), min_size=1, max_size=6),
+)
+def test_passes_that_were_left_early_disturb_no_later_one(seed, eagerness, limit, depth, taken):
+    """Copies of batches that nobody took are still on their way when the next pass starts."""
+    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
+    data = numbered([9] * 8)
+    prefetcher, _ = make_prefetcher(data, device, depth=depth, num_lanes=2)
+    found = []
+    with device:
+        for count in [*taken, len(data)]:
+            batches = iter(prefetcher)
+            for _ in range(count):
+                device.read_later(next(batches), found)
+            batches.close()
+        device.run_all()
+
+    expected = [batch for count in [*taken, len(data)] for batch in data[:count]]
+    assert all(map(torch.equal, expected, found))
+    assert len(expected) == len(found)
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    seed=seeds,
+    eagerness=eagerness,
+    limit=st.sampled_from(LIMITS),
+    depths=st.tuples(st.integers(0, 3), st.integers(0, 3)),
+    turns=st.lists(st.booleans(), max_size=40),
+)
+def test_two_passes_at_once_share_a_lane(seed, eagerness, limit, depths, turns):
+    """Passes that take turns in any order, one let go in the middle, read their own batches."""
+    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
+    host_waits, lanes = HostWaits(device), [TransferLane(device, device.create_stream())]
+    passes = [
+        iter(
+            Prefetcher(
+                [100.0 * which + batch for batch in numbered([40] * 12)],
+                device=device,
+                host_waits=host_waits,
+                lanes=lanes,
+                depth=depth,
+            )
+        )
+        for which, depth in enumerate(depths)
+    ]
+    found, expected, counts = [], [], [0, 0]
+    with device:
+        for which in turns:
+            batch = next(passes[which], None)
+            if batch is None:
+                continue
+            device.read_later(batch, found)
+            expected.append(100.0 * which + counts[which])
+            counts[which] += 1
+            del batch
+        for one in passes:
+            one.close()
+        device.run_all()
+
+    assert [[value] * 40 for value in expected] == [tensor.tolist() for tensor in found]
+
+
+@settings(deadline=None, max_examples=60)
+@given(seed=seeds, eagerness=eagerness, limit=st.sampled_from(LIMITS), depth=st.integers(0, 3))
+def test_a_batch_may_be_asked_for_on_any_stream(seed, eagerness, limit, depth):
+    """A loop that changes its stream reads whole batches on the stream of each request."""
+    device = LateDevice(seed, eagerness, max_direct_copy_bytes=limit)
+    streams = [device.create_stream() for _ in range(3)]
+    data = numbered([30] * 12)
+    prefetcher, _ = make_prefetcher(data, device, depth=depth)
+    batches = iter(prefetcher)
+    found = []
+    with device:
+        for number in range(12):
+            with device.use_stream(streams[number % 3]):
+                device.read_later(next(batches), found)
+        device.run_all()
+
+    assert len(found) == 12
+    assert all(any(torch.equal(batch, read) for read in found) for batch in data)
+
+
+# --- memory ---
+
+
+@pytest.mark.parametrize(("depth", "num_blocks"), [(0, 3), (1, 4), (3, 6)])
+def test_a_loop_that_keeps_nothing_uses_the_same_memory_again(depth, num_blocks):
+    """One batch is in use, the loop still names the one before, one is staged, and those ahead."""
+    device = LateDevice()
+    prefetcher, _ = make_prefetcher([torch.ones(8)] * 50, device, depth=depth)
+    with device:
+        for _epoch in range(3):
+            for batch in prefetcher:
+                assert batch.numel() == 8
+            del batch
+            device.run_all()
+
+    assert num_blocks == device.num_buffers
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_loop_that_keeps_views_of_a_few_batches_has_flat_memory(limit):
+    """A view keeps the memory of its batch alone, and gives it back when it goes."""
+    device = LateDevice(eagerness=0.8, max_direct_copy_bytes=limit)
+    prefetcher, _ = make_prefetcher([torch.ones(8)] * 200, device)
+    kept = deque(maxlen=5)
+    counts = []
+    with device:
+        for batch in prefetcher:
+            kept.append(batch[:1])
+            counts.append(device.num_buffers)
+
+    assert counts[-1] <= counts[40] + 3
+
+
+def test_memory_that_is_kept_for_long_is_left_to_its_holder():
+    """A batch that is still held at the second look is the allocator's, which waits for its reader."""
+    device = LateDevice()
+    prefetcher, _ = make_prefetcher(numbered([8] * 6), device)
+    with device:
+        kept = list(prefetcher)
+        device.run_all()
+
+    assert device.num_recorded == 6
+    assert [float(batch[0]) for batch in kept] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+
+
+# --- waits ---
+
+
+def test_too_many_copies_are_waited_for():
+    """With two copies under way and a device that does nothing by itself, staging waits."""
+    device = LateDevice(eagerness=0.0)
+    data = numbered([3] * 12)
+    prefetcher, stats = make_prefetcher(data, device, max_in_flight=2)
+    found = []
+    with device:
+        for batch in prefetcher:
+            device.read_later(batch, found)
+        device.run_all()
+
+    assert all(map(torch.equal, data, found))
+    assert list(stats.by_reason) == ["staging"]
+    assert 1 <= stats.by_reason["staging"].count <= 10
+
+
+def test_too_many_bytes_under_way_are_waited_for(monkeypatch):
+    """What is under way holds page-locked memory, so its bytes are bounded as well."""
+    monkeypatch.setattr(batch_mover, "_MAX_BYTES_IN_FLIGHT", 4000)
+    device = LateDevice(eagerness=0.0)
+    prefetcher, stats = make_prefetcher(numbered([250] * 10), device)
+    with device:
+        list(prefetcher)
+
+    assert counts(stats) == {"staging": 6}
+
+
+def counts(stats):
+    return {reason: wait.count for reason, wait in stats.by_reason.items()}
+
+
+def test_a_device_that_keeps_up_is_not_waited_for():
+    """Neither staging nor memory of the loader needs a wait then."""
+    device = LateDevice(eagerness=0.99, max_direct_copy_bytes=20)
+    data = [(torch.ones(3), torch.ones(70), device.pinned(torch.ones(5)))] * 40
+    prefetcher, stats = make_prefetcher(data, device)
+    with device:
+        for _ in prefetcher:
+            device.run_all()
+
+    assert stats.count == 0
+
+
+def test_a_device_that_does_nothing_is_waited_for_by_reason():
+    """Each request waits for the page-locked tensors of the batch before, and for nothing else."""
+    device = LateDevice(eagerness=0.0, max_direct_copy_bytes=20)
+    small, large = device.pinned(torch.ones(3)), device.pinned(torch.ones(70))
+    expected = {"small": {"loader_memory": 8}, "large": {"loader_memory": 8}, "pageable": {}}
+    found = {}
+    for name, batch in {
+        "small": small,
+        "large": large,
+        "pageable": (torch.ones(3), torch.ones(70)),
+    }.items():
+        prefetcher, stats = make_prefetcher([batch] * 8, device)
+        with device:
+            list(prefetcher)
+        found[name] = counts(stats)
+
+    assert expected == found
+
+
+def test_memory_that_the_loader_makes_anew_is_not_waited_for():
+    """Torch's own loader collates every batch into fresh memory."""
+    device = LateDevice(eagerness=0.0, max_direct_copy_bytes=20)
+    dataset = [torch.ones(9)] * 6
+    fresh = torch.utils.data.DataLoader(dataset, batch_size=1)
+    memory = device.pinned(dataset[0])
+    same = torch.utils.data.DataLoader(
+        dataset,
+        batch_size=None,
+        collate_fn=lambda _: memory,
+    )
+    found = []
+    for loader in (fresh, same):
+        prefetcher, stats = make_prefetcher(loader, device)
+        with device:
+            list(prefetcher)
+        found.append(counts(stats))
+
+    assert found == [{}, {"loader_memory": 6}]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_pageable_memory_counts_every_copy(depth):
+    """Without pinned memory each large copy blocks, and is in the account under its own reason."""
+    device = LateDevice(max_direct_copy_bytes=20)
+    prefetcher, stats = make_prefetcher(
+        [(torch.ones(3), torch.ones(70))] * 7, device, pin_memory=False, depth=depth
+    )
+    with device:
+        list(prefetcher)
+
+    assert counts(stats)["pageable_copy"] == (14 if depth else 7)
+
+
+# --- objects that move themselves ---
+
+
+class Moving:
+    """An object that moves itself, with an inner tensor that it may hide."""
+
+    __slots__ = ("inner",)
+
+    def __init__(self, tensor):
+        self.inner = {"deep": [tensor]}
+
+    def to(self, device, non_blocking=False):
+        return Moving(self.inner["deep"][0].to(device, non_blocking=non_blocking))
+
+
+@settings(deadline=None, max_examples=40)
+@given(seed=seeds, eagerness=eagerness, depth=st.integers(0, 3))
+def test_page_locked_tensors_inside_objects_are_waited_for(seed, eagerness, depth):
+    """An object's own move may read page-locked memory late, and the loader fills it again."""
+    device = LateDevice(seed, eagerness)
+    memory = device.pinned(torch.ones(40))
+
+    class Loader:
+        def __iter__(self):
+            for number in range(8):
+                memory.fill_(float(number))
+                yield Moving(memory)
+                memory.fill_(-1.0)
+
+    prefetcher, _ = make_prefetcher(Loader(), device, depth=depth)
+    found = []
+    with device:
+        for batch in prefetcher:
+            device.read_later(batch.inner["deep"][0], found)
+        device.run_all()
+
+    assert [[float(n)] * 40 for n in range(8)] == [tensor.tolist() for tensor in found]
+
+
+# --- the background thread ---
+
+
+class GatedDevice(LateDevice):
+    """A device whose background thread gets page-locked memory only when the host waits for it."""
+
+    def __init__(self):
+        super().__init__()
+        self.gate = threading.Event()
+        self.num_gated = 0
+
+    def pinned_like(self, tensor):
+        assert threading.current_thread() is not threading.main_thread()
+        self.gate.wait(timeout=20)
+        self.num_gated += 1
+        return super().pinned_like(tensor)
+
+    def allow_waits(self):
+        self.gate.set()
+        return contextlib.nullcontext()
+
+
+def test_the_host_waits_for_a_background_thread_that_is_late():
+    """A batch is handed out, and its loader asked again, only when its copy has been queued."""
+    device = GatedDevice()
+    prefetcher, stats = make_prefetcher(Refilled([torch.empty(9)], 5), device, depth=2)
+    found = []
+    with device:
+        for (batch,) in prefetcher:
+            device.read_later(batch, found)
+            device.gate.clear()
+        device.run_all()
+
+    assert [float(tensor[0]) for tensor in found] == [0.0, 1.0, 2.0, 3.0, 4.0]
+    assert device.num_gated == 5
+    assert set(stats.by_reason) == {"staging"}
+
+
+def test_an_error_in_the_background_thread_comes_with_its_batch():
+    """Page-locked memory may run out there; the batches before it come first."""
+    device = LateDevice()
+    make, left = device.pinned_like, [True] * 3
+
+    def pinned_like(tensor):
+        if not left:
+            raise MemoryError("no page-locked memory")
+        left.pop()
+        return make(tensor)
+
+    device.pinned_like = pinned_like
+    prefetcher, _ = make_prefetcher(numbered([9] * 8), device, depth=2)
+    found = []
+    with device:
+        with pytest.raises(MemoryError, match="no page-locked memory"):
+            for batch in prefetcher:
+                device.read_later(batch, found)
+        device.run_all()
+
+    assert [float(tensor[0]) for tensor in found] == [0.0, 1.0, 2.0][: len(found)]
+    assert not [thread for thread in threading.enumerate() if "gapless" in thread.name]
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("size", [3, 300])
+def test_inference_mode_holds_for_what_is_moved(depth, size):
+    """A batch that is asked for in inference mode is an inference tensor, as from `to`."""
+    device = LateDevice(max_direct_copy_bytes=100)
+    prefetcher, _ = make_prefetcher(numbered([size] * 4), device, depth=depth)
+    with device, torch.inference_mode():
+        found = list(prefetcher)
+        device.run_all()
+
+    assert all(batch.is_inference() for batch in found)
+    assert [float(batch[0]) for batch in found] == [0.0, 1.0, 2.0, 3.0]
+
+
+# --- which tensors take which way ---
+
+
+class OwnTensor(torch.Tensor):
+    pass
+
+
+TAKES_THE_LANE = {
+    "contiguous": lambda: torch.rand(6, 7),
+    "transposed": lambda: torch.rand(6, 7).t(),
+    "channels last": lambda: torch.rand(2, 3, 4, 5).to(memory_format=torch.channels_last),
+    "one row": lambda: torch.rand(1, 30)[:, :30],
+}
+MOVES_ITSELF = {
+    "strided": lambda: torch.rand(60)[::2],
+    "expanded": lambda: torch.rand(1).expand(40),
+    "conjugated": lambda: torch.randn(20, dtype=torch.complex64).conj(),
+    "requires grad": lambda: torch.rand(30).requires_grad_(),
+    "subclass": lambda: torch.rand(30).as_subclass(OwnTensor),
+}
+
+
+@pytest.mark.parametrize("form", [*TAKES_THE_LANE, *MOVES_ITSELF])
+def test_only_dense_plain_tensors_take_the_lane(form):
+    """All else is moved by its own `to`, which knows what has to be kept."""
+    device = LateDevice(max_direct_copy_bytes=8)
+    lane = TransferLane(device, device.create_stream())
+    tensor = {**TAKES_THE_LANE, **MOVES_ITSELF}[form]()
+    asked, allocate = [], lane.allocate_like
+    lane.allocate_like = lambda one: asked.append(one) or allocate(one)
+    moved = []
+    device.move = lambda tensor, **_: moved.append(tensor) or tensor
+    prefetcher = Prefetcher([tensor], device=device, host_waits=HostWaits(device), lanes=[lane])
+    with device:
+        (found,) = prefetcher
+    device.run_all()
+
+    assert (form in TAKES_THE_LANE) == bool(asked) != bool(moved)
+    assert form in MOVES_ITSELF or found.stride() == tensor.stride()
+    assert torch.equal(tensor, found)
+
+
+def test_what_is_there_already_is_handed_out_as_it_is():
+    """A tensor on the device comes out as the same object; a pass that looks ahead copies it."""
+    device = LateDevice(max_direct_copy_bytes=8)
+    there = device.device_buffer(400).view(torch.float32).fill_(2.0)
+    with device:
+        (same,) = make_prefetcher([there], device)[0]
+        (copied,) = make_prefetcher([there], device, depth=1)[0]
+        device.run_all()
+
+    assert same is there
+    assert copied.data_ptr() != there.data_ptr()
+    assert torch.equal(there, copied)
+
+
+def test_gapless_prefetch_uses_one_lane_for_a_device():
+    """Prefetchers of one device share the stream and so the memory that its copies write."""
+    device = LateDevice()
+    with device:
+        for _ in range(4):
+            for batch in gapless.prefetch([torch.ones(9)] * 5, device):
+                assert batch.numel() == 9
+            del batch
+            device.run_all()
+
+    assert device.num_buffers == 3
