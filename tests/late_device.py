@@ -284,7 +284,9 @@ class LateDevice(CpuDevice):
             ready = [stream for stream in self._streams if stream.queue and stream.queue[0][0]()]
             if not ready:
                 return False
-            self._random.choice(ready).queue.popleft()[1]()
+            work = self._random.choice(ready).queue.popleft()[1]
+            with torch.inference_mode():  # as a kernel, which knows of no mode
+                work()
             return True
 
 

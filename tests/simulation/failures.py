@@ -212,6 +212,7 @@ def a_loader_of_the_callers_own_stays_open(device):
 @scenario()
 def an_interrupt_while_a_batch_is_read(device):
     """Memory that its reader still holds, or has let go of just before, is not written again."""
+    device.max_direct_copy_bytes = 64
     sums = Sums(device, 12)
     lanes = [TransferLane(device, device.create_stream())]
 

@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import weakref
+
 import torch
 
 import gapless
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.transfer import TransferLane
-from simulation.registry import scenario
+from late_device import LateDevice
+from simulation.registry import scenario as any_scenario
 from simulation.workloads import Lent, Sums, make_prefetcher, numbered, read_back
+
+
+# Bytes up to which a tensor moves by itself: 16 numbers.
+LIMIT = 64
+SMALL, LARGE = 6, 40
+
+
+def scenario(**settings):
+    """Register a scenario in which small tensors move by themselves and large ones do not."""
+
+    def keep(check):
+        def with_limit(device):
+            device.max_direct_copy_bytes = LIMIT
+            check(device)
+
+        any_scenario(check.__name__, **settings)(with_limit)
+        return check
+
+    return keep
 
 
 @scenario()
@@ -17,13 +41,38 @@ def a_loop_of_ones_own(device):
     stats = gapless.WaitStats()
     sums = Sums(device, 12)
     with Lent(device) as lent:
-        batches = gapless.prefetch(numbered([6] * 12), device, wait_stats=stats)
+        batches = gapless.prefetch(numbered([LARGE] * 12), device, wait_stats=stats)
         for number, batch in enumerate(batches):
             sums.add(number, batch)
     assert sums.all() == list(range(12))
     assert stats.count == 0
     # For the batch in use, the one that the loop still names, and the one that is staged.
     assert len(lent) == 3
+
+
+@scenario()
+def a_loop_of_small_batches(device):
+    """They need no memory of the transfer stream."""
+    stats = gapless.WaitStats()
+    sums = Sums(device, 12)
+    with Lent(device) as lent:
+        batches = gapless.prefetch(numbered([SMALL] * 12), device, wait_stats=stats)
+        for number, batch in enumerate(batches):
+            sums.add(number, batch)
+            del batch
+    assert sums.all() == list(range(12))
+    assert (stats.count, len(lent)) == (0, 0)
+
+
+@scenario()
+def batches_of_small_and_large_tensors(device):
+    for depth in (0, 2):
+        sums = Sums(device, 24)
+        data = [*zip(numbered([SMALL] * 12), numbered([LARGE] * 12), strict=True)]
+        for number, (small, large) in enumerate(gapless.prefetch(data, device, depth=depth)):
+            sums.add(2 * number, small)
+            sums.add(2 * number + 1, large)
+        assert sums.all() == [number // 2 for number in range(24)]
 
 
 @scenario()
@@ -42,7 +91,7 @@ def batches_that_are_on_the_device_already(device):
 
 @scenario()
 def batches_kept_or_let_go_late(device):
-    data = numbered([5] * 14)
+    data = numbered([SMALL, LARGE] * 7)
     sums = Sums(device, 14)
     kept, waiting = {}, []
     prefetcher, _ = make_prefetcher(data, device, num_lanes=2)
@@ -62,7 +111,7 @@ def batches_kept_or_let_go_late(device):
 @scenario()
 def views_of_batches_that_are_kept(device):
     """Who holds a part of a batch holds its memory; and only as long as that."""
-    data = numbered([50] * 20)
+    data = numbered([LARGE] * 20)
     sums = Sums(device, 20)
     views = []
     prefetcher, _ = make_prefetcher(data, device, depth=1)
@@ -90,14 +139,14 @@ def batches_of_changing_size(device):
 def left_early_and_started_again(device):
     """Copies under way, and memory that is still read, are not in the way of the next pass."""
     sums = Sums(device, 10)
-    prefetcher, _ = make_prefetcher(numbered([40] * 9), device, depth=3, num_lanes=3)
+    prefetcher, _ = make_prefetcher(numbered([LARGE] * 9), device, depth=3, num_lanes=3)
     for number in range(2):
         for batch in prefetcher:
             sums.add(number, batch)
             small = torch.empty_like(batch)
             break
         del batch
-    prefetcher._loader = [batch + 2 for batch in numbered([40] * 8)]
+    prefetcher._loader = [batch + 2 for batch in numbered([LARGE] * 8)]
     kept = []
     for number, batch in enumerate(prefetcher, 2):
         # Fresh memory of the compute stream, which must not be that of a copy still under way.
@@ -109,7 +158,7 @@ def left_early_and_started_again(device):
 @scenario()
 def few_copies_under_way(device):
     sums = Sums(device, 10)
-    prefetcher, stats = make_prefetcher(numbered([3] * 10), device, max_in_flight=2)
+    prefetcher, stats = make_prefetcher(numbered([LARGE] * 10), device, max_in_flight=2)
     under_way = []
     for number, batch in enumerate(prefetcher):
         event = device.create_event()
@@ -124,7 +173,7 @@ def few_copies_under_way(device):
 @scenario(only="lazy")
 def many_copies_under_way_are_no_reason_to_wait(device):
     """As long as there are fewer than the limit."""
-    prefetcher, stats = make_prefetcher(numbered([3] * 9), device, max_in_flight=10)
+    prefetcher, stats = make_prefetcher(numbered([LARGE] * 9), device, max_in_flight=10)
     assert len(list(prefetcher)) == 9
     assert stats.count == 0
 
@@ -133,8 +182,8 @@ def many_copies_under_way_are_no_reason_to_wait(device):
 def two_prefetchers_at_once(device):
     sums = Sums(device, 14)
     pairs = zip(
-        gapless.prefetch(numbered([4] * 7), device),
-        gapless.prefetch([7.0 + part for part in numbered([9] * 7)], device, depth=1),
+        gapless.prefetch(numbered([LARGE] * 7), device),
+        gapless.prefetch([7.0 + part for part in numbered([LARGE] * 7)], device, depth=1),
         strict=True,
     )
     for number, (first, second) in enumerate(pairs):
@@ -153,7 +202,11 @@ def events_of_passes_are_used_again(device):
     for depth in (0, 2):
         created.clear()
         prefetcher = Prefetcher(
-            numbered([3] * 40), device=device, host_waits=host_waits, lanes=lanes, depth=depth
+            numbered([SMALL, LARGE] * 20),
+            device=device,
+            host_waits=host_waits,
+            lanes=lanes,
+            depth=depth,
         )
         for _ in prefetcher:
             host_waits.wait_stream(device.current_stream(), reason="test")
@@ -166,7 +219,7 @@ def a_loop_on_a_stream_of_its_own(device):
     sums = Sums(device, 12)
     outer = device.current_stream()
     streams = [device.create_stream() for _ in range(2)]
-    prefetcher, _ = make_prefetcher(numbered([30] * 12), device, depth=1)
+    prefetcher, _ = make_prefetcher(numbered([SMALL, LARGE] * 6), device, depth=1)
     batches = iter(prefetcher)
     for number in range(12):
         stream = streams[number % 2]
@@ -177,3 +230,204 @@ def a_loop_on_a_stream_of_its_own(device):
             del batch
         device.wait_stream(outer, stream)
     assert sums.all() == list(range(12))
+
+
+# --- memory of the loader ---
+
+
+class Refilled:
+    """A loader that fills the same memory again as soon as it is asked for the next batch."""
+
+    def __init__(self, device, *, pinned, wrap=tuple, sizes=(SMALL, LARGE), count=8):
+        self._memory = [
+            device.host_buffer(4 * size, pinned=pinned).view(torch.float32) for size in sizes
+        ]
+        self._wrap = wrap
+        self._count = count
+
+    def __iter__(self):
+        for number in range(self._count):
+            for tensor in self._memory:
+                tensor.fill_(float(number))
+            yield self._wrap(self._memory)
+            for tensor in self._memory:
+                tensor.fill_(-1.0)
+
+
+def check_refilled(device, *, depth=0, count=8, **loader):
+    """Read batches of a loader that fills its memory again; return the reasons of its waits."""
+    sums = Sums(device, 2 * count)
+    prefetcher, stats = make_prefetcher(
+        Refilled(device, count=count, **loader), device, depth=depth
+    )
+    for number, batch in enumerate(prefetcher):
+        for at, tensor in enumerate(batch):
+            sums.add(2 * number + at, tensor)
+        del batch, tensor
+    found = sums.all()
+    for at in range(len(loader.get("sizes", (SMALL, LARGE)))):
+        assert found[at::2] == list(range(count))
+    return set(stats.by_reason)
+
+
+@scenario()
+def a_loader_that_fills_its_memory_again(device):
+    assert check_refilled(device, pinned=False) == set()
+    assert check_refilled(device, pinned=False, depth=2) == set()
+
+
+@scenario()
+def a_loader_that_fills_its_small_page_locked_memory_again(device):
+    for depth in (0, 2):
+        waits = check_refilled(device, pinned=True, sizes=[SMALL], depth=depth)
+        assert waits <= {"loader_memory"}
+
+
+@scenario()
+def a_loader_that_fills_its_large_page_locked_memory_again(device):
+    for depth in (0, 2):
+        waits = check_refilled(device, pinned=True, sizes=[LARGE], depth=depth)
+        assert waits <= {"loader_memory"}
+
+
+class Pair:
+    """An object that moves itself."""
+
+    def __init__(self, tensors):
+        self.tensors = list(tensors)
+
+    def to(self, device, non_blocking=False):
+        return Pair([tensor.to(device, non_blocking=non_blocking) for tensor in self.tensors])
+
+    def __iter__(self):
+        return iter(self.tensors)
+
+
+@scenario()
+def objects_that_move_themselves(device):
+    assert check_refilled(device, pinned=True, wrap=Pair) <= {"loader_memory"}
+    assert check_refilled(device, pinned=True, wrap=Pair, depth=2) <= {"loader_memory"}
+
+
+@scenario(only="lazy")
+def page_locked_memory_is_waited_for_once_a_batch(device):
+    """However many tensors there are, one wait is enough; and none if the loader makes new ones."""
+    for size in (SMALL, LARGE):
+        loader = Refilled(device, pinned=True, sizes=[size] * 3)
+        prefetcher, stats = make_prefetcher(loader, device)
+        assert len(list(prefetcher)) == 8
+        assert stats.by_reason["loader_memory"].count == 8
+        tensor = device.host_buffer(4 * size, pinned=True).view(torch.float32).fill_(1.0)
+        prefetcher, stats = make_prefetcher([(tensor, tensor)] * 8, device)
+        assert len(list(prefetcher)) == 8
+        assert stats.count == 0
+
+
+@scenario()
+def memory_of_a_loader_when_a_loop_is_left(device):
+    """Who leaves a loop may use the loader's memory again at once."""
+    for size in (SMALL, LARGE):
+        sums = Sums(device, 1)
+        memory = device.host_buffer(4 * size, pinned=True).view(torch.float32)
+        memory.fill_(3.0)
+        prefetcher, _ = make_prefetcher(iter([memory]), device)
+        for batch in prefetcher:
+            sums.add(0, batch)
+            break
+        prefetcher = batch = None
+        memory.fill_(-1.0)
+        assert sums.all() == [3.0]
+
+
+# --- looking ahead ---
+
+
+@scenario()
+def batches_on_the_device_that_change_while_others_are_ahead(device):
+    """What is staged ahead is a copy: the loader's own tensor may change on the device."""
+    there = device.device_buffer(4 * SMALL).view(torch.float32)
+
+    def loader():
+        for number in range(8):
+            yield there.fill_(float(number))
+
+    sums = Sums(device, 8)
+    for number, batch in enumerate(gapless.prefetch(loader(), device, depth=2)):
+        sums.add(number, batch)
+    assert sums.all() == list(range(8))
+
+
+@scenario()
+def small_batches_that_are_read_on_another_stream(device):
+    """Moved on the stream that was current when they were asked for, read on the current one."""
+    sums = Sums(device, 12)
+    outer = device.current_stream()
+    streams = [device.create_stream() for _ in range(3)]
+    prefetcher, _ = make_prefetcher(numbered([SMALL] * 12), device, depth=2)
+    batches = iter(prefetcher)
+    for number in range(12):
+        stream = streams[number % 3]
+        device.wait_stream(stream, outer)
+        with device.use_stream(stream):
+            batch = next(batches)
+            sums.add(number, batch)
+            # Its memory goes back to the stream that it was moved on, and must not be written yet.
+            del batch
+    for stream in streams:
+        device.wait_stream(outer, stream)
+    assert sums.all() == list(range(12))
+
+
+@scenario(only="lazy")
+def a_loop_alone_holds_what_it_was_handed(device):
+    """Once it lets go of a batch nobody holds it, even while its copies are under way."""
+    data = [*zip(numbered([SMALL] * 9), numbered([LARGE] * 9), strict=True)]
+    for depth in (0, 2):
+        prefetcher, _ = make_prefetcher(data, device, depth=depth)
+        gone = []
+        for batch in prefetcher:
+            assert all(tensor() is None for tensor in gone)
+            gone = [weakref.ref(tensor) for tensor in batch]
+            del batch
+
+
+class LateThread(LateDevice):
+    """A device whose background thread goes on only when the host waits for it."""
+
+    def __init__(self):
+        super().__init__(eagerness=0.0)
+        self.gate = threading.Event()
+
+    def pinned_like(self, tensor):
+        self.gate.wait(timeout=5)
+        return super().pinned_like(tensor)
+
+    def allow_waits(self):
+        self.gate.set()
+        return contextlib.nullcontext()
+
+
+@any_scenario(only="lazy")
+def copies_by_a_background_thread(device):
+    """A batch is handed out, and its loader asked again, when the thread has queued its copy."""
+    memory = torch.empty(LARGE)
+
+    class Loader:
+        def __iter__(self):
+            for number in range(5):
+                late.gate.clear()
+                yield memory.fill_(float(number))
+                memory.fill_(-1.0)
+
+    found = []
+    with LateThread() as late:
+        prefetcher, stats = make_prefetcher(Loader(), late, depth=2)
+        try:
+            for batch in prefetcher:
+                late.read_later(batch, found)
+                late.gate.clear()
+        finally:
+            late.gate.set()
+        late.run_all()
+    assert [tensor.tolist() for tensor in found] == [[float(n)] * LARGE for n in range(5)]
+    assert set(stats.by_reason) == {"staging"}
