@@ -18,6 +18,8 @@ it expects itself. On the simulated device a case also fails if an access is uno
 The cases were written from what is promised, before the code that they judge. If one fails, the code is
 wrong, or the promise changes: say so in the case.
 
+* `test_hazards.py` runs all cases on the CPU and on the simulated device, under four schedules;
+  `tests/gpu/test_hazards_on_gpu.py` runs them on a GPU.
 * `test_harness.py`: the plain loop passes every case; planted mistakes do not.
 * `table.py` writes this file; a test compares.
 
