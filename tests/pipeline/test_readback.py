@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import threading
 import weakref
 from fractions import Fraction
 
@@ -13,7 +14,9 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import gapless
+from gapless.device.cpu import CpuDevice
 from gapless.pipeline.readback import DeferredLoss
+from gapless.records.step_values import NonFinite
 from late_device import LateDevice
 
 
@@ -279,3 +282,352 @@ def test_losses_are_read_once_whenever_streams_run(seed, eagerness, actions):
 
     assert [float(number) for number in range(added)] == losses.history
     assert [2.0] * added == losses.weights
+
+
+# --- several values by name ---
+
+
+def test_values_by_name_have_means_and_histories_by_name():
+    """Numbers of the device and of the host, in any order after the first step."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(loss=torch.tensor(4.0), accuracy=0.5, weight=1)
+    losses.add(accuracy=torch.tensor(1, dtype=torch.int64), loss=1.0, weight=torch.tensor(3))
+
+    assert losses.mean() == {"loss": 1.75, "accuracy": 0.875}
+    assert losses.mean("accuracy") == 0.875
+    assert losses.running_mean("loss", since=1) == 1.0
+    assert losses.history == {"loss": [4.0, 1.0], "accuracy": [0.5, 1.0]}
+    assert losses.weights == [1.0, 3.0]
+    with pytest.raises(gapless.LossError, match="no value is named `f1`; there is `loss`, `acc"):
+        losses.mean("f1")
+
+
+def test_a_single_value_named_loss_is_given_by_name():
+    """Its mean is a dict, and a loss by position cannot follow."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(loss=2.0)
+    with pytest.raises(gapless.LossError, match="a loss by position, but those before are `loss`"):
+        losses.add(2.0)
+
+    assert losses.mean() == {"loss": 2.0}
+
+
+def test_a_loss_by_position_is_named_loss():
+    """It can be asked for by that name."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(2.0)
+
+    assert losses.mean("loss") == losses.mean() == 2.0
+    assert losses.latest() == gapless.StepValues(step=0, values={"loss": 2.0})
+
+
+def add_wrong_names(losses):
+    losses.add(loss=1.0)
+
+
+def add_both_ways(losses):
+    losses.add(1.0, accuracy=1.0)
+
+
+def add_nothing(losses):
+    losses.add(weight=2)
+
+
+def add_what_is_no_number(losses):
+    losses.add(loss=1.0, accuracy=torch.ones(2))
+
+
+@pytest.mark.parametrize(
+    ("mistake", "message"),
+    [
+        (
+            add_wrong_names,
+            "values of this step are `loss`, but those before are `loss`, `accuracy`",
+        ),
+        (add_both_ways, "loss by position beside 'accuracy' by name; give all values by name"),
+        (add_nothing, "no value to add, expected a loss or values by name"),
+        (add_what_is_no_number, "`accuracy` must be a number or a tensor with one number, but is"),
+    ],
+)
+def test_a_mistake_loses_nothing(mistake, message):
+    """It is told in one line; what was added before and is added after counts."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(loss=1.0, accuracy=torch.tensor(0.5))
+    with pytest.raises(gapless.LossError, match=message) as caught:
+        mistake(losses)
+    losses.add(loss=3.0, accuracy=torch.tensor(1.0))
+
+    assert "\n" not in str(caught.value)
+    assert losses.mean() == {"loss": 2.0, "accuracy": 0.75}
+
+
+def test_a_first_step_that_fails_names_nothing():
+    """The names are those of the first step that is added."""
+    losses = gapless.DeferredLoss("cpu")
+    with pytest.raises(gapless.LossError, match="`f1` must be a number"):
+        losses.add(f1=None)
+    losses.add(2.0)
+
+    assert losses.mean() == 2.0
+
+
+def test_after_a_reset_values_may_have_other_names():
+    """And the values of before stay with who holds them."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(torch.tensor(1.0))
+    held = losses.history
+    losses.reset()
+    losses.add(a=torch.tensor(2.0), b=torch.tensor(3.0))
+    assert losses.mean() == {"a": 2.0, "b": 3.0}
+    losses.reset()
+    losses.add(4.0)
+
+    assert losses.mean() == 4.0
+    assert held == [1.0]
+
+
+# --- what is a number ---
+
+
+NUMBERS = [
+    (2, 2.0),
+    (True, 1.0),
+    (Fraction(1, 4), 0.25),
+    (np.float32(0.5), 0.5),
+    (np.bool_(True), 1.0),
+    (np.array([[3]]), 3.0),
+    (torch.tensor(2**53 - 1), float(2**53 - 1)),
+    (torch.tensor(True), 1.0),
+    (torch.tensor([[7]], dtype=torch.uint8), 7.0),
+    (torch.tensor([0.1], dtype=torch.bfloat16), 0.10009765625),
+    (torch.tensor(0.5).to(torch.float8_e4m3fn), 0.5),
+    (torch.tensor(7, dtype=torch.uint16), 7.0),
+    (torch.nn.Parameter(torch.tensor(1.5)), 1.5),
+    (torch.tensor(3.0, requires_grad=True) * 2, 6.0),
+]
+
+
+@pytest.mark.parametrize(("number", "expected"), NUMBERS)
+def test_numbers_of_any_kind_are_values_and_weights(number, expected):
+    """Whatever the dtype, shape and type, the value is kept as float64 can hold it."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(number, weight=number)
+    losses.drain()
+
+    assert (losses.history, losses.weights) == ([expected], [expected])
+
+
+def test_numbers_of_all_kinds_make_one_step():
+    """Values of many dtypes, of the device and of the host."""
+    losses = gapless.DeferredLoss("cpu")
+    for _ in range(3):
+        losses.add(**{f"v{at}": number for at, (number, _) in enumerate(NUMBERS)})
+
+    assert list(losses.mean().values()) == [expected for _, expected in NUMBERS]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [None, "2", 1j, np.complex64(1), np.ones(2), [1.0], 10**400, torch.tensor(1j), torch.ones(0)],
+)
+def test_what_is_not_one_real_number_is_refused(wrong):
+    """As a value and as a weight, by name."""
+    losses = gapless.DeferredLoss("cpu")
+    with pytest.raises(gapless.LossError, match="`loss` must be a number or a tensor with one"):
+        losses.add(wrong)
+    with pytest.raises(gapless.LossError, match="`weight` must be a number or a tensor with one"):
+        losses.add(1.0, weight=wrong)
+
+    assert losses.num_added == 0
+
+
+def test_numbers_of_the_host_are_not_waited_for():
+    """No copy is made for them."""
+    losses = gapless.DeferredLoss("cpu")
+    for number in range(3000):
+        losses.add(number)
+
+    assert losses.mean() == 1499.5
+    assert losses.wait_stats.count == 0
+
+
+@pytest.mark.parametrize("outer", [torch.inference_mode, torch.no_grad])
+def test_a_mode_of_the_first_step_is_none_of_the_ring(outer):
+    """Losses of evaluation and of training can share one object."""
+    losses = gapless.DeferredLoss("cpu")
+    with outer():
+        losses.add(torch.tensor(1.0) + 0)
+    losses.add(torch.ones((), requires_grad=True) * 3)
+    with outer():
+        for _ in range(1030):
+            losses.add(torch.tensor(2.0) * 1)
+        assert losses.mean() == 2.0
+
+
+# --- the newest values, and calls at intervals ---
+
+
+def test_the_newest_values_come_with_their_step():
+    """None before the first; on a CPU each is there at once."""
+    losses = gapless.DeferredLoss("cpu")
+    assert losses.latest() is None
+    for number in range(3):
+        losses.add(loss=torch.tensor(float(number)), rate=0.1)
+
+        assert losses.latest() == gapless.StepValues(
+            step=number, values={"loss": float(number), "rate": 0.1}
+        )
+    assert losses.wait_stats.count == 0
+
+
+def steps_of(seen):
+    return [(now.step, now.values["loss"]) for now in seen]
+
+
+def test_a_callback_has_the_values_of_every_so_many_steps():
+    """Each once and in order, from a later add or from the last read."""
+    seen = []
+    losses = gapless.DeferredLoss("cpu", every=50, on_values=seen.append)
+    for number in range(150):
+        losses.add(torch.tensor(float(number)))
+        assert len(seen) == number // 50
+    losses.latest()
+    losses.poll()
+    assert len(seen) == 2
+    losses.mean()
+    losses.mean()
+
+    assert steps_of(seen) == [(49, 49.0), (99, 99.0), (149, 149.0)]
+
+
+def test_after_a_reset_the_callback_counts_anew():
+    """The reset itself calls it with what is due."""
+    seen = []
+    losses = gapless.DeferredLoss("cpu", every=2, on_values=seen.append)
+    for _ in range(2):
+        for number in range(3):
+            losses.add(number)
+        losses.reset()
+
+    assert steps_of(seen) == [(1, 1.0), (1, 1.0)]
+
+
+def test_a_callback_that_raises_is_not_called_twice_for_a_step():
+    """The error comes out of `add`, whose own value is kept, and later steps are called."""
+    seen = []
+
+    def fail_once(now):
+        seen.append(now)
+        if len(seen) == 1:
+            raise ZeroDivisionError
+
+    losses = gapless.DeferredLoss("cpu", every=2, on_values=fail_once)
+    losses.add(0)
+    losses.add(1)
+    with pytest.raises(ZeroDivisionError):
+        losses.add(2)
+    losses.add(3)
+    losses.drain()
+
+    assert losses.history == [0.0, 1.0, 2.0, 3.0]
+    assert steps_of(seen) == [(1, 1.0), (3, 3.0)]
+
+
+def test_a_callback_may_use_the_object():
+    """It may read, add and begin anew; it is not called within itself."""
+    seen = []
+
+    def use(now):
+        seen.append((now.step, losses.mean(), losses.running_mean(since=1), losses.latest().step))
+        losses.add(9)
+        losses.reset()
+
+    losses = gapless.DeferredLoss("cpu", every=1, on_values=use)
+    losses.add(1)
+    losses.add(3)
+    losses.drain()
+
+    assert seen == [(0, 2.0, 3.0, 1)]
+    assert losses.num_added == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"every": 5}, "`every` and `on_values` must be given together"),
+        ({"on_values": print}, "`every` and `on_values` must be given together"),
+        ({"every": 0, "on_values": print}, "`every` must be at least 1, but is 0"),
+    ],
+)
+def test_half_a_callback_is_refused(settings, message):
+    """A callback that would never be called is a mistake."""
+    with pytest.raises(gapless.UserError, match=message):
+        gapless.DeferredLoss("cpu", **settings)
+
+
+def test_the_first_value_that_is_not_finite_is_warned_of_once():
+    """With its name, step and value, at the line that read it; again after a reset."""
+    losses = gapless.DeferredLoss("cpu")
+    message = "`norm` of step 1 is inf, expected a finite number"
+    for _ in range(2):
+        losses.add(loss=1.0, norm=2.0)
+        losses.add(loss=1.0, norm=torch.tensor(math.inf))
+        losses.add(loss=math.nan, norm=2.0)
+        with pytest.warns(RuntimeWarning, match=message) as caught:
+            losses.mean()
+        losses.mean()
+
+        assert [warning.filename for warning in caught] == [__file__]
+        assert losses.first_nonfinite == NonFinite(step=1, name="norm", value=math.inf)
+        losses.reset()
+
+
+# --- threads ---
+
+
+def test_threads_may_add_at_once():
+    """Each value is kept once, and calls of the callback stay in order."""
+    seen = []
+    losses = gapless.DeferredLoss("cpu", every=100, on_values=seen.append)
+    start = threading.Barrier(4)
+
+    def add_many(first):
+        start.wait()
+        for number in range(first, first + 1000):
+            losses.add(torch.tensor(float(number)), weight=number)
+            if number % 97 == 0:
+                losses.latest()
+            if number % 331 == 0:
+                losses.mean()
+
+    threads = [threading.Thread(target=add_many, args=(first,)) for first in range(0, 4000, 1000)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    losses.drain()
+
+    assert sorted(losses.history) == [float(number) for number in range(4000)]
+    assert losses.history == losses.weights
+    assert [now.step for now in seen] == list(range(99, 4000, 100))
+
+
+def test_a_thread_may_add_while_another_waits():
+    """The host waits outside the lock."""
+    device = CpuDevice()
+    losses = gapless.DeferredLoss(device)
+    losses.add(torch.tensor(1.0))
+
+    def add_on_another_thread(event):
+        device.query_event = lambda event: True
+        thread = threading.Thread(target=losses.add, args=(torch.tensor(2.0),))
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+    device.query_event = lambda event: False
+    device.synchronize_event = add_on_another_thread
+    losses.drain()
+
+    assert losses.history == [1.0]
+    assert losses.num_added == 2

@@ -35,6 +35,7 @@ class LossHistory:
         self.is_by_name = False
         self.num_added = self.num_read = self.num_told = 0
         self.columns: dict[str, list[float]] = {_LOSS: []}
+        self._names: tuple[str, ...] = (_LOSS,)
         self.weights: list[float] = []
         self.first_nonfinite: NonFinite | None = None
 
@@ -48,29 +49,32 @@ class LossHistory:
             raise LossError("there is no value to add, expected a loss or values by name")
         if not self.num_added:
             return values
-        if is_by_name != self.is_by_name or values.keys() != self.columns.keys():
-            raise LossError(
-                f"the values of this step are {_listed(values, is_by_name)}, but those before are "
-                f"{_listed(self.columns, self.is_by_name)}; call reset() before others are added"
-            )
-        return {name: values[name] for name in self.columns} if len(values) > 1 else values
+        if is_by_name == self.is_by_name:
+            if tuple(values) == self._names:
+                return values
+            if values.keys() == self.columns.keys():
+                return {name: values[name] for name in self._names}
+        raise LossError(
+            f"the values of this step are {_listed(values, is_by_name)}, but those before are "
+            f"{_listed(self.columns, self.is_by_name)}; call reset() before others are added"
+        )
 
     def count(self, names: Iterable[str], *, is_by_name: bool) -> None:
         """Count a step whose values are on their way; the first one names them."""
-        if not self.num_added and is_by_name:
-            self.columns, self.is_by_name = {name: [] for name in names}, True
+        if not self.num_added and (is_by_name or self.is_by_name):
+            self.columns = {name: [] for name in names}
+            self.is_by_name, self._names = is_by_name, tuple(names)
         self.num_added += 1
 
-    def take(self, rows: Sequence[Sequence[float]]) -> None:
-        """Take in the values and the weight of each of the next steps."""
-        start = self.num_read
-        *columns, weights = ([row[at] for row in rows] for at in range(len(self.columns) + 1))
+    def take(self, columns: Sequence[list[float]]) -> None:
+        """Take in a column of each value, and one of weights, of the next steps."""
+        start, (*values, weights) = self.num_read, columns
         if self.first_nonfinite is None:
-            self.first_nonfinite = self._first_nonfinite(rows)
+            self.first_nonfinite = self._first_nonfinite(values)
         self.weights[start:] = weights
-        for column, values in zip(self.columns.values(), columns, strict=True):
-            column[start:] = values
-        self.num_read = start + len(rows)
+        for column, new in zip(self.columns.values(), values, strict=True):
+            column[start:] = new
+        self.num_read = start + len(weights)
 
     def step(self, number: int) -> StepValues:
         """Return the values of a step that was read."""
@@ -100,12 +104,15 @@ class LossHistory:
         except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
             return sum(weighted) / total
 
-    def _first_nonfinite(self, rows: Sequence[Sequence[float]]) -> NonFinite | None:
-        for step, row in enumerate(rows, start=self.num_read):
-            for name, value in zip(self.columns, row, strict=False):  # the weight is last
-                if not math.isfinite(value):
-                    return NonFinite(step=step, name=name, value=value)
-        return None
+    def _first_nonfinite(self, columns: Sequence[list[float]]) -> NonFinite | None:
+        if all(all(map(math.isfinite, column)) for column in columns):
+            return None
+        return next(
+            NonFinite(step=step, name=name, value=value)
+            for step, row in enumerate(zip(*columns, strict=True), start=self.num_read)
+            for name, value in zip(self.columns, row, strict=True)
+            if not math.isfinite(value)
+        )
 
 
 def _listed(names: Iterable[str], is_by_name: bool) -> str:

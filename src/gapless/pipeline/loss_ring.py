@@ -53,7 +53,7 @@ class LossRing:
             self._host_rows = pinned.view(torch.float64).view(shape)
         # A view costs as much as a fifth of a launch, so that each is made once.
         self._views: list[Sequence[torch.Tensor]] = [()] * num_rows
-        self._on_host: list[list[float | None]] = [[]] * num_rows
+        self._on_host: list[list[float | None]] = [[None] * num_rows for _ in range(num_columns)]
 
     def write(self, number: int, numbers: Sequence[torch.Tensor | float]) -> bool:
         """Write the row of a step; return whether the device has a part in it.
@@ -67,24 +67,18 @@ class LossRing:
         """
         place = number % self._num_rows
         views = self._views[place] or self._make_views(place)
-        on_host: list[float | None] = []
-        copies: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
-        for view, found in zip(views, numbers, strict=True):
-            if not isinstance(found, torch.Tensor):
-                on_host.append(found)
-                continue
-            on_host.append(None)
-            targets, sources = copies.setdefault(found.dtype, ([], []))
-            targets.append(view)
-            sources.append(found)
-        self._on_host[place] = on_host
-        for dtype, (targets, sources) in copies.items():
-            if dtype in _COPIED_TOGETHER:
-                torch._foreach_copy_(targets, sources)
+        targets: list[torch.Tensor] = []
+        sources: list[torch.Tensor] = []
+        for found, view, on_host in zip(numbers, views, self._on_host, strict=True):
+            if isinstance(found, float):
+                on_host[place] = found
             else:
-                for target, source in zip(targets, sources, strict=True):
-                    target.copy_(source)
-        return bool(copies)
+                on_host[place] = None
+                targets.append(view)
+                sources.append(found)
+        if sources:
+            _copy(targets, sources)
+        return bool(sources)
 
     def copy_to_host(self, start: int, end: int) -> None:
         """Queue the copy of the rows of steps `start` to `end` on the current stream.
@@ -95,17 +89,16 @@ class LossRing:
             self._device.copy(self._host_rows[first:last], self.rows[first:last])
 
     def read(self, start: int, end: int) -> list[list[float]]:
-        """Return the rows of steps `start` to `end`, whose copy is done.
+        """Return the columns of the rows of steps `start` to `end`, whose copy is done.
 
         Sync: Does not block the host.
         """
-        return [
-            [late if known is None else known for late, known in zip(row, on_host, strict=True)]
-            for first, last in self._ranges(start, end)
-            for row, on_host in zip(
-                self._host_rows[first:last].tolist(), self._on_host[first:last], strict=True
-            )
-        ]
+        columns: list[list[float]] = [[] for _ in range(self.num_columns)]
+        for first, last in self._ranges(start, end):
+            copied = self._host_rows[first:last].t().tolist()
+            for column, late, on_host in zip(columns, copied, self._on_host, strict=True):
+                column += _merged(late, on_host[first:last])
+        return columns
 
     def _make_views(self, place: int) -> Sequence[torch.Tensor]:
         with torch.inference_mode(mode=False):
@@ -121,3 +114,25 @@ class LossRing:
         if first < last:
             return [(first, last)]
         return [(first, self._num_rows), *([(0, last)] if last else [])]
+
+
+def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+    """Copy numbers of any dtype into float64, those of one dtype in one launch."""
+    for dtype in dict.fromkeys([source.dtype for source in sources]):
+        some, same = targets, [source for source in sources if source.dtype is dtype]
+        if len(same) < len(sources):
+            pairs = zip(targets, sources, strict=True)
+            some = [target for target, source in pairs if source.dtype is dtype]
+        if dtype in _COPIED_TOGETHER:
+            torch._foreach_copy_(some, same)
+        else:
+            for target, source in zip(some, same, strict=True):
+                target.copy_(source)
+
+
+def _merged(late: list[float], known: list[float | None]) -> list[float]:
+    """Return the numbers that were known, and in place of the others those that came late."""
+    if known.count(None) == len(known):
+        return late
+    pairs = zip(late, known, strict=True)
+    return [number if found is None else found for number, found in pairs]

@@ -173,8 +173,10 @@ class DeferredLoss:
             self._read.count(values, is_by_name=is_by_name)
             if self._is_flush_due():
                 self.flush()
-        self._warn()
-        self._tell()
+        if self._read.first_nonfinite is not None:
+            self._warn()
+        if self._on_values is not None:
+            self._tell()
 
     def flush(self) -> None:
         """Queue the copy of all new values to the host.
