@@ -291,12 +291,12 @@ def test_values_by_name_have_means_and_histories_by_name():
     """Numbers of the device and of the host, in any order after the first step."""
     losses = gapless.DeferredLoss("cpu")
     losses.add(loss=torch.tensor(4.0), accuracy=0.5, weight=1)
-    losses.add(accuracy=torch.tensor(1, dtype=torch.int64), loss=1.0, weight=torch.tensor(3))
+    losses.add(accuracy=torch.tensor(1, dtype=torch.int64), loss=2.0, weight=torch.tensor(3))
 
-    assert losses.mean() == {"loss": 1.75, "accuracy": 0.875}
+    assert losses.mean() == {"loss": 2.5, "accuracy": 0.875}
     assert losses.mean("accuracy") == 0.875
-    assert losses.running_mean("loss", since=1) == 1.0
-    assert losses.history == {"loss": [4.0, 1.0], "accuracy": [0.5, 1.0]}
+    assert losses.running_mean("loss", since=1) == 2.0
+    assert losses.history == {"loss": [4.0, 2.0], "accuracy": [0.5, 1.0]}
     assert losses.weights == [1.0, 3.0]
     with pytest.raises(gapless.LossError, match="no value is named `f1`; there is `loss`, `acc"):
         losses.mean("f1")
