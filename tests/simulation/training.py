@@ -144,6 +144,17 @@ def losses_and_gaps_show_while_an_epoch_runs(device):
     assert seen[10][1] is not None
 
 
+@scenario(only="asap")
+def losses_of_a_device_that_keeps_up_show_at_once(device):
+    """Progress has the first ten with the tenth batch, which sends them to the host."""
+    seen = []
+    with TrainLoop(plan="gapless", device=device) as loop:
+        loop.run_epoch(
+            regression_data(), Regression(), on_batch=lambda now: seen.append(now.mean_loss)
+        )
+    assert [mean is None for mean in seen] == [True] * 9 + [False] * 2
+
+
 @scenario(num_seeds=FEW)
 def losses_that_fill_half_of_the_ring_show_before_a_read_is_due(device):
     """They go to the host by themselves, and the wait after the batch is enough to have them."""

@@ -118,8 +118,7 @@ class Epoch:
         Can be called again when it was interrupted.
         """
         engine = self._engine
-        with engine.on_compute_stream():
-            self._waits.at_end()
+        self._waits.at_end()
         # An interrupt in the instant in which a `with` is left may leave its stream current.
         if engine.device.current_stream() != self._outer_stream:
             engine.device.set_current_stream(self._outer_stream)
