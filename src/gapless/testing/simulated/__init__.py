@@ -4,10 +4,13 @@ simulated_device    the device that users enter: every method of the Device prot
 simulation          the engine: launches, waits, captures; calls everything below
 dispatch            turns each torch operation into queued work
 operator_call       one torch operation: what it reads, writes and returns
+places              where a tensor is, and how users move it: `to`, `cuda`, `cpu`, `device=`
+patches             what no mode of torch sees
 host_reads          methods of tensors that read on the host, such as `tolist`
 queues              streams as queues of tasks, and the three schedulers
 allocator           device and page-locked memory, reused as torch's allocator reuses it
 races               vector clocks that find unordered accesses
+history             the last accesses to each byte
 virtual_clock       how long work takes, as data
 """
 

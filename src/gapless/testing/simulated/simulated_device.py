@@ -46,7 +46,7 @@ class SimulatedDevice:
     * A backward operation runs on the stream that is current when `backward` is called; on a GPU, on
       the stream of its forward operation. Its hooks see `cpu` as the device of every tensor.
     * A host tensor without dimensions is read when the work is launched.
-    * Torch does what it does for the CPU only, such as the checks in `one_hot`.
+    * Torch runs its code for the CPU, with the checks that only a CPU makes.
     * Work of other threads runs at once and is not checked. Sparse tensors are refused.
 
     Not recorded: accesses through raw pointers, by `torch.save`, and through numpy arrays that
