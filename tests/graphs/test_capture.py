@@ -348,6 +348,21 @@ def test_clear_drops_graphs_and_what_their_number_forbade(device):
     assert (step.report.num_graphs, step.report.num_replays) == (2, 2)
 
 
+def test_what_changes_while_there_are_no_graphs_is_no_change(device):
+    """A step that is cleared before each new rate goes on being captured."""
+    training = Training(device)
+    step = gapless.capture(training.step, device=device)
+    taken = gapless.prefetch(batches(*[4] * 12), device)
+    for number, batch in enumerate(taken):
+        if number % 2 == 0:
+            step.clear()
+            training.optimizer.param_groups[0]["lr"] *= 0.5
+        step(batch)
+
+    assert step.report.refusal is None
+    assert (step.report.num_graphs, step.report.num_replays) == (5, 10)
+
+
 def test_clear_lifts_no_refusal_that_is_final(device):
     """What the step does on the host stays what it is."""
     found = train(Reading, device, captured=True)

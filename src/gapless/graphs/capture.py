@@ -29,7 +29,6 @@ from gapless.pipeline.tree import flatten
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
-    from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
@@ -72,9 +71,7 @@ class _Settings:
         if self.on_refusal not in ("eager", "raise"):
             raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
 
-    def wrap(
-        self, step: Any, on_side_stream: Callable[[], AbstractContextManager[None]]
-    ) -> CapturedStep:
+    def wrap(self, step: Any, side: SideStream) -> CapturedStep:
         """Return a step that can be captured."""
         return CapturedStep(
             step,
@@ -83,7 +80,8 @@ class _Settings:
             num_warmup=self.num_warmup,
             max_graphs=self.max_graphs,
             memory_budget_bytes=memory_share(self.device, self.memory_fraction),
-            on_side_stream=on_side_stream,
+            on_side_stream=side.use,
+            launch=lambda replay: side.launch(lambda: _own(replay())),
         )
 
 
@@ -99,7 +97,7 @@ class CapturedFunction:
         self._settings = settings
         self._device = settings.device
         self._side = SideStream(self._device)
-        self._captured = settings.wrap(step, self._side.use)
+        self._captured = settings.wrap(step, self._side)
         if not self._device.is_accelerator:
             text = "a CPU runs its work itself, there is nothing to launch"
             self.report.refusal = Refusal("cpu", text)
@@ -136,12 +134,9 @@ class CapturedFunction:
             self.report.num_eager += 1
             call_host_part(self._captured.step, batch)
             return _own(do_work(self._captured.step, batch))
-        caller = self._side.begin_call()
-        try:
-            call_host_part(self._captured.step, batch)
-            return _own(self._run(batch))
-        finally:
-            self._side.end_call(caller)
+        self._side.come_after_runs()
+        call_host_part(self._captured.step, batch)
+        return self._run(batch)
 
     def __repr__(self) -> str:
         name = getattr(self, "__qualname__", None) or repr(self._captured.step)
@@ -159,9 +154,10 @@ class CapturedFunction:
 
     def _run(self, batch: Any) -> Any:
         done = self._captured.run(flatten(batch))
-        if done.way == "eager":
-            self._raise_refusal()
-        return done.out
+        if done.way != "eager":
+            return done.out
+        self._raise_refusal()
+        return _own(done.out)
 
     def _raise_refusal(self) -> None:
         refusal = self.report.refusal

@@ -69,6 +69,10 @@ class StepRun:
     key: Hashable | None
 
 
+def _call(replay: Callable[[], Any]) -> Any:
+    return replay()
+
+
 class CapturedStep:
     """A step that is captured for each key of batches and then launched as one piece.
 
@@ -91,6 +95,8 @@ class CapturedStep:
         max_graphs: as of `GraphCache`.
         memory_budget_bytes: as of `GraphCache`.
         on_side_stream: returns a context for what is no replay: eager runs and captures.
+        launch: calls a function that launches a graph and returns what the step returned, and
+            returns what the caller is to have of it.
 
     Attributes:
         step: the step itself.
@@ -107,11 +113,13 @@ class CapturedStep:
         max_graphs: int = DEFAULT_MAX_GRAPHS,
         memory_budget_bytes: int | None = None,
         on_side_stream: Callable[[], AbstractContextManager[None]] = nullcontext,
+        launch: Callable[[Callable[[], Any]], Any] = _call,
     ) -> None:
         self.step = step
         self.report = CaptureReport()
         self._device = device
         self._on_side_stream = on_side_stream
+        self._launch = launch
         self._keys = GraphKeys(step, device=device)
         optimizers = KnownOptimizers()
         self._weights = KnownWeights(optimizers)
@@ -202,7 +210,7 @@ class CapturedStep:
             self.report.refusal = refusal
 
     def _replay(self, graph: StepGraph, tree: Tree) -> Any:
-        out = graph.replay(tree.leaves)
+        out = self._launch(lambda: graph.replay(tree.leaves))
         self.report.num_replays += 1
         return out
 

@@ -8,21 +8,26 @@ and after. A replay does neither: it is launched on the caller's stream, which c
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from threading import RLock
+from typing import TYPE_CHECKING, TypeVar
 from weakref import WeakKeyDictionary
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device, Stream
 
 
-class SideStream:
-    """The side stream of a device, and the order of all calls of captured functions there.
+_OutT = TypeVar("_OutT")
 
-    Calls run one after the other, whatever streams they come from: graphs share torch's random
-    generator and give their memory back to the side stream.
+
+class SideStream:
+    """The side stream of a device, and the order of all runs of captured functions there.
+
+    They run one after the other, whatever streams and threads they come from: graphs share torch's
+    random generator and the workspace of the matrix library, and give their memory back to the
+    side stream.
 
     Args:
         device: of the steps.
@@ -32,26 +37,33 @@ class SideStream:
         self._device = device
         self._stream = device.shared_stream("gapless.capture")
         self._done = device.create_event()
-        self._newest = _NEWEST_CALLS.setdefault(device, _NewestCall())
+        self._order = _ORDERS.setdefault(device, _Order())
 
-    def begin_call(self) -> Stream:
-        """Let the caller's stream come after all calls before, and return it.
-
-        Sync: Does not block the host.
-        """
-        caller = self._device.current_stream()
-        if caller is not self._newest.stream:
-            self._device.wait_stream(caller, self._stream)
-            self._newest.stream = caller
-        return caller
-
-    def end_call(self, caller: Stream) -> None:
-        """Let all later calls come after this one.
+    def come_after_runs(self) -> None:
+        """Let the caller's stream come after all runs so far.
 
         Sync: Does not block the host.
         """
-        self._device.record_event(self._done, caller)
-        self._device.wait_event(self._stream, self._done)
+        with self._order.lock:
+            self._come_after_runs()
+
+    def launch(self, replay: Callable[[], _OutT]) -> _OutT:
+        """Call a function that launches a graph on the caller's stream; return what it returns.
+
+        If another thread uses the side stream just now, the graph is launched there.
+
+        Sync: Does not block the host.
+        """
+        with self._order.lock:
+            if not self._order.num_inside:
+                caller = self._come_after_runs()
+                try:
+                    return replay()
+                finally:
+                    self._device.record_event(self._done, caller)
+                    self._device.wait_event(self._stream, self._done)
+        with self.use():
+            return replay()
 
     @contextmanager
     def use(self) -> Iterator[None]:
@@ -60,20 +72,39 @@ class SideStream:
         Sync: Does not block the host.
         """
         caller = self._device.current_stream()
+        with self._order.lock:
+            self._order.num_inside += 1
         self._device.wait_stream(self._stream, caller)
         try:
             with self._device.use_stream(self._stream):
                 yield
         finally:
+            with self._order.lock:
+                self._order.num_inside -= 1
+                self._device.wait_stream(caller, self._stream)
+                self._order.newest = caller
+
+    def _come_after_runs(self) -> Stream:
+        caller = self._device.current_stream()
+        if caller is not self._order.newest:
             self._device.wait_stream(caller, self._stream)
-            self._newest.stream = caller
+            self._order.newest = caller
+        return caller
 
 
-class _NewestCall:
-    """From which stream the newest call on a device came."""
+class _Order:
+    """What all side streams of a device know.
+
+    Attributes:
+        newest: the stream that came after the side stream last.
+        num_inside: how many bodies of `use` run now, of this thread and others.
+        lock: of both, and of every launch.
+    """
 
     def __init__(self) -> None:
-        self.stream: Stream | None = None
+        self.newest: Stream | None = None
+        self.num_inside = 0
+        self.lock = RLock()
 
 
-_NEWEST_CALLS: WeakKeyDictionary[Device, _NewestCall] = WeakKeyDictionary()
+_ORDERS: WeakKeyDictionary[Device, _Order] = WeakKeyDictionary()
