@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -110,7 +111,7 @@ class EventPool:
 
         Sync: Does not block the host.
         """
-        if self._free:
+        with suppress(IndexError):  # asked and taken at once, for several threads
             return self._free.pop()
         event = self._device.create_event(timed=self._timed)
         self._created.append(event)

@@ -15,7 +15,6 @@ of a batch holds its memory: a `Loan` gives it back only when nobody else holds 
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections import deque
 from typing import TYPE_CHECKING
@@ -26,7 +25,7 @@ from gapless.pipeline.streams import EventPool
 
 
 if TYPE_CHECKING:
-    from gapless.device.base import Device, Event, Stream
+    from gapless.device.base import Device, Stream
 
 
 def _num_holders(tensor: torch.Tensor) -> int:
@@ -59,9 +58,6 @@ _ONE_HOLDER = _count_of_one_holder()
 class TransferLane:
     """A transfer stream and the device memory that its copies write.
 
-    All users of one stream share its lane, also from several threads: torch's allocator keeps one
-    pool of memory for a stream.
-
     Args:
         device: where the stream is.
         stream: carries copies to the device.
@@ -74,17 +70,14 @@ class TransferLane:
         self.stream = stream
         self._device = device
         self._events = EventPool(device)
-        self._released: list[Event] = []
-        # A garbage collection inside the lock may end another pass, which releases memory too.
-        self._lock = threading.RLock()
 
     def copy(self, source: torch.Tensor) -> torch.Tensor:
         """Return a copy of a dense host tensor on the device, to be read when this stream made it.
 
         Sync: Does not block the host if the source is page-locked.
         """
-        with self._lock, self._device.use_stream(self.stream):
-            target = self._allocate_like(source)
+        with self._device.use_stream(self.stream):
+            target = self._device.device_like(source)
             self._device.copy(target, source)
         return target
 
@@ -93,26 +86,22 @@ class TransferLane:
 
         Sync: Does not block the host.
         """
-        with self._lock, self._device.use_stream(self.stream):
-            return self._allocate_like(tensor)
-
-    def _allocate_like(self, tensor: torch.Tensor) -> torch.Tensor:
-        # Whoever read the memory before is done when what follows runs.
-        for event in self._released:
-            self._device.wait_event(self.stream, event)
-            # The stream has taken its wait; nobody else will wait for this record.
-            self._events.give_back(event)
-        self._released.clear()
-        return self._device.device_like(tensor)
+        with self._device.use_stream(self.stream):
+            return self._device.device_like(tensor)
 
     def release(self, loan: Loan) -> None:
         """Take back memory that nobody else holds; its reads are queued on the loan's stream.
 
+        Whatever this stream does next comes after those reads. So its memory goes back to torch's
+        allocator, which may hand it out for this stream again.
+
         Sync: Does not block the host.
         """
-        with self._lock:
-            self._released.append(self._events.record(loan.stream))
-            loan.memory = None
+        read = self._events.record(loan.stream)
+        self._device.wait_event(self.stream, read)
+        # The stream has taken its wait; nobody else will wait for this record.
+        self._events.give_back(read)
+        loan.memory = None
 
 
 _lanes: weakref.WeakKeyDictionary[Device, TransferLane] = weakref.WeakKeyDictionary()
