@@ -375,6 +375,7 @@ def test_after_a_reset_values_may_have_other_names():
     """And the values of before stay with who holds them."""
     losses = gapless.DeferredLoss("cpu")
     losses.add(torch.tensor(1.0))
+    losses.drain()
     held = losses.history
     losses.reset()
     losses.add(a=torch.tensor(2.0), b=torch.tensor(3.0))
@@ -384,6 +385,20 @@ def test_after_a_reset_values_may_have_other_names():
 
     assert losses.mean() == 4.0
     assert held == [1.0]
+
+
+def test_a_history_is_the_callers_own():
+    """What is done to it changes nothing else."""
+    losses = gapless.DeferredLoss("cpu")
+    losses.add(torch.tensor(2.0))
+    assert losses.mean() == 2.0
+    losses.history.append(9.0)
+    losses.weights.clear()
+    losses.latest().values["loss"] = 9.0
+
+    assert losses.mean() == 2.0
+    assert losses.read_since(0) == [(2.0, 1.0)]
+    assert losses.read_since(1) == []
 
 
 # --- what is a number ---

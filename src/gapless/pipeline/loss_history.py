@@ -61,7 +61,7 @@ class LossHistory:
 
     def count(self, names: Iterable[str], *, is_by_name: bool) -> None:
         """Count a step whose values are on their way; the first one names them."""
-        if not self.num_added and (is_by_name or self.is_by_name):
+        if not self.num_added:
             self.columns = {name: [] for name in names}
             self.is_by_name, self._names = is_by_name, tuple(names)
         self.num_added += 1

@@ -125,12 +125,16 @@ class DeferredLoss:
     @property
     def history(self) -> list[float] | Any:
         """The values that have reached the host, one for each step, in order; lists by name."""
-        return self._read.columns if self._read.is_by_name else self._read.columns["loss"]
+        with self._lock:
+            read = self._read
+            columns = {name: list(column) for name, column in read.columns.items()}
+            return columns if read.is_by_name else columns["loss"]
 
     @property
     def weights(self) -> list[float]:
         """The weights of the steps in `history`."""
-        return self._read.weights
+        with self._lock:
+            return list(self._read.weights)
 
     @property
     def first_nonfinite(self) -> NonFinite | None:
@@ -282,10 +286,17 @@ class DeferredLoss:
                 return {each: read.mean(each, since=since) for each in read.columns}
             return read.mean("loss" if name is None else name, since=since)
 
+    def read_since(self, step: int) -> list[tuple[float, float]]:
+        """Return the losses read from a step on, given by position, each with its weight.
+
+        Sync: Does not block the host.
+        """
+        with self._lock:
+            read = self._read
+            return list(zip(read.columns["loss"][step:], read.weights[step:], strict=True))
+
     def reset(self) -> None:
         """Forget all values and their names, so that the next `add` is step 0.
-
-        `history` and `weights` are new lists afterwards; who holds the old ones keeps them.
 
         Raises:
             Exception: what `on_values` raises; nothing is forgotten then.
@@ -434,9 +445,9 @@ class RunningMean:
 
         Sync: Does not block the host.
         """
-        history, weights = self._losses.history, self._losses.weights
-        for number in range(self._num_seen, len(history)):
-            self._total += history[number] * weights[number]
-            self.weight += weights[number]
-        self._num_seen = len(history)
+        new = self._losses.read_since(self._num_seen)
+        for loss, weight in new:
+            self._total += loss * weight
+            self.weight += weight
+        self._num_seen += len(new)
         return self._total / self.weight if self.weight else None

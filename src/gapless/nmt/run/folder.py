@@ -129,17 +129,12 @@ class LossLog:
 
         Sync: Does not block the host.
         """
-        history, weights = self._losses.history, self._losses.weights
-        if self._next == len(history):
+        new = self._losses.read_since(self._next)
+        if not new:
             return
-        for number in range(self._next, len(history)):
-            self._folder.log(
-                "train",
-                step=number + self._offset,
-                loss=history[number],
-                tokens=weights[number],
-            )
-        self._next = len(history)
+        for number, (loss, tokens) in enumerate(new, start=self._next + self._offset):
+            self._folder.log("train", step=number, loss=loss, tokens=tokens)
+        self._next += len(new)
         self._folder.flush()
         found = self._losses.first_nonfinite
         if found is not None:

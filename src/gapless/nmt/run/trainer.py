@@ -179,9 +179,10 @@ class Trainer:
         batches = LoaderPart(loader, lambda loader: until_stopped(loader, stop))
         result = run.loop.run_epoch(batches, run.step, on_batch=on_batch)
         log.write_new()
+        read = losses.read_since(losses.num_added - result.num_batches)
         position.add(
             result,
-            weights=losses.weights[len(losses.weights) - result.num_batches :],
+            weights=[weight for _, weight in read],
             peak_memory_bytes=run.device.peak_memory_bytes(),
         )
 
