@@ -232,6 +232,27 @@ def calls_from_two_streams(device):
     assert step.report.num_replays == len(losses) - 2
 
 
+@scenario(num_seeds=2 * VERY_FEW)
+def a_replay_while_another_thread_is_on_the_side_stream(device):
+    """It comes after what that thread has queued there so far."""
+    losses, weight = train_plainly(regression_data())
+    model = Regression()
+    on_device(device, model)
+    step = gapless.capture(model, device=device)
+    caller, kept = device.current_stream(), []
+    for number, batch in enumerate(regression_data()):
+        if number < 5:
+            kept.append(step(put(device, batch)).loss)
+            continue
+        with step._side.use():
+            model.weight.detach().mul_(1.0)
+            # The current stream of another thread is its own.
+            with device.use_stream(caller):
+                kept.append(step(put(device, batch)).loss)
+    assert losses == [read_back(device, loss).item() for loss in kept]
+    assert torch.equal(weight, read_back(device, model.weight))
+
+
 @scenario(num_seeds=VERY_FEW)
 def a_refused_batch_runs_on_the_stream_of_all_eager_runs(device):
     """Autograd binds a weight's gradients to the stream that they first saw."""
