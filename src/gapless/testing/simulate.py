@@ -95,8 +95,8 @@ def simulate(
         result.num_accesses += device.report.num_accesses
         if error is None and not device.report.num_accesses:
             error = (
-                "the check used no device memory; take it from device.device_buffer or "
-                "gapless.prefetch, or compute it from those"
+                "the check used no device memory; move tensors with .to(device.torch_device), or "
+                "make them there"
             )
         races = str(device.report) if device.report.races else None
         if races or error:

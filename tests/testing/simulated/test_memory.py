@@ -264,7 +264,7 @@ def test_large_and_small_blocks_are_kept_apart():
         assert device.device_buffer(512).data_ptr() != address
         first = device.device_buffer(3 * mib)
         assert first.data_ptr() == address
-        assert device.peak_memory_bytes() == 4 * mib
+        assert device.reserved_memory_bytes() == 4 * mib  # not split
         del first
         first, second = device.device_buffer(2 * mib), device.device_buffer(2 * mib)
         assert addresses_of(first, second) == [address, address + 2 * mib]
@@ -304,6 +304,63 @@ def test_a_part_of_a_block_is_reused_only_when_its_streams_are_done():
 
     assert address in addresses_of(*whole)
     assert not device.report.races
+
+
+def read_on(side, device, block):
+    device.wait_stream(side, device.current_stream())
+    with device.use_stream(side):
+        block + 1
+    device.record_stream(block, side)
+
+
+def test_joined_memory_is_reused_behind_the_work_on_each_part():
+    """The next use of two blocks in one is ordered behind what read either of them."""
+    with SimulatedDevice(scheduler="asap") as device:
+        side = device.create_stream()
+        address = device.device_buffer(2048).data_ptr()
+        first, second = [device.device_buffer(1024).fill_(1) for _ in range(2)]
+        read_on(side, device, first)
+        del first
+        read_on(side, device, second)
+        del second
+        whole = device.device_buffer(2048).fill_(2)
+
+    assert whole.data_ptr() == address
+    assert not device.report.races
+
+
+def test_each_part_of_memory_is_reused_behind_the_work_on_the_whole():
+    """The next use of either half of a block is ordered behind what read the block."""
+    with SimulatedDevice(scheduler="asap") as device:
+        side = device.create_stream()
+        whole = device.device_buffer(2048).fill_(1)
+        address = whole.data_ptr()
+        read_on(side, device, whole)
+        del whole
+        halves = [device.device_buffer(1024) for _ in range(2)]
+        halves[1].fill_(2)
+
+    assert addresses_of(*halves) == [address, address + 1024]
+    assert not device.report.races
+
+
+def test_parts_of_memory_have_histories_of_their_own():
+    """A part races with what used the whole, and not with another part."""
+    with SimulatedDevice(scheduler="asap") as device:
+        side = device.create_stream()
+        address = device.device_buffer(2048).data_ptr()
+        halves = [device.device_buffer(1024) for _ in range(2)]
+        halves[0].fill_(1)
+        with device.use_stream(side):
+            halves[1].fill_(1)
+        assert addresses_of(*halves) == [address, address + 1024]
+        assert not device.report.races
+        del halves
+        device.device_buffer(2048).fill_(2)
+
+    assert [(race.first.agent, race.second.agent) for race in device.report.races] == [
+        ("stream 0", "default stream")
+    ]
 
 
 def test_peak_memory_counts_what_was_held_at_once():

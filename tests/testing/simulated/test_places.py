@@ -80,6 +80,7 @@ MOVES = {
     "to a device": lambda x, there: x.to(there),
     "to its name": lambda x, there: x.to(str(there)),
     "to cuda": lambda x, there: x.to("cuda"),
+    "to a number": lambda x, there: x.to(0),
     "cuda()": lambda x, there: x.cuda(),
     "to another tensor": lambda x, there: x.to(torch.zeros(1, device=there)),
     "by keyword": lambda x, there: x.to(device=there, dtype=torch.float32, copy=True),
@@ -105,6 +106,7 @@ def test_a_copy_to_the_device_waits_and_arrives(device, there, x, move):
 
 FACTORIES = {
     "zeros": lambda there: torch.zeros(2, device=there),
+    "on cuda": lambda there: torch.zeros(2, device="cuda"),
     "full": lambda there: torch.full((2,), 3.0, device=there),
     "arange": lambda there: torch.arange(3, device=there),
     "randn": lambda there: torch.randn(2, device=there),
@@ -131,6 +133,33 @@ def test_a_factory_makes_device_memory_without_a_wait(device, there, make):
     assert not device.needs_copy(made)
     assert device.waits == []
     assert device.num_blocks > 0
+
+
+def test_a_factory_takes_a_shape_and_reads_nothing(device, there):
+    """What `*_like` and `new_*` are given is neither read nor moved."""
+    host, x = torch.ones(2), torch.ones(2, device=there)
+    with device.use_stream(device.create_stream()):
+        torch.zeros_like(x)
+        on_host = [torch.zeros_like(x, device="cpu"), x.new_zeros(2, device="cpu")]
+        on_device = [torch.zeros_like(host, device=there), host.new_ones(2, device=there)]
+
+    assert all(device.needs_copy(tensor) for tensor in (host, *on_host))
+    assert not any(device.needs_copy(tensor) for tensor in on_device)
+    assert x.to("meta").device == torch.device("meta")
+    assert device.waits == []
+    assert not device.report.races
+
+
+def test_torch_tensor_copies_a_tensor_of_the_device(device, there):
+    """`torch.tensor` makes a copy, `torch.as_tensor` does not."""
+    x = torch.ones(2, device=there)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch advises `clone`
+        copied = torch.tensor(x)
+
+    assert copied.device == there
+    assert copied.data_ptr() != x.data_ptr()
+    assert torch.as_tensor(x) is x
 
 
 def test_factories_have_the_values_of_the_host(device, there):
@@ -389,6 +418,30 @@ def test_a_loader_that_pins_can_be_used(device, there):
         batches = [batch.to(there, non_blocking=True) for (batch,) in loader]
 
     assert [batch.tolist() for batch in batches] == [[0.0, 1.0], [2.0, 3.0]]
+
+
+def packed_lstm(there):
+    torch.manual_seed(0)
+    model = torch.nn.LSTM(4, 6, batch_first=True, bidirectional=True).to(there)
+    sequences = torch.randn(3, 5, 4).to(there).requires_grad_()
+    packed = torch.nn.utils.rnn.pack_padded_sequence(sequences, [5, 3, 2], batch_first=True)
+    output, _ = model(packed)
+    padded, _ = torch.nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
+    padded.pow(2).sum().backward()
+    return [padded.detach(), sequences.grad, *(part.grad for part in model.parameters())]
+
+
+def test_packed_sequences_have_their_lengths_on_the_host():
+    """An LSTM over packed sequences has the CPU's bits, and waits for no length."""
+    expected = packed_lstm("cpu")
+    with SimulatedDevice(scheduler="lazy") as device:
+        found = packed_lstm(device.torch_device)
+        waits = names(device)
+        found = [tensor.cpu() for tensor in found]
+
+    assert waits == ["blocking copy H2D"] * 9  # eight weights and the sequences
+    assert all(torch.equal(a, b) for a, b in zip(expected, found, strict=True))
+    assert not device.report.races
 
 
 def test_sparse_tensors_do_not_move(device, there):

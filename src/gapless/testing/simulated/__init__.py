@@ -7,6 +7,7 @@ operator_call       one torch operation: what it reads, writes and returns
 places              where a tensor is, and how users move it: `to`, `cuda`, `cpu`, `device=`
 patches             what no mode of torch sees
 host_reads          methods of tensors that read on the host, such as `tolist`
+decompositions      operators that take some of their arguments on the host
 queues              streams as queues of tasks, and the three schedulers
 allocator           device and page-locked memory, reused as torch's allocator reuses it
 races               vector clocks that find unordered accesses

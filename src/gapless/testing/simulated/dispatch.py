@@ -13,6 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.testing.simulated.allocator import alias, spans_of
+from gapless.testing.simulated.decompositions import DECOMPOSITIONS
 from gapless.testing.simulated.operator_call import (
     Call,
     UnpredictableError,
@@ -134,6 +135,8 @@ class QueueOperations(TorchDispatchMode):
         return target
 
     def _on_device(self, call: Call) -> Any:
+        if call.func in DECOMPOSITIONS:
+            return self._decompose(call)
         call = self._with_indices(call)
         if call.waits:
             return self._run_now(call, is_wait=True)
@@ -151,6 +154,14 @@ class QueueOperations(TorchDispatchMode):
             self._simulation.wait(self._simulation.mark(self._simulation.current), call.name)
         self._queue(call, outputs)
         return outputs
+
+    def _decompose(self, call: Call) -> Any:
+        self._simulation.is_quiet = False
+        try:
+            with self:
+                return DECOMPOSITIONS[call.func](*call.args, **call.kwargs)
+        finally:
+            self._simulation.is_quiet = True
 
     def _change_metadata(self, call: Call) -> Any:
         """Return a view, or change what a tensor is a view of: no work for the device."""

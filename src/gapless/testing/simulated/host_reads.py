@@ -42,7 +42,7 @@ class WatchHost(TorchFunctionMode):
             return handler(simulation, func, *args, **kwargs)
         if kwargs.get("device") is not None:
             kwargs = with_place(simulation, args, kwargs)
-        before, simulation.calling = simulation.calling, () if func in _BACKWARD else args
+        before, simulation.calling = simulation.calling, args
         try:
             return func(*args, **kwargs)
         finally:
@@ -97,9 +97,6 @@ def _one_hot(
     zeros = torch.zeros(shape, dtype=torch.int64, device=DEVICE)
     return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
-
-# These call many others, on the device and on the host.
-_BACKWARD = (torch.Tensor.backward, torch.autograd.grad)
 
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     **PLACE_METHODS,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 from unittest import mock
@@ -28,7 +29,8 @@ class Patches:
     """
 
     def __init__(self, simulation: Simulation) -> None:
-        self._simulation = simulation
+        # What torch imports meanwhile, such as its compiler, keeps the functions of today for ever.
+        self._simulation = weakref.proxy(simulation)
         self._patches = ExitStack()
 
     def __enter__(self) -> None:

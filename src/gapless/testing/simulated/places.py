@@ -61,13 +61,12 @@ class _Move(torch.autograd.Function):
     def forward(
         ctx: Any, tensor: torch.Tensor, source: torch.device, options: dict[str, Any]
     ) -> torch.Tensor:
-        ctx.back = {"device": source, "dtype": tensor.dtype}
-        ctx.place = options["device"]
+        ctx.source, ctx.place = source, options["device"]
         return tensor.to(**options)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        return _Move.apply(grads[0], ctx.place, ctx.back), None, None
+        return _Move.apply(grads[0], ctx.place, {"device": ctx.source}), None, None
 
 
 def _to(simulation: Simulation, func: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
