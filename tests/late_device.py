@@ -148,7 +148,8 @@ class LateDevice(CpuDevice):
 
     def synchronize_stream(self, stream):
         while stream.queue:
-            assert self._run_one(), "a wait that can never end"
+            # Nothing but what it waits for runs before it.
+            assert self._run_one([stream]) or self._run_one(), "a wait that can never end"
 
     # --- memory ---
 
@@ -279,9 +280,10 @@ class LateDevice(CpuDevice):
             while self._random.random() < self._eagerness and self._run_one():
                 pass
 
-    def _run_one(self):
+    def _run_one(self, streams=None):
         with self._lock:
-            ready = [stream for stream in self._streams if stream.queue and stream.queue[0][0]()]
+            streams = self._streams if streams is None else streams
+            ready = [stream for stream in streams if stream.queue and stream.queue[0][0]()]
             if not ready:
                 return False
             work = self._random.choice(ready).queue.popleft()[1]

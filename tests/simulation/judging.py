@@ -127,7 +127,7 @@ def _judge_here(mutant, names):
 
 def _import_anew(mutant):
     """Import gapless with a mutant in it, and the scenarios that use it."""
-    packages = ("gapless", "simulation", "toy_steps")
+    packages = ("gapless", "simulation", "toy_steps", "late_device")
     for name in [name for name in sys.modules if name.split(".")[0] in packages]:
         del sys.modules[name]
     sys.meta_path.insert(0, MutatedModule(mutant))

@@ -76,9 +76,20 @@ def context(*names):
     return lambda node: isinstance(node, ast.withitem) and _called(node.context_expr) in names
 
 
-def sum_of(code):
-    """Find sums that are written so."""
-    return lambda node: isinstance(node, ast.BinOp) and ast.unparse(node) == code
+def written(kind, *codes):
+    """Find what is written so."""
+    return lambda node: isinstance(node, kind) and ast.unparse(node) in codes
+
+
+def flagged(name):
+    """Find calls that set this flag."""
+    return lambda node: (
+        isinstance(node, ast.Call)
+        and any(
+            keyword.arg == name and ast.unparse(keyword.value) == "True"
+            for keyword in node.keywords
+        )
+    )
 
 
 def _called(node):
@@ -134,6 +145,14 @@ def _fresh_event(node):
     return _expression(f"{ast.unparse(node.func.value)}._device.create_event(timed=True)")
 
 
+def _without_flag(name):
+    def change(node):
+        kept = [keyword for keyword in node.keywords if keyword.arg != name]
+        return ast.Call(func=node.func, args=node.args, keywords=kept)
+
+    return change
+
+
 def _null_context(node):
     entered = _expression("__import__('contextlib').nullcontext()")
     entered = ast.copy_location(entered, node.context_expr)
@@ -144,6 +163,8 @@ _OF_A_DEVICE = ["record_event", "record_stream", "wait_event", "wait_stream", "s
 _OF_A_DEVICE += ["synchronize_event", "synchronize_stream", "synchronize", "synchronize_all"]
 _OF_LOSSES = ["flush", "poll", "drain", "_drain", "_make_room", "_note_writer", "_read_rows"]
 _OF_LOSSES += ["_take_arrived"]
+_OF_BATCHES = ["leave_loader_memory", "collect", "leave", "result", "shutdown"]
+_OF_BATCHES += ["_wait_for_thread", "_wait_for_copies", "_order_moves", "_mark_ends"]
 _OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
 _OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after"]
 _OF_WHAT_IS_OWNED = ["give_back", "reset", "pause", "close", "clear"]
@@ -151,16 +172,41 @@ _OF_WHAT_IS_OWNED = ["give_back", "reset", "pause", "close", "clear"]
 KINDS = [
     Kind(
         "removed",
-        statement(*_OF_A_DEVICE, *_OF_LOSSES, *_OF_A_LOOP, *_OF_WHAT_IS_OWNED),
+        statement(*_OF_A_DEVICE, *_OF_LOSSES, *_OF_BATCHES, *_OF_A_LOOP, *_OF_WHAT_IS_OWNED),
+        lambda node: ast.Pass(),
+    ),
+    # What a later wait, or a later look, depends on.
+    Kind(
+        "removed",
+        written(
+            (ast.Expr, ast.Assign, ast.AugAssign),
+            "self._sources.append(tensor)",
+            "self._sources += tensors_inside(value)",
+            "self._last.moved.append(moved)",
+            "self._last.moved.append(found)",
+            "staged.reads_loader_memory = self._leaves_late",
+            "staged.reads_loader_memory = False",
+            "staged.num_bytes += source.nbytes",
+            "self._in_flight.append(staged)",
+        ),
         lambda node: ast.Pass(),
     ),
     # As if there were nothing to guard against.
     Kind(
         "answered True",
-        question("query_event", "_may_grow", "needs_copy"),
+        question("query_event", "needs_copy"),
         lambda node: ast.Constant(True),
     ),
-    Kind("answered False", question("is_kept"), lambda node: ast.Constant(False)),
+    Kind(
+        "answered True",
+        written(ast.Compare, "_num_holders(self.memory) == _ONE_HOLDER"),
+        lambda node: ast.Constant(True),
+    ),
+    Kind(
+        "answered False", question("_is_full", "_may_be_pinned"), lambda node: ast.Constant(False)
+    ),
+    Kind("not detached", written(ast.Call, "target.detach()"), lambda node: node.func.value),
+    Kind("without copy=True:", flagged("copy"), _without_flag("copy")),
     Kind("not recorded", question("record"), _fresh_event),
     Kind(
         "not entered",
@@ -169,7 +215,6 @@ KINDS = [
     ),
     Kind("always holds", question(*guards()), _guard_that_holds),
     Kind("refuses nothing", question(*refusers()), lambda node: ast.Constant(None)),
-    Kind("became depth + 1:", sum_of("depth + 2"), lambda node: _expression("depth + 1")),
 ]
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
 import weakref
+from types import SimpleNamespace
 
 import torch
 
 import gapless
+from gapless.pipeline.batch_mover import BatchMover
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.transfer import TransferLane
@@ -159,13 +162,19 @@ def left_early_and_started_again(device):
 def few_copies_under_way(device):
     sums = Sums(device, 10)
     prefetcher, stats = make_prefetcher(numbered([LARGE] * 10), device, max_in_flight=2)
-    under_way = []
+    under_way, copy = [], device.copy
+
+    def counted_copy(target, source):
+        copy(target, source)
+        under_way.append(device.create_event())
+        device.record_event(under_way[-1], device.current_stream())
+        assert sum(not event.mark.is_done for event in under_way) <= 2
+
+    device.copy = counted_copy
     for number, batch in enumerate(prefetcher):
-        event = device.create_event()
-        device.record_event(event, prefetcher._lanes[0].stream)
-        under_way = [one for one in [*under_way, event] if not one.mark.is_done]
-        assert len(under_way) <= 2
         sums.add(number, batch)
+    del device.copy
+    assert len(under_way) == 10
     assert sums.all() == list(range(10))
     assert set(stats.by_reason) <= {"staging"}
 
@@ -192,6 +201,16 @@ def two_prefetchers_at_once(device):
     assert sums.all() == list(range(14))
 
 
+class _Own:
+    """A loader of which nobody knows what it does with its memory."""
+
+    def __init__(self, batches):
+        self._batches = batches
+
+    def __iter__(self):
+        return iter(self._batches)
+
+
 @scenario()
 def events_of_passes_are_used_again(device):
     """A loop whose device keeps up needs a few events for each pass, and few for the lane."""
@@ -199,14 +218,12 @@ def events_of_passes_are_used_again(device):
     device.create_event = lambda **kind: created.append(True) or create(**kind)
     host_waits = HostWaits(device)
     lanes = [TransferLane(device, device.create_stream())]
-    for depth in (0, 2):
+    pinned = device.host_buffer(4 * LARGE, pinned=True).view(torch.float32).fill_(1.0)
+    every = [numbered([SMALL, LARGE] * 20), [pinned] * 40, _Own([pinned] * 40)]
+    for loader, depth in itertools.product(every, (0, 2)):
         created.clear()
         prefetcher = Prefetcher(
-            numbered([SMALL, LARGE] * 20),
-            device=device,
-            host_waits=host_waits,
-            lanes=lanes,
-            depth=depth,
+            loader, device=device, host_waits=host_waits, lanes=lanes, depth=depth
         )
         for _ in prefetcher:
             host_waits.wait_stream(device.current_stream(), reason="test")
@@ -323,6 +340,25 @@ def page_locked_memory_is_waited_for_once_a_batch(device):
         assert stats.count == 0
 
 
+class Interrupted:
+    """An object whose move is interrupted."""
+
+    def to(self, device):
+        raise KeyboardInterrupt
+
+
+@scenario()
+def memory_of_a_loader_when_a_move_is_interrupted(device):
+    """What was moved before may be used again at once; nothing is left on its way from it."""
+    for size in (SMALL, LARGE):
+        memory = device.host_buffer(4 * size, pinned=True).view(torch.float32)
+        memory.fill_(3.0)
+        prefetcher, _ = make_prefetcher(iter([(memory, Interrupted())]), device)
+        with contextlib.suppress(KeyboardInterrupt):
+            next(iter(prefetcher))
+        memory.fill_(-1.0)
+
+
 @scenario()
 def memory_of_a_loader_when_a_loop_is_left(device):
     """Who leaves a loop may use the loader's memory again at once."""
@@ -357,19 +393,19 @@ def batches_on_the_device_that_change_while_others_are_ahead(device):
     assert sums.all() == list(range(8))
 
 
-@scenario()
-def small_batches_that_are_read_on_another_stream(device):
-    """Moved on the stream that was current when they were asked for, read on the current one."""
+def check_streams(device, wrap):
+    """Read small batches on three streams in turn, wrapped."""
     sums = Sums(device, 12)
     outer = device.current_stream()
     streams = [device.create_stream() for _ in range(3)]
-    prefetcher, _ = make_prefetcher(numbered([SMALL] * 12), device, depth=2)
+    data = [wrap([tensor]) for tensor in numbered([SMALL] * 12)]
+    prefetcher, _ = make_prefetcher(data, device, depth=2)
     batches = iter(prefetcher)
     for number in range(12):
         stream = streams[number % 3]
         device.wait_stream(stream, outer)
         with device.use_stream(stream):
-            batch = next(batches)
+            (batch,) = next(batches)
             sums.add(number, batch)
             # Its memory goes back to the stream that it was moved on, and must not be written yet.
             del batch
@@ -378,25 +414,47 @@ def small_batches_that_are_read_on_another_stream(device):
     assert sums.all() == list(range(12))
 
 
+@scenario()
+def small_batches_that_are_read_on_another_stream(device):
+    """Moved on the stream that was current when they were asked for, read on the current one."""
+    check_streams(device, tuple)
+
+
+@scenario()
+def strided_batches_that_are_read_on_another_stream(device):
+    """They are moved by themselves, to memory of the stream that was current then."""
+    check_streams(device, lambda tensors: [tensor.repeat(2)[::2] for tensor in tensors])
+
+
+@scenario()
+def objects_that_are_read_on_another_stream(device):
+    """Their tensors live as long as the stream that reads them needs."""
+    check_streams(device, Pair)
+
+
 @scenario(only="lazy")
 def a_loop_alone_holds_what_it_was_handed(device):
     """Once it lets go of a batch nobody holds it, even while its copies are under way."""
-    data = [*zip(numbered([SMALL] * 9), numbered([LARGE] * 9), strict=True)]
+    data = [(Pair(numbered([SMALL])), *numbered([SMALL, LARGE])) for _ in range(9)]
     for depth in (0, 2):
         prefetcher, _ = make_prefetcher(data, device, depth=depth)
         gone = []
         for batch in prefetcher:
             assert all(tensor() is None for tensor in gone)
-            gone = [weakref.ref(tensor) for tensor in batch]
+            gone = [weakref.ref(tensor) for tensor in (*batch[0], *batch[1:])]
             del batch
 
 
 class LateThread(LateDevice):
-    """A device whose background thread goes on only when the host waits for it."""
+    """A device whose background thread goes on only when the host waits for it.
+
+    Its default stream is the last to run.
+    """
 
     def __init__(self):
         super().__init__(eagerness=0.0)
         self.gate = threading.Event()
+        self._random = SimpleNamespace(random=lambda: 1.0, choice=lambda ready: ready[-1])
 
     def pinned_like(self, tensor):
         self.gate.wait(timeout=5)
@@ -419,15 +477,68 @@ def copies_by_a_background_thread(device):
                 yield memory.fill_(float(number))
                 memory.fill_(-1.0)
 
-    found = []
+    found, allocated_on = [], set()
     with LateThread() as late:
         prefetcher, stats = make_prefetcher(Loader(), late, depth=2)
+        allocate, side = late.device_like, late.create_stream()
+        late.device_like = lambda one: allocated_on.add(late.current_stream()) or allocate(one)
         try:
-            for batch in prefetcher:
-                late.read_later(batch, found)
-                late.gate.clear()
+            with late.use_stream(side):
+                for batch in prefetcher:
+                    late.read_later(batch, found)
+                    late.synchronize_stream(side)
+                    late.gate.clear()
         finally:
             late.gate.set()
-        late.run_all()
     assert [tensor.tolist() for tensor in found] == [[float(n)] * LARGE for n in range(5)]
     assert set(stats.by_reason) == {"staging"}
+    assert allocated_on == {lane.stream for lane in prefetcher._lanes}
+    assert not [thread for thread in threading.enumerate() if "gapless" in thread.name]
+
+
+@any_scenario(only="lazy")
+def a_batch_that_is_handed_out_as_soon_as_it_is_staged(device):
+    """Its copy may not have been queued yet; once it is, nobody here holds the loader's tensor."""
+    found = []
+    with LateThread() as late, _look_ahead(late) as mover:
+        try:
+            source = torch.full((LARGE,), 3.0)
+            staged, gone = mover.stage(source), weakref.ref(source)
+            batch = mover.hand_out(staged)
+            del source
+            assert gone() is None
+            late.read_later(batch, found)
+            late.synchronize_stream(late.current_stream())
+        finally:
+            late.gate.set()
+    assert found[0].tolist() == [3.0] * LARGE
+
+
+@any_scenario(only="lazy")
+def a_background_thread_that_fails(device):
+    """Its error is raised with the batch, whether it came before the batch was asked for or after."""
+    for is_done in (True, False):
+        with LateThread() as late, _look_ahead(late) as mover:
+            late.pinned_like = lambda tensor, late=late: late.gate.wait(5) and _fail(tensor)
+            staged, failure = mover.stage(torch.ones(LARGE)), None
+            if is_done:
+                late.gate.set()
+                staged.enqueued.exception(timeout=5)
+            try:
+                mover.hand_out(staged)
+            except ZeroDivisionError as error:
+                failure = error
+            finally:
+                late.gate.set()
+            assert failure is not None
+            mover._last = None  # or its error would be raised once more
+
+
+def _look_ahead(device):
+    """Return a mover of batches that are staged ahead."""
+    lanes = [TransferLane(device, device.create_stream())]
+    return BatchMover(device, host_waits=HostWaits(device), lanes=lanes, looks_ahead=True)
+
+
+def _fail(tensor):
+    raise ZeroDivisionError

@@ -45,7 +45,7 @@ class StagedBatch:
         value: the batch on the device, to be read only after it was handed out.
         copies: its large tensors on the device.
         jobs: of the background thread: what to copy, as (target, source).
-        moved: tensors that were moved on `stream`.
+        moved: tensors and objects that were moved on `stream`.
         was_moved: marks the end of those moves, if they are to be read on another stream.
         copied: marks the end of the copies, None if there are none.
         enqueued: done when a background thread has queued the copies.
@@ -60,7 +60,7 @@ class StagedBatch:
     value: Any = None
     copies: list[torch.Tensor] = field(default_factory=list)
     jobs: list[tuple[torch.Tensor, torch.Tensor]] = field(default_factory=list)
-    moved: list[torch.Tensor] = field(default_factory=list)
+    moved: list[Any] = field(default_factory=list)
     was_moved: Event | None = None
     copied: Event | None = None
     enqueued: Future[None] | None = None
@@ -132,14 +132,14 @@ class BatchMover:
             self._wait_for_thread(last)
             if last.reads_loader_memory:
                 self._wait_for_copies(last)
-        while self._sources:
-            source = self._sources.pop()
+        sources, self._sources = self._sources, []
+        for source in sources:
             # To ask the event again takes less time than to ask the next tensor.
             if self._device.query_event(self._sources_read):
-                self._sources.clear()
-            elif _may_be_pinned(source):
+                break
+            if _may_be_pinned(source):
                 self._host_waits.wait_event(self._sources_read, reason="loader_memory")
-                self._sources.clear()
+                break
 
     def stage(self, batch: Any) -> StagedBatch:
         """Start to move a batch.
@@ -190,8 +190,9 @@ class BatchMover:
         stream = self._device.current_stream()
         if stream != staged.stream:
             self._device.wait_event(stream, was_moved)
-            for tensor in staged.moved:
-                self._device.record_stream(tensor, stream)
+            for tensor in tensors_inside(staged.moved):
+                if not self._device.needs_copy(tensor):  # an object may leave some on the host
+                    self._device.record_stream(tensor, stream)
         staged.moved.clear()
         self._events.give_back(was_moved)
 
@@ -253,6 +254,7 @@ class BatchMover:
         )
 
     def _move_object(self, value: Any) -> Any:
+        assert self._last is not None
         kind = type(value)
         if kind not in self._takes_non_blocking:
             self._takes_non_blocking[kind] = takes_non_blocking(kind)
@@ -264,7 +266,10 @@ class BatchMover:
             if self._takes_non_blocking[kind]
             else value.to(device)
         )
-        return value if moved is None else moved
+        found = value if moved is None else moved
+        if self._looks_ahead:
+            self._last.moved.append(found)
+        return found
 
     # --- large tensors ---
 
