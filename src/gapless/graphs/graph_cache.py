@@ -93,6 +93,9 @@ class _Inputs:
             if _is_plain(target) and target.dtype in _COPIED_TOGETHER:
                 alike.setdefault(target.dtype, []).append(number)
         groups = [group for group in alike.values() if len(group) > 1]
+        # One call for what is alone of its dtype: it is copied one by one, but not by Python.
+        rest = [number for group in alike.values() if len(group) == 1 for number in group]
+        groups += [rest] if rest else []
         together = {number for group in groups for number in group}
         self._groups = [([targets[number] for number in group], group) for group in groups]
         self._alone = [pair for pair in enumerate(targets) if pair[0] not in together]

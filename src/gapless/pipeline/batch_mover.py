@@ -34,6 +34,10 @@ if TYPE_CHECKING:
 _MAX_BYTES_IN_FLIGHT = 1 << 30
 DEFAULT_MAX_IN_FLIGHT = 128
 
+# Up to this size a copy from page-locked memory takes an accelerator less than a tenth of a
+# millisecond. To copy it beside other work would cost the host a third of that.
+_MAX_DIRECT_PINNED_BYTES = 4 << 20
+
 
 @dataclass(eq=False, slots=True)
 class StagedBatch:
@@ -109,6 +113,10 @@ class BatchMover:
         self._walk = BatchWalk(self._move_tensor, self._move_object)
         self._takes_non_blocking: dict[type, bool] = {}
         self._max_direct_bytes = -1 if looks_ahead else device.max_direct_copy_bytes
+        # Moved directly, page-locked memory is read after the work that was queued before. The
+        # loader must not have to wait for that.
+        may_read_late = not (looks_ahead or self._leaves_late)
+        self._max_direct_pinned_bytes = _MAX_DIRECT_PINNED_BYTES if may_read_late else -1
         self._events = EventPool(device)
         self._loans = Loans(device)
         self._in_flight: deque[StagedBatch] = deque()
@@ -227,11 +235,7 @@ class BatchMover:
 
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._last is not None
-        if (
-            tensor.layout == torch.strided  # others cannot tell how many bytes they have
-            and tensor.nbytes > self._max_direct_bytes
-            and self._is_plain(tensor)
-        ):
+        if self._is_large(tensor) and self._is_plain(tensor):
             target = self._copy(tensor, self._last)
             self._last.copies.append(target)
             return target
@@ -242,6 +246,14 @@ class BatchMover:
         moved = tensor.to(self._device.torch_device, non_blocking=True, copy=True)
         self._last.moved.append(moved)
         return moved
+
+    def _is_large(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided:  # others cannot tell how many bytes they have
+            return False
+        num_bytes = tensor.nbytes
+        return num_bytes > self._max_direct_bytes and (
+            num_bytes > self._max_direct_pinned_bytes or not tensor.is_pinned()
+        )
 
     def _is_plain(self, tensor: torch.Tensor) -> bool:
         return (
