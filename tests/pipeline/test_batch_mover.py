@@ -234,6 +234,34 @@ def test_two_passes_at_once_share_a_lane(seed, eagerness, limit, depths, turns):
     assert [[value] * 40 for value in expected] == [tensor.tolist() for tensor in found]
 
 
+@pytest.mark.parametrize("limit", LIMITS)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_threads_with_passes_of_their_own_share_a_lane(limit, depth):
+    """Three threads read through one prefetcher, and each reads its own batches."""
+    device = LateDevice(seed=7, max_direct_copy_bytes=limit)
+    data = numbered([9, 300] * 40)
+    prefetcher, _ = make_prefetcher(data, device, depth=depth)
+    found = {}
+
+    def read(name):
+        found[name] = []
+        for batch in prefetcher:
+            device.read_later(batch, found[name])
+
+    with device:
+        threads = [threading.Thread(target=read, args=[name]) for name in range(3)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        device.run_all()
+
+    assert len(found) == 3
+    for batches in found.values():
+        assert len(batches) == len(data)
+        assert all(map(torch.equal, data, batches))
+
+
 @settings(deadline=None, max_examples=60)
 @given(seed=seeds, eagerness=eagerness, limit=st.sampled_from(LIMITS), depth=st.integers(0, 3))
 def test_a_batch_may_be_asked_for_on_any_stream(seed, eagerness, limit, depth):

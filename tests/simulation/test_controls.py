@@ -69,7 +69,7 @@ def test_a_cured_reader_is_clean():
     assert not result.failures, result
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
 def test_gapless_is_clean(depth):
     """gapless.prefetch has no finding in 100 schedules."""
     result = simulate_prefetcher(
