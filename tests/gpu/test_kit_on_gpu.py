@@ -66,7 +66,7 @@ def test_a_loss_read_before_its_event_is_caught(record_property):
     assert num_caught(lambda: testing.check_readback(controls.Read, device="cuda")) == 0
 
 
-@pytest.mark.parametrize("depth", [1, 2, 4])
+@pytest.mark.parametrize("depth", [0, 1, 2, 4])
 def test_nothing_is_found_in_the_prefetcher(held_blocks, depth):
     """`gapless.prefetch` on poisoned memory yields the right batches in 100 of 100 runs."""
 

@@ -610,6 +610,28 @@ def test_only_dense_plain_tensors_take_the_lane(form):
     assert torch.equal(tensor, found)
 
 
+@pytest.mark.parametrize(
+    ("size", "is_fresh", "depth", "moves_itself"),
+    [(300, True, 0, True), (300, False, 0, False), (300, True, 1, False), (3000, True, 0, False)],
+)
+def test_page_locked_memory_that_nobody_waits_for_moves_itself(
+    monkeypatch, size, is_fresh, depth, moves_itself
+):
+    """Up to a limit of its own; if the loader has to wait for it, its copy must not come late."""
+    monkeypatch.setattr(batch_mover, "_MAX_DIRECT_PINNED_BYTES", 4000)
+    device = LateDevice(max_direct_copy_bytes=8)
+    data = [device.pinned(torch.rand(size))]
+    moved, move = [], device.move
+    device.move = lambda tensor, **how: moved.append(tensor) or move(tensor, **how)
+    prefetcher, _ = make_prefetcher(data if is_fresh else Own(data), device, depth=depth)
+    with device:
+        (found,) = prefetcher
+        device.run_all()
+
+    assert moves_itself == bool(moved)
+    assert torch.equal(data[0], found)
+
+
 def test_what_is_there_already_is_handed_out_as_it_is():
     """A tensor on the device comes out as the same object; a pass that looks ahead copies it."""
     device = LateDevice(max_direct_copy_bytes=8)

@@ -81,13 +81,17 @@ def test_the_kit_offers_what_the_package_offers():
 
 
 def test_poisoned_memory_shows():
-    """Fresh buffers of a poisoned device hold NaN; otherwise it is the device that it wraps."""
+    """Fresh memory of a poisoned device holds NaN; otherwise it is the device that it wraps."""
     device = testing.poisoned("cpu")
     buffer = device.device_buffer(8).view(torch.float32)
     host = device.host_buffer(8, pinned=False).view(torch.int64)
 
     assert buffer.isnan().all()
     assert host.tolist() == [-1]
+    like = torch.ones(2, 3).t()
+    for found in (device.device_like(like), device.pinned_like(like)):
+        assert found.isnan().all()
+        assert (found.shape, found.stride()) == (like.shape, like.stride())
     assert device.describe() == gapless.find_device("cpu").describe()
     assert next(iter(gapless.prefetch([torch.ones(2)], device))).tolist() == [1.0, 1.0]
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from gapless.device.find import find_device
 
 
 if TYPE_CHECKING:
-    import torch
-
     from gapless.device.base import Device
 
 
@@ -28,8 +28,20 @@ class _PoisonedDevice:
     def host_buffer(self, num_bytes: int, *, pinned: bool) -> torch.Tensor:
         return self._device.host_buffer(num_bytes, pinned=pinned).fill_(_ALL_BITS)
 
+    def device_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _poison(self._device.device_like(tensor))
+
+    def pinned_like(self, tensor: torch.Tensor) -> torch.Tensor:
+        return _poison(self._device.pinned_like(tensor))
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self._device, name)
+
+
+def _poison(tensor: torch.Tensor) -> torch.Tensor:
+    # Dense tensors fill one range of memory, whatever their strides.
+    tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8).fill_(_ALL_BITS)
+    return tensor
 
 
 def poisoned(device: str | torch.device | Device = "auto") -> Device:
