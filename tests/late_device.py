@@ -9,7 +9,6 @@ import weakref
 from collections import deque
 from unittest import mock
 
-import numpy as np
 import torch
 
 from gapless.device.cpu import CpuDevice
@@ -38,6 +37,25 @@ class LateStream:
 
     def __init__(self):
         self.queue = deque()
+
+
+class Slab:
+    """A range of memory, full of what is NaN in every floating dtype and -1 in every integer."""
+
+    def __init__(self, num_bytes):
+        self.memory = memoryview(bytearray(b"\xff") * num_bytes)
+        self.whole = torch.frombuffer(self.memory, dtype=torch.uint8)
+        self.start = self.whole.data_ptr()
+        self.num_bytes = num_bytes
+
+    def holds(self, address):
+        return 0 <= address - self.start < self.num_bytes
+
+    def lend(self, num_bytes, give_back, *args):
+        """Return the memory as a tensor; `give_back` is called when its storage is freed."""
+        held = self.memory[:]  # torch holds it as long as the storage lives
+        weakref.finalize(held, give_back, *args).atexit = False
+        return torch.frombuffer(held, dtype=torch.uint8)[:num_bytes]
 
 
 class LateDevice(CpuDevice):
@@ -162,43 +180,28 @@ class LateDevice(CpuDevice):
             # As torch's allocator: a block goes back to the stream that it was allocated on.
             free = self._free.setdefault((self.current_stream(), size), [])
             if not free:
-                slab = np.full(size, 255, dtype=np.uint8)
-                self._slabs.append(slab)
-                free.append(slab)
+                free.append(Slab(size))
+                self._slabs.append(free[-1])
             slab = free.pop()
-        block = slab[:]
-        used_by = set()
-        weakref.finalize(block, self._give_back, slab, free, used_by).atexit = False
-        tensor = torch.from_numpy(block)
-        self._used_by[slab.ctypes.data] = used_by
-        return tensor[:num_bytes]
+            used_by = self._used_by[slab.start] = set()
+        return slab.lend(num_bytes, self._give_back, slab, free, used_by)
 
     def device_like(self, tensor):
         buffer = self.device_buffer(tensor.nbytes)
         return buffer.view(tensor.dtype).as_strided(tensor.size(), tensor.stride())
 
     def pinned_like(self, tensor):
-        slab = np.full(max(tensor.nbytes, 1), 255, dtype=np.uint8)
-        return (
-            self._pin(slab)[: tensor.nbytes]
-            .view(tensor.dtype)
-            .as_strided(tensor.size(), tensor.stride())
-        )
+        slab = Slab(max(tensor.nbytes, 1))
+        self._pinned.append(slab)
+        buffer = slab.lend(tensor.nbytes, self._pinned.remove, slab)
+        return buffer.view(tensor.dtype).as_strided(tensor.size(), tensor.stride())
 
     def pinned(self, tensor):
         """Return a page-locked copy of a tensor."""
         return self.pinned_like(tensor).copy_(tensor)
 
-    def _pin(self, slab):
-        start = slab.ctypes.data
-        bounds = (start, start + slab.nbytes)
-        self._pinned.append(bounds)
-        weakref.finalize(slab, self._pinned.remove, bounds).atexit = False
-        return torch.from_numpy(slab)
-
     def _is_pinned(self, tensor):
-        address = tensor.untyped_storage().data_ptr()
-        return any(start <= address < end for start, end in list(self._pinned))
+        return self._slab_of(tensor, self._pinned) is not None
 
     def record_stream(self, tensor, stream):
         with self._lock:
@@ -253,21 +256,15 @@ class LateDevice(CpuDevice):
         return moved
 
     def _slab_of(self, tensor, slabs):
-        for slab in slabs:
-            if 0 <= tensor.untyped_storage().data_ptr() - slab.ctypes.data < slab.nbytes:
-                return slab
-        return None
+        address = tensor.untyped_storage().data_ptr()
+        return next((slab for slab in list(slabs) if slab.holds(address)), None)
 
     def _by_address(self, tensor):
         slab = self._slab_of(tensor, self._slabs)
         if slab is None or not math.prod(tensor.shape):
             return lambda: tensor
-        whole, size, stride = (
-            torch.from_numpy(slab).view(tensor.dtype),
-            tensor.shape,
-            tensor.stride(),
-        )
-        start = (tensor.data_ptr() - slab.ctypes.data) // tensor.element_size()
+        whole, size, stride = slab.whole.view(tensor.dtype), tensor.shape, tensor.stride()
+        start = (tensor.data_ptr() - slab.start) // tensor.element_size()
         return lambda: whole.as_strided(size, stride, start)
 
     def _queue(self, stream, work, ready=lambda: True):
