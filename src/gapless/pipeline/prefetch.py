@@ -150,11 +150,11 @@ class Prefetcher(Generic[BatchT]):
     def _fill(self, staged: deque[StagedBatch], source: _Source, mover: BatchMover) -> bool:
         """Stage batches up to the depth; return whether there are any."""
         while len(staged) <= self._depth and not source.is_exhausted:
-            mover.leave_loader_memory()
-            start = self._device.now_ms()
-            found = source.take()
-            self.data_wait_ms += self._device.now_ms() - start
             try:
+                mover.leave_loader_memory()
+                start = self._device.now_ms()
+                found = source.take()
+                self.data_wait_ms += self._device.now_ms() - start
                 staged += [mover.stage(batch) for batch in found]
             except Exception as failure:
                 source.fail(failure)
