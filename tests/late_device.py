@@ -68,7 +68,7 @@ class LateDevice(CpuDevice):
     Args:
         seed: of the moments at which work runs.
         eagerness: chance that a piece of work runs after each call, 0 to below 1.
-        max_direct_copy_bytes: as of any device.
+        max_direct_copy_bytes: as of any device; larger copies have a stream of their own.
     """
 
     is_accelerator = True
@@ -76,7 +76,7 @@ class LateDevice(CpuDevice):
     def __init__(self, seed=0, eagerness=0.5, *, max_direct_copy_bytes=-1):
         super().__init__()
         self.torch_device = DEVICE
-        self.max_direct_copy_bytes = max_direct_copy_bytes
+        self.max_direct_copy_bytes = self.max_queued_copy_bytes = max_direct_copy_bytes
         self._random = random.Random(seed)
         self._eagerness = eagerness
         self._lock = threading.RLock()

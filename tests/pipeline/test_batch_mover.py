@@ -615,11 +615,11 @@ def test_only_dense_plain_tensors_take_the_lane(form):
     [(300, True, 0, True), (300, False, 0, False), (300, True, 1, False), (3000, True, 0, False)],
 )
 def test_page_locked_memory_that_nobody_waits_for_moves_itself(
-    monkeypatch, size, is_fresh, depth, moves_itself
+    size, is_fresh, depth, moves_itself
 ):
     """Up to a limit of its own; if the loader has to wait for it, its copy must not come late."""
-    monkeypatch.setattr(batch_mover, "_MAX_DIRECT_PINNED_BYTES", 4000)
     device = LateDevice(max_direct_copy_bytes=8)
+    device.max_queued_copy_bytes = 4000
     data = [device.pinned(torch.rand(size))]
     moved, move = [], device.move
     device.move = lambda tensor, **how: moved.append(tensor) or move(tensor, **how)
@@ -630,6 +630,24 @@ def test_page_locked_memory_that_nobody_waits_for_moves_itself(
 
     assert moves_itself == bool(moved)
     assert torch.equal(data[0], found)
+
+
+@pytest.mark.parametrize(("size", "is_staged"), [(2, False), (300, True), (3000, False)])
+def test_pageable_memory_that_would_make_the_host_wait_is_staged(size, is_staged):
+    """A copy of middle size is queued where it is read, from memory that torch keeps for it."""
+    device = LateDevice(max_direct_copy_bytes=8)
+    device.max_queued_copy_bytes = 4000
+    data = [torch.rand(size)]
+    moved, move = [], device.move
+    device.move = lambda tensor, **how: moved.append(tensor) or move(tensor, **how)
+    prefetcher, stats = make_prefetcher(Own(data), device)
+    with device:
+        (found,) = prefetcher
+        device.run_all()
+
+    assert [tensor is not data[0] for tensor in moved] == ([] if size == 3000 else [is_staged])
+    assert torch.equal(data[0], found)
+    assert stats.count == 0
 
 
 def test_what_is_there_already_is_handed_out_as_it_is():

@@ -20,9 +20,10 @@ from simulation.registry import scenario as any_scenario
 from simulation.workloads import Lent, Sums, make_prefetcher, numbered, read_back
 
 
-# Bytes up to which a tensor moves by itself: 16 numbers.
-LIMIT = 64
-SMALL, LARGE = 6, 40
+# Bytes up to which a tensor moves by itself, and up to which its copy is queued on the stream that
+# reads it: 16 and 32 numbers.
+LIMIT, QUEUED_LIMIT = 64, 128
+SMALL, MEDIUM, LARGE = 6, 24, 40
 
 
 def scenario(**settings):
@@ -31,6 +32,7 @@ def scenario(**settings):
     def keep(check):
         def with_limit(device):
             device.max_direct_copy_bytes = LIMIT
+            device.max_queued_copy_bytes = QUEUED_LIMIT
             check(device)
 
         any_scenario(check.__name__, **settings)(with_limit)
@@ -156,6 +158,22 @@ def left_early_and_started_again(device):
         kept += [torch.full_like(small, 0.0) for _ in range(3)]
         sums.add(number, batch + kept[-1][0])
     assert sums.all() == [0.0, 0.0, *range(2, 10)]
+
+
+@scenario()
+def tensors_too_large_to_move_by_themselves(device):
+    """The loader may fill its memory again at once, and the host waits for nothing."""
+
+    def loader():
+        for number in range(12):
+            yield buffer.fill_(float(number))
+
+    buffer, stats = torch.empty(MEDIUM), gapless.WaitStats()
+    sums = Sums(device, 12)
+    for number, batch in enumerate(gapless.prefetch(loader(), device, wait_stats=stats)):
+        sums.add(number, batch)
+    assert sums.all() == list(range(12))
+    assert stats.count == 0
 
 
 @scenario()

@@ -129,9 +129,14 @@ class Device(Instruments, Protocol):
 
     @property
     def max_direct_copy_bytes(self) -> int:
-        """Size up to which a tensor in pageable memory is best moved by `tensor.to` itself.
+        """Size up to which a copy from pageable memory does not wait for queued work."""
 
-        Such a copy is read before `to` returns, and does not wait for queued work.
+    @property
+    def max_queued_copy_bytes(self) -> int:
+        """Size up to which a copy from page-locked memory is queued on the stream that reads it.
+
+        To copy so little beside the work of that stream would save the device less time than it
+        costs the host.
         """
 
     @property

@@ -50,6 +50,7 @@ class CpuDevice:
     is_accelerator = False
     # There is no other memory to copy to.
     max_direct_copy_bytes = sys.maxsize
+    max_queued_copy_bytes = sys.maxsize
     sees_all_threads = True
 
     def __init__(self) -> None:

@@ -47,9 +47,9 @@ class CudaDevice:
     """One GPU: real streams, real events, page-locked staging memory."""
 
     is_accelerator = True
-    # On an H200 a copy of up to 1 MB returns at once, whatever is queued, and one of 6 MB waits for
-    # it. Above a quarter of a megabyte staging in page-locked memory takes the host less time.
-    max_direct_copy_bytes = 256 << 10
+    max_direct_copy_bytes = cuda_waits.MAX_INLINE_COPY_BYTES
+    # A copy takes an H200 20 us a megabyte; to copy it beside other work costs the host 40.
+    max_queued_copy_bytes = 2 << 20
     sees_all_threads = True
 
     def __init__(self, index: int) -> None:

@@ -4,8 +4,8 @@ Torch offers two mechanisms. Neither is complete, so both are used:
 
 * `watch_waits` registers callbacks that torch calls before each synchronisation of a stream, an
   event or the device, on the thread that waits. A copy whose host side is not page-locked, or not
-  dense, blocks inside the driver without a synchronisation, even if `non_blocking` was asked for; a
-  dispatch mode sees it. The callbacks stay active in torch, at a small cost, once they were used.
+  dense, blocks inside the driver without a synchronisation, even if `non_blocking` was asked for,
+  unless it is a small one to the device; a dispatch mode sees it. The callbacks stay active in torch, at a small cost, once they were used.
 * The sync debug mode makes torch warn (`watch_reads`) or raise (`forbid_waits`) when a value is
   read. It costs nothing once it is off, but does not see explicit synchronisation.
 
@@ -33,6 +33,11 @@ if TYPE_CHECKING:
 
     from gapless.device.base import WaitObserver
 
+
+# The driver takes so much pageable memory into its command buffer, and goes on at once. What is larger
+# goes through a few buffers of its own: with work queued, an H200 took two copies of 128 KB and
+# waited for the third, and for the first one of 4 MB.
+MAX_INLINE_COPY_BYTES = 64 << 10
 
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
@@ -105,6 +110,8 @@ class _BlockingCopies(TorchDispatchMode):
 def _blocks(target: torch.Tensor, source: torch.Tensor) -> bool:
     """Whether a copy between the host and a GPU passes through the driver's own memory."""
     if target.is_cuda == source.is_cuda:
+        return False
+    if target.is_cuda and source.nbytes <= MAX_INLINE_COPY_BYTES:
         return False
     on_host = source if target.is_cuda else target
     return not (on_host.is_pinned() and on_host.is_contiguous())

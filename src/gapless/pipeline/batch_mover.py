@@ -1,9 +1,13 @@
 """Move the batches of one pass over a loader to the device.
 
-Everything in a batch arrives as `to(device, non_blocking=True)` would have made it. Small tensors,
-and all that is no plain dense tensor, are moved by just that call, on the stream that reads them:
-the copy is queued there at once. Large plain tensors are copied on a transfer stream, beside the
-work of the device; see `gapless.pipeline.transfer`.
+Everything in a batch arrives as `to(device, non_blocking=True)` would have made it:
+
+    small tensors, and all that is    by just that call, on the stream that reads them
+    no plain dense tensor
+    larger ones                       through page-locked memory, on the stream that reads them,
+                                      so that the host does not wait for the work queued there
+    large ones                        through page-locked memory, on a transfer stream, beside that
+                                      work; see `gapless.pipeline.transfer`
 """
 
 from __future__ import annotations
@@ -33,10 +37,6 @@ if TYPE_CHECKING:
 # Copies that are under way hold page-locked memory. Beyond this the host waits for the oldest.
 _MAX_BYTES_IN_FLIGHT = 1 << 30
 DEFAULT_MAX_IN_FLIGHT = 128
-
-# Up to this size a copy from page-locked memory takes an accelerator less than a tenth of a
-# millisecond. To copy it beside other work would cost the host a third of that.
-_MAX_DIRECT_PINNED_BYTES = 4 << 20
 
 
 @dataclass(eq=False, slots=True)
@@ -113,10 +113,11 @@ class BatchMover:
         self._walk = BatchWalk(self._move_tensor, self._move_object)
         self._takes_non_blocking: dict[type, bool] = {}
         self._max_direct_bytes = -1 if looks_ahead else device.max_direct_copy_bytes
-        # Moved directly, page-locked memory is read after the work that was queued before. The
+        is_queued = pin_memory and not looks_ahead
+        self._max_queued_bytes = device.max_queued_copy_bytes if is_queued else -1
+        # Queued, a copy reads page-locked memory of the loader after the work queued before. The
         # loader must not have to wait for that.
-        may_read_late = not (looks_ahead or self._leaves_late)
-        self._max_direct_pinned_bytes = _MAX_DIRECT_PINNED_BYTES if may_read_late else -1
+        self._max_late_bytes = -1 if self._leaves_late else self._max_queued_bytes
         self._events = EventPool(device)
         self._loans = Loans(device)
         self._in_flight: deque[StagedBatch] = deque()
@@ -236,24 +237,21 @@ class BatchMover:
     def _move_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         assert self._last is not None
         if self._is_large(tensor) and self._is_plain(tensor):
-            target = self._copy(tensor, self._last)
-            self._last.copies.append(target)
-            return target
+            return self._move_large(tensor, self._last)
+        return self._move_directly(tensor, self._last)
+
+    def _move_directly(self, tensor: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
         if self._leaves_late:
             self._sources.append(tensor)
         if not self._looks_ahead:
             return tensor.to(self._device.torch_device, non_blocking=True)
         moved = tensor.to(self._device.torch_device, non_blocking=True, copy=True)
-        self._last.moved.append(moved)
+        staged.moved.append(moved)
         return moved
 
     def _is_large(self, tensor: torch.Tensor) -> bool:
-        if tensor.layout is not torch.strided:  # others cannot tell how many bytes they have
-            return False
-        num_bytes = tensor.nbytes
-        return num_bytes > self._max_direct_bytes and (
-            num_bytes > self._max_direct_pinned_bytes or not tensor.is_pinned()
-        )
+        # Others than strided tensors cannot tell how many bytes they have.
+        return tensor.layout is torch.strided and tensor.nbytes > self._max_direct_bytes
 
     def _is_plain(self, tensor: torch.Tensor) -> bool:
         return (
@@ -284,6 +282,18 @@ class BatchMover:
         return found
 
     # --- large tensors ---
+
+    def _move_large(self, tensor: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
+        is_pinned = tensor.is_pinned()
+        if tensor.nbytes > (self._max_late_bytes if is_pinned else self._max_queued_bytes):
+            target = self._copy(tensor, staged)
+            staged.copies.append(target)
+            return target
+        if is_pinned:
+            return self._move_directly(tensor, staged)
+        # Torch's allocator keeps this memory until the copy that reads it is done.
+        staging = self._device.pinned_like(tensor).copy_(tensor)
+        return staging.to(self._device.torch_device, non_blocking=True)
 
     def _copy(self, source: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
         """Start to copy a large tensor; return where it goes."""

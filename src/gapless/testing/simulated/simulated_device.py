@@ -72,8 +72,9 @@ class SimulatedDevice:
     """
 
     is_accelerator = True
-    # Small, so that both ways to move a tensor are seen in simulations of small batches.
-    max_direct_copy_bytes = 256
+    # Small, so that all ways to move a tensor are seen in simulations of small batches.
+    max_direct_copy_bytes = 64
+    max_queued_copy_bytes = 128
     sees_all_threads = False
 
     def __init__(
