@@ -67,6 +67,28 @@ def epochs_that_fail_in_their_step(device):
 
 
 @scenario(num_seeds=FEW)
+def a_device_is_idle_after_an_epoch_that_failed(device):
+    """Copies of batches that were read ahead are done as well, though nobody took them."""
+    device.max_queued_copy_bytes = 0
+    copied, copy = [], device.copy
+
+    def noted_copy(target, source):
+        copy(target, source)
+        copied.append(device.create_event())
+        device.record_event(copied[-1], device.current_stream())
+
+    def fail(batch):
+        raise ZeroDivisionError
+
+    with TrainLoop(plan="four-stream", device=device) as loop:
+        device.copy = noted_copy
+        with suppress(ZeroDivisionError):
+            loop.run_epoch([torch.full((40,), 1.0) for _ in range(6)], fail)
+        assert copied
+        assert all(event.mark.is_done for event in copied)
+
+
+@scenario(num_seeds=FEW)
 def an_interrupt_just_when_the_compute_stream_is_left(device):
     """The outer stream is current again, whatever the interrupted `with` left behind."""
     outer, use = device.current_stream(), device.use_stream

@@ -238,15 +238,16 @@ class BatchMover:
         assert self._last is not None
         if self._is_large(tensor) and self._is_plain(tensor):
             return self._move_large(tensor, self._last)
-        return self._move_directly(tensor, self._last)
+        return self._move_directly(tensor)
 
-    def _move_directly(self, tensor: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
+    def _move_directly(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._leaves_late:
             self._sources.append(tensor)
         if not self._looks_ahead:
             return tensor.to(self._device.torch_device, non_blocking=True)
         moved = tensor.to(self._device.torch_device, non_blocking=True, copy=True)
-        staged.moved.append(moved)
+        assert self._last is not None
+        self._last.moved.append(moved)
         return moved
 
     def _is_large(self, tensor: torch.Tensor) -> bool:
@@ -290,7 +291,7 @@ class BatchMover:
             staged.copies.append(target)
             return target
         if is_pinned:
-            return self._move_directly(tensor, staged)
+            return self._move_directly(tensor)
         # Torch's allocator keeps this memory until the copy that reads it is done.
         staging = self._device.pinned_like(tensor).copy_(tensor)
         return staging.to(self._device.torch_device, non_blocking=True)
