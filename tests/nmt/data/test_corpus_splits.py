@@ -181,8 +181,11 @@ def test_an_offset_counts_the_byte_order_mark(tmp_path: Path) -> None:
         read_lines(path)
 
 
+# Named, because an archive holds the time at which it was made.
 @pytest.mark.parametrize(
-    "raw", [PACKED[:-9], PACKED[:5], b"a\tb\n", PACKED[:40] + bytes(8) + PACKED[48:]]
+    "raw",
+    [PACKED[:-9], PACKED[:5], b"a\tb\n", PACKED[:40] + bytes(8) + PACKED[48:]],
+    ids=["its end is missing", "hardly begun", "no archive", "damaged within"],
 )
 def test_a_broken_archive(tmp_path: Path, raw: bytes) -> None:
     """The message names an archive that is cut off, damaged, or no archive."""
