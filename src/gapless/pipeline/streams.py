@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -111,8 +110,10 @@ class EventPool:
 
         Sync: Does not block the host.
         """
-        with suppress(IndexError):  # asked and taken at once, for several threads
-            return self._free.pop()
+        try:
+            return self._free.pop()  # asked and taken at once, for several threads
+        except IndexError:
+            pass
         event = self._device.create_event(timed=self._timed)
         self._created.append(event)
         return event
