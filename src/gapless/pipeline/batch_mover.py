@@ -125,6 +125,9 @@ class BatchMover:
         self._last: StagedBatch | None = None
         self._sources: list[torch.Tensor] = []
         self._sources_read = device.create_event()
+        # Once the host had to wait for small tensors in page-locked memory, they are cloned into
+        # pageable memory, from which `to` reads them at once.
+        self._clones_pinned = False
 
     # --- what it does ---
 
@@ -148,6 +151,7 @@ class BatchMover:
                 break
             if _may_be_pinned(source):
                 self._host_waits.wait_event(self._sources_read, reason="loader_memory")
+                self._clones_pinned = True
                 break
 
     def stage(self, batch: Any) -> StagedBatch:
@@ -242,13 +246,20 @@ class BatchMover:
 
     def _move_directly(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._leaves_late:
-            self._sources.append(tensor)
+            if self._clones_pinned and self._is_small_and_pinned(tensor):
+                tensor = tensor.clone()
+            else:
+                self._sources.append(tensor)
         if not self._looks_ahead:
             return tensor.to(self._device.torch_device, non_blocking=True)
         moved = tensor.to(self._device.torch_device, non_blocking=True, copy=True)
         assert self._last is not None
         self._last.moved.append(moved)
         return moved
+
+    def _is_small_and_pinned(self, tensor: torch.Tensor) -> bool:
+        is_small = tensor.layout is torch.strided and tensor.nbytes <= self._max_direct_bytes
+        return is_small and _may_be_pinned(tensor)
 
     def _is_large(self, tensor: torch.Tensor) -> bool:
         # Others than strided tensors cannot tell how many bytes they have.
