@@ -459,3 +459,14 @@ def test_torch_is_as_before_when_the_device_is_left():
     assert x.device == torch.device("cpu")
     assert x.tolist() == [1.0, 1.0]
     assert (torch.Tensor.record_stream, torch._C._group_tensors_by_device_and_dtype) == before
+
+
+def test_what_inference_made_is_copied_when_it_is_ready(device):
+    """Outside of inference mode torch hands such a tensor's `cpu` to the device as it is."""
+    source = torch.full((100,), 3.0)
+    with torch.inference_mode():
+        batch = torch.empty(100, device=device.torch_device)
+        batch.copy_(source, non_blocking=True)
+
+    assert batch.cpu().tolist() == source.tolist()
+    assert (batch * 2).to("cpu")[7] == 6.0

@@ -7,6 +7,7 @@ that have no values yet, so autograd and optimizers work unchanged.
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -41,6 +42,12 @@ _PINNING = (_aten.is_pinned.default, _aten._pin_memory.default)
 _MAX_PREDICTIONS = 10_000
 
 
+@cache
+def _is_composite(func: Any) -> bool:
+    """Whether an operator is made of others for all devices, such as `Tensor.to`."""
+    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
 class QueueOperations(TorchDispatchMode):
     """Queue operations on device memory; run others on the host, and record what they do.
 
@@ -59,6 +66,10 @@ class QueueOperations(TorchDispatchMode):
         simulation = self._simulation
         if simulation.is_quiet:
             return call.run()
+        if _is_composite(func) and any(tensor.is_inference() for tensor in call.tensors):
+            # Torch takes such an operator apart itself, but not for tensors of inference mode.
+            with self:
+                return func.decompose(*args, **(kwargs or {}))
         # This is below autograd and autocast, so nothing else has to be switched off.
         simulation.is_quiet = True
         try:
