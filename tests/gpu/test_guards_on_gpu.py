@@ -1,4 +1,4 @@
-"""Every guard of the rings, with one side held up on purpose."""
+"""Every guard of memory, with one side held up on purpose."""
 
 from __future__ import annotations
 
@@ -19,27 +19,34 @@ pytestmark = pytest.mark.gpu
 _LONG = 40_000_000
 
 
-def _batches(count, size=1 << 18):
+# Numbers of a tensor that moves by itself, through page-locked memory, and on a transfer stream.
+_SIZES = (1 << 10, 1 << 17, 1 << 20)
+
+
+def _batches(count, size=1 << 20):
     return [torch.full((size,), float(number)) for number in range(count)]
 
 
-def test_a_slow_consumer_reads_each_batch_whole():
-    """A device slot is not overwritten while queued work still reads it."""
+@pytest.mark.parametrize("size", _SIZES)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_slow_consumer_reads_each_batch_whole(depth, size):
+    """Memory is not overwritten while queued work still reads it."""
     sums = []
-    for batch in gapless.prefetch(_batches(12), "cuda", depth=2):
+    for batch in gapless.prefetch(_batches(12, size), "cuda", depth=depth):
         torch.cuda._sleep(_LONG)
         sums.append(batch.double().mean())
 
     assert list(range(12)) == torch.stack(sums).tolist()
 
 
-def test_a_slow_transfer_is_waited_for_on_the_device():
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_slow_transfer_is_waited_for_on_the_device(depth):
     """A batch is not read before its copy is done."""
     transfer = find_device("cuda").shared_stream("gapless.transfer")
     sums = []
     with torch.cuda.stream(transfer):
         torch.cuda._sleep(_LONG)
-    for batch in gapless.prefetch(_batches(4), "cuda", depth=2):
+    for batch in gapless.prefetch(_batches(4), "cuda", depth=depth):
         sums.append(batch.double().mean())
         with torch.cuda.stream(transfer):
             torch.cuda._sleep(_LONG)
@@ -47,23 +54,44 @@ def test_a_slow_transfer_is_waited_for_on_the_device():
     assert list(range(4)) == torch.stack(sums).tolist()
 
 
-def test_pinned_memory_is_not_refilled_before_its_copy():
+@pytest.mark.parametrize("size", _SIZES)
+@pytest.mark.parametrize("depth", [0, 4])
+def test_pinned_memory_is_not_refilled_before_its_copy(depth, size):
     """A held-up copy still brings the values that were staged, not later ones."""
     transfer = find_device("cuda").shared_stream("gapless.transfer")
-    with torch.cuda.stream(transfer):
-        torch.cuda._sleep(5 * _LONG)
-    sums = [
-        batch.double().mean() for batch in gapless.prefetch(_batches(40, 1 << 12), "cuda", depth=4)
-    ]
+    for stream in (transfer, torch.cuda.current_stream()):
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(5 * _LONG)
+    batches = gapless.prefetch(_batches(40, size), "cuda", depth=depth)
+    sums = [batch.double().mean() for batch in batches]
 
     assert list(range(40)) == torch.stack(sums).tolist()
 
 
-def test_a_batch_let_go_late_is_not_overwritten_early():
+@pytest.mark.parametrize("is_pinned", [False, True])
+@pytest.mark.parametrize("size", _SIZES)
+def test_a_loader_may_fill_its_memory_again(size, is_pinned):
+    """It is asked for the next batch only when the last one has left its memory."""
+
+    def loader():
+        memory = torch.empty(size, pin_memory=is_pinned)
+        for number in range(20):
+            yield memory.fill_(float(number))
+
+    sums = []
+    for batch in gapless.prefetch(loader(), "cuda"):
+        torch.cuda._sleep(_LONG // 10)
+        sums.append(batch.double().mean())
+
+    assert list(range(20)) == torch.stack(sums).tolist()
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_batch_let_go_late_is_not_overwritten_early(depth):
     """Work queued on an earlier batch, after the next one was taken, still reads that batch."""
     sums = []
     previous = None
-    for batch in gapless.prefetch(_batches(16), "cuda", depth=1):
+    for batch in gapless.prefetch(_batches(16), "cuda", depth=depth):
         if previous is not None:
             torch.cuda._sleep(_LONG)
             sums.append(previous.view(2, -1).double().mean())
@@ -72,11 +100,26 @@ def test_a_batch_let_go_late_is_not_overwritten_early():
     assert list(range(15)) == torch.stack(sums).tolist()
 
 
-def test_batches_that_are_kept_stay_as_they_are():
-    """Whoever keeps a batch keeps its values, whatever comes after it."""
-    kept = list(gapless.prefetch(_batches(9, 1 << 16), "cuda", depth=2))
+@pytest.mark.parametrize("size", _SIZES)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_views_that_are_kept_stay_as_they_are(depth, size):
+    """Whoever keeps a part of a batch keeps its values, whatever comes after it."""
+    kept = [batch[5:9] for batch in gapless.prefetch(_batches(30, size), "cuda", depth=depth)]
 
-    assert list(range(9)) == [batch.double().mean().item() for batch in kept]
+    assert list(range(30)) == [part.double().mean().item() for part in kept]
+
+
+def test_memory_stays_that_of_three_batches():
+    """The copy of a batch waits on the device for its memory, however far the host is ahead."""
+    batches = [torch.ones(1 << 22)] * 100
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    for batch in gapless.prefetch(batches, "cuda"):
+        torch.cuda._sleep(_LONG // 40)
+        batch.mul_(2)
+
+    assert torch.cuda.memory_reserved() - before <= 3.2 * batches[0].nbytes
 
 
 def test_adding_a_loss_does_not_wait_for_it():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gapless.device.cuda import CudaDevice
 from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
 from gapless.plans import PLANS
@@ -73,13 +74,14 @@ def test_a_bounded_run_ahead_waits_for_the_oldest_batch(train_tiny):
     assert set(run.result.waits.by_reason) <= {"run_ahead", "staging", "epoch_end"}
 
 
-def test_pageable_staging_is_counted_as_waiting(train_tiny):
-    """Without pinned memory every copy blocks, and stands in the account."""
+def test_pageable_copies_of_large_tensors_are_counted_as_waiting(train_tiny, monkeypatch):
+    """Without pinned memory each of them blocks, and stands in the account."""
+    monkeypatch.setattr(CudaDevice, "max_direct_copy_bytes", -1)
     run = train_tiny(
         plan=PLANS["gapless"].with_knobs(pin_memory=False), device="cuda", num_batches=20
     )
 
-    assert run.result.waits.by_reason["pageable_copy"].count == 20
+    assert run.result.waits.by_reason["pageable_copy"].count >= 20
 
 
 @pytest.mark.parametrize("length", [64, 192])

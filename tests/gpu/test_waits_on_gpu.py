@@ -30,10 +30,14 @@ WAITS = {
         1,
     ),
     "pageable to": (lambda x, pinned, pageable: pageable.to("cuda", non_blocking=True), 1),
+    "small pageable to": (
+        lambda x, pinned, pageable: pageable[:1024].to("cuda", non_blocking=True),
+        0,
+    ),
     "pinned to": (lambda x, pinned, pageable: pinned.to("cuda", non_blocking=True), 0),
     "strided": (
-        lambda x, pinned, pageable: x.view(32, 32).copy_(
-            pinned.view(32, 32).t(), non_blocking=True
+        lambda x, pinned, pageable: x.view(256, -1).copy_(
+            pinned.view(-1, 256).t(), non_blocking=True
         ),
         1,
     ),
@@ -45,8 +49,9 @@ WAITS = {
 def test_waits_of_any_code_are_counted(name):
     """Each way of waiting counts once, with its line; calls that do not wait are not counted."""
     call, expected = WAITS[name]
-    x = torch.zeros(1024, device="cuda")
-    pinned, pageable = torch.zeros(1024, pin_memory=True), torch.zeros(1024)
+    count = 1 << 15  # larger than what the driver takes at once
+    x = torch.zeros(count, device="cuda")
+    pinned, pageable = torch.zeros(count, pin_memory=True), torch.zeros(count)
     call(x, pinned, pageable)
 
     with gapless.count_waits("cuda") as waits:
