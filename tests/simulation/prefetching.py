@@ -198,6 +198,15 @@ def few_copies_under_way(device):
 
 
 @scenario(only="lazy")
+def few_queued_copies_under_way(device):
+    """Copies that are queued where they are read hold page-locked memory as well."""
+    prefetcher, stats = make_prefetcher(numbered([MEDIUM] * 10), device, max_in_flight=2)
+    assert len(list(prefetcher)) == 10
+    assert stats.by_reason["staging"].count == 8
+    assert set(stats.by_reason) == {"staging"}
+
+
+@scenario(only="lazy")
 def many_copies_under_way_are_no_reason_to_wait(device):
     """As long as there are fewer than the limit."""
     prefetcher, stats = make_prefetcher(numbered([LARGE] * 9), device, max_in_flight=10)

@@ -51,7 +51,7 @@ class StagedBatch:
         jobs: of the background thread: what to copy, as (target, source).
         moved: tensors and objects that were moved on `stream`.
         was_moved: marks the end of those moves, if they are to be read on another stream.
-        copied: marks the end of the copies, None if there are none.
+        copied: marks the end of the copies from page-locked memory, None if there are none.
         enqueued: done when a background thread has queued the copies.
         reads_loader_memory: whether the copies read page-locked memory of the loader itself.
         num_bytes: page-locked memory that its copies hold.
@@ -186,7 +186,7 @@ class BatchMover:
         # What is handed out belongs to the loop: nothing here holds it any longer.
         value, staged.value = staged.value, None
         staged.was_handed_out = True
-        if staged.copied is not None:
+        if staged.copies:
             stream = self._device.current_stream()
             self._device.wait_event(stream, staged.copied)
             for target in staged.copies:
@@ -303,14 +303,13 @@ class BatchMover:
             return target
         if is_pinned:
             return self._move_directly(tensor)
-        # Torch's allocator keeps this memory until the copy that reads it is done.
-        staging = self._device.pinned_like(tensor).copy_(tensor)
+        self._make_room(tensor.nbytes)
+        staging = self._page_locked(tensor, staged)
         return staging.to(self._device.torch_device, non_blocking=True)
 
     def _copy(self, source: torch.Tensor, staged: StagedBatch) -> torch.Tensor:
-        """Start to copy a large tensor; return where it goes."""
-        if self._in_flight:
-            self._make_room(source.nbytes)
+        """Start to copy a large tensor beside other work; return where it goes."""
+        self._make_room(source.nbytes)
         if self._copies_in_thread:
             target = staged.lane.allocate_like(source)
             staged.jobs.append((target, source))
@@ -334,7 +333,7 @@ class BatchMover:
             self._device.record_event(self._sources_read, staged.stream)
         if self._looks_ahead:
             staged.was_moved = self._events.record(staged.stream)
-        if staged.copies:
+        if staged.copies or staged.num_bytes:
             self._mark_copies(staged)
 
     def _mark_copies(self, staged: StagedBatch) -> None:
@@ -343,7 +342,8 @@ class BatchMover:
             staged.is_in_flight = True
             self._in_flight.append(staged)
         if not staged.jobs:
-            self._device.record_event(staged.copied, staged.lane.stream)
+            stream = staged.lane.stream if staged.copies else staged.stream
+            self._device.record_event(staged.copied, stream)
             return
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-staging")
