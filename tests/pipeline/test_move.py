@@ -6,6 +6,7 @@ import collections
 import dataclasses
 import enum
 import types
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -207,17 +208,153 @@ def test_a_mapping_that_cannot_be_rebuilt_is_refused_in_one_line():
     assert str(caught.value) == "cannot rebuild a mappingproxy on the device; use a dict"
 
 
-def test_a_tuple_that_cannot_be_rebuilt_is_refused_in_one_line():
-    """A tuple class with a constructor of its own cannot be made from its parts."""
+class Raising(dict):
+    def __setitem__(self, name, value):
+        raise RuntimeError("this dict\nis frozen")
 
-    class Pair(tuple):
-        __slots__ = ()
 
-        def __new__(cls, x, y):
-            return super().__new__(cls, (x, y))
+class Halving(dict):
+    def __getitem__(self, name):
+        return super().__getitem__(name) / 2
 
-    with pytest.raises(gapless.BatchError, match=r"^cannot rebuild a .*Pair on the device; use"):
-        move(Pair(ones(), ones()))
+
+class Prefixing(collections.UserDict):
+    def __setitem__(self, name, value):
+        super().__setitem__(name, f"-{value}" if isinstance(value, str) else value)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [Raising(x=ones()), Halving(x=ones()), Prefixing(name="a")],
+    ids=lambda b: type(b).__name__,
+)
+def test_a_mapping_that_changes_its_items_is_refused_in_one_line(batch):
+    """What it does to an item that is asked for or set would be done twice."""
+    name = type(batch).__name__
+    with pytest.raises(gapless.BatchError) as caught:
+        move(batch)
+
+    assert str(caught.value) == f"cannot rebuild a {name} on the device; use a dict"
+
+
+def test_a_dataclass_that_cannot_be_copied_is_refused_in_one_line():
+    """It is named, whatever its own methods raise."""
+
+    @dataclasses.dataclass
+    class Single:
+        x: torch.Tensor
+
+        def __copy__(self):
+            raise RuntimeError("there is\nbut one")
+
+    with pytest.raises(
+        gapless.BatchError, match=r"^cannot rebuild a .*Single on the device; use .*$"
+    ):
+        move(Single(ones()))
+
+
+def test_a_field_that_was_never_set_is_left_alone():
+    """A field that the constructor does not set may be missing."""
+
+    @dataclasses.dataclass
+    class Later:
+        x: torch.Tensor
+        mask: torch.Tensor = dataclasses.field(init=False)
+
+    found = move(Later(ones()))
+
+    assert found.x.tolist() == DOUBLED
+    assert not hasattr(found, "mask")
+
+
+class Pair(tuple):
+    __slots__ = ()
+
+    def __new__(cls, x, y=None):
+        return super().__new__(cls, (x, y))
+
+
+class Parts(tuple):
+    def __new__(cls, *parts):
+        return super().__new__(cls, parts)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Pair(ones(), 1),
+        with_attribute(Parts(ones(), 1), note="kept"),
+        with_attribute(NamedWithMethod(ones()), note="kept"),
+    ],
+    ids=lambda batch: type(batch).__name__,
+)
+def test_a_tuple_is_rebuilt_past_its_constructor(batch):
+    """A constructor may take anything; the parts and the attributes are what counts."""
+    found = move(batch)
+
+    assert type(found) is type(batch)
+    assert [found[0].tolist(), *found[1:]] == [DOUBLED, *batch[1:]]
+    assert getattr(found, "note", None) == getattr(batch, "note", None)
+
+
+def test_a_tuple_without_tensors_is_handed_through():
+    """Some tuples know more than their items, such as the times of a file."""
+    batch = Path.cwd().stat()
+
+    assert move(batch) is batch
+
+
+class Counting(list):
+    __slots__ = ("num_appended",)
+
+    def __iter__(self):
+        return iter(())
+
+    def append(self, value):
+        self.num_appended = getattr(self, "num_appended", 0) + 1
+        super().append(value)
+
+
+def test_a_list_is_rebuilt_past_its_methods():
+    """What a list does beside keeping items is not done again."""
+    batch = Counting()
+    batch.append(ones())
+
+    found = move(batch)
+
+    assert (found[0].tolist(), found.num_appended) == (DOUBLED, 1)
+
+
+class Slotted(collections.abc.MutableMapping):
+    __slots__ = ("items_",)
+
+    def __init__(self, items):
+        self.items_ = items
+
+    def __getitem__(self, name):
+        return self.items_[name]
+
+    def __setitem__(self, name, value):
+        self.items_[name] = value
+
+    def __delitem__(self, name):
+        del self.items_[name]
+
+    def __iter__(self):
+        return iter(self.items_)
+
+    def __len__(self):
+        return len(self.items_)
+
+
+@pytest.mark.parametrize("make", [dict, collections.UserDict])
+def test_a_mapping_around_another_leaves_the_loaders_alone(make):
+    """What it is made of is copied with it, wherever it keeps that."""
+    batch = Slotted(make(x=ones()))
+
+    found = move(batch)
+
+    assert (found["x"].tolist(), batch["x"].tolist()) == (DOUBLED, [1.0, 1.0])
 
 
 # --- objects with a `to` ---

@@ -10,7 +10,9 @@ from __future__ import annotations
 import copy
 import dataclasses
 import enum
-from collections.abc import Mapping
+import operator
+from collections.abc import Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,7 +21,7 @@ from gapless.errors import BatchError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
 
 # Values that are the same on every device.
@@ -58,17 +60,13 @@ def _new_container(kind: type) -> Container | None:
     if issubclass(kind, Mapping):
         return _DICT if kind is dict else _MAPPING
     if dataclasses.is_dataclass(kind):
-        fields = [field.name for field in dataclasses.fields(kind)]
         return Container(
-            lambda value: fields,
-            lambda value: [getattr(value, name) for name in fields],
-            lambda value, parts: _with_fields(value, dict(zip(fields, parts, strict=True))),
+            _fields, lambda value: [getattr(value, name) for name in _fields(value)], _with_fields
         )
     if issubclass(kind, tuple):
-        make = getattr(kind, "_make", kind)
-        return Container(_indices, list, lambda value, parts: _made(make, kind, parts))
+        return Container(_indices, list, _tuple_with_parts)
     if issubclass(kind, list):
-        return Container(_indices, list, _list_with_parts)
+        return Container(_indices, list.copy, _list_with_parts)
     return None
 
 
@@ -84,53 +82,78 @@ def _indices(value: Any) -> list[int]:
     return list(range(len(value)))
 
 
-def _made(make: Callable[[Sequence[Any]], Any], kind: type, parts: Sequence[Any]) -> Any:
-    try:
-        return make(parts)
-    except TypeError as error:
-        raise BatchError(
-            f"cannot rebuild a {kind.__qualname__} on the device; use a plain tuple or list"
-        ) from error
+def _fields(value: Any) -> list[str]:
+    """Return the names of a dataclass's fields; one that was never set is no part of it."""
+    return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+
+
+def _tuple_with_parts(value: Any, parts: Sequence[Any]) -> Any:
+    if all(map(operator.is_, value, parts)):
+        return value
+    kind = type(value)
+    if hasattr(kind, "n_sequence_fields"):  # made in C, such as `torch.return_types.max`
+        return kind(parts)
+    return _with_attributes(tuple.__new__(kind, parts), value)
 
 
 def _list_with_parts(value: Any, parts: Sequence[Any]) -> Any:
-    if type(value) is list:
-        return list(parts)
-    twin = copy.copy(value)
-    twin[:] = parts
+    twin: Any = list.__new__(type(value))
+    list.extend(twin, parts)
+    return _with_attributes(twin, value)
+
+
+def _with_attributes(twin: Any, value: Any) -> Any:
+    """Return a twin that was made past the constructor, which may take or do anything."""
+    for name, attribute in _attributes(value):
+        object.__setattr__(twin, name, attribute)
     return twin
 
 
-def _with_fields(value: Any, parts: dict[str, Any]) -> Any:
-    twin = copy.copy(value)
-    for name, part in parts.items():
-        # Past `__setattr__`, because the dataclass may be frozen.
-        object.__setattr__(twin, name, part)
+@contextmanager
+def _rebuilding(value: Any, instead: str) -> Iterator[None]:
+    """Say in one line that a container cannot be rebuilt, whatever its own methods raise."""
+    try:
+        yield
+    except Exception as error:
+        raise BatchError(
+            f"cannot rebuild a {type(value).__qualname__} on the device; use {instead}"
+        ) from error
+
+
+def _with_fields(value: Any, parts: Sequence[Any]) -> Any:
+    with _rebuilding(value, "a plain dataclass"):
+        twin = copy.copy(value)
+        for name, part in zip(_fields(value), parts, strict=True):
+            # Past `__setattr__`, because the dataclass may be frozen.
+            object.__setattr__(twin, name, part)
     return twin
 
 
 def _mapping_with_parts(value: Any, parts: Sequence[Any]) -> Any:
-    try:
+    with _rebuilding(value, "a dict"):
         twin = copy.copy(value)
         _own_attributes(value, twin)
         for name, part in zip(value, parts, strict=True):
             twin[name] = part
-    except TypeError as error:
-        raise BatchError(
-            f"cannot rebuild a {type(value).__qualname__} on the device; use a dict"
-        ) from error
+            _check_is_kept(twin[name], part)
     return twin
 
 
+def _check_is_kept(kept: Any, part: Any) -> None:
+    """Raise if a mapping changes what it is given or asked for: it would do so twice."""
+    if kept is not part and not (isinstance(part, PLAIN) and kept == part):
+        raise TypeError("its items are not what was put there")
+
+
 def _own_attributes(value: Any, twin: Any) -> None:
-    """Let a copied mapping share no dict or list with the one that it was copied from."""
+    """Let a copied mapping share no container with the one that it was copied from."""
     attributes = getattr(value, "__dict__", None)
     if attributes is value:  # items that are attributes as well: `self.__dict__ = self`
         twin.__dict__ = twin
-    elif attributes:
-        for name, attribute in attributes.items():
-            if isinstance(attribute, dict | list):
-                twin.__dict__[name] = copy.copy(attribute)
+        return
+    for name, attribute in _attributes(value):
+        if isinstance(attribute, MutableMapping | list):
+            object.__setattr__(twin, name, copy.copy(attribute))
 
 
 _DICT = Container(
@@ -168,11 +191,17 @@ def tensors_inside(value: Any) -> list[torch.Tensor]:
 def _inner_parts(value: Any) -> list[Any]:
     container = container_of(type(value))
     parts = [] if container is None else container.parts(value)
+    return parts + [attribute for _, attribute in _attributes(value)]
+
+
+def _attributes(value: Any) -> list[tuple[str, Any]]:
+    """Return the attributes that an object holds, in slots and in its `__dict__`."""
     names = [name for kind in type(value).__mro__ for name in _slots(kind)]
-    parts += [getattr(value, name) for name in names if hasattr(value, name)]
-    return parts + list(getattr(value, "__dict__", {}).values())
+    in_slots = [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    return in_slots + list(getattr(value, "__dict__", {}).items())
 
 
 def _slots(kind: type) -> tuple[str, ...]:
     slots = kind.__dict__.get("__slots__", ())
-    return (slots,) if isinstance(slots, str) else tuple(slots)
+    names = (slots,) if isinstance(slots, str) else tuple(slots)
+    return tuple([name for name in names if name not in ("__dict__", "__weakref__")])

@@ -111,7 +111,8 @@ class Prefetcher(Generic[BatchT]):
 
         Raises:
             BatchError: a container in a batch cannot be rebuilt.
-            Exception: whatever the loader raises, after the batches before it were yielded.
+            Exception: whatever the loader raises, after the batches before it were yielded. It ends
+                the pass, as in a generator, even if the loader could go on.
 
         Sync: Does not block the host on the device, except for copies from page-locked memory of
             the loader ("loader_memory"), for more than 1 GiB of copies under way ("staging"), and
