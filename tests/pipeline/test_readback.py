@@ -646,3 +646,49 @@ def test_a_thread_may_add_while_another_waits():
 
     assert losses.history == [1.0]
     assert losses.num_added == 2
+
+
+@pytest.mark.parametrize(
+    ("make", "found"),
+    [
+        (lambda: torch.tensor([1.0]).to_sparse(), r"shape \(1,\) .*torch.sparse_coo$"),
+        (lambda: torch.tensor([[1.0]]).to_sparse_csr(), r"shape \(1, 1\) .*torch.sparse_csr$"),
+        (lambda: torch.nested.nested_tensor([torch.ones(1)]), "is a nested tensor$"),
+        (lambda: torch.quantize_per_tensor(torch.ones(1), 0.1, 0, torch.qint8), "torch.qint8$"),
+    ],
+    ids=["coo", "csr", "nested", "quantized"],
+)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_number_that_is_not_kept_as_such_is_refused_in_one_line(make, found):
+    """Nothing but a plain strided tensor can be copied into the ring."""
+    losses = gapless.DeferredLoss("cpu")
+
+    with pytest.raises(gapless.LossError, match=f"^`loss` must be .*{found}"):
+        losses.add(make())
+
+    assert losses.num_added == 0
+
+
+@pytest.mark.parametrize("weights", [(1e308, 1e308), (math.inf, -math.inf)])
+def test_weights_beyond_float64_give_a_mean_that_says_so(weights):
+    """Their sum is infinite or no number; to ask for the mean is no error."""
+    losses = gapless.DeferredLoss("cpu")
+    for weight in weights:
+        losses.add(1.0, weight=weight)
+
+    assert math.isnan(losses.mean())
+
+
+def test_a_compiled_step_may_add_its_loss():
+    """The compiler follows `add`, to where the ring is made as well."""
+    losses = gapless.DeferredLoss("cpu")
+
+    @torch.compile(backend="eager")
+    def step(x):
+        losses.add(x.sum())
+
+    for number in range(3):
+        step(torch.full((2,), float(number)))
+
+    losses.drain()
+    assert losses.history == [0.0, 2.0, 4.0]

@@ -94,15 +94,11 @@ class LossHistory:
             return math.nan
         if name not in self.columns:
             raise LossError(f"no value is named `{name}`; there is {_listed(self.columns, True)}")
-        total = math.fsum(self.weights[since:])
+        total = _sum(self.weights[since:])
         if not total:
             return math.nan
         pairs = zip(self.columns[name][since:], self.weights[since:], strict=True)
-        weighted = [value * weight for value, weight in pairs]
-        try:
-            return math.fsum(weighted) / total
-        except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
-            return sum(weighted) / total
+        return _sum([value * weight for value, weight in pairs]) / total
 
     def _first_nonfinite(self, columns: Sequence[list[float]]) -> NonFinite | None:
         if all(all(map(math.isfinite, column)) for column in columns):
@@ -113,6 +109,13 @@ class LossHistory:
             for name, value in zip(self.columns, row, strict=True)
             if not math.isfinite(value)
         )
+
+
+def _sum(numbers: list[float]) -> float:
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):  # beyond float64, or infinities of both signs
+        return sum(numbers)
 
 
 def _listed(names: Iterable[str], is_by_name: bool) -> str:

@@ -44,14 +44,21 @@ def number_of(value: object, name: str, device: Device) -> torch.Tensor | float:
 
 
 def has_one_number(tensor: torch.Tensor) -> bool:
-    """Whether a tensor holds one real number."""
-    return tensor.numel() == 1 and not tensor.is_complex()
+    """Whether a tensor holds one real number, kept as such."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.numel() == 1
+        and not (tensor.is_complex() or tensor.is_quantized or tensor.is_nested)
+    )
 
 
 def described(value: object) -> str:
     """Return what a value is, for messages."""
     if isinstance(value, torch.Tensor):
-        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}"
+        if value.is_nested:
+            return "a nested tensor"
+        layout = "" if value.layout is torch.strided else f" in layout {value.layout}"
+        return f"a tensor of shape {tuple(value.shape)} and {value.dtype}{layout}"
     return "None" if value is None else f"a {type(value).__qualname__}"
 
 

@@ -46,8 +46,9 @@ class LossRing:
         self._device = device
         self._num_rows = num_rows
         shape, num_bytes = (num_rows, num_columns), num_rows * num_columns * 8
-        # Memory of inference mode could not be written outside of it.
-        with torch.inference_mode(mode=False):
+        # Memory of inference mode could not be written outside of it. The mode by position, because
+        # torch.compile takes no keyword there.
+        with torch.inference_mode(False):
             self.rows = device.device_buffer(num_bytes).view(torch.float64).view(shape)
             pinned = device.host_buffer(num_bytes, pinned=True)
             self._host_rows = pinned.view(torch.float64).view(shape)
@@ -101,7 +102,7 @@ class LossRing:
         return columns
 
     def _make_views(self, place: int) -> Sequence[torch.Tensor]:
-        with torch.inference_mode(mode=False):
+        with torch.inference_mode(False):
             views = self.rows[place].unbind()
         self._views[place] = views
         return views
