@@ -679,8 +679,9 @@ def test_weights_beyond_float64_give_a_mean_that_says_so(weights):
     assert math.isnan(losses.mean())
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo does not know how to trace:UserWarning")
 def test_a_compiled_step_may_add_its_loss():
-    """The compiler follows `add`, to where the ring is made as well."""
+    """The compiler follows `add`, and leaves to Python what it cannot follow."""
     losses = gapless.DeferredLoss("cpu")
 
     @torch.compile(backend="eager")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unittest.mock import patch
 
+import torch
+
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.readback import DeferredLoss
 from gapless.records.step_values import NonFinite, StepValues
@@ -218,3 +220,21 @@ def losses_that_are_dropped_while_they_are_copied(device):
     num_bytes = losses._ring.rows.nbytes
     del losses
     device.device_buffer(num_bytes).fill_(7)
+
+
+@scenario()
+def a_ring_in_memory_that_was_just_in_use(device):
+    """A stream that writes waits for what was queued where the ring was made, in that memory."""
+    losses, stream = DeferredLoss(device), device.create_stream()
+    here = number(device, 1.0)
+    with device.use_stream(stream):
+        there = number(device, 1.0)
+    used = torch.zeros(1024, 2, dtype=torch.float64, device=device.torch_device)  # as the ring
+    device.delay(device.current_stream(), 20.0)
+    used.fill_(7.0)
+    del used
+    losses.add(here, weight=here)
+    with device.use_stream(stream):
+        losses.add(there, weight=there)
+    losses.drain()
+    assert (losses.history, losses.weights) == ([1.0, 1.0], [1.0, 1.0])

@@ -38,6 +38,8 @@ class LossRing:
 
     Attributes:
         rows: the device's memory.
+        made: marks the end of the work that was queued before on the stream that was current when
+            the ring was made. Other streams wait for it before they write.
         num_columns: as given.
     """
 
@@ -52,6 +54,8 @@ class LossRing:
             self.rows = device.device_buffer(num_bytes).view(torch.float64).view(shape)
             pinned = device.host_buffer(num_bytes, pinned=True)
             self._host_rows = pinned.view(torch.float64).view(shape)
+        self.made = device.create_event()
+        device.record_event(self.made, device.current_stream())
         # A view costs as much as a fifth of a launch, so that each is made once.
         self._views: list[Sequence[torch.Tensor]] = [()] * num_rows
         self._on_host: list[list[float | None]] = [[None] * num_rows for _ in range(num_columns)]

@@ -316,12 +316,15 @@ class DeferredLoss:
         if ring is None or ring.num_columns != len(numbers):
             ring = LossRing(self._device, num_rows=_ROWS, num_columns=len(numbers))
             self._device.record_stream(ring.rows, self._stream)
-            self._ring = ring
-        if ring.write(self._read.num_added, numbers):
-            self._note_writer(ring)
-
-    def _note_writer(self, ring: LossRing) -> None:
+            self._ring, self._writers = ring, []
         stream = self._device.current_stream()
+        if stream not in self._writers:
+            # Work queued where the ring was made may still use the memory that it is made of.
+            self._device.wait_event(stream, ring.made)
+        if ring.write(self._read.num_added, numbers):
+            self._note_writer(ring, stream)
+
+    def _note_writer(self, ring: LossRing, stream: Stream) -> None:
         if stream not in self._writers:
             self._device.record_stream(ring.rows, stream)
             self._writers.append(stream)
