@@ -15,7 +15,7 @@ from gapless.errors import DeviceError
 from gapless.testing import SimulatedDevice, poisoned
 
 
-@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cpu:1", ""])
+@pytest.mark.parametrize("name", ["tpu", "cuda:x", "cpu:1", "", 0, None])
 def test_an_unknown_device_is_refused(name):
     """The error lists the names that exist."""
     with pytest.raises(DeviceError, match="auto, cpu, cuda and cuda:N"):

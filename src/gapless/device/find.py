@@ -26,7 +26,7 @@ def find_device(name: str | torch.device | Device = "auto") -> Device:
     Raises:
         DeviceError: the name is unknown, or the GPU is not there.
     """
-    if not isinstance(name, str | torch.device):
+    if not isinstance(name, str | torch.device) and hasattr(name, "torch_device"):
         return name
     text = str(name)
     if text == "auto":
