@@ -84,6 +84,8 @@ class CudaDevice:
     def current_stream(self) -> torch.cuda.Stream:
         """Return torch's current stream on this GPU."""
         # As `torch.cuda.current_stream`, which takes 4 us because it makes an object each time.
+        if not self._streams:
+            torch.cuda.init()
         found = torch._C._cuda_getCurrentStream(self.torch_device.index)
         if found not in self._streams:
             self._streams[found] = torch.cuda.current_stream(self.torch_device)
