@@ -201,7 +201,10 @@ def test_no_worker_outlives_a_loop_that_was_left(workers, way):
             if number == 3 and way == "close":
                 batches.close()
             if number == 3 and way in ("raise", "interrupt"):
-                batches.throw({"raise": PlannedError, "interrupt": KeyboardInterrupt}[way])
+                # As if it happened while the next batch was read.
+                batches._batches.throw(
+                    {"raise": PlannedError, "interrupt": KeyboardInterrupt}[way]
+                )
     except (PlannedError, KeyboardInterrupt) as error:
         held = error
     if way == "break":

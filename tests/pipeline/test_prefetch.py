@@ -497,3 +497,60 @@ def test_inference_mode_and_grad_mode_are_the_loops_own(depth):
 
     assert seen == [True] * 4
     assert [torch.is_grad_enabled() for _ in prefetcher] == [True] * 4
+
+
+class Flaky:
+    """A loader whose iterator raises for one batch, and can go on."""
+
+    def __init__(self, *bad, count=6):
+        self._bad = bad
+        self._numbers = iter(range(count))
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        number = next(self._numbers)
+        if number in self._bad:
+            raise OSError(f"batch {number}")
+        return torch.tensor(number)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize("bad", [(0,), (3,), (5,), (2, 3)])
+def test_a_loop_that_goes_on_after_an_error_gets_the_other_batches(depth, bad):
+    """Nothing is cut off: the loop asks again, as it would ask the loader's own iterator."""
+    batches, found = iter(gapless.prefetch(Flaky(*bad), "cpu", depth=depth)), []
+    while True:
+        try:
+            found.append(int(next(batches)))
+        except OSError as error:
+            found.append(str(error))
+        except StopIteration:
+            break
+
+    assert found == [f"batch {n}" if n in bad else n for n in range(6)]
+
+
+def test_an_error_that_is_held_does_not_keep_the_pass():
+    """What the loader made for the pass is closed when the loop is over, whoever holds the error."""
+    closed = []
+
+    class Immovable:
+        def to(self, device):
+            raise OSError("it stays here")
+
+    class Loader:
+        def __iter__(self):
+            try:
+                while True:
+                    yield Immovable()
+            finally:
+                closed.append("generator")
+
+    with pytest.raises(OSError, match="it stays here") as held:
+        for _ in gapless.prefetch(Loader(), "cpu"):
+            pass
+
+    assert closed == ["generator"]
+    assert held.value.__traceback__ is not None

@@ -13,12 +13,12 @@ from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable
+    from collections.abc import Callable, Iterable
 
     from gapless.loop.engine import Engine
     from gapless.loop.plan_waits import PlanWaits
     from gapless.loop.runners import StepRunner
-    from gapless.pipeline.prefetch import Prefetcher
+    from gapless.pipeline.prefetch import Pass, Prefetcher
     from gapless.pipeline.tree import Tree
 
 
@@ -45,7 +45,7 @@ class Epoch:
         self._started_at = perf_counter()
         self._outer_stream = engine.device.current_stream()
         self._prefetcher: Prefetcher[Any] | None = None
-        self._trees: Generator[Tree] | None = None
+        self._trees: Pass[Tree] | None = None
 
     def run(
         self, batches: Iterable[Any], on_batch: Callable[[Progress], None] | None

@@ -7,6 +7,7 @@ for batch in gapless.prefetch(loader, device):
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from gapless.device.find import find_device
@@ -97,7 +98,7 @@ class Prefetcher(Generic[BatchT]):
 
     # --- passes ---
 
-    def __iter__(self) -> Generator[BatchT]:
+    def __iter__(self) -> Pass[BatchT]:
         """Yield batches on the device, everything as `to(device, non_blocking=True)` makes it.
 
         A batch is read from the loader when the loop asks for it (with `depth` set, that many
@@ -111,31 +112,34 @@ class Prefetcher(Generic[BatchT]):
 
         Raises:
             BatchError: a container in a batch cannot be rebuilt.
-            Exception: whatever the loader raises, after the batches before it were yielded. It ends
-                the pass, as in a generator, even if the loader could go on.
+            Exception: whatever the loader raises, after the batches before it were yielded. The next
+                batch may be asked for then, if the loader can go on.
 
         Sync: Does not block the host on the device, except for copies from page-locked memory of
             the loader ("loader_memory"), for more than 1 GiB of copies under way ("staging"), and
             where the move of an object or of a tensor that is not plain does. Waits for the
             loader.
         """
-        return self._pass(lambda batch: batch)
+        return Pass(self._batches(lambda batch: batch))
 
-    def trees(self) -> Generator[Tree]:
+    def trees(self) -> Pass[Tree]:
         """Yield batches on the device as `__iter__` does, each with its tensors already listed.
 
         Sync: as `__iter__`.
         """
-        return self._pass(flatten)
+        return Pass(self._batches(flatten))
 
-    def _pass(self, hand_over: Callable[[Any], Any]) -> Generator[Any]:
+    def _batches(self, hand_over: Callable[[Any], Any]) -> Generator[Any]:
+        """Yield batches, and failures in their place."""
         staged: deque[StagedBatch] = deque()
         with _Source() as source, self._mover() as mover:
             source.open(self._loader)
-            while self._fill(staged, source, mover):
-                self.num_batches += 1
-                yield hand_over(mover.hand_out(staged.popleft()))
-            source.raise_failure()
+            while staged or source.has_failed or not source.is_used_up:
+                if self._fill(staged, source, mover):
+                    self.num_batches += 1
+                    yield hand_over(mover.hand_out(staged.popleft()))
+                elif source.has_failed:
+                    yield source.take_failure()
 
     def _mover(self) -> BatchMover:
         return BatchMover(
@@ -150,7 +154,7 @@ class Prefetcher(Generic[BatchT]):
 
     def _fill(self, staged: deque[StagedBatch], source: _Source, mover: BatchMover) -> bool:
         """Stage batches up to the depth; return whether there are any."""
-        while len(staged) <= self._depth and not source.is_exhausted:
+        while len(staged) <= self._depth and not (source.is_used_up or source.has_failed):
             try:
                 mover.leave_loader_memory()
                 start = self._device.now_ms()
@@ -162,6 +166,45 @@ class Prefetcher(Generic[BatchT]):
         return bool(staged)
 
 
+@dataclass(frozen=True, slots=True)
+class _Failure:
+    """What was raised in place of a batch."""
+
+    error: Exception
+
+
+class Pass(Generic[BatchT]):
+    """One pass over a loader. Unlike a generator it can go on after an error, if the loader can.
+
+    Args:
+        batches: yields batches, and failures in their place.
+    """
+
+    def __init__(self, batches: Generator[Any]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> BatchT:
+        found = next(self._batches)
+        if type(found) is not _Failure:
+            return found  # type: ignore[no-any-return]  # as the loader gave it
+        # The traceback keeps this frame, which must keep neither the pass nor the error.
+        del self
+        try:
+            raise found.error
+        finally:
+            del found
+
+    def close(self) -> None:
+        """End the pass, and what the loader started for it.
+
+        Sync: As `BatchMover.close`; waits for worker processes to end.
+        """
+        self._batches.close()
+
+
 class _Source:
     """A loader's iterator that keeps a failure until the batches before it are used up."""
 
@@ -169,7 +212,7 @@ class _Source:
         self._batches: Iterator[Any] = iter(())
         self._is_own = False
         self._failure: Exception | None = None
-        self.is_exhausted = False
+        self.is_used_up = False
 
     def open(self, loader: Iterable[Any]) -> None:
         """Start the loader; apart from `__enter__`, so that `__exit__` ends what this started."""
@@ -182,20 +225,25 @@ class _Source:
         try:
             return [next(self._batches)]
         except StopIteration:
-            self.is_exhausted = True
+            self.is_used_up = True
         except Exception as failure:
             self.fail(failure)
         return []
 
     def fail(self, failure: Exception) -> None:
-        """End here, and raise the failure when the batches before it are used up."""
+        """Stop here until the batches before it are used up and the failure is taken."""
         self._failure = failure
-        self.is_exhausted = True
 
-    def raise_failure(self) -> None:
-        """Raise what the loader raised, if it did."""
-        if self._failure is not None:
-            raise self._failure
+    @property
+    def has_failed(self) -> bool:
+        """Whether there is a failure to take."""
+        return self._failure is not None
+
+    def take_failure(self) -> _Failure:
+        """Return what the loader raised; it may be asked again."""
+        assert self._failure is not None
+        found, self._failure = _Failure(self._failure), None
+        return found
 
     def close(self) -> None:
         """End the loader's generator or its worker processes."""
