@@ -12,8 +12,7 @@ from hypothesis import given, settings, strategies as st
 
 from gapless.testing.simulated import allocator
 from gapless.testing.simulated.allocator import spans_of
-from gapless.testing.simulated.history import Grid, History
-from gapless.testing.simulated.races import Access
+from gapless.testing.simulated.history import Access, Grid, History
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 

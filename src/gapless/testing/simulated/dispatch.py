@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.testing.simulated.allocator import Block
-    from gapless.testing.simulated.races import Kind
+    from gapless.testing.simulated.history import Kind
     from gapless.testing.simulated.simulation import Simulation
 
 

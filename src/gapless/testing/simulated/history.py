@@ -11,7 +11,7 @@ from bisect import bisect_left, bisect_right
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from math import gcd
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import torch
 
@@ -19,11 +19,33 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from gapless.testing.simulated.races import Access
 
+Kind = Literal["read", "write"]
 
 # Numbers of accesses that no table holds any more are dropped when there are this many.
 _MANY = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One read or write of a range of bytes.
+
+    Attributes:
+        agent: `host`, or the name of a stream.
+        tick: the agent's own time.
+        kind: `read` or `write`.
+        what: the operation, such as `aten.add` or `copy H2D`.
+        site: file:line of the call.
+    """
+
+    agent: str
+    tick: int
+    kind: Kind
+    what: str
+    site: str
+
+    def __str__(self) -> str:
+        return f"{self.agent} {self.kind}s it in {self.what} at {self.site}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,15 +16,16 @@ Flanagan and Freund, "FastTrack", PLDI 2009 (last write and reads since, instead
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from gapless.testing.simulated.history import Access
 
 
 if TYPE_CHECKING:
-    from gapless.testing.simulated.history import History, Span
+    from gapless.testing.simulated.history import History, Kind, Span
 
 
 Clock = dict[str, int]
-Kind = Literal["read", "write"]
 
 HOST = "host"
 
@@ -34,28 +35,6 @@ def join(clock: Clock, other: Clock) -> None:
     for agent, tick in other.items():
         if clock.get(agent, 0) < tick:
             clock[agent] = tick
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """One read or write of a range of bytes.
-
-    Attributes:
-        agent: `host`, or the name of a stream.
-        tick: the agent's own time.
-        kind: `read` or `write`.
-        what: the operation, such as `aten.add` or `copy H2D`.
-        site: file:line of the call.
-    """
-
-    agent: str
-    tick: int
-    kind: Kind
-    what: str
-    site: str
-
-    def __str__(self) -> str:
-        return f"{self.agent} {self.kind}s it in {self.what} at {self.site}"
 
 
 @dataclass(slots=True)

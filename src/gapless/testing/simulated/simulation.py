@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from gapless.testing.simulated.allocator import Block
-    from gapless.testing.simulated.history import Span
+    from gapless.testing.simulated.history import Kind, Span
     from gapless.testing.simulated.queues import Scheduler
-    from gapless.testing.simulated.races import Kind
     from gapless.testing.simulated.virtual_clock import Lane
 
 
