@@ -136,8 +136,9 @@ def test_an_error_leaves_no_bar_behind(monkeypatch):
 def test_a_terminal_gets_a_bar(tiny_data, process, terminal):
     """The real command on a real terminal draws a bar and ends in the scores."""
     screen, read = terminal
-    sizes = ["--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"]
-    rest = ["--decoder-layers", "1", "--vocab-size", "300", "--device", "cpu", "--epochs", "1"]
+    # Large enough for an epoch that lasts longer than the bar waits before it is drawn.
+    sizes = ["--d-model", "128", "--heads", "4", "--ffn", "512", "--encoder-layers", "3"]
+    rest = ["--decoder-layers", "3", "--vocab-size", "300", "--device", "cpu", "--epochs", "1"]
     done = process(
         *("train", "--data", tiny_data, *sizes, *rest, "--batch-size", "1"),
         stdout=screen,
