@@ -70,7 +70,7 @@ class Engine:
         return self.device.use_stream(self.streams.compute)
 
     def prefetch(self, batches: Iterable[BatchT]) -> Prefetcher[BatchT]:
-        """Return the batches, moved to the device ahead of their use.
+        """Return the batches, moved to the device, as far ahead as the plan says.
 
         Sync: Does not block the host on the device.
         """
