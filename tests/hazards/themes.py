@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from hazards import (  # noqa: F401
+    captured_batch,
+    captured_reads,
+    captured_tries,
+    captured_writes,
     containers,
     forms,
     kept_views,
@@ -18,7 +22,8 @@ from hazards import (  # noqa: F401
     on_the_cpu,
     streams,
 )
+from hazards.captured_harness import CAPTURED_CASES
 from hazards.harness import CASES
 
 
-__all__ = ["CASES"]
+__all__ = ["CAPTURED_CASES", "CASES"]

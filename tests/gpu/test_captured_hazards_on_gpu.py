@@ -1,0 +1,35 @@
+"""Captured steps of loops as people write them are right on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from hazards.captured_harness import GPU, judge, judge_the_loop_itself
+from hazards.themes import CAPTURED_CASES
+
+
+# Read by cuBLAS when it is first used: results repeat themselves.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+pytestmark = pytest.mark.gpu
+
+CASES = [pytest.param(case, id=str(case)) for case in CAPTURED_CASES if GPU in case.devices]
+PLAIN = [
+    pytest.param(case, id=str(case))
+    for case in CAPTURED_CASES
+    if GPU in case.devices and case.holds_plainly
+]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu(case):
+    """The loop gives what it gives as written, and is captured or refused as expected."""
+    assert judge(case, GPU) == []
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_the_loop_equals_itself(case):
+    """The loop as written gives the same bits twice: nothing but a capture can change it."""
+    assert judge_the_loop_itself(case, GPU) == []

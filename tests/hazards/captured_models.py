@@ -1,0 +1,43 @@
+"""Small models and batches for the cases about captured steps."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+def mlp(place, *, dropout=0.0, num_in=8, num_out=4):
+    """Return a small classifier on the place's device, the same each time."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        layers = [nn.Linear(num_in, 16), nn.ReLU(), nn.Dropout(dropout), nn.Linear(16, num_out)]
+        return nn.Sequential(*layers).to(place.torch_device)
+
+
+def sgd(model, **settings):
+    """Return plain SGD with a rate of 0.1, unless the settings say otherwise."""
+    return torch.optim.SGD(model.parameters(), **{"lr": 0.1, **settings})
+
+
+def host_batch(number, *, rows=6, num_in=8, num_out=4):
+    """Return features and classes of this number, on the host."""
+    draw = torch.Generator().manual_seed(100 + number)
+    x = torch.randn(rows, num_in, generator=draw)
+    return x, torch.randint(0, num_out, (rows,), generator=draw)
+
+
+def batch(place, number, **sizes):
+    """Return features and classes of this number, on the device."""
+    x, y = host_batch(number, **sizes)
+    return place.moved(x), place.moved(y)
+
+
+def batches(place, num, **sizes):
+    """Yield so many batches of one kind."""
+    for number in range(num):
+        yield batch(place, number, **sizes)
+
+
+def kept(loss):
+    """Return a copy of a result, as logging keeps it."""
+    return loss.detach().clone()

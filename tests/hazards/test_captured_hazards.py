@@ -1,0 +1,32 @@
+"""Captured steps of loops as people write them are right on the simulated device."""
+
+from __future__ import annotations
+
+import pytest
+
+from hazards.captured_harness import CPU, SIMULATED, judge
+from hazards.themes import CAPTURED_CASES
+
+
+SCHEDULES = [
+    pytest.param("asap", 0, id="asap"),
+    pytest.param("lazy", 0, id="lazy"),
+    pytest.param("random", 0, id="random", marks=pytest.mark.slow),
+]
+
+
+def cases_on(kind):
+    return [pytest.param(case, id=str(case)) for case in CAPTURED_CASES if kind in case.devices]
+
+
+@pytest.mark.parametrize("case", cases_on(CPU))
+def test_on_the_cpu(case):
+    """The loop gives what it gives as written."""
+    assert judge(case, CPU) == []
+
+
+@pytest.mark.parametrize(("scheduler", "seed"), SCHEDULES)
+@pytest.mark.parametrize("case", cases_on(SIMULATED))
+def test_on_the_simulated_device(case, scheduler, seed):
+    """The loop gives what it gives as written, and is captured or refused as expected."""
+    assert judge(case, SIMULATED, scheduler=scheduler, seed=seed) == []
