@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from torch import nn
+from torch.nn import functional as F
 
 
 def mlp(place, *, dropout=0.0, num_in=8, num_out=4):
@@ -41,3 +44,53 @@ def batches(place, num, **sizes):
 def kept(loss):
     """Return a copy of a result, as logging keeps it."""
     return loss.detach().clone()
+
+
+class Headed(nn.Module):
+    """A body and a head, the usual shape of what is fine-tuned."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 16)
+        self.head = nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.head(F.relu(self.body(x)))
+
+
+def training_step(model, optimizer, *, loss_of=F.cross_entropy):
+    """Return the plainest step: zero, forward, backward, update."""
+
+    def step(batch):
+        x, y = batch
+        optimizer.zero_grad()
+        loss = loss_of(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return step
+
+
+def run(step, batches):
+    """Call the step with each batch; return copies of the losses."""
+    return [kept(step(batch)) for batch in batches]
+
+
+def state(model, *optimizers):
+    """Return all that training leaves behind."""
+    parameters = list(model.parameters())
+    return (
+        parameters,
+        [parameter.grad for parameter in parameters],
+        list(model.buffers()),
+        [optimizer.state_dict() for optimizer in optimizers],
+    )
+
+
+def poison(place, *shapes):
+    """Fill memory that was let go with values that no training gives; return what holds it."""
+    gc.collect()
+    return [
+        torch.full(shape, 1e9, device=place.torch_device) for shape in shapes for _ in range(4)
+    ]
