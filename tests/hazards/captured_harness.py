@@ -101,6 +101,7 @@ class CapturedCase:
         devices: where the case makes sense.
         waits: whether the device is waited for after each call of a captured step.
         holds_plainly: whether the reference passes the loop's own assertions too.
+        raises: whether the loop ends with an exception, as written.
         loop: takes a `Place`; returns what is compared.
     """
 
@@ -111,6 +112,7 @@ class CapturedCase:
     devices: tuple[str, ...]
     waits: bool
     holds_plainly: bool
+    raises: bool
     loop: Callable[[Any], Any]
 
     def __str__(self):
@@ -120,16 +122,27 @@ class CapturedCase:
 CAPTURED_CASES: list[CapturedCase] = []
 
 
-def captured_case(sentence, *, expect, devices=DEVICES, waits=True, holds_plainly=True):
+def captured_case(
+    sentence, *, expect, devices=DEVICES, waits=True, holds_plainly=True, raises=False
+):
     """Register the function as a case about captured steps."""
 
     def register(loop):
         theme, name = loop.__module__.rsplit(".", 1)[-1], loop.__name__
         known = {case.name for case in CAPTURED_CASES if case.theme == theme}
         assert name not in known, name
-        CAPTURED_CASES.append(
-            CapturedCase(name, theme, sentence, expect, tuple(devices), waits, holds_plainly, loop)
+        new = CapturedCase(
+            name=name,
+            theme=theme,
+            sentence=sentence,
+            expect=expect,
+            devices=tuple(devices),
+            waits=waits,
+            holds_plainly=holds_plainly,
+            raises=raises,
+            loop=loop,
         )
+        CAPTURED_CASES.append(new)
         return loop
 
     return register
@@ -376,6 +389,12 @@ def refusals_of(report):
     return [str(getattr(one, "text", one)) for one in found]
 
 
+def everything_said(report):
+    """Return all that a report says, in one text."""
+    parts = [str(report), str(getattr(report, "note", "")), *refusals_of(report)]
+    return "\n".join([*parts, str(report.as_dict())])
+
+
 @contextlib.contextmanager
 def _process_restored():
     """Put back what loops change of the process."""
@@ -473,4 +492,6 @@ def judge_the_loop_itself(case, kind):
         return compare(case, kind, place)
     outcome = run(case, place)
     races = [f"race: {race}" for race in outcome.races[:3]]
+    if bool(outcome.error) != case.raises:
+        return [f"raises is {case.raises}, but the loop raised: {outcome.error or 'nothing'}"]
     return races + harness.differences(expected_of(case, kind), outcome.result)[:6]

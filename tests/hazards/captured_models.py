@@ -25,7 +25,7 @@ def sgd(model, **settings):
 def host_batch(number, *, rows=6, num_in=8, num_out=4):
     """Return features and classes of this number, on the host."""
     draw = torch.Generator().manual_seed(100 + number)
-    x = torch.randn(rows, num_in, generator=draw)
+    x = torch.randn(rows, num_in, generator=draw, dtype=torch.float32)
     return x, torch.randint(0, num_out, (rows,), generator=draw)
 
 
@@ -94,3 +94,39 @@ def poison(place, *shapes):
     return [
         torch.full(shape, 1e9, device=place.torch_device) for shape in shapes for _ in range(4)
     ]
+
+
+def updated(optimizer, loss):
+    """Update the weights by the loss's gradient, and return the loss."""
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss
+
+
+def losses_of(place, step, num, *, before=None, **sizes):
+    """Call the step with so many batches, each after `before(number)`, and return its results."""
+    losses = []
+    for number, pair in enumerate(batches(place, num, **sizes)):
+        if before is not None:
+            before(number)
+        losses.append(kept(step(pair)))
+    return losses
+
+
+class Trainer:
+    """A trainer as people write it, whose step is `train(batch)`."""
+
+    def __init__(self, place, **settings):
+        self.model = mlp(place, **settings)
+        self.optimizer = sgd(self.model, momentum=0.9)
+
+    def loss(self, batch):
+        x, y = batch
+        return F.cross_entropy(self.model(x), y)
+
+    def train(self, batch):
+        return updated(self.optimizer, self.loss(batch))
+
+    def state(self):
+        return self.model.state_dict(), self.optimizer.state_dict()

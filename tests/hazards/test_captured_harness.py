@@ -177,8 +177,20 @@ def case_of(loop, expect):
         devices=(SIMULATED,),
         waits=True,
         holds_plainly=True,
+        raises=loop is raises,
         loop=loop,
     )
+
+
+def test_a_loop_that_raises_by_mistake_is_found():
+    """A loop that ends with an exception must say so, and one that says so must do so."""
+    good = case_of(raises, EITHER)
+    silent = dataclasses.replace(good, raises=False)
+    bad = dataclasses.replace(case_of(counts_and_draws, EITHER), raises=True)
+
+    assert judge_the_loop_itself(good, SIMULATED) == []
+    assert "ValueError: five" in judge_the_loop_itself(silent, SIMULATED)[0]
+    assert "nothing" in judge_the_loop_itself(bad, SIMULATED)[0]
 
 
 @pytest.mark.parametrize("loop", [counts_and_draws, raises])
