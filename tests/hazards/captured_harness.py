@@ -173,7 +173,8 @@ class _Captures:
         if step is None:
             return functools.partial(self.capture, **options)
         if self.is_plain:
-            return _many(step) if "steps_per_launch" in options else step
+            plain = _with_its_host_part(step) if hasattr(step, "on_host") else step
+            return _many(plain) if "steps_per_launch" in options else plain
         return _Watched(gapless.capture(step, device=self.device, **options), self)
 
     gapless_capture = capture
@@ -199,10 +200,19 @@ class _Captures:
             self.settle()
 
 
+def _with_its_host_part(step):
+    """Return a function that calls `step.on_host(batch)` before the step, as gapless promises."""
+
+    def run(batch):
+        step.on_host(batch)
+        return step(batch)
+
+    return run
+
+
 def _many(step):
     """Return a function that runs the step for each batch of a list."""
 
-    @functools.wraps(step)
     def run(batches):
         return [step(batch) for batch in batches]
 
