@@ -9,6 +9,7 @@ from hazards import (  # noqa: F401
     captured_memory,
     captured_numbers,
     captured_reads,
+    captured_report,
     captured_tries,
     captured_writes,
     containers,

@@ -1,0 +1,702 @@
+"""What a captured step says of itself: warnings, errors, reports, and the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import random
+import re
+import tempfile
+import textwrap
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import gapless
+from gapless.cli.main import run_command
+from hazards.captured_harness import (
+    CAPTURED,
+    CPU,
+    EITHER,
+    GPU,
+    HOLDS,
+    captured_case,
+    line_of,
+    refusals_of,
+    refused,
+)
+from hazards.captured_models import batch, batches, kept, mlp, run, sgd, state, training_step
+
+
+@contextlib.contextmanager
+def capture_warnings():
+    """Yield a list that holds, at the end, the texts of all CaptureWarnings."""
+    texts = []
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        yield texts
+    texts += [str(one.message) for one in told if issubclass(one.category, gapless.CaptureWarning)]
+
+
+def updated(model, optimizer, one):
+    """Train on one batch; return the loss."""
+    return training_step(model, optimizer)(one)
+
+
+# -------------------------------------------------------------------------------- warnings
+
+
+@captured_case(
+    "One warning for each reason, once, with file and line.", expect=HOLDS, holds_plainly=False
+)
+def one_warning_for_each_reason(place):
+    model, seen, draws = mlp(place), [], []
+    optimizer = sgd(model)
+
+    def train(one):
+        seen.append(len(seen))
+        draws.append(random.random())
+        return updated(model, optimizer, one)
+
+    with capture_warnings() as texts:
+        step = place.capture(train)
+        run(step, batches(place, 20))
+
+    for line in (line_of(train, "seen.append"), line_of(train, "draws.append")):
+        assert sum(line in text for text in texts) == 1, texts
+    assert len(set(texts)) == len(texts)
+    assert len(seen) == 20
+
+
+@captured_case(
+    "Other shapes do not warn of the same line again.", expect=HOLDS, holds_plainly=False
+)
+def shapes_do_not_warn_again(place):
+    model, seen = mlp(place), []
+    optimizer = sgd(model)
+
+    def train(one):
+        seen.append(len(seen))
+        return updated(model, optimizer, one)
+
+    with capture_warnings() as texts:
+        step = place.capture(train)
+        for rows in (3, 4, 5, 6):
+            run(step, batches(place, 8, rows=rows))
+
+    assert sum(line_of(train, "seen.append") in text for text in texts) == 1
+
+
+@captured_case("A step that is captured warns of nothing.", expect=HOLDS, holds_plainly=False)
+def captured_step_warns_of_nothing(place):
+    model = mlp(place, dropout=0.2)
+    optimizer = sgd(model, momentum=0.9)
+    with capture_warnings() as texts:
+        step = place.capture(training_step(model, optimizer))
+        run(step, batches(place, 20))
+
+    assert step.report.num_replays > 0
+    assert texts == []
+    assert refusals_of(step.report) == []
+
+
+@captured_case(
+    "Warnings are errors: the first one stops the loop, once.", expect=HOLDS, holds_plainly=False
+)
+def warnings_are_errors(place):
+    model, seen = mlp(place), []
+    optimizer = sgd(model)
+
+    def train(one):
+        seen.append(len(seen))
+        return updated(model, optimizer, one)
+
+    step = place.capture(train)
+    num_calls, caught = 0, []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", gapless.CaptureWarning)
+        for one in batches(place, 20):
+            num_calls += 1
+            try:
+                step(one)
+            except gapless.CaptureWarning as warning:
+                caught.append(str(warning))
+
+    assert len(caught) == 1
+    assert line_of(train, "seen.append") in caught[0]
+    assert len(seen) in (num_calls - 1, num_calls)
+
+
+# ---------------------------------------------------------------------------- on_refusal, off
+
+
+@captured_case(
+    "`on_refusal='raise'` raises, naming the line; no step runs twice.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def refusal_raises(place):
+    model, seen = mlp(place), []
+    optimizer = sgd(model)
+
+    def train(one):
+        seen.append(len(seen))
+        return updated(model, optimizer, one)
+
+    step = place.capture(train, on_refusal="raise")
+    num_calls = 0
+    with pytest.raises(gapless.CaptureRefused, match=re.escape(line_of(train, "seen.append"))):
+        for one in batches(place, 14):
+            num_calls += 1
+            step(one)
+
+    assert len(seen) == num_calls
+
+
+@captured_case("`on_refusal='raise'` leaves a step that is captured alone.", expect=CAPTURED)
+def nothing_to_raise(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    step = place.capture(training_step(model, optimizer), on_refusal="raise")
+    return run(step, batches(place, 16)), state(model, optimizer)
+
+
+@captured_case(
+    "GAPLESS_CAPTURE=off runs everything as written, and says so.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def switched_off(place):
+    os.environ["GAPLESS_CAPTURE"] = "off"
+    model, seen = mlp(place), []
+    optimizer = sgd(model)
+
+    def train(one):
+        seen.append(len(seen))
+        return updated(model, optimizer, one)
+
+    with capture_warnings() as texts:
+        step = place.capture(train)
+        results = run(step, batches(place, 16))
+
+    assert (step.report.num_replays, step.report.num_eager) == (0, 16)
+    assert len(results) == len(seen) == 16
+    assert texts == []
+    assert "GAPLESS_CAPTURE" in str(step.report)
+
+
+@captured_case(
+    "GAPLESS_CAPTURE=off: the decorated method, and groups, still work.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def switched_off_in_all_forms(place):
+    os.environ["GAPLESS_CAPTURE"] = "off"
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    class Trainer:
+        @place.gapless_capture
+        def train(self, one):
+            return updated(model, optimizer, one)
+
+    trainer = Trainer()
+    many = place.capture(training_step(model, optimizer), steps_per_launch=4)
+
+    assert len(run(trainer.train, batches(place, 14))) == 14
+    assert [len(many(list(batches(place, num)))) for num in (4, 4, 3)] == [4, 4, 3]
+    assert sum(report.num_replays for report in place.reports()) == 0
+
+
+# ------------------------------------------------------------------------------- the report
+
+
+@captured_case(
+    "Every line that forbids a capture is reported, not the first alone.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def every_line_is_reported(place):
+    class Trainer:
+        def __init__(self):
+            self.model = mlp(place)
+            self.optimizer = sgd(self.model)
+            self.num_seen, self.history, self.last = 0, [], None
+
+        def train(self, one):
+            self.num_seen += 1
+            loss = updated(self.model, self.optimizer, one)
+            self.history.append("a step")
+            self.last = random.random()
+            print("trained")
+            return loss
+
+    trainer = Trainer()
+    step = place.capture(trainer.train)
+    with capture_warnings():
+        run(step, batches(place, 16))
+
+    everything = "\n".join(refusals_of(step.report))
+    for piece, word in {
+        "self.num_seen += 1": "num_seen",
+        "self.history.append": "history",
+        "random.random()": "random",
+        'print("trained")': "print",
+    }.items():
+        assert line_of(trainer.train, piece) in everything, everything
+        assert word in everything
+    assert (step.report.num_replays, step.report.num_graphs) == (0, 0)
+
+
+@captured_case(
+    "Both lines that read on the host are reported, and a write as well.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def reads_and_writes_are_reported(place):
+    model, norms = mlp(place), []
+    optimizer = sgd(model)
+
+    def train(one):
+        x, y = one
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        if loss.item() > 1e6:
+            return None
+        loss.backward()
+        if float(model[0].weight.grad.norm()) > 1e6:
+            return None
+        norms.append("a norm")
+        optimizer.step()
+        return loss
+
+    step = place.capture(train)
+    with capture_warnings():
+        run(step, batches(place, 16))
+
+    everything = "\n".join(refusals_of(step.report))
+    for piece in ("loss.item()", "grad.norm()", "norms.append"):
+        assert line_of(train, piece) in everything, everything
+
+
+@captured_case("The report says one thing in one line.", expect=HOLDS, holds_plainly=False)
+def one_line_for_each_thing(place):
+    model, seen = mlp(place), []
+    optimizer = sgd(model)
+
+    def train(one):
+        seen.append(len(seen))
+        random.random()
+        return updated(model, optimizer, one)
+
+    step = place.capture(train)
+    with capture_warnings():
+        run(step, batches(place, 16))
+
+    texts, lines = refusals_of(step.report), str(step.report).splitlines()
+    assert len(texts) >= 2
+    for text in texts:
+        assert "\n" not in text
+        assert sum(text in line for line in lines) == 1
+    for line in lines:
+        assert sum(text in line for text in texts) <= 1
+
+
+@captured_case(
+    "A report can be read before the first call, and while training.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def report_at_any_time(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    step = place.capture(training_step(model, optimizer))
+
+    assert (step.report.num_replays, step.report.num_eager, step.report.num_graphs) == (0, 0, 0)
+    assert str(step.report)
+    for number, one in enumerate(batches(place, 20), start=1):
+        step(one)
+        assert step.report.num_replays + step.report.num_eager == number
+        assert str(step.report)
+    assert step.report.num_graphs == 1
+
+
+@captured_case(
+    "The counts add up to the calls, whatever the shapes and refusals.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def counts_add_up(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    step = place.capture(training_step(model, optimizer))
+    for rows in (4, 5, 4, 6, 4):
+        run(step, batches(place, 7, rows=rows))
+
+    assert step.report.num_replays + step.report.num_eager == 35
+    assert 1 <= step.report.num_graphs <= 3
+
+
+@captured_case(
+    "A changed value is named with its line and both values.", expect=HOLDS, holds_plainly=False
+)
+def changed_value_is_named(place):
+    class Trainer:
+        alpha = 0.25
+
+        def __init__(self):
+            self.model = mlp(place)
+            self.optimizer = sgd(self.model)
+
+        def train(self, one):
+            x, y = one
+            self.optimizer.zero_grad()
+            loss = F.cross_entropy(self.model(x), y) * self.alpha
+            loss.backward()
+            self.optimizer.step()
+            return loss
+
+    trainer = Trainer()
+    step = place.capture(trainer.train)
+    with capture_warnings():
+        run(step, batches(place, 16))
+        trainer.alpha = 0.75
+        run(step, batches(place, 16))
+
+    told = str(step.report)
+    for word in ("alpha", "0.25", "0.75", line_of(trainer.train, "self.alpha")):
+        assert word in told, told
+
+
+@captured_case(
+    "Where lengths vary, the report says what padding would have given.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def padding_is_reckoned(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    def train(x):
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = place.capture(train)
+    draw = torch.Generator().manual_seed(1)
+    lengths = torch.randint(3, 31, (40,), generator=draw).tolist()
+    with capture_warnings():
+        for length in lengths:
+            step(torch.ones(2, length, 8).to(place.torch_device))
+
+    told = str(step.report)
+    assert "padding" in told, told
+    shares = [int(share) for share in re.findall(r"(\d+) ?%", told)]
+    for multiple in (8, 16, 64):
+        assert re.search(rf"\b{multiple}\b", told), told
+    assert len(shares) >= 3, told
+    assert all(0 <= share <= 100 for share in shares)
+    assert max(shares) >= 80  # padded to 64 all lengths are one
+
+
+@captured_case(
+    "Where one shape comes, the report does not speak of padding.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def padding_is_not_mentioned(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    step = place.capture(training_step(model, optimizer))
+    run(step, batches(place, 20))
+
+    assert "padding" not in str(step.report)
+
+
+@captured_case(
+    "No memory for a copy: not proved, or not captured, and said so.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def no_memory_for_the_proof(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    step = place.capture(training_step(model, optimizer), memory_fraction=1e-9)
+    with capture_warnings():
+        losses = run(step, batches(place, 20))
+
+    told = str(step.report)
+    assert len(losses) == 20
+    assert ("not proved" if step.report.num_replays else "memory") in told, told
+
+
+@captured_case(
+    "What stands in `on_host` runs for every batch, and is not reported.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def on_host_is_not_reported(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    class Step:
+        num_seen = 0
+
+        def __call__(self, one):
+            return updated(model, optimizer, one)
+
+        def on_host(self, one):
+            self.num_seen += len(one[0])
+
+    mine = Step()
+    with capture_warnings() as texts:
+        step = place.capture(mine)
+        run(step, batches(place, 20))
+
+    assert mine.num_seen == 20 * 6
+    assert step.report.num_replays > 0
+    assert texts == refusals_of(step.report) == []
+
+
+@captured_case(
+    "Logging is switched on after many replays, and off again.",
+    expect=refused("log", at="self.log.append"),
+)
+def writes_that_begin_late(place):
+    class Trainer:
+        def __init__(self):
+            self.model = mlp(place)
+            self.optimizer = sgd(self.model)
+            self.is_logging, self.log = False, []
+
+        def train(self, one):
+            loss = updated(self.model, self.optimizer, one)
+            if self.is_logging:
+                self.log.append("a step")
+            return loss
+
+    trainer = Trainer()
+    step = place.capture(trainer.train)
+    losses = run(step, batches(place, 16))
+    trainer.is_logging = True
+    losses += run(step, batches(place, 8))
+    trainer.is_logging = False
+    losses += run(step, batches(place, 8))
+    return losses, trainer.log, state(trainer.model, trainer.optimizer)
+
+
+@captured_case(
+    "`rates='tensor'`: close to the loop as written, and the report says so.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def rates_as_tensors(place):
+    def train_with(capture):
+        torch.manual_seed(7)
+        model = mlp(place)
+        optimizer = sgd(model, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=30)
+        step, losses = capture(training_step(model, optimizer)), []
+        for one in batches(place, 30):
+            losses += run(step, [one])
+            schedule.step()
+        return step, torch.stack(losses)
+
+    _, expected = train_with(lambda step: step)
+    step, actual = train_with(lambda step: place.capture(step, rates="tensor"))
+
+    assert torch.allclose(actual, expected, rtol=1e-4)
+    assert step.report.num_replays >= 10
+    assert "rate" in str(step.report)
+
+
+@captured_case(
+    "Exceptions of the user are no refusals, and are counted as calls.",
+    expect=HOLDS,
+    holds_plainly=False,
+)
+def exceptions_are_no_refusals(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    def train(one, is_bad=False):
+        if is_bad:
+            raise KeyError("bad")
+        return updated(model, optimizer, one)
+
+    step = place.capture(train)
+    num_raised = 0
+    with capture_warnings() as texts:
+        for number, one in enumerate(batches(place, 24)):
+            try:
+                step(one, is_bad=number % 6 == 5)
+            except KeyError:
+                num_raised += 1
+
+    assert num_raised == 4
+    assert texts == refusals_of(step.report) == []
+    assert step.report.num_replays > 0
+
+
+# --------------------------------------------------------------------------- the command line
+
+
+_WORKLOAD = """
+    import random
+
+    import torch
+    from torch.nn import functional as F
+
+    import gapless
+
+
+    def make_workload(device):
+        model = torch.nn.Linear(8, 4).to(device)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        draw = torch.Generator().manual_seed(1)
+        batches = [torch.randn(6, 8, generator=draw) for _ in range(12)]
+        seen = []
+
+        def step(x):
+            seen.append(random.random())
+            loss = model(x).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            return gapless.StepLoss(loss=loss, weight=len(x))
+
+        return gapless.Workload(model=model, optimizer=optimizer, batches=batches, step=step)
+"""
+
+
+def _verify(device):
+    """Run `gapless verify captured` on a workload that is never replayed; return code and text."""
+    printed, errors = io.StringIO(), io.StringIO()
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "workload_that_counts.py")
+        file.write_text(textwrap.dedent(_WORKLOAD), encoding="utf-8")
+        told = ["verify", "captured", "--steps", "12", "--device", device]
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
+            code = run_command([*told, "--workload", f"{file}:make_workload"])
+    return code, printed.getvalue() + errors.getvalue()
+
+
+@captured_case(
+    "`gapless verify captured` on a CPU has replayed nothing: exit code 3.",
+    expect=HOLDS,
+    devices=(CPU,),
+    holds_plainly=False,
+)
+def verify_on_a_cpu(place):
+    code, told = _verify(place.device)
+
+    assert "nothing was verified" in told, told
+    assert code == 3
+
+
+@captured_case(
+    "`gapless verify captured` of a step that is refused: exit code 3.",
+    expect=HOLDS,
+    devices=(GPU,),
+    holds_plainly=False,
+)
+def verify_of_a_refused_step(place):
+    code, told = _verify(place.device)
+
+    assert "nothing was verified" in told, told
+    assert "workload_that_counts.py" in told
+    assert code == 3
+
+
+# ---------------------------------------------------------------------------------- the CPU
+
+
+@captured_case(
+    "On a CPU a step runs as written, and the report says so.",
+    expect=HOLDS,
+    devices=(CPU,),
+    holds_plainly=False,
+)
+def cpu_says_so(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    step = place.capture(training_step(model, optimizer))
+    run(step, batches(place, 14))
+
+    assert (step.report.num_replays, step.report.num_eager) == (0, 14)
+    assert "CPU" in str(step.report)
+
+
+@captured_case("On a CPU a step writes and draws on the host.", expect=EITHER, devices=(CPU,))
+def cpu_writes_on_the_host(place):
+    model, seen = mlp(place, dropout=0.3), []
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+
+    def train(one):
+        seen.append(random.random())
+        return updated(model, optimizer, one)
+
+    return run(place.capture(train), batches(place, 14)), seen, state(model, optimizer)
+
+
+@captured_case("On a CPU a step takes and returns anything.", expect=EITHER, devices=(CPU,))
+def cpu_takes_anything(place):
+    @place.gapless_capture
+    def train(x, *others, scale=2.0, **named):
+        return {"x": x * scale, "others": others, "named": named, "same": named.get("keep")}
+
+    keep, results = object(), []
+    for x, y in batches(place, 14):
+        told = train(x, y, "text", scale=3.0, keep=keep)
+        results.append((told["x"], told["others"], told["same"] is keep))
+    return results
+
+
+@captured_case(
+    "On a CPU the user's exception comes as it is, in the call that raises it.",
+    expect=EITHER,
+    devices=(CPU,),
+)
+def cpu_raises(place):
+    model = mlp(place)
+
+    def train(x):
+        if len(x) == 3:
+            raise ValueError("three rows")
+        return model(x).sum()
+
+    step, results = place.capture(train), []
+    for number in range(14):
+        try:
+            results.append(kept(step(batch(place, number, rows=2 + number % 3)[0])))
+        except ValueError as error:
+            results.append(error)
+    return results
+
+
+@captured_case("On a CPU groups of batches run one by one.", expect=EITHER, devices=(CPU,))
+def cpu_runs_groups(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    step = place.capture(training_step(model, optimizer), steps_per_launch=4)
+    losses = [[kept(loss) for loss in step(list(batches(place, num)))] for num in (4, 4, 3, 4, 0)]
+    return losses, state(model, optimizer)
+
+
+@captured_case("On a CPU `on_refusal='raise'` raises nothing.", expect=EITHER, devices=(CPU,))
+def cpu_does_not_raise(place):
+    model, seen = mlp(place), []
+    optimizer = sgd(model)
+
+    def train(one):
+        seen.append(one[0].sum().item())
+        return updated(model, optimizer, one)
+
+    step = place.capture(train, on_refusal="raise")
+    return run(step, batches(place, 14)), seen, state(model, optimizer)
