@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import random
 import re
+import subprocess
+import sys
 import tempfile
 import textwrap
 import warnings
@@ -17,7 +18,6 @@ import torch
 from torch.nn import functional as F
 
 import gapless
-from gapless.cli.main import run_command
 from hazards.captured_harness import (
     CAPTURED,
     CPU,
@@ -577,14 +577,13 @@ _WORKLOAD = """
 
 def _verify(device):
     """Run `gapless verify captured` on a workload that is never replayed; return code and text."""
-    printed, errors = io.StringIO(), io.StringIO()
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "workload_that_counts.py")
         file.write_text(textwrap.dedent(_WORKLOAD), encoding="utf-8")
-        told = ["verify", "captured", "--steps", "12", "--device", device]
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
-            code = run_command([*told, "--workload", f"{file}:make_workload"])
-    return code, printed.getvalue() + errors.getvalue()
+        options = ["--steps", "12", "--device", device, "--workload", f"{file}:make_workload"]
+        command = [sys.executable, "-m", "gapless", "verify", "captured", *options]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.returncode, done.stdout + done.stderr
 
 
 @captured_case(
