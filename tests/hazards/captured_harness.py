@@ -186,10 +186,10 @@ class _Captures:
     def states(self):
         """Return the states of all random generators."""
         return {
-            "python": random.getstate(),
-            "numpy": np.random.get_state(),  # noqa: NPY002
-            "torch": torch.get_rng_state(),
-            "device": self.device_state(),
+            "Python's generator": random.getstate(),
+            "numpy's generator": np.random.get_state(),  # noqa: NPY002
+            "torch's generator": torch.get_rng_state(),
+            "the device's generator": self.device_state(),
         }
 
     def device_state(self):
@@ -329,7 +329,7 @@ class Outcome:
     """What one run of a loop gave.
 
     Attributes:
-        result: all that is compared, as plain data.
+        result: all that is compared, by what it is, as plain data.
         error: the traceback, if the loop raised.
         races: that the simulated device found.
         num_calls: of captured steps.
@@ -338,7 +338,7 @@ class Outcome:
         said: all that the reports say.
     """
 
-    result: Any
+    result: dict[str, Any]
     error: str
     races: list[str]
     num_calls: int
@@ -363,9 +363,10 @@ def run(case, place):
         told = {
             "printed": printed.getvalue(),
             "printed to stderr": errors.getvalue(),
-            "warned": [str(one.message) for one in warned if _is_of_a_case(one.filename)],
+            "warned": [str(one.message) for one in warned if _is_of_the_user(one)],
         }
-        result = freeze(place, {"loop": ended, **told, **states})
+        parts = {"the loop": ended, **told, **states}
+        result = {name: freeze(place, part) for name, part in parts.items()}
         return Outcome(result, error, *_from(place))
 
 
@@ -388,6 +389,11 @@ def _from(place):
         [text for report in reports for text in refusals_of(report)],
         "; ".join(str(report) for report in reports),
     )
+
+
+def _is_of_the_user(warning):
+    is_of_torchs_kernels = "Triggered internally" in str(warning.message)
+    return _is_of_a_case(warning.filename) and not is_of_torchs_kernels
 
 
 def refusals_of(report):
@@ -414,7 +420,6 @@ def _process_restored():
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
     )
-    backends = (torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32)
     with harness._state_restored():
         try:
             yield
@@ -425,7 +430,6 @@ def _process_restored():
             torch.set_float32_matmul_precision(precision)
             torch.set_grad_enabled(has_grad)
             torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
-            torch.backends.cudnn.benchmark, torch.backends.cuda.matmul.allow_tf32 = backends
 
 
 # --------------------------------------------------------------------------------- the judge
@@ -441,7 +445,7 @@ def product_of(case, kind, **options):
     return _PLACES[kind](is_plain=False, waits=case.waits, **options)
 
 
-_known: dict[tuple[str, str], Any] = {}
+_known: dict[tuple[str, str], dict[str, Any]] = {}
 
 
 def expected_of(case, kind):
@@ -457,13 +461,21 @@ def judge(case, kind, **options):
     return compare(case, kind, product_of(case, kind, **options))
 
 
+def differences(expected, actual):
+    """Return the first places where two results differ, in words."""
+    found = []
+    for name, right in expected.items():
+        found += harness.differences(right, actual[name], name)
+    return found[:6]
+
+
 def compare(case, kind, place):
     """Return what is wrong with a run in this place, in words."""
     outcome = run(case, place)
     wrong = [f"race: {race}" for race in outcome.races[:3]]
     if case.expect == HOLDS:
         return wrong
-    differing = harness.differences(expected_of(case, kind), outcome.result)[:6]
+    differing = differences(expected_of(case, kind), outcome.result)
     if differing:
         wrong += [*differing, *([outcome.error] if outcome.error else [])]
     wrong += _VERDICTS[case.expect.name](case, outcome)
@@ -504,4 +516,4 @@ def judge_the_loop_itself(case, kind):
     races = [f"race: {race}" for race in outcome.races[:3]]
     if bool(outcome.error) != case.raises:
         return [f"raises is {case.raises}, but the loop raised: {outcome.error or 'nothing'}"]
-    return races + harness.differences(expected_of(case, kind), outcome.result)[:6]
+    return races + differences(expected_of(case, kind), outcome.result)

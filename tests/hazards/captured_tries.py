@@ -680,8 +680,9 @@ def big_trainer(place):
 
 
 def big_batches(place, num):
+    """Yield batches of 64 MB each: more than what libraries keep for each stream."""
     for number in range(num):
-        yield batch(place, number, rows=4096, num_in=1024)
+        yield batch(place, number, rows=16384, num_in=1024)
 
 
 @captured_case(
@@ -694,6 +695,7 @@ def memory_is_let_go(place):
     trainer = big_trainer(place)
     for pair in big_batches(place, 2):
         trainer.train(pair)
+    del pair
     before = megabytes(place)
     step = place.capture(trainer.train)
     for pair in big_batches(place, 14):
@@ -705,8 +707,8 @@ def memory_is_let_go(place):
     trainer.train(next(big_batches(place, 1)))
     after = megabytes(place)
 
-    assert after.used - before.used < 8, (before, after)
-    assert after.held - before.held < 40, (before, after)
+    assert after.used - before.used < 80, (before, after)
+    assert after.held - before.held < 160, (before, after)
 
 
 @captured_case(
@@ -731,8 +733,8 @@ def memory_after_a_refusal(place):
     after = megabytes(place)
 
     assert not captured.report.num_replays, everything_said(captured.report)
-    assert after.used - before.used < 24, (before, after)
-    assert after.held - before.held < 40, (before, after)
+    assert after.used - before.used < 80, (before, after)
+    assert after.held - before.held < 160, (before, after)
 
 
 @captured_case(

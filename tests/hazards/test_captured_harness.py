@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 
@@ -126,17 +128,28 @@ class SkipsHostWrites(Fake):
 
 
 class Draws(Fake):
+    def draw(self):
+        torch.rand(1, device=self.device.torch_device)
+
     def __call__(self, pair):
         if self.report.num_replays == 13:
-            torch.rand(1, device=self.device.torch_device)
+            self.draw()
         return super().__call__(pair)
 
 
-class DrawsOnTheHost(Fake):
-    def __call__(self, pair):
-        if self.report.num_replays == 13:
-            torch.rand(1)
-        return super().__call__(pair)
+class DrawsOnTheHost(Draws):
+    def draw(self):
+        torch.rand(1)
+
+
+class DrawsInPython(Draws):
+    def draw(self):
+        random.random()
+
+
+class DrawsInNumpy(Draws):
+    def draw(self):
+        np.random.rand()  # noqa: NPY002
 
 
 class Swallows(Fake):
@@ -210,6 +223,8 @@ def test_a_product_without_mistakes_passes(loop, monkeypatch):
         (SkipsHostWrites, counts_and_draws),
         (Draws, counts_and_draws),
         (DrawsOnTheHost, counts_and_draws),
+        (DrawsInPython, counts_and_draws),
+        (DrawsInNumpy, counts_and_draws),
         (Swallows, counts_and_draws),
         (Swallows, raises),
         (Wraps, raises),
