@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, prune
 
-from hazards.captured_harness import CAPTURED, EITHER, GPU, captured_case
+from hazards.captured_harness import CAPTURED, EITHER, captured_case
 from hazards.captured_models import (
     Headed,
     batches,
@@ -88,7 +88,6 @@ def train_mode_is_forgotten(place):
 @captured_case(
     "The model under autocast is validated between steps, which caches casts of weights.",
     expect=EITHER,
-    devices=(GPU,),
 )
 def validation_fills_the_autocast_cache(place):
     model = mlp(place)
@@ -96,7 +95,7 @@ def validation_fills_the_autocast_cache(place):
 
     def train(batch):
         x, y = batch
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
             loss = F.cross_entropy(model(x), y)
         optimizer.zero_grad()
         loss.backward()
@@ -106,7 +105,7 @@ def validation_fills_the_autocast_cache(place):
     step = place.capture(train)
     losses, scores = [], []
     for number, batch in enumerate(batches(place, 20)):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
+        with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
             losses += run(step, [batch])
             if number % 2:
                 with torch.no_grad():
@@ -114,17 +113,62 @@ def validation_fills_the_autocast_cache(place):
     return losses, scores, state(model, optimizer)
 
 
+def _loss_under_autocast(place, model, one):
+    x, y = one
+    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
+        return F.cross_entropy(model(x), y)
+
+
+def _step_under_autocast(place, model, optimizer):
+    def train(one):
+        optimizer.zero_grad()
+        loss = _loss_under_autocast(place, model, one)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    return train
+
+
+@captured_case("Training and validation each open autocast of their own.", expect=CAPTURED)
+def validation_under_autocast(place):
+    model = mlp(place)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
+    step = place.capture(_step_under_autocast(place, model, optimizer))
+    losses, scores = [], []
+    for number, one in enumerate(batches(place, 20)):
+        losses += run(step, [one])
+        if number % 2:
+            with torch.no_grad():
+                scores.append(_loss_under_autocast(place, model, one))
+    return losses, scores, state(model, optimizer)
+
+
+@captured_case(
+    "The whole loop stands in one autocast, whose casts are never renewed.", expect=EITHER
+)
+def one_autocast_around_the_loop(place):
+    model = mlp(place)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    step = place.capture(_step_under_autocast(place, model, optimizer))
+    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
+        losses = run(step, batches(place, 10))
+    with torch.autocast(place.torch_device.type, dtype=torch.bfloat16, cache_enabled=False):
+        losses += run(step, batches(place, 10))
+    losses += run(step, batches(place, 10))
+    return losses, state(model, optimizer)
+
+
 @captured_case(
     "Autocast with its cache is opened in the step, and a layer is used three times.",
     expect=CAPTURED,
-    devices=(GPU,),
 )
 def layer_used_three_times_under_autocast(place):
     model = nn.Linear(8, 8).to(place.torch_device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
     def train(batch):
-        with torch.autocast("cuda", dtype=torch.float16):
+        with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
             loss = model(model(model(batch[0]))).float().square().mean()
         optimizer.zero_grad()
         loss.backward()
