@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.compare.checksum import Checksums
 from gapless.compare.training_state import TensorInfo, batch_tensors, state_tensors
+from gapless.device.checksum import Checksums
 from gapless.pipeline.step import SplitStep, StepLoss, call_host_part
 
 

@@ -47,7 +47,7 @@ class Checksums:
     """
 
     def __init__(self, device: torch.device, *, num_elements: int) -> None:
-        self._weights = _weights(0, min(num_elements, _CHUNK), device)
+        self._weights = odd_weights(0, min(num_elements, _CHUNK), device)
 
     def take(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the checksum of a dense tensor as an int64 tensor without dimensions.
@@ -64,10 +64,10 @@ class Checksums:
         end = start + len(words)
         if end <= len(self._weights):
             return (words * self._weights[start:end]).sum()
-        return (words * _weights(start, end, words.device)).sum()
+        return (words * odd_weights(start, end, words.device)).sum()
 
 
-def _weights(start: int, end: int, device: torch.device) -> torch.Tensor:
+def odd_weights(start: int, end: int, device: torch.device) -> torch.Tensor:
     """Return the odd weights of the positions from `start` to `end`, int64."""
     position = torch.arange(start, end, dtype=torch.int64, device=device)
     scrambled = position * _GOLDEN

@@ -1,0 +1,358 @@
+"""Prove that a new graph does what its step does, before it is used.
+
+From one saved state of the device the graph runs, and the step runs twice as written. What they
+leave behind is compared by fingerprints on the device. The last run as written is the one that
+counts: training goes on with it, whatever the verdict. The verdict is copied to the host behind
+this work, and read when it has arrived; nobody waits for it.
+
+If the step as written does not give the same bits twice (atomic additions in another order, say),
+no graph of it can. Then each tensor of the replay may differ from that of a run as written by
+
+    10 * max(d, eps * r * sqrt(max(4, n / 100)))
+
+in Euclidean norm: `d` is the distance of the two runs as written; n, r and eps are the tensor's
+number of elements, the root of their mean square, and the precision of its dtype. The second term
+stands for elements that are rounded the other way, four or one in a hundred, where the two runs
+happen to agree. Distances are estimated from 16 projections: that two equal spreads are taken for
+a tenfold difference happens about once in 10**10 (F distribution with 16 and 16 degrees).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.errors import GaplessError
+from gapless.graphs.device_state import unlike
+from gapless.graphs.fingerprints import NUM_PROJECTIONS
+from gapless.graphs.packing import chunks_of, joined_names, regions_of
+from gapless.pipeline.tree import flatten
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.device.base import Device
+    from gapless.graphs.device_state import DeviceState
+    from gapless.graphs.packing import Chunk
+    from gapless.pipeline.tree import Tree
+
+
+# A copy may lead to this share of the device's memory; what is left is for libraries and fragments.
+_MEMORY_FRACTION = 0.8
+
+# See above.
+_MOST_TIMES = 10.0
+_FEWEST_ROUNDED = 4.0
+_SHARE_ROUNDED = 0.01
+
+
+class NotProved(GaplessError):  # noqa: N818
+    """There is no memory for the copy of the state that a proof needs; nothing has run."""
+
+
+def prove(
+    device: Device,
+    state: DeviceState,
+    *,
+    replay: Callable[[], Any],
+    as_written: Callable[[], Any],
+    reset: Callable[[], None],
+    memory_budget_bytes: int | None = None,
+) -> tuple[Any, Verdict]:
+    """Run a graph once and its step twice from one state; return the last result and a verdict.
+
+    What the three calls return is compared as well: trees of tensors and plain values, so they may
+    return more than the step does, such as gradients.
+
+    Args:
+        device: where they run, on the current stream.
+        state: everything that they change on the device and that was there before.
+        replay: launches the graph.
+        as_written: runs the step.
+        reset: puts back what they change in Python; called before each run as written.
+        memory_budget_bytes: device memory of the process that the copy may lead to; None: four
+            fifths of the device's.
+
+    Raises:
+        NotProved: the copy would need more memory, or the device does not have it.
+        BaseException: what the calls raise; the state is then as it was before.
+
+    Sync: Does not block the host, unless the step does.
+    """
+    _save(device, state, memory_budget_bytes)
+    try:
+        try:
+            runs = [_Run.of(replay, state, device)]
+            for _ in range(2):
+                state.restore()
+                reset()
+                runs.append(_Run.of(as_written, state, device))
+        except BaseException:
+            state.restore()
+            reset()
+            raise
+    finally:
+        state.forget()
+    return runs[-1].out, Verdict(device, state.chunks, runs)
+
+
+def _save(device: Device, state: DeviceState, budget: int | None) -> None:
+    total = device.total_memory_bytes()
+    if budget is None and total is not None:
+        budget = int(total * _MEMORY_FRACTION)
+    held = device.reserved_memory_bytes()
+    if budget is not None and held + state.num_bytes > budget:
+        raise NotProved(
+            f"a copy of the {state.num_bytes:,} bytes that the step changes must fit in the "
+            f"memory budget of {budget:,} bytes, but {held:,} are held"
+        )
+    try:
+        state.save()
+    except torch.OutOfMemoryError as error:
+        state.forget()
+        raise NotProved(
+            f"a copy of the {state.num_bytes:,} bytes that the step changes does not fit in the "
+            "device's memory"
+        ) from error
+
+
+@dataclass(slots=True)
+class _Run:
+    """What one run left behind.
+
+    Attributes:
+        out: what it returned.
+        tree: of what it returned.
+        on_host: copies of the tensors in it that are on the host.
+        chunks: of those on the device.
+        names: of the tensors of these chunks.
+        fingerprint: of the state and of these chunks.
+        random: the states of random numbers.
+    """
+
+    out: Any
+    tree: Tree
+    on_host: list[torch.Tensor]
+    chunks: list[Chunk]
+    fingerprint: torch.Tensor
+    random: dict[str, Any]
+
+    @classmethod
+    def of(cls, call: Callable[[], Any], state: DeviceState, device: Device) -> _Run:
+        """Run and see what it leaves behind."""
+        out = call()
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            tree = flatten(out)
+            on_host = [_own(leaf) for leaf in tree.leaves if device.needs_copy(leaf)]
+            there = [leaf for leaf in tree.leaves if not device.needs_copy(leaf)]
+            names = [f"result {number}" for number in range(1, len(there) + 1)]
+            chunks = chunks_of(regions_of(map(_own, there), names))
+            return cls(out, tree, on_host, chunks, state.checksum(chunks), state.random.read())
+
+    def differences(self, other: _Run) -> list[str]:
+        """Return what the host can see to differ from another run."""
+        found = unlike(self.random, other.random)
+        if not _is_alike(self.tree, other.tree):
+            found.append("the structure, shapes or plain values of what it returns")
+        elif not all(map(_has_bits_of, self.on_host, other.on_host)):
+            found.append("a tensor on the host that it returns")
+        return found
+
+
+class Verdict:
+    """What a proof has shown, once it has arrived.
+
+    Args:
+        device: where the runs were.
+        chunks: of the state.
+        runs: the replay, and two runs as written.
+    """
+
+    def __init__(self, device: Device, chunks: list[Chunk], runs: list[_Run]) -> None:
+        self._device = device
+        self._result: _Result | None = None
+        replayed, first, second = runs
+        self._differs = replayed.differences(second)
+        self._differs_itself = first.differences(second)
+        self._parts = _parts_of(chunks)
+        prints = [run.fingerprint for run in runs]
+        if len({len(part) for part in prints}) == 1:
+            self._parts += _parts_of(second.chunks)
+        else:
+            # They return other shapes, which is known already: compare the state alone.
+            prints = [part[: len(self._parts)] for part in prints]
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            found = torch.stack(prints)
+            buffer = device.host_buffer(found.nbytes, pinned=True)
+            self._arriving = buffer.view(torch.int64).view(found.shape)
+            device.copy(self._arriving, found)
+        self._done = device.create_event()
+        device.record_event(self._done, device.current_stream())
+
+    def arrived(self) -> bool:
+        """Return whether the verdict is known.
+
+        Sync: Does not block the host.
+        """
+        if self._result is None and self._device.query_event(self._done):
+            self._result = self._judge()
+        return self._result is not None
+
+    @property
+    def holds(self) -> bool:
+        """Whether the graph does what its step does."""
+        return self._known.holds
+
+    @property
+    def repeats(self) -> bool:
+        """Whether the step as written gives the same bits twice."""
+        return self._known.repeats
+
+    @property
+    def text(self) -> str:
+        """What differs, in one line; empty if nothing does."""
+        return self._known.text
+
+    @property
+    def _known(self) -> _Result:
+        if self._result is None:
+            raise GaplessError("the verdict has not arrived; ask arrived() before reading it")
+        return self._result
+
+    @torch.no_grad()
+    @torch.inference_mode(mode=False)
+    def _judge(self) -> _Result:
+        found = self._arriving.clone()  # host memory, and done
+        replayed, first, second = found
+        changing = first[:, 0] != second[:, 0]
+        unlike_both = (replayed[:, 0] != second[:, 0]) & (replayed[:, 0] != first[:, 0])
+        repeats = not (bool(changing.any()) or self._differs_itself)
+        if not repeats:
+            unlike_both &= ~(_distances(found) <= _tolerances(found, self._parts))
+        wrong = [*self._differs, *self._names(unlike_both)]
+        # What is not the same twice as written is not asked for of the graph.
+        wrong = [name for name in wrong if name not in self._differs_itself]
+        own = [*self._differs_itself, *self._names(changing)]
+        return _Result(not wrong, repeats, _text(wrong, own))
+
+    def _names(self, chosen: torch.Tensor) -> list[str]:
+        if not bool(chosen.any()):
+            return []
+        pairs = zip(self._parts, chosen, strict=True)
+        return [part.name for part, is_chosen in pairs if bool(is_chosen)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is known of one row of a fingerprint, without its memory.
+
+    Attributes:
+        name: of the tensor.
+        count: of its elements.
+        precision: of their dtype.
+    """
+
+    name: str
+    count: int
+    precision: float
+
+
+def _parts_of(chunks: list[Chunk]) -> list[_Part]:
+    return [
+        _Part(
+            piece.region.name,
+            piece.num_bytes // chunk.dtype.itemsize,
+            _precision(chunk.dtype),
+        )
+        for chunk in chunks
+        for piece in chunk.pieces
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    """What a verdict says."""
+
+    holds: bool
+    repeats: bool
+    text: str
+
+
+def _text(wrong: list[str], own: list[str]) -> str:
+    parts = []
+    if wrong:
+        parts.append(f"a replay gives other bits than the step as written: {joined_names(wrong)}")
+    if own:
+        parts.append(
+            f"the step as written does not give the same bits twice: {joined_names(own)}"
+            + ("" if wrong else "; a replay differs no more than that")
+        )
+    return "; ".join(parts)
+
+
+# --- distances ---
+
+
+def _distances(found: torch.Tensor) -> torch.Tensor:
+    """Return how far the replay is from the nearer of the two runs as written, by piece."""
+    replayed, first, second = _projections(found)
+    return torch.minimum(_norm(replayed - first), _norm(replayed - second))
+
+
+def _tolerances(found: torch.Tensor, parts: list[_Part]) -> torch.Tensor:
+    """Return how far it may be; see the module's text for the formula."""
+    _, first, second = _projections(found)
+    counts = torch.tensor([part.count for part in parts], dtype=torch.float64)
+    precision = torch.tensor([part.precision for part in parts], dtype=torch.float64)
+    mean_square_root = _norm(second) / counts.sqrt()
+    rounded = (counts * _SHARE_ROUNDED).clamp(min=_FEWEST_ROUNDED).sqrt()
+    floor = precision * mean_square_root * rounded
+    return _MOST_TIMES * torch.maximum(_norm(first - second), floor)
+
+
+def _projections(found: torch.Tensor) -> torch.Tensor:
+    return found[:, :, 1:].contiguous().view(torch.float64)
+
+
+def _norm(projections: torch.Tensor) -> torch.Tensor:
+    """Return the estimated Euclidean norm of what these are projections of."""
+    return (projections.square().sum(dim=1) / NUM_PROJECTIONS).sqrt()
+
+
+def _precision(dtype: torch.dtype) -> float:
+    if dtype.is_floating_point or dtype.is_complex:
+        return torch.finfo(dtype).eps
+    return 0.0
+
+
+# --- what runs return ---
+
+
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor in dense memory of their own."""
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        return tensor.clone()
+    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+
+
+def _is_alike(tree: Tree, other: Tree) -> bool:
+    """Whether two results are the same but for the values of tensors and of unknown objects."""
+    if list(map(type, tree.unknown)) != list(map(type, other.unknown)):
+        return False
+    if not tree.unknown:
+        return tree.key() == other.key()
+    return list(map(_form, tree.leaves)) == list(map(_form, other.leaves))
+
+
+def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype
+
+
+def _has_bits_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    if tensor.layout is not torch.strided:
+        return True
+    return torch.equal(tensor.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))

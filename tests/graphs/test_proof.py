@@ -1,0 +1,352 @@
+"""A new graph is compared with its step, and nothing of the comparison is left behind."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from gapless.errors import GaplessError
+from gapless.graphs import packing
+from gapless.graphs.device_state import DeviceState, unlike
+from gapless.graphs.proof import NotProved, prove
+from gapless.graphs.touched import TouchWatch
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import on, read_back
+
+
+@pytest.fixture(params=["asap", "lazy", "random"])
+def device(request):
+    with (
+        SimulatedDevice(scheduler=request.param) as device,
+        device.use_stream(device.create_stream()),
+    ):
+        yield device
+        assert not device.report.races, device.report
+
+
+class Work:
+    """A step with state on the device, and a graph of it.
+
+    Args:
+        device: where it runs.
+        lr: of the run as written.
+        graph_lr: what the graph was captured with.
+    """
+
+    def __init__(self, device, *, lr=0.1, graph_lr=0.1):
+        torch.manual_seed(0)
+        self.device = device
+        self.weights = [torch.nn.Parameter(on(device, torch.randn(5, 3))) for _ in range(3)]
+        self.optimizer = torch.optim.SGD(self.weights, lr=graph_lr, momentum=0.9)
+        self.batch = on(device, torch.randn(3, 4))
+        self.num_resets = 0
+        self.step()
+        with TouchWatch(device) as seen:
+            self.step()
+        self.state = DeviceState(seen.written, device, names=map(str, range(99)))
+        made = []
+        self.graph = device.capture(lambda: made.append(self.step()))
+        self.made = made[0]
+        self.optimizer.param_groups[0]["lr"] = lr
+
+    def step(self):
+        self.optimizer.zero_grad(set_to_none=False)
+        loss = sum(
+            torch.nn.functional.dropout(weight @ self.batch, 0.3).square().sum()
+            for weight in self.weights
+        )
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def replay(self):
+        self.graph.replay()
+        return self.made
+
+    def reset(self):
+        self.num_resets += 1
+
+    def prove(self, **changes):
+        calls = {"replay": self.replay, "as_written": self.step, "reset": self.reset, **changes}
+        return prove(self.device, self.state, **calls)
+
+    def values(self):
+        return [read_back(self.device, weight) for weight in self.weights]
+
+
+def arrived(verdict, device):
+    while not verdict.arrived():
+        device.spend("host")
+    return verdict
+
+
+def same(tensors, others):
+    return all(map(torch.equal, tensors, others))
+
+
+# --- the proof of a graph ---
+
+
+def test_a_graph_that_repeats_its_step_is_proved(device):
+    """Weights, momenta, random numbers and the loss are those of the step as written."""
+    work = Work(device)
+
+    out, verdict = work.prove()
+    arrived(verdict, device)
+
+    assert (verdict.holds, verdict.repeats, verdict.text) == (True, True, "")
+    assert out is not work.made
+    assert work.num_resets == 2
+
+
+def test_a_proof_leaves_what_one_step_leaves(device):
+    """Also the random numbers that come next."""
+    works = [Work(device), Work(device)]
+    results = []
+    for work, run in zip(works, (Work.step, lambda work: work.prove()[0]), strict=True):
+        torch.manual_seed(3)
+        loss = run(work)
+        results.append([read_back(device, loss), *work.values(), torch.rand(4)])
+
+    assert same(*results)
+
+
+def test_a_graph_with_another_number_is_refused(device):
+    """A rate that the graph keeps shows in the weights, and not in the loss."""
+    work = Work(device, lr=0.05)
+
+    _, verdict = work.prove()
+    arrived(verdict, device)
+
+    assert (verdict.holds, verdict.repeats) == (False, True)
+    assert "a replay gives other bits than the step as written: " in verdict.text
+    assert "result" not in verdict.text
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (lambda work: work.made + 1, "result 1"),
+        (lambda work: (work.made, 1.0), "the structure"),
+        (lambda work: (work.made, torch.rand(2))[0], "torch's random numbers on the host"),
+        (lambda work: (work.made, random.random())[0], "Python's random numbers"),
+        (lambda work: (work.made, np.random.rand(1))[0], "numpy's random numbers"),  # noqa: NPY002
+        (lambda work: torch.zeros(2, 2), "the structure"),
+    ],
+)
+def test_what_else_a_graph_does_otherwise_is_named(device, change, named):
+    """What it returns, and the random numbers that it takes."""
+    work = Work(device)
+
+    _, verdict = work.prove(replay=lambda: (work.graph.replay(), change(work))[1])
+    arrived(verdict, device)
+
+    assert not verdict.holds
+    assert named in verdict.text
+
+
+def test_nobody_waits_for_a_verdict(device):
+    """It is not there at once, and asking for it never waits."""
+    work = Work(device)
+    before = len(device.waits)
+
+    with device.forbid_waits():
+        verdict = work.prove()[1]
+        if "lazy" in device.describe():
+            assert not verdict.arrived()
+            with pytest.raises(GaplessError, match="has not arrived"):
+                _ = verdict.holds
+        arrived(verdict, device)
+
+    assert len(device.waits) == before
+
+
+def test_an_error_of_the_step_reaches_the_caller_and_changes_nothing(device):
+    """The state is as before, random numbers too."""
+    work = Work(device)
+    before, numbers = work.values(), torch.get_rng_state()
+
+    def fails():
+        work.step()
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        work.prove(as_written=fails)
+
+    assert same(before, work.values())
+    assert torch.equal(numbers, torch.get_rng_state())
+
+
+def test_without_memory_nothing_runs(device):
+    """The copy would lead past the budget."""
+    work = Work(device)
+    with pytest.raises(NotProved, match="must fit in the memory budget of 10 bytes"):
+        prove(
+            device,
+            work.state,
+            replay=pytest.fail,
+            as_written=pytest.fail,
+            reset=pytest.fail,
+            memory_budget_bytes=10,
+        )
+
+
+# --- steps that do not repeat their own bits ---
+
+
+class Noisy(Work):
+    """A step whose updates differ from run to run in their last bits."""
+
+    noise = random.Random(5)
+
+    def step(self):
+        loss = super().step()
+        with torch.no_grad():
+            for weight in self.weights[:2]:
+                factor = 1 + self.noise.choice([1, 2, 3, 4, 5]) * 2**-22
+                weight.mul_(factor)
+        return loss
+
+    def replay(self):
+        self.graph.replay()
+        return self.made
+
+
+def test_a_step_that_does_not_repeat_itself_is_compared_within_its_own_spread(device):
+    """Its tensors are named, and the graph is used."""
+    work = Noisy(device)
+    work.noise = random.Random(3)
+
+    _, verdict = work.prove()
+    arrived(verdict, device)
+
+    assert (verdict.holds, verdict.repeats) == (True, False)
+    assert "does not give the same bits twice: " in verdict.text
+
+
+def test_a_step_that_does_not_repeat_itself_still_shows_another_number(device):
+    """The spread is much smaller than what the rate does."""
+    work = Noisy(device, lr=0.0999)
+    work.noise = random.Random(3)
+
+    _, verdict = work.prove()
+    arrived(verdict, device)
+
+    assert (verdict.holds, verdict.repeats) == (False, False)
+
+
+# --- the state of a device ---
+
+
+def tensors_of_many_kinds(device):
+    base = on(device, torch.randn(40))
+    whole = on(device, torch.randn(6, 6))
+    return {
+        "weight": on(device, torch.randn(7)).requires_grad_(),
+        "half": on(device, torch.randn(5).half()),
+        "bfloat16": on(device, torch.randn(5).bfloat16()),
+        "float8": on(device, torch.randn(3)).to(torch.float8_e4m3fn),
+        "complex": on(device, torch.randn(3, 2)).view(torch.complex64),
+        "bool": on(device, torch.tensor([True, False, True])),
+        "int": on(device, torch.arange(4)),
+        "view": base[3:9],
+        "overlapping view": base[5:12],
+        "transposed": whole.t()[1:, ::2],
+        "empty": on(device, torch.zeros(1))[:0],
+        "scalar": on(device, torch.randn(())),
+        "infinite": on(device, torch.tensor([float("nan"), float("inf"), -0.0])),
+    }
+
+
+def bits(device, tensor):
+    return read_back(device, tensor.detach().contiguous().view(torch.uint8))
+
+
+def test_all_kinds_of_tensors_are_put_back(device):
+    """Bit for bit, without a new version, and with nothing changed beside them."""
+    tensors = tensors_of_many_kinds(device)
+    before = {name: bits(device, tensor) for name, tensor in tensors.items() if tensor.dim()}
+    state = DeviceState(tensors.values(), device)
+    state.save()
+    with torch.no_grad():
+        for tensor in tensors.values():
+            tensor.zero_()
+    versions = [tensor._version for tensor in tensors.values()]
+    state.restore()
+
+    after = {name: bits(device, tensor) for name, tensor in tensors.items() if tensor.dim()}
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert versions == [tensor._version for tensor in tensors.values()]
+
+
+CHANGES = {
+    "the sign of zero": lambda x: x[0].neg_(),
+    "what a NaN carries": lambda x: x.view(torch.int32)[1].add_(1),
+    "two that change places": lambda x: x[2:4].copy_(x[2:4].flip(0)),
+    "the lowest bit": lambda x: x.view(torch.int32)[-1].bitwise_xor_(1),
+    "the highest bit": lambda x: x.view(torch.int32)[-1].bitwise_xor_(-(2**31)),
+}
+
+
+@pytest.mark.parametrize("chunk_bytes", [4096, 8192, 1 << 24])
+@pytest.mark.parametrize("change", CHANGES)
+def test_every_bit_and_its_place_count(device, change, chunk_bytes, monkeypatch):
+    """However memory is cut into pieces."""
+    monkeypatch.setattr(packing, "CHUNK_BYTES", chunk_bytes)
+    x = on(device, torch.arange(2500.0))
+    x[1] = float("nan")
+    state = DeviceState([on(device, torch.ones(2)), x], device)
+    first, again = state.checksum(), state.checksum()
+    CHANGES[change](x)
+    other = state.checksum()
+
+    assert torch.equal(read_back(device, first), read_back(device, again))
+    assert not torch.equal(read_back(device, first)[:, 0], read_back(device, other)[:, 0])
+
+
+def test_memory_is_counted_once(device):
+    """Views of one storage, and weights that are given twice."""
+    x = on(device, torch.zeros(3000))
+    alone = DeviceState([x], device).num_bytes
+
+    assert DeviceState([x, x[:10], x.view(30, 100)[:, 3]], device).num_bytes == alone
+    assert alone == 3 * packing.ROW_BYTES
+
+
+def test_work_in_inference_mode_is_kept_and_put_back(device):
+    """Its tensors can be written in that mode alone."""
+    with torch.inference_mode():
+        x = on(device, torch.ones(3)) * 2
+        state = DeviceState([x], device)
+    state.save()
+    with torch.inference_mode():
+        x.zero_()
+    state.restore()
+
+    with torch.inference_mode():
+        assert read_back(device, x).sum() == 6
+
+
+def test_all_random_numbers_are_put_back(device):
+    """Torch's, Python's, numpy's and those of generators."""
+    own = [torch.Generator(), random.Random(1), np.random.default_rng(2), np.random.RandomState(3)]
+
+    def draw():
+        drawn = [torch.randn(1).item(), random.gauss(0, 1), np.random.randn()]  # noqa: NPY002
+        drawn.append(torch.rand(1, generator=own[0]).item())
+        return [*drawn, own[1].random(), own[2].random(), own[3].rand()]
+
+    states = DeviceState([], device, generators=own)
+    draw()
+    states.save()
+    before = states.random.read()
+    first = draw()
+    after = states.random.read()
+    states.restore()
+
+    assert first == draw()
+    assert len(unlike(before, after)) == len(first)
+    assert unlike(before, before) == []
