@@ -26,8 +26,8 @@ import gapless
 from benchmarks.facts import place_and_time
 from gapless.device.cpu import CpuDevice
 from gapless.device.find import find_device
-from gapless.graphs.capture import _own
-from gapless.pipeline.step import call_host_part
+from gapless.graphs.step_call import own_result
+from gapless.pipeline.step import Call, call_host_part
 from gapless.pipeline.tree import flatten
 
 
@@ -198,7 +198,7 @@ class Timer:
 def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable[[], object]]:
     """Return the parts of a captured call, each as a function."""
     captured, batch = step._captured, timer.batch
-    tree = flatten(batch)
+    tree = flatten(Call((batch,), {}))
     key = captured._keys.of(tree)
     graph = captured._graphs.get(key)
     if graph is None:
@@ -207,7 +207,7 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
     return {
         "order of calls": lambda: step._side.launch(lambda: None),
         "host part": lambda: call_host_part(captured.step, batch),
-        "flatten": lambda: flatten(batch),
+        "flatten": lambda: flatten(Call((batch,), {})),
         "kind of batch": lambda: captured._objection_to(tree),
         "key": lambda: captured._keys.of(tree),
         "guards of optimizers": captured._checks.first_failed,
@@ -215,7 +215,7 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
         "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
         "replay": graph._graph.replay,
         "gradients": graph._gradients.hand_out,
-        "copy of what it returns": lambda: _own(graph._out),
+        "copy of what it returns": lambda: own_result(graph._out),
     }
 
 

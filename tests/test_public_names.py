@@ -60,8 +60,8 @@ def test_importing_gapless_loads_nothing_else():
 
 
 NAMES = """
-BatchError CaptureRefused DeferredLoss EpochRecord ForbiddenWaitError GaplessError LossError
-NonFiniteLossError PLANS Plan StepLoss StepValues TrainLoop UserError WaitStats Workload __version__
+BatchError CaptureRefused CaptureWarning DeferredLoss EpochRecord ForbiddenWaitError GaplessError
+LossError NonFiniteLossError PLANS Plan StepLoss StepValues TrainLoop UserError WaitStats Workload __version__
 allow_waits capture compare_plans count_waits find_device forbid_waits prefetch run_epoch
 verify_plan
 """

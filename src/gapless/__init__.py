@@ -19,6 +19,7 @@ _PUBLIC = {
     "gapless.errors": (
         "BatchError",
         "CaptureRefused",
+        "CaptureWarning",
         "ForbiddenWaitError",
         "GaplessError",
         "LossError",

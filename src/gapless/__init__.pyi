@@ -12,6 +12,7 @@ from gapless.device.waits import (
 from gapless.errors import (
     BatchError as BatchError,
     CaptureRefused as CaptureRefused,
+    CaptureWarning as CaptureWarning,
     ForbiddenWaitError as ForbiddenWaitError,
     GaplessError as GaplessError,
     LossError as LossError,

@@ -12,6 +12,9 @@
     +-- ForbiddenWaitError        the host waited for the device where it must not
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
 
+    UserWarning
+    +-- CaptureWarning            a step, or some kind of its calls, runs as written
+
 Every message names the thing, what was found, what was expected and what to do. Parameters stand in
 backticks, with a value where there is one, as in `device="cpu"`: the command line says --device cpu.
 """
@@ -68,6 +71,13 @@ class CaptureRefused(GaplessError):  # noqa: N818  (the step itself is without e
     def __init__(self, message: str, *, kind: str) -> None:
         super().__init__(message)
         self.kind = kind
+
+
+class CaptureWarning(UserWarning):
+    """A captured step, or some kind of its calls, runs as written; the text says why.
+
+    Each captured step warns once of each reason. The results are right all the same.
+    """
 
 
 class ForbiddenWaitError(GaplessError, AssertionError):

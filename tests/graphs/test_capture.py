@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import pickle
+import sys
+import warnings
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -121,24 +125,40 @@ def test_every_tensor_of_a_batch_reaches_the_graph(device):
         assert all(torch.equal(part, other.cpu()) for part, other in zip(batch, out, strict=True))
 
 
-def test_a_step_that_returns_something_else_is_refused():
-    """The error names the type that came back and what may come back."""
-    step = gapless.capture(lambda batch: {1, 2}, device="cpu")
+def test_what_a_replay_cannot_return_is_refused(device):
+    """The step runs as written and returns the very same thing; the refusal names its type."""
+    cell = {torch.Tensor}
+    step = gapless.capture(lambda batch: (cell, batch * 2.0), device=device)
+    for batch in gapless.prefetch(batches(*[4] * 6), device):
+        found, doubled = step(batch)
+        assert found is cell
+        assert torch.equal(doubled, batch * 2.0)
 
-    with pytest.raises(gapless.UserError, match=r"of type set, expected tensors"):
-        step(torch.ones(2))
+    assert (step.report.num_graphs, step.report.num_eager) == (0, 6)
+    assert "returns a builtins.set" in step.report.refusal.text
 
 
-@pytest.mark.parametrize("arguments", [(), (1, 2)])
-def test_a_step_takes_one_batch(arguments):
-    """Another number of arguments is a TypeError that names the step and says what to do."""
-    data, step, *_ = make_training()
-    step = gapless.capture(step, device="cpu")
+def test_what_cannot_be_taken_apart_is_returned_as_it_is(device):
+    """A mapping that nobody can rebuild, as a step of its own returns it."""
 
-    with pytest.raises(TypeError, match=rf"step> .* got {len(arguments)} positional .* tuple"):
-        step(*arguments)
-    with pytest.raises(TypeError, match="got 1 positional and 1 named"):
-        step(data[0], mask=data[0])
+    class ReadOnly(dict):
+        def __setitem__(self, name, value):
+            raise TypeError("read-only")
+
+    step = gapless.capture(lambda batch: ReadOnly(loss=batch.sum()), device=device)
+    found = [step(batch) for batch in gapless.prefetch(batches(*[4] * 6), device)]
+
+    assert all(type(one) is ReadOnly for one in found)
+    assert step.report.refusal.kind == "result"
+
+
+def test_on_a_cpu_a_step_takes_and_returns_anything():
+    """Objects pass through."""
+    step = gapless.capture(lambda *args, **named: (args, named), device="cpu")
+    one, other = object(), object()
+
+    assert step(one, other=other) == ((one,), {"other": other})
+    assert step() == ((), {})
 
 
 def test_a_step_with_a_part_on_the_host_has_it_called_for_every_batch():
@@ -181,6 +201,153 @@ def test_what_the_step_raises_comes_out_and_the_stream_is_the_callers_again():
         assert step(1).item() == 1.0
 
 
+# --- what a step is called with ---
+
+
+def weighted(x, y, *others, scale=1.0, mask=None, **named):
+    """Compute from all kinds of arguments."""
+    out = (x * y).sum() * scale
+    for other in (*others, *named.values()):
+        out = out + other.sum()
+    return {"out": out if mask is None else out + mask.sum(), "names": [*named]}
+
+
+CALLS = {
+    "two": lambda one: ((one, one + 1.0), {}),
+    "by name": lambda one: ((one,), {"y": one}),
+    "a default given": lambda one: ((one, one), {"mask": None, "scale": 2.0}),
+    "a mask": lambda one: ((one, one), {"mask": one > 0.0}),
+    "more": lambda one: ((one, one, one * 2.0, one[:2]), {"last": one[0]}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_step_takes_any_arguments(device, call):
+    """Each call is given as the step takes it, and results are those of the step as written."""
+    step = gapless.capture(weighted, device=device)
+    for batch in gapless.prefetch(batches(*[4] * 5), device):
+        args, kwargs = CALLS[call](batch)
+        found, expected = step(*args, **kwargs), weighted(*args, **kwargs)
+        assert found["out"].item() == expected["out"].item()
+        assert found["names"] == expected["names"]
+
+    assert (step.report.num_graphs, step.report.num_replays) == (1, 3)
+
+
+def test_each_way_to_call_has_a_graph_of_its_own(device):
+    """Arguments by name and by position, and plain values, make kinds."""
+    step = gapless.capture(weighted, device=device)
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        for call in CALLS.values():
+            args, kwargs = call(batch)
+            found, expected = step(*args, **kwargs), weighted(*args, **kwargs)
+            assert found["out"].item() == expected["out"].item()
+
+    assert (step.report.num_graphs, step.report.num_replays) == (5, 10)
+
+
+def test_arguments_may_have_any_name(device):
+    """Names of our own code included."""
+
+    def step(self, step, batch):
+        return self + step + batch
+
+    captured = gapless.capture(step, device=device)
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        assert torch.equal(captured(self=batch, step=batch, batch=batch), batch + batch + batch)
+
+    assert captured.report.num_replays == 2
+
+
+def test_a_step_without_arguments_is_captured(device):
+    """All its batches are of one kind."""
+    total = on(device, torch.zeros(3))
+    step = gapless.capture(lambda: total.add_(1.0).sum(), device=device)
+
+    assert [step().item() for _ in range(6)] == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
+    assert step.report.num_replays == 4
+
+
+@pytest.mark.parametrize("form", ["partial", "lambda", "object", "module", "wrapped"])
+def test_all_kinds_of_callables_are_captured(device, form):
+    """And the text of a captured step names it in a few words."""
+
+    class Doubling:
+        def __call__(self, batch, plus=0.0):
+            return batch * 2.0 + plus
+
+    class Module(torch.nn.Module):
+        def forward(self, batch, plus=0.0):
+            return batch * 2.0 + plus
+
+    forms = {
+        "partial": functools.partial(functools.partial(Doubling().__call__), plus=1.0),
+        "lambda": lambda batch, plus=0.0: batch * 2.0 + plus,
+        "object": Doubling(),
+        "module": Module(),
+        "wrapped": functools.wraps(weighted)(lambda *args, **named: args[0] * 2.0 + named["plus"]),
+    }
+    step = gapless.capture(forms[form], device=device)
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        assert torch.equal(step(batch, plus=1.0), batch * 2.0 + 1.0)
+
+    assert step.report.num_replays == 2
+    assert len(repr(step)) < 50
+
+
+def test_a_step_in_two_parts_takes_any_arguments(device):
+    """Its first part gets them."""
+
+    class TwoParts:
+        def forward(self, x, y, plus):
+            return gapless.StepLoss(loss=(x * y).sum() * plus)
+
+        def backward(self, out):
+            out.loss.mul_(2.0)
+
+    step = gapless.capture(TwoParts(), device=device)
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        out = step(batch, y=batch, plus=4.0)
+        assert out.loss.item() == (batch * batch).sum().item() * 8.0
+
+    assert step.report.num_replays == 2
+
+
+def test_a_part_on_the_host_gets_what_the_step_gets(device):
+    """By position and by name, for replays too."""
+
+    class Step:
+        def __init__(self):
+            self.seen = []
+
+        def on_host(self, x, *, scale):
+            self.seen.append((x, scale))
+
+        def __call__(self, x, *, scale):
+            return x * scale
+
+    inner = Step()
+    step = gapless.capture(inner, device=device)
+    data = list(gapless.prefetch(batches(*[4] * 5), device))
+    for batch in data:
+        step(batch, scale=2.0)
+
+    assert [scale for _, scale in inner.seen] == [2.0] * 5
+    assert all(batch is seen for batch, (seen, _) in zip(data, inner.seen, strict=True))
+    assert step.report.num_replays == 3
+
+
+def test_a_captured_step_within_another_is_a_part_of_it(device):
+    """It runs as written there, is counted there, and by its own graphs elsewhere."""
+    inner = gapless.capture(lambda batch: batch * 2.0, device=device)
+    outer = gapless.capture(lambda batch: inner(batch) + 1.0, device=device)
+    for batch in gapless.prefetch(batches(*[4] * 5), device):
+        assert torch.equal(inner(batch), batch * 2.0)
+        assert torch.equal(outer(batch), batch * 2.0 + 1.0)
+
+    assert (outer.report.num_replays, inner.report.num_replays) == (3, 3)
+
+
 # --- settings ---
 
 
@@ -203,6 +370,7 @@ def test_examples_need_what_has_to_be_put_back(missing):
         ("memory_fraction", 0.0),
         ("memory_fraction", 1.5),
         ("on_refusal", "ignore"),
+        ("rates", "float"),
     ],
 )
 def test_settings_out_of_range_are_named(name, value):
@@ -330,6 +498,148 @@ def test_batches_that_a_graph_takes_raise_nothing_after_a_refusal(device):
     assert step(small).sum().item() == pytest.approx(2.0 * small.sum().item())
 
 
+# --- what is said ---
+
+
+def told(call):
+    """Return the warnings of a call, as pairs of text and line."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        call()
+    assert all(one.category is gapless.CaptureWarning for one in caught)
+    return [(str(one.message), f"{Path(one.filename).name}:{one.lineno}") for one in caught]
+
+
+def line_after(frame):
+    return f"{Path(__file__).name}:{frame.f_lineno + 1}"
+
+
+class ReadsTwice(Training):
+    """Reads its loss in two lines."""
+
+    def step(self, batch):
+        loss = super().step(batch)
+        self.is_finite = loss.item() < 1e9
+        return loss.item()
+
+
+def test_each_reason_is_warned_of_once_at_the_line_of_the_call(device):
+    """Another shape of batch does not warn again, and another captured step does."""
+    for _ in range(2):
+        training = ReadsTwice(device)
+        step = gapless.capture(training.step, device=device)
+        lines = []
+
+        def loop(step=step, lines=lines):
+            for batch in gapless.prefetch(batches(4, 4, 4, 3, 3, 3), device):
+                lines.append(line_after(sys._getframe()))
+                step(batch)
+
+        found = told(loop)
+
+        assert len(found) == len(step.report.refusals) == 2
+        assert {line for _, line in found} == {lines[0]}
+        assert all(text.startswith("ReadsTwice.step is not captured: ") for text, _ in found)
+        assert len({text for text, _ in found}) == 2
+
+
+def test_a_captured_step_warns_of_nothing(device):
+    """Neither does a CPU, where there is nothing to launch."""
+    for place in (device, "cpu"):
+        training = Training(device) if place is device else Reading(None)
+        step = gapless.capture(training.step, device=place)
+        assert told(lambda step=step, place=place: [*map(step, prefetched(place))]) == []
+
+
+def prefetched(device):
+    return gapless.prefetch(batches(*[4] * 6), device)
+
+
+def test_a_warning_that_is_an_error_stops_the_loop_once(device):
+    """The batch has been trained on, and the next one goes on."""
+    step = gapless.capture(Reading(device).step, device=device)
+    num_raised = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for batch in prefetched(device):
+            try:
+                step(batch)
+            except gapless.CaptureWarning:
+                num_raised += 1
+
+    assert (num_raised, step.report.num_eager) == (1, 6)
+
+
+def test_a_refused_example_is_warned_of_where_it_is_given(device):
+    """`capture` itself warns there."""
+    training = Reading(device)
+    lines = []
+
+    def capture():
+        parts = {"model": training.model, "optimizer": training.optimizer}
+        lines.append(line_after(sys._getframe()))
+        gapless.capture(training.step, example_inputs=training.data[:1], device=device, **parts)
+
+    found = told(capture)
+
+    assert [line for _, line in found] == lines
+
+
+def test_an_exception_takes_the_place_of_warnings(device):
+    """It says all that they would."""
+    step = gapless.capture(ReadsTwice(device).step, device=device, on_refusal="raise")
+    taken = iter(prefetched(device))
+    step(next(taken))
+
+    with pytest.raises(gapless.CaptureRefused) as caught:
+        assert told(lambda: step(next(taken))) == []
+    assert str(caught.value).count("makes the host wait") == 2
+
+
+# --- switched off ---
+
+
+def test_capturing_can_be_switched_off(device, monkeypatch):
+    """Everything runs as written, and nothing is warned of or raised."""
+    monkeypatch.setenv("GAPLESS_CAPTURE", "off")
+    training = Reading(device)
+    step = gapless.capture(
+        training.step,
+        example_inputs=training.data[:1],
+        model=training.model,
+        optimizer=training.optimizer,
+        device=device,
+        on_refusal="raise",
+    )
+    monkeypatch.delenv("GAPLESS_CAPTURE")
+
+    assert told(lambda: [*map(step, prefetched(device))]) == []
+    assert (step.report.num_graphs, step.report.num_eager) == (0, 6)
+    assert "GAPLESS_CAPTURE=off" in str(step.report)
+
+
+def test_switched_off_a_step_returns_what_it_returns(monkeypatch):
+    """The very same tensor, with its graph of gradients."""
+    monkeypatch.setenv("GAPLESS_CAPTURE", "off")
+    weight = torch.nn.Parameter(torch.ones(2))
+    step = gapless.capture(lambda: weight, device="cpu")
+
+    assert step() is weight
+
+
+@pytest.mark.parametrize(("value", "is_known"), [("on", True), ("", True), ("0", False)])
+def test_the_switch_has_two_positions(value, is_known, monkeypatch):
+    """Another value is an error that says so."""
+    monkeypatch.setenv("GAPLESS_CAPTURE", value)
+    if is_known:
+        assert "GAPLESS_CAPTURE" not in str(gapless.capture(len, device="cpu").report)
+        return
+    with pytest.raises(
+        gapless.UserError, match=r"GAPLESS_CAPTURE is '0' .* expected 'on' or 'off'"
+    ):
+        gapless.capture(len, device="cpu")
+
+
 # --- clear ---
 
 
@@ -447,12 +757,51 @@ def test_each_object_has_graphs_of_its_own(device):
     assert trainers[0].step is trainers[0].step
 
 
-def test_a_captured_method_called_through_its_class_says_what_is_wrong(device):
-    """It takes one batch, as every captured step."""
+def test_a_captured_method_called_through_its_class_is_the_objects_own(device):
+    """As in Python; another object than one of the class is an argument."""
     kind = captured_class(device)
+    trainer = kind(device, 1.0)
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        kind.step(trainer, batch)
 
-    with pytest.raises(TypeError, match="step> takes one batch, but got 2"):
-        kind.step(kind(device, 1.0), torch.ones(4, 3))
+    assert trainer.step.report.num_replays == 2
+    assert kind.step.report.num_replays == 0
+
+
+def test_static_and_class_methods_are_captured(device):
+    """Decorated on either side of Python's own decorator; each class has graphs of its own."""
+
+    class Scaling:
+        factor = 2.0
+
+        @staticmethod
+        @gapless.capture(device=device)
+        def inner_static(batch):
+            return batch * 3.0
+
+        @gapless.capture(device=device)
+        @staticmethod
+        def outer_static(batch):
+            return batch * 4.0
+
+        @gapless.capture(device=device)
+        @classmethod
+        def of_class(cls, batch):
+            return batch * cls.factor
+
+    class Halving(Scaling):
+        factor = 0.5
+
+    for batch in gapless.prefetch(batches(*[4] * 4), device):
+        for owner, factor in ((Scaling, 2.0), (Halving, 0.5), (Halving(), 0.5)):
+            assert torch.equal(owner.inner_static(batch), batch * 3.0)
+            assert torch.equal(owner.outer_static(batch), batch * 4.0)
+            assert torch.equal(owner.of_class(batch), batch * factor)
+
+    assert Scaling.outer_static.report.num_replays == 10
+    assert Scaling.of_class.report.num_replays == 2
+    assert Halving.of_class.report.num_replays == 6
+    assert Halving().of_class is Halving.of_class
 
 
 def test_graphs_of_a_method_end_with_their_object(device):
@@ -492,6 +841,25 @@ class OnCpu:
     @gapless.capture(device="cpu")
     def step(self, batch):
         return batch * self.factor
+
+
+def test_a_captured_function_that_an_object_holds_is_copied_with_it(device):
+    """The copy trains itself, by graphs of its own."""
+    trainer = Trainer(device, 1.0)
+    trainer.run = gapless.capture(trainer.step, device=device)
+    data = list(gapless.prefetch(batches(*[4] * 4), device))
+    for batch in data:
+        trainer.run(batch)
+    before = trainer.weight.detach().clone()
+
+    other = copy.deepcopy(trainer)
+    for batch in data:
+        other.run(batch)
+
+    assert other.run.report.num_replays == trainer.run.report.num_replays == 2
+    assert torch.equal(trainer.weight, before)
+    assert not torch.equal(other.weight, before)
+    assert copy.copy(trainer.run).report.num_replays == 0
 
 
 def test_objects_without_a_dict_cannot_keep_graphs():

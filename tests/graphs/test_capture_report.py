@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.refusal import Refusal, host_read
+from gapless.pipeline.tree import flatten
 
 
 @pytest.mark.parametrize(
@@ -26,16 +28,74 @@ def test_the_text_is_one_line_with_right_plurals(counts, text):
     )
 
 
-def test_the_text_ends_with_refusal_and_note():
+def test_the_first_line_ends_with_refusal_and_note():
     """The reason is given as text."""
-    report = CaptureReport(refusal=Refusal("scheduler", "it counts"), note="by the way")
+    report = CaptureReport(refusals=[Refusal("scheduler", "it counts")], note="by the way")
 
     assert str(report).endswith("; no further graph: it counts; by the way")
 
 
-def test_json_has_the_text_of_the_refusal():
+def test_each_further_refusal_has_a_line():
+    """Nothing is said twice, and changes come after refusals."""
+    report = CaptureReport(changes=["self.alpha (train.py:3) was 1.0 and is 2.0"])
+    for refusal in (Refusal("scheduler", "it counts"), host_read("a.py:1"), host_read("a.py:1")):
+        report.refuse(refusal)
+
+    first, *others = str(report).splitlines()
+
+    assert first.endswith("0 ran eagerly; no further graph: it counts")
+    assert others == [
+        "also: a.py:1 makes the host wait for the device",
+        "changed: self.alpha (train.py:3) was 1.0 and is 2.0",
+    ]
+
+
+def test_what_is_refused_with_other_numbers_is_refused_once():
+    """Refusals of one line and name are one, and so are those of one name."""
+    report = CaptureReport()
+    for text in ("was 1 and is 2", "was 2 and is 3"):
+        report.refuse(Refusal("batch_on_host", text, name="a batch"))
+        report.refuse(Refusal("too_many_changes", text, site="a.py:1", name="self.n"))
+        report.refuse(Refusal("too_many_changes", text, site="a.py:1", name="self.m"))
+
+    assert [refusal.name for refusal in report.refusals] == ["a batch", "self.n", "self.m"]
+    assert report.refusal is report.refusals[0]
+
+
+def test_refusals_are_bounded():
+    """Lines without end would take memory without end."""
+    report = CaptureReport()
+    for number in range(1000):
+        report.refuse(host_read(f"a.py:{number}"))
+
+    assert len(report.refusals) == 100
+
+
+def test_a_reason_is_told_once_and_again_only_if_it_is_another():
+    """A reason that was lifted and came back was told before."""
+    report = CaptureReport()
+    report.refuse(Refusal("graph_limit", "too many", is_final=False))
+    assert [refusal.kind for refusal in report.untold()] == ["graph_limit"]
+
+    report.lift_refusals()
+    assert report.refusal is None
+    report.refuse(Refusal("graph_limit", "too many", is_final=False))
+    report.refuse(host_read("a.py:1"))
+
+    assert [refusal.kind for refusal in report.untold()] == ["host_read"]
+    assert list(report.untold()) == []
+
+
+def test_proofs_and_rates_are_told():
+    """How many graphs were proved, how many were not, and that rates are rounded."""
+    report = CaptureReport(proved=2, not_proved=1, proof_seconds=0.25, rates="tensor")
+
+    assert "; 2 proved in 0.2 s; 1 not proved; rates are tensors" in str(report)
+
+
+def test_json_has_the_texts_of_refusals():
     """The keys are those of summary.json and of compare's JSON."""
-    report = CaptureReport(num_graphs=2, refusal=host_read("train.py:7"))
+    report = CaptureReport(num_graphs=2, refusals=[host_read("train.py:7"), host_read("b.py:8")])
 
     assert json.loads(json.dumps(report.as_dict())) == {
         "num_graphs": 2,
@@ -43,6 +103,45 @@ def test_json_has_the_text_of_the_refusal():
         "num_eager": 0,
         "seconds": 0.0,
         "refusal": "train.py:7 makes the host wait for the device",
+        "refusals": [
+            "train.py:7 makes the host wait for the device",
+            "b.py:8 makes the host wait for the device",
+        ],
+        "changes": [],
+        "proved": 0,
+        "not_proved": 0,
+        "proof_seconds": 0.0,
+        "rates": "exact",
+        "padding": {},
         "note": None,
     }
     assert CaptureReport().as_dict()["refusal"] is None
+
+
+# --- padding ---
+
+
+def test_padding_is_told_where_it_would_have_gained():
+    """Lengths that hardly come twice, all of which fit into 64."""
+    report = CaptureReport()
+    for length in range(1, 41):
+        report.kinds.add(flatten((torch.zeros(2, length), length % 2)))
+        report.num_eager += 1
+
+    last = str(report).splitlines()[-1]
+
+    assert last == (
+        "shapes vary; with padding these would have been replayed: 25% to multiples of 8, "
+        "55% to multiples of 16, 85% to multiples of 64"
+    )
+
+
+def test_padding_is_not_told_of_one_shape_or_where_all_was_replayed():
+    """It would change nothing there."""
+    alike, replayed = CaptureReport(), CaptureReport(num_replays=1000, num_eager=4)
+    for length in (5, 5, 3, 3):
+        alike.kinds.add(flatten(torch.zeros(2, 4)))
+        replayed.kinds.add(flatten(torch.zeros(2, length)))
+
+    assert (alike.padding, list(replayed.padding)) == ({}, [8, 16, 64])
+    assert "padding" not in f"{alike}{replayed}"

@@ -110,3 +110,26 @@ def examples_are_left_out_where_state_does_not_begin_at_zero(device):
 def examples_are_left_out_where_momentum_begins_as_a_gradient(device):
     """So is one whose momentum begins as a gradient."""
     check_examples_left_out(device, TrainsByDampenedMomentum)
+
+
+class ReadOnly(dict):
+    """Nobody can put anything into it."""
+
+    def __setitem__(self, name, value):
+        raise TypeError("read-only")
+
+
+@scenario(only=ONE)
+def what_a_replay_cannot_return_is_returned_by_the_step(device):
+    """Sets and containers that cannot be made anew: the step goes on running."""
+    for make in (lambda value: {value}, lambda value: ReadOnly(value=value)):
+        calls = []
+
+        def step(batch, make=make, calls=calls):
+            calls.append(make(len(calls)))
+            return calls[-1]
+
+        captured = gapless.capture(step, device=device)
+        found = [captured(batch) for batch in gapless.prefetch([torch.ones(1)] * 5, device)]
+        assert [id(one) for one in found] == [id(one) for one in calls]
+        assert captured.report.refusal.kind == "result"

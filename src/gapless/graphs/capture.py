@@ -7,38 +7,48 @@ for batch in gapless.prefetch(loader, device):
 
 from __future__ import annotations
 
+import os
+import sys
+import warnings
+from copy import deepcopy
 from dataclasses import dataclass
-from functools import update_wrapper
+from functools import partial, update_wrapper
+from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 from weakref import ref
 
-import torch
-
 from gapless.device.find import find_device
-from gapless.errors import CaptureRefused, UserError
+from gapless.errors import CaptureRefused, CaptureWarning, UserError
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_cache import memory_share
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
+from gapless.graphs.step_call import is_at_work, own_result, work_of
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
-from gapless.pipeline.step import call_host_part, do_work
+from gapless.pipeline.step import Call, call_host_part, do_work
 from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    import torch
+
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
     from gapless.pipeline.step import SplitStep
+    from gapless.pipeline.tree import Tree
     from gapless.records.wait_stats import WaitStats
 
 
 _PartT = TypeVar("_PartT")
 
 _Step: TypeAlias = "Callable[..., Any] | SplitStep"
+
+_ENGINE = str(Path(__file__).parents[1])
 
 # Where an object keeps its captured methods.
 _METHODS = "_gapless_captured_methods"
@@ -54,6 +64,8 @@ class _Settings:
     memory_fraction: float
     on_refusal: Literal["eager", "raise"]
     wait_stats: WaitStats | None
+    rates: Literal["exact", "tensor"]
+    is_off: bool
 
     def __post_init__(self) -> None:
         if self.num_warmup < 2:
@@ -70,10 +82,12 @@ class _Settings:
             )
         if self.on_refusal not in ("eager", "raise"):
             raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
+        if self.rates not in ("exact", "tensor"):
+            raise UserError(f"rates is {self.rates!r}, expected 'exact' or 'tensor'")
 
     def wrap(self, step: Any, side: SideStream) -> CapturedStep:
         """Return a step that can be captured."""
-        return CapturedStep(
+        captured = CapturedStep(
             step,
             device=self.device,
             host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
@@ -81,8 +95,12 @@ class _Settings:
             max_graphs=self.max_graphs,
             memory_budget_bytes=memory_share(self.device, self.memory_fraction),
             on_side_stream=side.use,
-            launch=lambda replay: side.launch(lambda: _own(replay())),
+            launch=lambda replay: side.launch(lambda: own_result(replay())[0]),
+            work=work_of(step),
+            rates=self.rates,
         )
+        captured.report.rates = self.rates
+        return captured
 
 
 class CapturedFunction:
@@ -97,50 +115,62 @@ class CapturedFunction:
         self._settings = settings
         self._device = settings.device
         self._side = SideStream(self._device)
+        self._owner: type | None = None
         self._captured = settings.wrap(step, self._side)
-        if not self._device.is_accelerator:
+        if settings.is_off:
+            text = "GAPLESS_CAPTURE=off in the environment: everything runs as written"
+            self.report.refuse(Refusal("off", text))
+        elif not self._device.is_accelerator:
             text = "a CPU runs its work itself, there is nothing to launch"
-            self.report.refusal = Refusal("cpu", text)
+            self.report.refuse(Refusal("cpu", text))
 
     @property
     def report(self) -> CaptureReport:
-        """What is captured, what is not and why; as a text it is one line."""
+        """What is captured, what is not and why; as a text it is a few lines."""
         return self._captured.report
 
-    def __call__(self, *batches: Any, **named: Any) -> Any:
-        """Train on one batch, which is on the device; return what the step returns.
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+        """Call the step, by a graph if there is or can be one; return what it returns.
 
         Tensors come without their graph of gradients, and are the caller's own: the next call
         does not overwrite them.
 
         Raises:
-            TypeError: there is not exactly one argument.
-            UserError: the step returned something else than tensors, plain values, tuples,
-                lists, mappings and dataclasses of them.
-            CaptureRefused: `on_refusal` is "raise", and this batch ran eagerly because it may
-                not be captured. It has been trained on.
+            CaptureRefused: `on_refusal` is "raise", and this call ran as written because it may
+                not be captured.
             Exception: whatever the step raises.
 
         Sync: Does not block the host, except where a graph is captured ("capture"), and where
             the step does so itself.
         """
-        if len(batches) != 1 or named:
-            raise TypeError(
-                f"{self!r} takes one batch, but got {len(batches)} positional and {len(named)} "
-                "named arguments; pass several tensors as one tuple, dict or dataclass"
-            )
-        batch = batches[0]
-        if not self._device.is_accelerator:
+        if self._owner is not None and args and isinstance(args[0], self._owner):
+            # As `Class.method(object, ...)`.
+            return self.__get__(args[0], self._owner)(*args[1:], **kwargs)
+        step = self._captured.step
+        if self._runs_as_written:
             self.report.num_eager += 1
-            call_host_part(self._captured.step, batch)
-            return _own(do_work(self._captured.step, batch))
+            call_host_part(step, *args, **kwargs)
+            out = do_work(step, *args, **kwargs)
+            return out if self._settings.is_off else own_result(out)[0]
         self._side.come_after_runs()
-        call_host_part(self._captured.step, batch)
-        return self._run(batch)
+        call_host_part(step, *args, **kwargs)
+        return self._run(flatten(Call(args, kwargs)))
 
     def __repr__(self) -> str:
-        name = getattr(self, "__qualname__", None) or repr(self._captured.step)
-        return f"<captured {name}>"
+        return f"<captured {self._name}>"
+
+    @property
+    def _name(self) -> str:
+        step = self._captured.step
+        while isinstance(step, partial):
+            step = step.func
+        name = getattr(step, "__qualname__", None) or type(step).__qualname__
+        return str(name).rpartition("<locals>.")[2]
+
+    @property
+    def _runs_as_written(self) -> bool:
+        is_captured_outside = is_at_work()
+        return is_captured_outside or not self._device.is_accelerator or self._settings.is_off
 
     def clear(self) -> None:
         """Let go of all graphs and their memory, such as before a step with other work.
@@ -152,17 +182,26 @@ class CapturedFunction:
         self._captured.drop_graphs()
         self._captured.lift_refusal()
 
-    def _run(self, batch: Any) -> Any:
-        done = self._captured.run(flatten(batch))
+    def _run(self, tree: Tree) -> Any:
+        done = self._captured.run(tree)
         if done.way != "eager":
             return done.out
-        self._raise_refusal()
-        return _own(done.out)
+        self.report.kinds.add(tree)
+        out, refusal = own_result(done.out)
+        if refusal is not None:
+            self.report.refuse(refusal)
+        self._tell()
+        return out
 
-    def _raise_refusal(self) -> None:
-        refusal = self.report.refusal
-        if refusal is not None and self._settings.on_refusal == "raise":
-            raise CaptureRefused(f"{self!r} is not captured: {refusal.text}", kind=refusal.kind)
+    def _tell(self) -> None:
+        """Say once of each reason why not all is captured, at the line of the user's call."""
+        found = self.report.refusals
+        if found and self._settings.on_refusal == "raise":
+            text = "; ".join([refusal.text for refusal in found])
+            raise CaptureRefused(f"{self!r} is not captured: {text}", kind=found[0].kind)
+        for refusal in self.report.untold():
+            text = f"{self._name} is not captured: {refusal.text}"
+            warnings.warn(CaptureWarning(text), stacklevel=_level_of_user())
 
     def capture_ahead(self, batches: Iterable[Any], snapshot: Callable[[], Snapshot]) -> None:
         """Capture the step for these batches, and from here on for no others.
@@ -176,33 +215,54 @@ class CapturedFunction:
 
         Sync: Blocks the host ("capture"); on a CPU nothing is done.
         """
-        if not self._device.is_accelerator:
+        if self._runs_as_written:
             return
         with self._side.use():
             taken = snapshot()
             trees = prefetch(batches, self._device).trees()
-            self._captured.capture_ahead(trees, snapshot=taken, only_these=True)
-        self._raise_refusal()
+            calls = (flatten(Call((tree.value,), {})) for tree in trees)
+            self._captured.capture_ahead(calls, snapshot=taken, only_these=True)
+        self._tell()
 
     # --- as a method ---
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        if isinstance(self._captured.step, FunctionType):
+            self._owner = owner
 
     @overload
     def __get__(self, instance: None, owner: type) -> Self: ...
 
     @overload
-    def __get__(self, instance: object, owner: type) -> CapturedFunction: ...
+    def __get__(self, instance: object, owner: type | None = None) -> CapturedFunction: ...
 
-    def __get__(self, instance: object | None, owner: type) -> CapturedFunction:
+    def __get__(self, instance: object | None, owner: type | None = None) -> CapturedFunction:
         """Return the captured method of one object."""
+        step = self._captured.step
+        if isinstance(step, classmethod):
+            holder = type(instance) if owner is None else owner
+            return _CapturedMethods.of(holder).get(self, holder)
         # As Python does: only functions become methods.
-        if instance is None or not hasattr(self._captured.step, "__get__"):
+        is_method = hasattr(step, "__get__") and not isinstance(step, staticmethod)
+        if instance is None or not is_method:
             return self
         return _CapturedMethods.of(instance).get(self, instance)
 
     def bound_to(self, instance: object) -> CapturedFunction:
-        """Return a captured function of its own for the method of one object."""
+        """Return a captured function of its own for the method of one object, or of a class."""
         step: Any = self._captured.step
-        return CapturedFunction(step.__get__(instance), self._settings)
+        of_class = (None, instance) if isinstance(step, classmethod) else (instance,)
+        return CapturedFunction(step.__get__(*of_class), self._settings)
+
+    # --- copies ---
+
+    def __copy__(self) -> CapturedFunction:
+        """Return a captured function of the same step, with graphs of its own."""
+        return CapturedFunction(self._captured.step, self._settings)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> CapturedFunction:
+        """Return a captured function of a copy of the step, with graphs of its own."""
+        return CapturedFunction(deepcopy(self._captured.step, memo), self._settings)
 
 
 class _CapturedMethods:
@@ -236,7 +296,11 @@ class _CapturedMethods:
         found: Self | None = kept.get(_METHODS)
         # A shallow copy of an object has the graphs of the original.
         if found is None or found._owner is None or found._owner() is not instance:
-            found = kept[_METHODS] = cls(instance)
+            found = cls(instance)
+            if isinstance(instance, type):
+                setattr(instance, _METHODS, found)
+            else:
+                kept[_METHODS] = found
         return found
 
     def get(self, method: CapturedFunction, instance: object) -> CapturedFunction:
@@ -264,6 +328,7 @@ def capture(
     max_graphs: int = ...,
     memory_fraction: float = ...,
     on_refusal: Literal["eager", "raise"] = ...,
+    rates: Literal["exact", "tensor"] = ...,
     wait_stats: WaitStats | None = ...,
 ) -> CapturedFunction: ...
 
@@ -282,6 +347,7 @@ def capture(
     max_graphs: int = ...,
     memory_fraction: float = ...,
     on_refusal: Literal["eager", "raise"] = ...,
+    rates: Literal["exact", "tensor"] = ...,
     wait_stats: WaitStats | None = ...,
 ) -> Callable[[_Step], CapturedFunction]: ...
 
@@ -299,28 +365,33 @@ def capture(
     max_graphs: int = 100,
     memory_fraction: float = 0.8,
     on_refusal: Literal["eager", "raise"] = "eager",
+    rates: Literal["exact", "tensor"] = "exact",
     wait_stats: WaitStats | None = None,
 ) -> CapturedFunction | Callable[[_Step], CapturedFunction]:
-    """Return a step that is launched as one CUDA graph for each kind of batch.
+    """Return a step that is launched as one CUDA graph for each kind of call.
 
-    Two batches are of one kind if their structure, plain values and shapes are equal. Each kind
-    runs eagerly at first, as warm-up, and is then captured. What is not captured runs eagerly, and
-    is counted. What the step does on the host (printing, counting, Python's random numbers) is not
-    done again by a graph, except for a method `on_host(batch)` of the step. Numbers of torch's
-    optimizers are watched; make a rate that changes every step a tensor on the device, fill it in
-    place, and call schedulers outside. Modules in training and in evaluation have graphs of their
-    own; another optimizer needs a new `capture`.
+    It is called as the step is, with any arguments, and returns what the step returns. Two calls
+    are of one kind if the structure of their arguments, plain values and shapes are equal. Each
+    kind runs as written at first, as warm-up, and is then captured. What is not captured runs as
+    written, and is counted; a `CaptureWarning` says why, once for each reason. What the step does
+    on the host (printing, counting, Python's random numbers) belongs in a method `on_host` of the
+    step, which is called before each call with the same arguments. Call schedulers of rates
+    outside. Modules in training and in evaluation have graphs of their own; another optimizer
+    needs a new `capture`.
 
     Also a decorator, `@gapless.capture` or `@gapless.capture(device="cuda")`, of functions and
-    methods. Each object whose method is captured has graphs of its own.
+    methods. Each object whose method is captured has graphs of its own. Within another captured
+    step it is a part of that one.
 
-    On a CPU the step always runs eagerly, and nothing is raised: there is nothing to launch.
+    On a CPU the step always runs as written, and nothing is raised: there is nothing to launch.
+    So it does everywhere with `GAPLESS_CAPTURE=off` in the environment, which is read here.
 
     Args:
-        step: takes one batch on the device, trains on it and returns its loss, or any structure
-            of tensors. Adam and AdamW need `capturable=True`.
+        step: trains on its arguments, which are on the device, and returns its loss or any
+            structure of tensors: a function, a method, a callable object, or a step in two parts.
+            Adam and AdamW need `capturable=True`.
         device: a device or its name.
-        example_inputs: batches, one of each kind: captured now in this order, as far as the
+        example_inputs: batches, one of each kind, for a step of one argument: captured now in this order, as far as the
             limits go, without training on them, and no other kinds later. Needs `model` and
             `optimizer` (not NAdam and others whose state does not begin at zero: graphs are then
             captured as batches come).
@@ -331,12 +402,14 @@ def capture(
         max_graphs: graphs at one time.
         memory_fraction: share of the device's memory that the process may hold for a further
             graph to be captured, above 0 and up to 1.
-        on_refusal: what happens when a batch may not be captured: "eager" runs it eagerly,
-            "raise" raises `CaptureRefused` after that.
+        on_refusal: what happens when a call may not be captured: "eager" runs it as written, with
+            a warning, "raise" raises `CaptureRefused` after that.
+        rates: "exact" gives the same bits also where a schedule changes a rate; "tensor" reads
+            rates from tensors on the device, which is faster and rounds them to float32.
         wait_stats: where the waits for captures are counted ("capture").
 
     Raises:
-        UserError: a number is out of range, or there are examples without a model or optimizer.
+        UserError: a setting is out of range, or there are examples without a model or optimizer.
         DeviceError: the device is unknown or absent.
         BatchError: an example holds something that cannot be moved.
         CaptureRefused: `on_refusal` is "raise", and an example cannot be captured.
@@ -357,6 +430,8 @@ def capture(
         memory_fraction=memory_fraction,
         on_refusal=on_refusal,
         wait_stats=wait_stats,
+        rates=rates,
+        is_off=_is_switched_off(),
     )
 
     def made(step: _Step) -> CapturedFunction:
@@ -369,6 +444,13 @@ def capture(
     return made if step is None else made(step)
 
 
+def _is_switched_off() -> bool:
+    value = os.environ.get("GAPLESS_CAPTURE", "")
+    if value not in ("", "on", "off"):
+        raise UserError(f"GAPLESS_CAPTURE is {value!r} in the environment, expected 'on' or 'off'")
+    return value == "off"
+
+
 def _needed(part: _PartT | None, name: str) -> _PartT:
     if part is None:
         raise UserError(
@@ -378,18 +460,9 @@ def _needed(part: _PartT | None, name: str) -> _PartT:
     return part
 
 
-def _own(out: Any) -> Any:
-    """Return copies of what a step returned, which no replay overwrites."""
-    if isinstance(out, torch.Tensor):  # as nearly all steps do; a tree would cost microseconds
-        return _copy_of(out)
-    tree = flatten(out)
-    if tree.unknown:
-        raise UserError(
-            f"the captured step returned an object of type {type(tree.unknown[0]).__name__}, "
-            "expected tensors, plain values, or tuples, lists, mappings and dataclasses of them"
-        )
-    return tree.map(_copy_of).value
-
-
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone() if tensor.requires_grad else tensor.clone()
+def _level_of_user() -> int:
+    """Return the `stacklevel`, for whoever calls this, of the first line that is not ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_ENGINE):
+        level, frame = level + 1, frame.f_back
+    return level

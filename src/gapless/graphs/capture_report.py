@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from gapless.graphs.padding_share import KindsSeen, padding_shares
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from gapless.graphs.refusal import Refusal
+
+
+# A kind of call runs as written for its warm-up, and once more to prove its graph.
+_NUM_BEFORE_REPLAYS = 3
+
+# Padding is spoken of if it would have given this share of calls more.
+_WORTH_A_LINE = 0.01
+
+# Nobody reads more.
+_MAX_REFUSALS = 100
 
 
 @dataclass(kw_only=True)
@@ -17,34 +31,131 @@ class CaptureReport:
     Attributes:
         num_graphs: graphs captured, those that were captured anew included.
         num_replays: steps that ran as a graph.
-        num_eager: steps that ran eagerly.
+        num_eager: steps that ran eagerly, as written.
         seconds: time spent capturing, during which the device is idle.
-        refusal: why nothing more is captured, None if nothing forbids it. Graphs that exist are
-            still replayed.
+        refusals: all that forbids to capture more, each with what to write instead; graphs that
+            exist are still replayed.
+        changes: values that changed after graphs had baked them in, each in one line with its
+            name, its line of code and both values.
+        proved: graphs that gave the same bits as the step as written.
+        not_proved: graphs that could not be compared, such as for want of memory.
+        proof_seconds: time that the host spent on these proofs.
+        rates: "tensor" if rates that change are read from the device.
         note: what else is worth knowing, None if there is nothing.
+        kinds: of calls that ran as written.
     """
 
     num_graphs: int = 0
     num_replays: int = 0
     num_eager: int = 0
     seconds: float = 0.0
-    refusal: Refusal | None = None
+    refusals: list[Refusal] = field(default_factory=list)
+    changes: list[str] = field(default_factory=list)
+    proved: int = 0
+    not_proved: int = 0
+    proof_seconds: float = 0.0
+    rates: Literal["exact", "tensor"] = "exact"
     note: str | None = None
+    kinds: KindsSeen = field(default_factory=KindsSeen, compare=False, repr=False)
+    _told: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
+
+    @property
+    def refusal(self) -> Refusal | None:
+        """The first of the refusals, None if nothing forbids to capture more."""
+        return self.refusals[0] if self.refusals else None
+
+    @refusal.setter
+    def refusal(self, refusal: Refusal | None) -> None:
+        """Add a reason; None: forget all."""
+        if refusal is None:
+            del self.refusals[:]
+        else:
+            self.refuse(refusal)
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Add a reason, unless it is there already."""
+        if len(self.refusals) < _MAX_REFUSALS and all(
+            refusal.reason != known.reason for known in self.refusals
+        ):
+            self.refusals.append(refusal)
+
+    def lift_refusals(self) -> None:
+        """Forget reasons that may be gone."""
+        self.refusals[:] = [refusal for refusal in self.refusals if refusal.is_final]
+
+    def untold(self) -> Iterator[Refusal]:
+        """Yield the reasons that were never yielded before."""
+        for refusal in self.refusals:
+            if refusal.reason not in self._told:
+                self._told.add(refusal.reason)
+                yield refusal
+
+    @property
+    def padding(self) -> dict[int, float]:
+        """The share of calls that would have been replays if tensors were padded.
+
+        By the number to whose multiples the dimensions that vary are padded; empty if none does.
+        """
+        return padding_shares(
+            self.kinds.counts, num_replays=self.num_replays, num_before=_NUM_BEFORE_REPLAYS
+        )
 
     def __str__(self) -> str:
-        """Return one line: what ran as a graph, what ran eagerly, and why."""
+        """Return one line on what ran as a graph and what ran eagerly; more say why."""
+        texts = [refusal.text for refusal in self.refusals]
         done = (
             f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s, "
             f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran eagerly"
         )
-        if self.refusal is not None:
-            done = f"{done}; no further graph: {self.refusal.text}"
-        return done if self.note is None else f"{done}; {self.note}"
+        parts = [done, *self._proofs(), *self._rates()]
+        if texts:
+            parts.append(f"no further graph: {texts[0]}")
+        if self.note is not None:
+            parts.append(self.note)
+        lines = ["; ".join(parts)]
+        lines += [f"also: {text}" for text in texts[1:]]
+        lines += [f"changed: {text}" for text in self.changes]
+        return "\n".join([*lines, *self._padding_line()])
+
+    def _proofs(self) -> list[str]:
+        found = []
+        if self.proved:
+            found.append(f"{self.proved} proved in {self.proof_seconds:.1f} s")
+        if self.not_proved:
+            found.append(f"{self.not_proved} not proved")
+        return found
+
+    def _rates(self) -> list[str]:
+        if self.rates == "exact":
+            return []
+        return ["rates are tensors on the device, rounded to float32"]
+
+    def _padding_line(self) -> list[str]:
+        shares = self.padding
+        num_calls = self.num_replays + self.num_eager
+        if not shares or max(shares.values()) < self.num_replays / num_calls + _WORTH_A_LINE:
+            return []
+        found = ", ".join(f"{share:.0%} to multiples of {of}" for of, share in shares.items())
+        return [f"shapes vary; with padding these would have been replayed: {found}"]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON; the refusal is its text."""
-        refusal = None if self.refusal is None else self.refusal.text
-        return {**vars(self), "refusal": refusal}
+        """Return plain values for JSON; refusals are their texts."""
+        texts = [refusal.text for refusal in self.refusals]
+        return {
+            "num_graphs": self.num_graphs,
+            "num_replays": self.num_replays,
+            "num_eager": self.num_eager,
+            "seconds": self.seconds,
+            "refusal": texts[0] if texts else None,
+            "refusals": texts,
+            "changes": list(self.changes),
+            "proved": self.proved,
+            "not_proved": self.not_proved,
+            "proof_seconds": self.proof_seconds,
+            "rates": self.rates,
+            "padding": {str(of): share for of, share in self.padding.items()},
+            "note": self.note,
+        }
 
 
 def _count(number: int, noun: str) -> str:

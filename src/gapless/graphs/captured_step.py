@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -97,9 +98,13 @@ class CapturedStep:
         on_side_stream: returns a context for what is no replay: eager runs and captures.
         launch: calls a function that launches a graph and returns what the step returned, and
             returns what the caller is to have of it.
+        work: takes the value of a tree and does the step on it; None: the step takes the value
+            as its batch.
+        rates: what becomes of rates that change: see `gapless.capture`.
 
     Attributes:
         step: the step itself.
+        rates: as given.
         report: what is captured, and why nothing more is.
     """
 
@@ -114,12 +119,16 @@ class CapturedStep:
         memory_budget_bytes: int | None = None,
         on_side_stream: Callable[[], AbstractContextManager[None]] = nullcontext,
         launch: Callable[[Callable[[], Any]], Any] = _call,
+        work: Callable[[Any], Any] | None = None,
+        rates: Literal["exact", "tensor"] = "exact",
     ) -> None:
         self.step = step
+        self.rates = rates
         self.report = CaptureReport()
         self._device = device
         self._on_side_stream = on_side_stream
         self._launch = launch
+        self._work = work or partial(do_work, step)
         self._keys = GraphKeys(step, device=device)
         optimizers = KnownOptimizers()
         self._weights = KnownWeights(optimizers)
@@ -176,9 +185,9 @@ class CapturedStep:
         Sync: Does not block the host, unless the step does.
         """
         self.report.num_eager += 1
-        self._refuse(refusal)
+        self.report.refuse(refusal)
         with self._on_side_stream():
-            return do_work(self.step, batch)
+            return self._work(batch)
 
     @property
     def has_graphs(self) -> bool:
@@ -196,18 +205,12 @@ class CapturedStep:
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
-        if self.report.refusal is not None and not self.report.refusal.is_final:
-            self.report.refusal = None
+        self.report.lift_refusals()
 
     # --- parts of a run ---
 
     def _objection_to(self, tree: Tree) -> Refusal | None:
         return objection_to_batch(tree, needs_copy=self._device.needs_copy)
-
-    def _refuse(self, refusal: Refusal | None) -> None:
-        """Keep the first reason."""
-        if self.report.refusal is None:
-            self.report.refusal = refusal
 
     def _replay(self, graph: StepGraph, tree: Tree) -> Any:
         out = self._launch(lambda: graph.replay(tree.leaves))
@@ -223,17 +226,15 @@ class CapturedStep:
     def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
         self.report.num_eager += 1
         if key is None or self.report.refusal is not None or self._warm_ups.are_done(key):
-            return do_work(self.step, tree.value)
+            return self._work(tree.value)
         return self._warm_up(key, _static(tree) if self._warm_ups.is_last(key) else tree)
 
     def _warm_up(self, key: Hashable, tree: Tree) -> Any:
-        out, refusal = self._warm_ups.run(key, tree, self._work)
-        self._refuse(refusal)
+        out, refusals = self._warm_ups.run(key, tree, self._work)
+        for refusal in refusals:
+            self.report.refuse(refusal)
         self.report.note = self._warm_ups.note or self.report.note
         return out
-
-    def _work(self, batch: Any) -> Any:
-        return do_work(self.step, batch)
 
     def _first_failed(self, graph: StepGraph | None) -> Guard | None:
         """Return the guard that forbids to go on with the graphs there are, None if none does."""

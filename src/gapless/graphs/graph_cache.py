@@ -194,6 +194,7 @@ class GraphCache:
             f"the process holds {held:,} bytes and a capture took up to {self._largest_bytes:,}, "
             f"which is over its budget of {self._budget:,}",
             is_final=False,
+            name="memory",
         )
 
     def capture(

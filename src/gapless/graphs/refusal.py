@@ -35,6 +35,8 @@ RefusalKind: TypeAlias = Literal[
     "graph_limit",  # there are as many graphs as may be
     "memory_budget",  # the next graph would need more memory than it may
     "capture_failed",  # the step does something that cannot be captured
+    "off",  # GAPLESS_CAPTURE=off
+    "result",  # the step returns something that a replay cannot return
     "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run
 ]
 
@@ -45,17 +47,28 @@ class Refusal:
 
     Attributes:
         kind: for code.
-        text: for people, in one line.
+        text: for people, in one line: the line or the thing, and what to write instead.
         is_final: False if the reason may be gone when graphs have been dropped or the step has
             been measured again; it is then tried anew.
+        site: file:line of what forbids the capture, if it is a line.
+        name: of the thing that forbids it, such as "self.count", if it has one.
     """
 
     kind: RefusalKind
     text: str
     is_final: bool = True
+    site: str | None = None
+    name: str | None = None
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def reason(self) -> tuple[str, ...]:
+        """What two refusals share if they say the same thing, such as with other numbers."""
+        if self.site is None and self.name is None:
+            return (self.kind, self.text)
+        return (self.kind, self.site or "", self.name or "")
 
 
 def host_read(site: str, *, is_final: bool = True) -> Refusal:
@@ -65,7 +78,8 @@ def host_read(site: str, *, is_final: bool = True) -> Refusal:
         site: file and line of the read.
         is_final: False if later runs of the step may not read there.
     """
-    return Refusal("host_read", f"{site} makes the host wait for the device", is_final)
+    text = f"{site} makes the host wait for the device"
+    return Refusal("host_read", text, is_final, site=site)
 
 
 # --- batches ---
@@ -97,7 +111,9 @@ def _is_unknown(value: object) -> Refusal:
         "unknown_batch",
         f"a batch holds a {type(value).__module__}.{type(value).__qualname__}, whose values a "
         "graph would keep; it may hold tensors, numbers, strings, tuples, lists, mappings and "
-        "dataclasses: convert it in the loader's collate_fn",
+        "dataclasses: convert it in the loader's collate_fn, or bind it to the step with "
+        "functools.partial",
+        name=f"a {type(value).__qualname__} in a batch",
     )
 
 
@@ -106,6 +122,7 @@ def _is_on_the_host(tensor: torch.Tensor) -> Refusal | None:
         "batch_on_host",
         f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the device, "
         "or make it a plain value",
+        name="a batch",
     )
 
 
@@ -114,6 +131,7 @@ def _requires_gradients(tensor: torch.Tensor) -> Refusal | None:
         "batch_requires_grad",
         f"a batch holds {_named(tensor)} that requires gradients, which a graph would not bring "
         "to it; call requires_grad_() in the step",
+        name="a batch",
     )
 
 
@@ -124,19 +142,21 @@ def _named(tensor: torch.Tensor) -> str:
 # --- what an eager run did ---
 
 
-def objection_to(seen: Observation, *, former_calls: list[int]) -> Refusal | None:
-    """Return why a graph could not repeat a run that did this, None if it could.
+def objections_to(seen: Observation, *, former_calls: list[int]) -> list[Refusal]:
+    """Return all reasons why a graph could not repeat a run that did this.
 
     Args:
         seen: in the run.
         former_calls: ids of the optimizers that the run before called.
     """
-    return (
-        _optimizer_calls_differ(seen, former_calls)
-        or _calls_a_scheduler(seen)
-        or _replaces_state(seen)
-        or _reads_on_the_host(seen)
+    found = (
+        _optimizer_calls_differ(seen, former_calls),
+        _calls_a_scheduler(seen),
+        _replaces_state(seen),
+        # Refused without a try: a capture that fails there has done half of the step on the host.
+        *[host_read(site) for site in dict.fromkeys(seen.host_reads)],
     )
+    return [refusal for refusal in found if refusal is not None]
 
 
 def _optimizer_calls_differ(seen: Observation, former_calls: list[int]) -> Refusal | None:
@@ -167,8 +187,3 @@ def _replaces_state(seen: Observation) -> Refusal | None:
         "the step's optimizer replaces its state, or counts on the host, and a graph keeps the "
         "state with which it was captured",
     )
-
-
-def _reads_on_the_host(seen: Observation) -> Refusal | None:
-    # Refused without a try: a capture that fails there has done half of the step on the host.
-    return host_read(seen.host_reads[0]) if seen.host_reads else None

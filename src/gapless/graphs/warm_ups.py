@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.refusal import Refusal, objection_to
+from gapless.graphs.refusal import Refusal, objections_to
 
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ class WarmUps:
 
     def run(
         self, key: Hashable, tree: Tree, work: Callable[[Any], Any]
-    ) -> tuple[Any, Refusal | None]:
-        """Run a step on a batch; return its result, and why it cannot be captured.
+    ) -> tuple[Any, list[Refusal]]:
+        """Run a step on a batch; return its result, and all reasons why it cannot be captured.
 
         Sync: Does not block the host, unless the step does.
         """
@@ -65,11 +65,14 @@ class WarmUps:
         with self._observer.watch(is_first=is_first, is_last=is_last) as seen:
             out = work(tree.value)
         former_calls = self._optimizer_calls.get(number, seen.optimizer_calls)
-        refusal = objection_to(seen, former_calls=former_calls) or self._too_many_keys()
+        refusals = objections_to(seen, former_calls=former_calls)
+        too_many = self._too_many_keys()
+        if too_many is not None:
+            refusals.append(too_many)
         self._optimizer_calls[number] = seen.optimizer_calls
         self._num_runs[number] += 1
         self._note_unlike(tree)
-        return out, refusal
+        return out, refusals
 
     def _too_many_keys(self) -> Refusal | None:
         if len(self._num_runs) <= _MAX_KEYS:

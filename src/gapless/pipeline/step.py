@@ -30,6 +30,19 @@ class StepLoss:
     weight: torch.Tensor | float = 1.0
 
 
+@dataclass(slots=True)
+class Call:
+    """What a step is called with, where a loop may call it with anything.
+
+    Attributes:
+        args: by position.
+        kwargs: by name.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 @runtime_checkable
 class SplitStep(Protocol):
     """A step in two parts, so that a plan can put them on streams of their own."""
@@ -55,21 +68,22 @@ class HostPart(Protocol):
 WholeStep: TypeAlias = "Callable[[Any], StepLoss | torch.Tensor]"
 
 
-def call_host_part(step: object, batch: Any) -> None:
+def call_host_part(step: object, /, *args: Any, **kwargs: Any) -> None:
     """Do what a step does on the host for each batch, if it does anything."""
     # Not isinstance, which takes microseconds for a protocol.
     on_host = getattr(step, "on_host", None)
     if on_host is not None:
-        on_host(batch)
+        on_host(*args, **kwargs)
 
 
-def do_work(step: Any, batch: Any) -> Any:
+def do_work(step: Any, /, *args: Any, **kwargs: Any) -> Any:
     """Queue both parts of a step, or the whole, on the current stream; return what it returns."""
     if isinstance(step, SplitStep):
-        out = step.forward(batch)
-        step.backward(out)
+        split: Any = step
+        out = split.forward(*args, **kwargs)
+        split.backward(out)
         return out
-    return step(batch)
+    return step(*args, **kwargs)
 
 
 def loss_of(out: Any) -> StepLoss:

@@ -8,12 +8,14 @@ returns travels with the batch, so nobody walks the batch again.
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
 from gapless.pipeline.containers import PLAIN, container_of
+from gapless.pipeline.step import Call
 
 
 if TYPE_CHECKING:
@@ -76,10 +78,19 @@ class Tree:
         )
         return (self._root.key(), tensors)
 
+    def structure(self) -> Hashable:
+        """Return the part of the key that does not depend on tensors.
+
+        Sync: Does not block the host.
+        """
+        return self._root.key()
+
     def difference(self, other: Tree) -> str:
         """Return in a few words where the key of another batch differs from this one's."""
         found = next(self._root.differences(other._root, "batch"), None)
-        return found or "the shape of its tensors"
+        if found is None:
+            return "the shape of its tensors"
+        return _named_as_called(found) if isinstance(self.value, Call) else found
 
 
 def flatten(value: Any) -> Tree:
@@ -91,6 +102,15 @@ def flatten(value: Any) -> Tree:
     unknown: list[Any] = []
     root = _node_of(value, leaves, unknown)
     return Tree(value, leaves, unknown, root)
+
+
+def _named_as_called(found: str) -> str:
+    """Say of the parts of a call what they are to its caller."""
+    found = re.sub(r"\bbatch\.kwargs\[('[^']*')\]", r"argument \1", found)
+    if "batch.args[0]" in found:
+        return found.replace("batch.args[0]", "batch")
+    found = re.sub(r"\bbatch\.args\[(\d+)\]", lambda n: f"argument {int(n[1]) + 1}", found)
+    return re.sub(r"\bbatch\.(kw)?args\b", "the arguments", found)
 
 
 # --- nodes ---
