@@ -145,7 +145,7 @@ def measure(case: dict[str, int], *, device: Device, causal: bool, rounds: int) 
 def _ten_of(work: Callable[[], Any], device: Device) -> Callable[[], Any]:
     """Return what does the same ten times, by one launch where a device can."""
 
-    def ten() -> None:
+    def ten(_: object = None) -> None:
         for _ in range(10):
             work()
 

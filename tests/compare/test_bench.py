@@ -11,6 +11,7 @@ import torch
 
 from gapless.compare import entrant as entrants
 from gapless.compare.bench import run_bench
+from gapless.device.capture_edges import call
 from gapless.device.instruments.clocks import CompileClock
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -145,7 +146,7 @@ class Accelerator:
         return tensor.device.type != "cpu"
 
     def capture(self, work, *, like=None):
-        work()
+        work(call)
         return CPU.capture(work)
 
 

@@ -163,7 +163,7 @@ def test_a_check_may_allow_waits_where_the_simulation_forbids_them():
 def test_no_wait_is_allowed_inside_a_capture(device, x):
     """A capture runs nothing, so there is nothing to wait for."""
 
-    def work():
+    def work(_):
         with gapless.allow_waits("metrics"):
             x[0].item()
 

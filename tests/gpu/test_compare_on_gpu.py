@@ -106,7 +106,7 @@ def test_a_trace_sees_kernels_inside_a_graph():
     add(value, 1)
     torch.cuda.synchronize()
     with torch.cuda.stream(torch.cuda.Stream()):
-        graph = DEVICE.capture(lambda: add(value, 25))
+        graph = DEVICE.capture(lambda _: add(value, 25))
 
         def replay():
             graph.replay()

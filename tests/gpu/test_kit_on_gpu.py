@@ -191,7 +191,7 @@ def test_captured_work_is_done_again_at_every_replay():
     device = find_device("cuda")
     source, target = torch.zeros(8, device="cuda"), torch.zeros(8, device="cuda")
 
-    def work():
+    def work(_=None):
         target.copy_(source * 2 + 1)
 
     work()

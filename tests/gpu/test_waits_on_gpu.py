@@ -119,7 +119,7 @@ def test_no_wait_is_allowed_inside_a_capture(x):
     """Torch refuses the read before CUDA sees it, so the next capture works."""
     device = gapless.find_device("cuda")
 
-    def work():
+    def work(_):
         x.add_(1)
         with gapless.allow_waits("metrics"):
             x[0].item()
@@ -128,7 +128,7 @@ def test_no_wait_is_allowed_inside_a_capture(x):
     with device.use_stream(device.create_stream()):
         with pytest.raises(RuntimeError, match="synchronizing"):
             device.capture(work)
-        graph = device.capture(lambda: x.mul_(2))
+        graph = device.capture(lambda _: x.mul_(2))
         before = x.clone()
         graph.replay()
 

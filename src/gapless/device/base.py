@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -29,14 +29,17 @@ Event: TypeAlias = Any
 # Takes the call that waits, such as "Tensor.item", and the file:line that made it.
 WaitObserver: TypeAlias = "Callable[[str, str], None]"
 
+# Ends a segment of captured work; takes what every replay calls there.
+Cut: TypeAlias = "Callable[[Callable[[], object]], None]"
+
 
 class Graph(Protocol):
-    """Captured work."""
+    """Captured work, in one segment or several with calls between them."""
 
     def replay(self) -> None:
         """Launch the work on the current stream, on the memory it was captured with.
 
-        Sync: Does not block the host.
+        Sync: Does not block the host, unless a call between two segments does.
         """
 
 
@@ -249,18 +252,30 @@ class Device(Instruments, Protocol):
             pageable memory blocks until the host side has been read.
         """
 
-    def capture(self, work: Callable[[], None], *, like: Any = None) -> Graph:
+    def capture(
+        self,
+        work: Callable[[Cut], object],
+        *,
+        like: Any = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> Graph:
         """Capture the work that a function queues, without running it.
 
-        The function uses memory that stays in its place: static inputs and outputs.
+        The function uses memory that stays in its place: static inputs and outputs. A failure
+        leaves nothing behind.
 
         Args:
-            work: queues the work on the current stream.
+            work: queues the work on the current stream. It takes a function `cut`: `cut(call)`
+                ends a segment of the work and begins the next in the same memory pool. `call` is
+                not called by the capture, but between the two segments of every replay.
             like: a graph whose memory pool the new graph shares. The two must not run at the
                 same time, and neither may read what the other left in the pool.
+            generators: of random numbers on the device that the work draws from, beside the
+                device's own.
 
         Raises:
-            RuntimeError: the work does something that cannot be captured, such as a host wait.
+            RuntimeError: the work does something that cannot be captured, such as a host wait or
+                a cut inside a backward pass.
 
         Sync: Blocks the host on a GPU, which starts a capture with an idle device.
         """

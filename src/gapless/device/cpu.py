@@ -16,14 +16,15 @@ from typing import TYPE_CHECKING, Never
 
 import torch
 
+from gapless.device.capture_edges import call
 from gapless.errors import DeviceError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
     from contextlib import AbstractContextManager
 
-    from gapless.device.base import Graph, WaitObserver
+    from gapless.device.base import Cut, Graph, WaitObserver
 
 
 class CpuStream:
@@ -40,8 +41,12 @@ class CpuEvent:
 class CpuGraph:
     """A function that is called again."""
 
-    def __init__(self, work: Callable[[], None]) -> None:
-        self.replay = work
+    def __init__(self, work: Callable[[Cut], object]) -> None:
+        self._work = work
+
+    def replay(self) -> None:
+        """Call the function; what it cuts out runs in its place."""
+        self._work(call)
 
 
 class CpuDevice:
@@ -151,9 +156,15 @@ class CpuDevice:
         """Copy at once."""
         target.copy_(source)
 
-    def capture(self, work: Callable[[], None], *, like: Graph | None = None) -> CpuGraph:
-        """Return the function itself: every call reads its static memory again."""
-        del like
+    def capture(
+        self,
+        work: Callable[[Cut], object],
+        *,
+        like: Graph | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> CpuGraph:
+        """Return a graph that calls the function: every call reads its static memory again."""
+        del like, generators
         return CpuGraph(work)
 
     def delay(self, stream: CpuStream, ms: float) -> None:

@@ -6,20 +6,22 @@ import gc
 import os
 from functools import cache
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from gapless.device import cuda_waits
+from gapless.device.capture_edges import capture_edges
+from gapless.device.cuda_graph import CudaCapture, CudaGraph
 from gapless.device.instruments.kernel_trace import trace_kernels
 from gapless.device.instruments.nvml import Nvml
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from gapless.device.base import WaitObserver
+    from gapless.device.base import Cut, WaitObserver
     from gapless.device.instruments.kernel_trace import KernelTrace
 
 
@@ -197,65 +199,53 @@ class CudaDevice:
         target.copy_(source, non_blocking=True)
 
     def capture(
-        self, work: Callable[[], None], *, like: torch.cuda.CUDAGraph | None = None
-    ) -> torch.cuda.CUDAGraph:
-        """Capture the work that a function queues as a CUDA graph.
+        self,
+        work: Callable[[Cut], object],
+        *,
+        like: CudaGraph | None = None,
+        generators: Sequence[torch.Generator] = (),
+    ) -> CudaGraph:
+        """Capture the work that a function queues, without running it.
 
-        Run the function once or twice before, so that its kernels are loaded and its memory exists.
+        A failure leaves the stream, the random generators and the memory pool as they were. Run
+        the function once or twice before, so that its kernels are loaded and its memory exists.
 
         Args:
-            work: queues the work on the current stream.
+            work: queues the work on the current stream; takes a function that cuts (see `Device`).
             like: a graph whose memory pool the new graph shares.
+            generators: of random numbers that the work draws from, beside the GPU's own.
 
         Raises:
             RuntimeError: the work does something that cannot be captured, such as a host wait.
 
         Sync: Blocks the host until the device is idle.
         """
-        graph = torch.cuda.CUDAGraph()
-        pool = torch.cuda.graph_pool_handle() if like is None else like.pool()
-        current = self.current_stream()
-        is_default = current == torch.cuda.default_stream(self.torch_device)
-        failure: RuntimeError | None = None
+        if torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("cannot capture inside a capture")
         # On the current stream, because autograd binds gradients to the stream of their first
-        # use; but CUDA cannot capture the default stream. "thread_local", so that a user's
-        # thread that pins memory does not end the capture.
-        try:
-            with torch.cuda.graph(
-                graph,
-                pool=pool,
-                stream=None if is_default else current,
-                capture_error_mode="thread_local",
-            ):
-                try:
-                    # Torch refuses a read of a value before CUDA sees it; in CUDA it would
-                    # spoil the capture.
-                    with self.forbid_waits():
-                        work()
-                except RuntimeError as error:
-                    failure = error
-                    raise
-        except RuntimeError as error:
-            if error is not failure:
-                self._recover(pool, current)
-            # The error of the work, rather than the later one that the capture cannot end.
-            raise failure or error from None
-        return graph
-
-    def _recover(self, pool: Any, current: torch.cuda.Stream) -> None:
-        """Restore torch's state after CUDA has invalidated a capture.
-
-        Torch is then still on the stream of the capture, still allocates from the capture's pool,
-        and its random generator is still in capture mode until a capture succeeds (torch 2.13:
-        `CUDAGraph::capture_end` stops at CUDA's error).
-        """
-        torch.cuda.set_stream(current)
-        index = self.torch_device.index
-        torch._C._cuda_endAllocateToPool(index, pool)
-        torch._C._cuda_releasePool(index, pool)
-        number = torch.zeros((), device=self.torch_device)
-        with torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="thread_local"):
-            number.add_(1)
+        # use; but CUDA cannot capture the default stream.
+        stream = self.current_stream()
+        if stream == torch.cuda.default_stream(self.torch_device):
+            stream = self.shared_stream("gapless.capture")
+        capture = CudaCapture(
+            self.torch_device,
+            stream=stream,
+            pool=torch.cuda.graph_pool_handle() if like is None else like.pool,
+            generators=generators,
+        )
+        _free_idle_memory(self.torch_device)
+        with self.use_stream(stream), capture_edges():
+            capture.begin()
+            try:
+                # Torch refuses a read of a value before CUDA sees it; in CUDA it would spoil the
+                # capture.
+                with self.forbid_waits():
+                    work(capture.cut)
+            except BaseException:
+                # The error of the work, rather than the later one that the capture cannot end.
+                capture.abandon()
+                raise
+            return capture.finish()
 
     def delay(self, stream: torch.cuda.Stream, ms: float) -> None:
         """Keep `stream` busy for about `ms` milliseconds.
@@ -363,6 +353,17 @@ def _keep_garbage_from_children() -> None:
     """
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=gc.freeze)
+
+
+def _free_idle_memory(device: torch.device) -> None:
+    """Give back cached memory as `torch.cuda.graph` does before a capture.
+
+    What is cached may carry events that torch asks about at the next allocation, which CUDA does
+    not allow in a capture.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch._C._host_emptyCache()
 
 
 def _measure_cycles_per_ms() -> float:

@@ -216,7 +216,7 @@ class GraphCache:
         outs: list[Any] = []
         reserved_before: list[int] = []
 
-        def queue() -> None:
+        def queue(_: object) -> None:
             # Read here: torch gives back free memory before a capture begins.
             reserved_before.append(self._device.reserved_memory_bytes())
             # Without its graph of gradients, which would hold on to more of the memory.

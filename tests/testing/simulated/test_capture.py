@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from contextlib import contextmanager
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_capture_does_nothing_until_it_is_replayed(scheduler):
     """Each replay works on the memory of the capture, with the values it holds at that time."""
     with on_a_stream(scheduler) as device:
         x, total = floats(device).fill_(1.0), floats(device).fill_(0.0)
-        graph = device.capture(lambda: total.add_(x * 2))
+        graph = device.capture(lambda _: total.add_(x * 2))
         assert total.tolist() == [0.0] * 4
         graph.replay()
         x.fill_(10.0)
@@ -50,7 +51,7 @@ def test_every_replay_has_random_numbers_of_its_own(scheduler):
     with on_a_stream(scheduler) as device:
         x, y = floats(device, 32).fill_(1.0), floats(device, 32)
         kept = [floats(device, 32) for _ in range(3)]
-        graph = device.capture(lambda: y.copy_(F.dropout(x, 0.5)))
+        graph = device.capture(lambda _: y.copy_(F.dropout(x, 0.5)))
         for target in kept:
             graph.replay()
             target.copy_(y)
@@ -64,7 +65,7 @@ def test_a_replay_is_one_piece_of_work_for_the_checker():
     """A replay reads and writes everything that its captured work does, on its own stream."""
     with on_a_stream("asap") as device:
         x, side = floats(device).fill_(1.0), device.create_stream()
-        graph = device.capture(lambda: x.add_(1))
+        graph = device.capture(lambda _: x.add_(1))
         device.wait_stream(side, device.current_stream())
         with device.use_stream(side):
             graph.replay()
@@ -83,7 +84,7 @@ def test_capturing_touches_no_memory():
         device.wait_stream(side, device.current_stream())
         with device.use_stream(side):
             x.fill_(1.0)
-        graph = device.capture(lambda: x.add_(1))
+        graph = device.capture(lambda _: x.add_(1))
         with device.use_stream(side):
             x.mul_(3)
         device.wait_stream(device.current_stream(), side)
@@ -98,7 +99,7 @@ def test_streams_of_one_capture_can_race():
     with on_a_stream("lazy") as device:
         x, side = floats(device).fill_(1.0), device.create_stream()
 
-        def work():
+        def work(_):
             x.add_(1)
             with device.use_stream(side):
                 x.mul_(2)
@@ -115,7 +116,7 @@ def test_streams_of_one_capture_can_be_ordered():
     with on_a_stream("lazy") as device:
         x, side, event = floats(device).fill_(1.0), device.create_stream(), device.create_event()
 
-        def work():
+        def work(_):
             x.add_(1)
             device.record_event(event, device.current_stream())
             device.wait_event(side, event)
@@ -134,7 +135,7 @@ def test_events_of_a_capture_order_nothing_outside():
         x, side, stream = floats(device), device.create_stream(), device.current_stream()
         with device.use_stream(side):
             x.fill_(1.0)
-        device.capture(lambda: device.wait_stream(stream, side))
+        device.capture(lambda _: device.wait_stream(stream, side))
         x + 1
 
     assert len(device.report.races) == 1
@@ -144,7 +145,7 @@ def test_replays_of_one_graph_keep_their_order():
     """Replays of one graph run one after the other, on whatever streams they are launched."""
     with on_a_stream("random") as device:
         x, side = floats(device).fill_(1.0), device.create_stream()
-        graph = device.capture(lambda: x.add_(1))
+        graph = device.capture(lambda _: x.add_(1))
         graph.replay()
         with device.use_stream(side):
             graph.replay()
@@ -157,7 +158,7 @@ def test_memory_of_a_capture_is_the_graphs_own():
     with on_a_stream("lazy") as device:
         x, addresses = floats(device).fill_(1.0), []
 
-        def work():
+        def work(_):
             y = x + 1
             addresses.append(y.data_ptr())
             x.copy_(y)
@@ -185,7 +186,7 @@ REFUSED = {
     "values": ("poisson.* cannot be captured", lambda device, x: torch.poisson(x)),
     "nested": (
         "cannot capture inside a capture",
-        lambda device, x: device.capture(lambda: x.add_(1)),
+        lambda device, x: device.capture(lambda _: x.add_(1)),
     ),
 }
 
@@ -197,7 +198,7 @@ def test_what_waits_cannot_be_captured(name):
     with on_a_stream("asap") as device:
         x = floats(device).fill_(1.0)
         with pytest.raises(RuntimeError, match=message):
-            device.capture(lambda: work(device, x))
+            device.capture(lambda _: work(device, x))
 
         assert (x + 1).tolist() == [2.0] * 4
 
@@ -208,8 +209,8 @@ def test_events_do_not_cross_the_edge_of_a_capture():
         event, stream = device.create_event(), device.current_stream()
         device.record_event(event, stream)
         with pytest.raises(RuntimeError, match=r"recorded outside a capture.*no meaning inside"):
-            device.capture(lambda: device.wait_event(stream, event))
-        device.capture(lambda: device.record_event(event, stream))
+            device.capture(lambda _: device.wait_event(stream, event))
+        device.capture(lambda _: device.record_event(event, stream))
         for use in (device.query_event, device.synchronize_event):
             with pytest.raises(
                 RuntimeError, match=r"recorded inside a capture.*no meaning outside"
@@ -223,4 +224,156 @@ def test_nothing_is_captured_on_the_default_stream():
         SimulatedDevice(scheduler="asap") as device,
         pytest.raises(RuntimeError, match="cannot capture on the default stream"),
     ):
-        device.capture(lambda: None)
+        device.capture(lambda _: None)
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+def test_what_is_cut_out_runs_between_two_segments(scheduler):
+    """A replay launches a segment, calls, and launches the next, which sees what was done."""
+    with on_a_stream(scheduler) as device:
+        x = floats(device).fill_(0.0)
+
+        def work(cut):
+            x.add_(1)
+            cut(lambda: x.mul_(10))
+            y = x + 1
+            cut(lambda: x.add_(100))
+            x.add_(y)
+
+        graph = device.capture(work)
+        assert x.tolist() == [0.0] * 4
+        graph.replay()
+        assert x.tolist() == [121.0] * 4
+        graph.replay()
+
+        assert x.tolist() == [(1220.0 + 100) + 1221] * 4
+    assert device.report.races == []
+
+
+def test_segments_without_work_are_not_launched():
+    """Cuts at both ends and in a row are fine, and calls run all the same."""
+    with on_a_stream("asap") as device:
+        x, calls = floats(device).fill_(0.0), []
+
+        def work(cut):
+            cut(lambda: calls.append(1))
+            cut(lambda: calls.append(2))
+            x.add_(1)
+            cut(lambda: calls.append(3))
+
+        graph = device.capture(work)
+        assert calls == []
+        graph.replay()
+
+        assert calls == [1, 2, 3]
+        assert x.tolist() == [1.0] * 4
+
+
+def test_random_numbers_go_on_over_a_cut():
+    """What is called between segments draws in its turn."""
+    torch.manual_seed(3)
+    expected = [torch.rand(4) for _ in range(6)]
+    torch.manual_seed(3)
+    with on_a_stream("lazy") as device:
+        parts = [floats(device) for _ in range(3)]
+
+        def work(cut):
+            parts[0].uniform_()
+            cut(lambda: parts[1].uniform_())
+            parts[2].uniform_()
+
+        graph, found = device.capture(work), []
+        for _ in range(2):
+            graph.replay()
+            found += [part.tolist() for part in parts]
+
+    assert found == [values.tolist() for values in expected]
+
+
+def test_segments_share_memory_that_is_the_graphs_own():
+    """A tensor of one segment is whole in the next, also if other work allocates at the cut."""
+    with on_a_stream("lazy") as device:
+        x = floats(device).fill_(1.0)
+
+        def work(cut):
+            y = x * 2
+            cut(lambda: [floats(device).fill_(9.0) for _ in range(5)])
+            x.copy_(y)
+
+        device.capture(work).replay()
+
+        assert x.tolist() == [2.0] * 4
+    assert device.report.races == []
+
+
+def test_a_backward_pass_cannot_be_cut():
+    """CUDA ends a capture on the thread that began it, and backward passes have their own."""
+    with on_a_stream("asap") as device:
+        weight = floats(device).fill_(1.0).requires_grad_()
+
+        def work(cut):
+            hooked = weight * 2
+            hooked.register_hook(lambda grad: cut(list))
+            hooked.sum().backward()
+
+        with pytest.raises(RuntimeError, match="backward pass"):
+            device.capture(work)
+        with torch.no_grad():
+            assert (weight + 1).tolist() == [2.0] * 4
+
+
+def test_a_failed_capture_restores_the_current_stream():
+    """A stream that the work had chosen is not left as the current one."""
+    with on_a_stream("asap") as device:
+        stream = device.current_stream()
+
+        def work(cut):
+            device.set_current_stream(device.create_stream())
+            raise KeyError
+
+        with pytest.raises(KeyError):
+            device.capture(work)
+
+        assert device.current_stream() is stream
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_casts_of_weights_do_not_cross_the_edge_of_a_capture(fails):
+    """Autocast keeps no cast from before a capture for it, and none of it for later."""
+    with on_a_stream("asap") as device, torch.autocast("cpu", dtype=torch.bfloat16):
+        weight = floats(device, 16).fill_(1.0).view(4, 4).detach().requires_grad_()
+        x, out = floats(device, 16).view(4, 4).fill_(1.0), floats(device, 16).view(4, 4)
+        x @ weight
+        with torch.no_grad():
+            weight.fill_(2.0)
+
+        def work(cut):
+            out.copy_((x @ weight).float())
+            if fails:
+                raise KeyError
+
+        if fails:
+            with pytest.raises(KeyError):
+                device.capture(work)
+        else:
+            graph = device.capture(work)
+            graph.replay()
+            assert out.tolist() == [[8.0] * 4] * 4
+            with torch.no_grad():
+                weight.fill_(3.0)
+            graph.replay()
+            assert out.tolist() == [[12.0] * 4] * 4
+
+        with torch.no_grad():
+            weight.fill_(4.0)
+        assert (x @ weight).tolist() == [[16.0] * 4] * 4
+
+
+def test_no_garbage_is_collected_in_a_capture():
+    """A collection could free what CUDA does not let go of while it captures."""
+    with on_a_stream("asap") as device:
+        seen = []
+        device.capture(lambda _: seen.append(gc.isenabled()))
+
+        assert seen == [False]
+        assert gc.isenabled()

@@ -180,7 +180,7 @@ def test_nothing_of_a_device_stays_behind():
         with SimulatedDevice(scheduler="lazy") as device:
             tensor = device.device_buffer(64).view(torch.float32) * 2
             with device.use_stream(device.create_stream()):
-                graph = device.capture(lambda: tensor.mul_(2))
+                graph = device.capture(lambda _: tensor.mul_(2))
                 graph.replay()
         return [weakref.ref(part) for part in (device, device._simulation, graph)]
 

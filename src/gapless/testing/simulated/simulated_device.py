@@ -19,11 +19,11 @@ from gapless.testing.simulated.simulation import Simulation
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from gapless.device.base import WaitObserver
+    from gapless.device.base import Cut, WaitObserver
     from gapless.testing.simulated.queues import Scheduler, SimulatedStream
     from gapless.testing.simulated.races import RaceReport
     from gapless.testing.simulated.simulation import SimulatedGraph
@@ -301,18 +301,25 @@ class SimulatedDevice:
         target.copy_(source, non_blocking=True)
 
     def capture(
-        self, work: Callable[[], None], *, like: SimulatedGraph | None = None
+        self,
+        work: Callable[[Cut], object],
+        *,
+        like: SimulatedGraph | None = None,
+        generators: Sequence[torch.Generator] = (),
     ) -> SimulatedGraph:
         """Capture the work that a function queues, without running it.
 
         Args:
-            work: queues the work on the current stream, which must not be the default stream.
+            work: queues the work on the current stream, which must not be the default stream;
+                takes a function that cuts (see `Device`).
             like: a graph whose memory pool the new graph shares.
+            generators: not needed here: work draws when it is launched.
 
         Raises:
             RuntimeError: a capture is running, the current stream is the default stream (which
                 CUDA cannot capture), or the function makes the host wait.
         """
+        del generators
         return self._simulation.capture(work, like=like)
 
     def delay(self, stream: SimulatedStream, ms: float) -> None:

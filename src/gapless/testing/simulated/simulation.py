@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.device.call_site import call_site
+from gapless.device.capture_edges import capture_edges, check_may_cut
 from gapless.device.waits import declared_reason
 from gapless.testing.simulated.allocator import Memory, spans_of
 from gapless.testing.simulated.history import History
@@ -25,6 +26,7 @@ from gapless.testing.simulated.virtual_clock import WAIT, Timeline
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
+    from gapless.device.base import Cut
     from gapless.testing.simulated.allocator import Block
     from gapless.testing.simulated.history import Kind, Span
     from gapless.testing.simulated.queues import Scheduler
@@ -85,8 +87,8 @@ class Work:
 
 
 @dataclass(eq=False)
-class SimulatedGraph:
-    """Captured work, which a replay launches as one piece.
+class Segment:
+    """Captured work that is launched as one piece.
 
     Attributes:
         works: in order of launch.
@@ -97,17 +99,14 @@ class SimulatedGraph:
     """
 
     simulation: Simulation
+    pool: object
     works: list[Work] = field(default_factory=list)
     checker: RaceChecker = field(default_factory=RaceChecker)
     histories: dict[History, History] = field(default_factory=dict)
     last: Mark | None = None
-    pool: object = field(default_factory=object)
 
     def replay(self) -> None:
-        """Launch all captured work on the current stream.
-
-        Sync: Does not block the host.
-        """
+        """Launch all captured work on the current stream."""
         simulation = self.simulation
         # Replays of one graph share their memory, so the driver runs them in order.
         simulation.let_wait(simulation.current, self.last)
@@ -117,6 +116,30 @@ class SimulatedGraph:
 
     def _tasks(self) -> list[Callable[[], None]]:
         return [work.task() for work in self.works]
+
+
+@dataclass(eq=False)
+class SimulatedGraph:
+    """Captured work, in one segment or several with calls between them.
+
+    Attributes:
+        pool: memory pool of the graph; graphs may share one.
+        parts: segments and calls, in order.
+    """
+
+    pool: object
+    parts: list[Segment | Callable[[], object]] = field(default_factory=list)
+
+    def replay(self) -> None:
+        """Launch the segments on the current stream, with the calls between them.
+
+        Sync: Does not block the host, unless a call does.
+        """
+        for part in self.parts:
+            if not isinstance(part, Segment):
+                part()
+            elif part.works:
+                part.replay()
 
 
 def _run_all(tasks: list[Callable[[], None]]) -> None:
@@ -156,7 +179,7 @@ class Simulation:
         self.timeline = Timeline(durations or {})
         self.pageable_limit_bytes = pageable_limit_bytes
         self._num_streams = 0
-        self._graph: SimulatedGraph | None = None
+        self._segment: Segment | None = None
         self.current = self._default_stream = self.create_stream("default stream")
         self.waits: list[tuple[str, str]] = []
         self.on_wait: list[Callable[[str, str], None]] = []
@@ -168,7 +191,7 @@ class Simulation:
     @property
     def _clocks(self) -> RaceChecker:
         """The checker for what is queued now; a capture has its own, since its work does not run."""
-        return self.checker if self._graph is None else self._graph.checker
+        return self.checker if self._segment is None else self._segment.checker
 
     def create_stream(self, name: str | None = None) -> SimulatedStream:
         """Return a new stream."""
@@ -202,7 +225,7 @@ class Simulation:
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return device memory of the current stream, or of the graph being captured."""
-        pool = self.current if self._graph is None else self._graph.pool
+        pool = self.current if self._segment is None else self._segment.pool
         return self.memory.allocate(num_bytes, stream=pool)
 
     def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
@@ -233,8 +256,8 @@ class Simulation:
         stream, site = self.current, call_site()
         self._clocks.launch(stream.name)
         self._record(stream.name, work.touches, work.what, site)
-        if self._graph is not None:
-            self._graph.works.append(work)
+        if self._segment is not None:
+            self._segment.works.append(work)
             return
         task = work.task()
         self.timeline.spend("launch")
@@ -281,8 +304,8 @@ class Simulation:
         for touch in touches:
             block = touch.block
             history = block.history
-            if self._graph is not None:
-                history = self._graph.histories.setdefault(history, History())
+            if self._segment is not None:
+                history = self._segment.histories.setdefault(history, History())
             for span in touch.spans:
                 self._clocks.access(
                     agent, touch.kind, history, span, buffer=block.name, what=what, site=site
@@ -292,12 +315,12 @@ class Simulation:
         """Return the point after everything queued on a stream so far."""
         time = max(stream.time_ms, self.timeline.now_ms)
         clock = self._clocks.snapshot(stream.name)
-        return Mark(stream, stream.num_queued, clock, time, capture=self._graph)
+        return Mark(stream, stream.num_queued, clock, time, capture=self._segment)
 
     def _check_capture(self, mark: Mark) -> None:
-        if mark.capture is not self._graph:
+        if mark.capture is not self._segment:
             here, there = (
-                ("inside", "outside") if self._graph is not None else ("outside", "inside")
+                ("inside", "outside") if self._segment is not None else ("outside", "inside")
             )
             raise RuntimeError(
                 f"the event used at {call_site()} was recorded {there} a capture, so it has no "
@@ -310,7 +333,7 @@ class Simulation:
             return
         self._check_capture(mark)
         self._clocks.order(stream.name, mark.clock)
-        if self._graph is not None:
+        if self._segment is not None:
             return
         stream.time_ms = max(stream.time_ms, mark.time_ms)
         self.queues.put(stream, Task(None, stream.time_ms, needs=mark, site=call_site()))
@@ -318,7 +341,7 @@ class Simulation:
 
     def query(self, event: SimulatedEvent) -> bool:
         """Return whether an event is done; if so, the host is ordered after it."""
-        if self._graph is not None:
+        if self._segment is not None:
             raise RuntimeError(f"query_event at {call_site()} queries the device inside a capture")
         if event.mark is not None:
             self._check_capture(event.mark)
@@ -336,7 +359,7 @@ class Simulation:
             Exception: what queued work raised; as on a GPU, it surfaces at the next wait.
         """
         site = call_site()
-        if self._graph is not None:
+        if self._segment is not None:
             raise RuntimeError(f"{what} at {site} waits for the device inside a capture")
         if self.are_waits_forbidden and declared_reason() is None:
             raise RuntimeError(f"{what} at {site} makes the host wait for the device")
@@ -359,7 +382,7 @@ class Simulation:
             RuntimeError: a graph is being captured.
             Exception: what queued work raised.
         """
-        if self._graph is not None:
+        if self._segment is not None:
             raise RuntimeError(
                 f"{what} at {call_site()} cannot be captured: its results depend on values"
             )
@@ -378,7 +401,7 @@ class Simulation:
             raise failure
 
     def capture(
-        self, work: Callable[[], None], *, like: SimulatedGraph | None = None
+        self, work: Callable[[Cut], object], *, like: SimulatedGraph | None = None
     ) -> SimulatedGraph:
         """Capture the work that a function queues, without running it.
 
@@ -386,18 +409,29 @@ class Simulation:
             RuntimeError: a capture is running, the current stream is the default stream (which
                 CUDA cannot capture), or the function makes the host wait.
         """
-        if self._graph is not None:
+        if self._segment is not None:
             raise RuntimeError("cannot capture inside a capture")
         if self.current is self._default_stream:
             raise RuntimeError("cannot capture on the default stream")
-        self._graph = graph = SimulatedGraph(self)
-        if like is not None:
-            graph.pool = like.pool
-        graph.checker.report = self.checker.report
-        for stream in self.queues.streams:
-            graph.checker.add_stream(stream.name)
+        stream, graph = self.current, SimulatedGraph(object() if like is None else like.pool)
+
+        def cut(call: Callable[[], object]) -> None:
+            check_may_cut()
+            graph.parts.append(call)
+            self._begin_segment(graph)
+
+        self._begin_segment(graph)
         try:
-            work()
+            with capture_edges():
+                work(cut)
         finally:
-            self._graph = None
+            self._segment = None
+            self.current = stream
         return graph
+
+    def _begin_segment(self, graph: SimulatedGraph) -> None:
+        self._segment = Segment(self, graph.pool)
+        self._segment.checker.report = self.checker.report
+        for stream in self.queues.streams:
+            self._segment.checker.add_stream(stream.name)
+        graph.parts.append(self._segment)

@@ -1,0 +1,50 @@
+"""What has to hold at the edges of a capture, whatever the device."""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+def call(function: Callable[[], object]) -> None:
+    """Cut where nothing is captured: call the function at once."""
+    function()
+
+
+def check_may_cut() -> None:
+    """Refuse a cut inside a backward pass: CUDA ends a capture on the thread that began it only.
+
+    Raises:
+        RuntimeError: a backward pass is under way.
+    """
+    if torch._C._current_graph_task_id() != -1:
+        raise RuntimeError(
+            "what a backward pass calls cannot be taken out of a capture; call it after backward()"
+        )
+
+
+@contextmanager
+def capture_edges() -> Iterator[None]:
+    """Keep what a capture must not see, or leave behind, out of the body and what follows.
+
+    * No garbage is collected inside: to free a graph, an event or page-locked memory is an error
+      for CUDA while a capture is under way.
+    * Autocast keeps casts of weights. One that was made before would be read by every replay, and
+      one that was made inside holds no values until the first replay.
+    """
+    was_collecting = gc.isenabled()
+    gc.disable()
+    torch.clear_autocast_cache()
+    try:
+        yield
+    finally:
+        torch.clear_autocast_cache()
+        if was_collecting:
+            gc.enable()

@@ -1,0 +1,170 @@
+"""Captures on NVIDIA GPUs: CUDA graphs, and the calls between them."""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.device.capture_edges import check_may_cut
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+# Torch warns of a graph without work; between two cuts there may be none.
+_EMPTY = "The CUDA Graph is empty"
+
+
+# Graphs whose capture CUDA has invalidated. Torch's allocator of page-locked memory goes on asking
+# them whether a stream belongs to their capture, so they must not be freed (torch 2.13).
+_INVALIDATED: list[torch.cuda.CUDAGraph] = []
+
+
+class CudaGraph:
+    """Captured work in segments, and what is called between them.
+
+    Args:
+        segments: each with whether it has any work.
+        calls: one between each two segments.
+        pool: of the memory of all segments.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[tuple[torch.cuda.CUDAGraph, bool]],
+        calls: Sequence[Callable[[], object]],
+        pool: Any,
+    ) -> None:
+        self.pool = pool
+        # The pool lives as long as a segment of it, one without work included.
+        self._segments = segments
+        parts: list[Callable[[], object]] = []
+        for number, (segment, has_work) in enumerate(segments):
+            parts += [segment.replay] if has_work else []
+            parts += calls[number : number + 1]
+        self._parts = parts
+
+    def replay(self) -> None:
+        """Launch the segments on the current stream, with the calls between them.
+
+        Sync: Does not block the host, unless a call does.
+        """
+        for part in self._parts:
+            part()
+
+
+class CudaCapture:
+    """A capture under way, in one segment after the other.
+
+    Args:
+        device: of the stream.
+        stream: which is captured.
+        pool: of memory.
+        generators: of random numbers that the work draws from, beside the device's own.
+    """
+
+    def __init__(
+        self,
+        device: torch.device,
+        *,
+        stream: torch.cuda.Stream,
+        pool: Any,
+        generators: Sequence[torch.Generator],
+    ) -> None:
+        self._device = device
+        self._stream = stream
+        self._pool = pool
+        self._generators = generators
+        self._under_way: torch.cuda.CUDAGraph | None = None
+        self._segments: list[tuple[torch.cuda.CUDAGraph, bool]] = []
+        self._calls: list[Callable[[], object]] = []
+        self._failure: RuntimeError | None = None
+
+    def begin(self) -> None:
+        """Begin a segment."""
+        segment = self._new_graph()
+        with torch.cuda.stream(self._stream):
+            # "thread_local", so that a user's thread that pins memory does not end the capture.
+            segment.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        self._under_way = segment
+
+    def cut(self, call: Callable[[], object]) -> None:
+        """End the segment, note what every replay has to call there, and begin the next.
+
+        Raises:
+            RuntimeError: a backward pass is under way, or CUDA has invalidated the capture.
+        """
+        check_may_cut()
+        current = torch.cuda.current_stream(self._device)
+        is_fork = current != self._stream
+        if is_fork:
+            self._stream.wait_stream(current)
+        try:
+            self._end()
+        except RuntimeError as error:
+            self._failure = self._failure or error
+            raise
+        finally:
+            # Also after a failure: whoever catches it goes on, and nothing of that must run.
+            self.begin()
+        self._calls.append(call)
+        if is_fork:
+            current.wait_stream(self._stream)
+
+    def finish(self) -> CudaGraph:
+        """End the last segment; return the graph.
+
+        Raises:
+            RuntimeError: CUDA has invalidated the capture, now or at a cut.
+        """
+        self._end()
+        if self._failure is not None:
+            raise self._failure
+        return CudaGraph(self._segments, self._calls, self._pool)
+
+    def abandon(self) -> None:
+        """End the segment after a failure, in whatever state it is."""
+        if self._under_way is not None:
+            with suppress(RuntimeError):
+                self._end()
+
+    def _end(self) -> None:
+        segment = self._under_way
+        assert segment is not None
+        self._under_way = None
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            try:
+                with torch.cuda.stream(self._stream):
+                    segment.capture_end()
+            except RuntimeError:
+                self._recover(segment)
+                raise
+        others = [found for found in caught if not str(found.message).startswith(_EMPTY)]
+        for found in others:
+            warnings.warn_explicit(found.message, found.category, found.filename, found.lineno)
+        self._segments.append((segment, len(others) == len(caught)))
+
+    def _recover(self, segment: torch.cuda.CUDAGraph) -> None:
+        """Restore torch's state after CUDA has invalidated a capture.
+
+        Torch then still allocates from the capture's pool, and until 2.12 its random generators
+        are in capture mode until a capture of theirs succeeds (`CUDAGraph::capture_end` stops at
+        CUDA's error).
+        """
+        _INVALIDATED.append(segment)
+        torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+        torch._C._cuda_releasePool(self._device.index, self._pool)
+        number = torch.zeros((), device=self._device)
+        with torch.cuda.graph(self._new_graph(), capture_error_mode="thread_local"):
+            number.add_(1)
+
+    def _new_graph(self) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        for generator in self._generators:
+            graph.register_generator_state(generator)
+        return graph
