@@ -206,7 +206,14 @@ def _belongs_to_compiler(one):
 
 def _still_running(before):
     """Return the names of what was started and does not end."""
-    started = [one for one in _running() if one not in before and not _belongs_to_compiler(one)]
+    # A dummy stands for a thread that Python did not start, such as autograd's, and cannot be joined.
+    started = [
+        one
+        for one in _running()
+        if one not in before
+        and not _belongs_to_compiler(one)
+        and not isinstance(one, threading._DummyThread)
+    ]
     for one in started:
         one.join(_SECONDS_TO_END)
     return [f"{type(one).__name__} {one.name!r}" for one in started if one.is_alive()]
