@@ -1,0 +1,551 @@
+"""Captures in segments, and updates inside and between them, on a real GPU."""
+
+from __future__ import annotations
+
+import gc
+from functools import partial
+
+import pytest
+import torch
+from torch.nn import functional as F
+from torch.optim.lr_scheduler import ExponentialLR
+
+from gapless.device.find import find_device
+from gapless.graphs.update_outside import Updates
+from toy_steps import on
+from update_loops import Trainee, halve_the_rate, train
+
+
+pytestmark = pytest.mark.gpu
+
+optim = torch.optim
+
+
+@pytest.fixture
+def device():
+    device = find_device("cuda")
+    with device.use_stream(device.create_stream()):
+        yield device
+        torch.cuda.synchronize()
+
+
+# --- captures ---
+
+
+def floats(count=4, value=0.0):
+    return torch.full((count,), value, device="cuda")
+
+
+def warm(work):
+    """Load the kernels of some work."""
+    work(lambda call: call())
+    torch.cuda.synchronize()
+
+
+def test_what_is_cut_out_runs_between_two_segments(device):
+    """Each segment sees what was done before it, and empty ones are skipped without a warning."""
+    x, calls = floats(), []
+
+    def work(cut):
+        cut(lambda: calls.append("first"))
+        x.add_(1)
+        y = x + 1
+        cut(lambda: x.mul_(10))
+        cut(lambda: calls.append("last"))
+        x.add_(y)
+        cut(lambda: calls.append("end"))
+
+    warm(work)
+    x.zero_()
+    calls.clear()
+    graph = device.capture(work)
+    assert calls == []
+    assert x.tolist() == [0.0] * 4
+    graph.replay()
+    graph.replay()
+
+    assert calls == ["first", "last", "end"] * 2
+    assert x.tolist() == [144.0] * 4
+
+
+def test_random_numbers_go_on_over_a_cut(device):
+    """Segments and what runs between them draw the numbers of the loop as written."""
+    x, found = floats(64, 1.0), []
+    parts = [floats(64) for _ in range(3)]
+
+    def work(cut):
+        parts[0].copy_(F.dropout(x, 0.5))
+        cut(lambda: parts[1].uniform_())
+        parts[2].copy_(F.dropout(x, 0.5))
+
+    warm(work)
+    graph = device.capture(work)
+    for run in (lambda: work(lambda call: call()), graph.replay):
+        torch.manual_seed(5)
+        taken = []
+        for _ in range(3):
+            run()
+            taken += [part.clone() for part in parts]
+        found.append(torch.stack(taken))
+
+    assert torch.equal(found[0], found[1])
+
+
+def test_a_generator_of_its_own_goes_on_at_every_replay(device):
+    """A generator that is named draws the numbers of the loop as written."""
+    own = torch.Generator(device="cuda")
+    x = floats(64)
+
+    def work(cut):
+        x.uniform_(generator=own)
+        cut(lambda: x.add_(1))
+        x.add_(torch.rand(64, device="cuda", generator=own))
+
+    warm(work)
+    graph = device.capture(work, generators=[own])
+    found = []
+    for run in (lambda: work(lambda call: call()), graph.replay):
+        own.manual_seed(7)
+        taken = []
+        for _ in range(3):
+            run()
+            taken.append(x.clone())
+        found.append(torch.stack(taken))
+
+    assert torch.equal(found[0], found[1])
+
+
+def read_now(x, cut):
+    x[0].item()
+
+
+def synchronize(x, cut):
+    torch.cuda.synchronize()
+
+
+def raise_at_once(x, cut):
+    raise RuntimeError("no")
+
+
+def leave_a_stream_behind(x, cut):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    torch.cuda.set_stream(side)
+    x.add_(1)
+    raise RuntimeError("no")
+
+
+def never_join(x, cut):
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.add_(1)
+
+
+def synchronize_and_go_on(x, cut):
+    try:
+        torch.cuda.synchronize()
+    except RuntimeError:
+        cut(lambda: None)
+
+
+def cut_in_backward(x, cut):
+    weight = x.clone().requires_grad_()
+    hooked = weight * 2
+    hooked.register_hook(lambda grad: cut(lambda: None))
+    hooked.sum().backward()
+
+
+FAILURES = [
+    read_now,
+    synchronize,
+    raise_at_once,
+    leave_a_stream_behind,
+    never_join,
+    synchronize_and_go_on,
+    cut_in_backward,
+]
+
+
+@pytest.mark.parametrize("fail", FAILURES)
+@pytest.mark.parametrize("num_cuts", [0, 2])
+def test_a_failed_capture_leaves_nothing_behind(device, fail, num_cuts):
+    """Generators, stream, memory pool and collector are as before, and nothing has run."""
+    own = torch.Generator(device="cuda").manual_seed(3)
+    x = floats(64, 1.0)
+
+    def begin(cut):
+        x.add_(F.dropout(x, 0.5))
+        x.add_(torch.rand(64, device="cuda", generator=own))
+        for _ in range(num_cuts):
+            cut(lambda: None)
+            x.add_(F.dropout(x, 0.5))
+
+    def work(cut):
+        begin(cut)
+        fail(x, cut)
+
+    warm(begin)
+    stream, x0 = torch.cuda.current_stream(), x.clone()
+    own_state, state = own.get_state(), torch.cuda.get_rng_state()
+    with pytest.raises(RuntimeError):
+        device.capture(work, generators=[own])
+
+    assert torch.cuda.current_stream() == stream
+    assert not torch.cuda.is_current_stream_capturing()
+    assert gc.isenabled()
+    assert torch.equal(x, x0)
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    assert torch.equal(own.get_state(), own_state)
+
+    # The loop goes on as written: random numbers, memory, and another capture.
+    begin(lambda call: call())
+    expected = x.clone()
+    x.copy_(x0)
+    torch.cuda.set_rng_state(state)
+    own.set_state(own_state)
+    graph = device.capture(begin, generators=[own])
+    graph.replay()
+    assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_casts_of_weights_do_not_cross_the_edge_of_a_capture(device, fails):
+    """Autocast keeps no cast from before a capture for it, and none of it for later."""
+    weight = torch.ones(16, 16, device="cuda", requires_grad=True)
+    x, out = torch.ones(16, 16, device="cuda"), torch.empty(16, 16, device="cuda")
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        x @ weight
+        with torch.no_grad():
+            weight.fill_(2.0)
+
+        def work(cut):
+            with torch.no_grad():
+                out.copy_(x @ weight)
+            if fails:
+                raise KeyError
+
+        if fails:
+            with pytest.raises(KeyError):
+                device.capture(work)
+        else:
+            graph = device.capture(work)
+            graph.replay()
+            assert out[0, 0].item() == 32.0
+            with torch.no_grad():
+                weight.fill_(3.0)
+            graph.replay()
+            assert out[0, 0].item() == 48.0
+        with torch.no_grad():
+            weight.fill_(4.0)
+            assert (x @ weight)[0, 0].item() == 64.0
+
+
+def test_graphs_with_cuts_share_a_pool(device):
+    """Each leaves the memory of the others whole, also after one is gone."""
+    graphs, outs = [], []
+    x = floats(1 << 16, 1.0)
+
+    def make(factor):
+        out = floats(1 << 16)
+
+        def work(cut):
+            y = x * factor
+            cut(lambda: x.add_(1))
+            out.copy_(y + x)
+
+        warm(work)
+        outs.append(out)
+        graphs.append(device.capture(work, like=graphs[-1] if graphs else None))
+
+    for factor in (2.0, 3.0, 4.0):
+        make(factor)
+    graphs[0] = None
+    x.fill_(1.0)
+    graphs[1].replay()
+    graphs[2].replay()
+
+    assert outs[1][0].item() == 3.0 + 2.0
+    assert outs[2][0].item() == 8.0 + 3.0
+
+
+def test_a_cut_on_a_stream_beside_is_in_order(device):
+    """What the step does on a stream of its own around the cut stays in its place."""
+    x, side = floats(), torch.cuda.Stream()
+
+    def work(cut):
+        main = torch.cuda.current_stream()
+        x.add_(1)
+        side.wait_stream(main)
+        with torch.cuda.stream(side):
+            x.mul_(2)
+            cut(lambda: x.add_(10))
+            x.mul_(3)
+        main.wait_stream(side)
+        x.add_(1)
+
+    warm(work)
+    x.zero_()
+    graph = device.capture(work)
+    graph.replay()
+
+    assert x.tolist() == [37.0] * 4
+
+
+def test_a_capture_inside_a_capture_is_refused_without_harm(device):
+    """The outer one goes on."""
+    x = floats()
+
+    def work(cut):
+        x.add_(1)
+        with pytest.raises(RuntimeError, match="inside a capture"):
+            device.capture(lambda _: x.add_(1))
+
+    x.add_(1)
+    device.capture(work).replay()
+
+    assert x.tolist() == [2.0] * 4
+
+
+# --- updates ---
+
+
+def two_groups(params, kind, **options):
+    return kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.02}], lr=0.1, **options)
+
+
+def on_the_device(params, kind, **options):
+    return kind(params, lr=torch.tensor(0.1, device="cuda"), **options)
+
+
+INSIDE = {
+    "SGD": partial(optim.SGD, lr=0.1),
+    "SGD with all options": partial(
+        optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, maximize=True
+    ),
+    "SGD, foreach": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, foreach=True),
+    "SGD, loop": partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False),
+    "SGD, fused": partial(optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "SGD, fused, rate on the device": partial(on_the_device, kind=optim.SGD, fused=True),
+    "SGD, two groups": partial(two_groups, kind=optim.SGD, momentum=0.9),
+    "Adam, fused": partial(optim.Adam, lr=0.1, fused=True),
+    "Adam, fused, rate on the device": partial(on_the_device, kind=optim.Adam, fused=True),
+    "AdamW, fused": partial(optim.AdamW, lr=0.1, amsgrad=True, fused=True),
+    "AdamW, fused, two groups": partial(two_groups, kind=optim.AdamW, fused=True),
+    "Adam, capturable, rate on the device": partial(
+        on_the_device, kind=optim.Adam, capturable=True
+    ),
+    **{
+        f"{name}, capturable, {'foreach' if foreach else 'loop'}": partial(
+            getattr(optim, name), lr=0.01, capturable=True, foreach=foreach
+        )
+        for name in (
+            "Adam",
+            "AdamW",
+            "NAdam",
+            "RAdam",
+            "Adamax",
+            "Adadelta",
+            "RMSprop",
+            "Rprop",
+            "ASGD",
+        )
+        for foreach in (True, False)
+    },
+}
+
+
+class OwnSGD(torch.optim.SGD):
+    """A subclass, which may do anything in its step."""
+
+
+OUTSIDE = {
+    "SGD, rate on the device": partial(on_the_device, kind=optim.SGD),
+    "Adam": partial(optim.Adam, lr=0.1),
+    "Adam, two groups": partial(two_groups, kind=optim.Adam),
+    "AdamW, loop": partial(optim.AdamW, lr=0.1, foreach=False),
+    "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
+    "RMSprop": partial(optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
+    "Adadelta": partial(optim.Adadelta, lr=0.1),
+    "Rprop": partial(optim.Rprop, lr=0.01),
+    "ASGD": partial(optim.ASGD, lr=0.01),
+    "Adamax": partial(optim.Adamax, lr=0.1),
+    "NAdam": partial(optim.NAdam, lr=0.1),
+    "RAdam": partial(optim.RAdam, lr=0.1),
+    "a subclass": partial(OwnSGD, lr=0.1, momentum=0.9),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_has_the_same_bits_inside_is_captured(device, name):
+    """No cut, and the numbers of the loop as written."""
+    expected = train(device, INSIDE[name], captured=False)
+    found = train(device, INSIDE[name], captured=True)
+
+    assert found.values == expected.values
+    (captured,) = found.captured
+    assert (captured.inside, captured.outside) == ([found.trainee.optimizer], [])
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_has_other_numbers_at_every_step_is_cut_out(device, name):
+    """The real step runs in every replay, with the numbers that it has by then."""
+    expected = train(device, OUTSIDE[name], captured=False, between=halve_the_rate)
+    found = train(device, OUTSIDE[name], captured=True, between=halve_the_rate)
+
+    assert found.values == expected.values
+    (captured,) = found.captured
+    assert [optimizer for optimizer, _ in captured.outside] == [found.trainee.optimizer]
+
+
+def test_an_optimizer_whose_number_changed_moves_outside(device):
+    """A schedule on an optimizer that was inside keeps the loop's own numbers."""
+    for name in ("SGD, fused", "AdamW, fused", "Adam, capturable, foreach"):
+        expected = train(device, INSIDE[name], captured=False, between=halve_the_rate)
+        found = train(device, INSIDE[name], captured=True, between=halve_the_rate)
+
+        assert found.values == expected.values
+        assert [len(captured.inside) for captured in found.captured] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    "name", ["SGD, fused", "AdamW, fused, two groups", "Adam, capturable, foreach"]
+)
+def test_rates_on_the_device_change_nothing_but_their_rounding(device, name):
+    """One graph goes on with rates that change, and they are the loop's up to float32."""
+    expected = train(device, INSIDE[name], captured=False, between=halve_the_rate)
+    found = train(device, INSIDE[name], captured=True, between=halve_the_rate, rates="tensor")
+
+    assert len(found.captured) == 1
+    assert found.captured[0].outside == []
+    for some, others in zip(found.values[1], expected.values[1], strict=True):
+        assert torch.allclose(torch.tensor(some), torch.tensor(others), rtol=1e-4, atol=1e-5)
+
+
+class Scheduled(Trainee):
+    """A trainee whose rate a scheduler sets, after the step."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.scheduler = ExponentialLR(self.optimizer, 0.8)
+
+
+@pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
+def test_schedulers_see_every_step(device, name):
+    """What a scheduler has wrapped around `step` is called, and it warns of nothing."""
+    make = {**INSIDE, **OUTSIDE}[name]
+
+    def between(trainee, number):
+        if number:
+            trainee.scheduler.step()
+
+    expected = train(device, make, captured=False, between=between, kind=Scheduled)
+    found = train(device, make, captured=True, between=between, kind=Scheduled)
+
+    assert found.values == expected.values
+
+
+class Scaled(Trainee):
+    """A step under a gradient scaler, whose loss overflows now and then."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**20, growth_interval=2)
+
+    def step(self):
+        self.optimizer.zero_grad()
+        with torch.autocast("cuda", dtype=torch.float16):
+            loss = self.model(self.x).float().square().mean()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+@pytest.mark.parametrize("between", [None, halve_the_rate])
+@pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused"])
+def test_a_scaler_unscales_and_skips_at_every_replay(device, name, between):
+    """Inside, and outside once the rate has changed."""
+    expected = train(device, INSIDE[name], captured=False, between=between, kind=Scaled, num=14)
+    found = train(device, INSIDE[name], captured=True, between=between, kind=Scaled, num=14)
+
+    assert found.values == expected.values
+    assert found.trainee.scaler.get_scale() == expected.trainee.scaler.get_scale()
+    assert "grad_scale" not in vars(found.trainee.optimizer)
+
+
+def test_an_unfused_optimizer_under_a_scaler_cannot_be_captured(device):
+    """The scaler reads on the host, and what was tried leaves the optimizer as it was."""
+    trainee, updates = Scaled(device, OUTSIDE["Adam"]), Updates(device)
+    for _ in range(2):
+        with updates.watch():
+            trainee.step()
+
+    def work(cut):
+        with updates.during_capture(cut):
+            trainee.step()
+
+    with pytest.raises(RuntimeError, match="synchronizing"):
+        device.capture(work)
+
+    assert "step" not in vars(trainee.optimizer)
+
+
+class WithClosure(Trainee):
+    """A step that leaves the backward pass to a closure."""
+
+    def step(self):
+        def closure():
+            self.optimizer.zero_grad()
+            loss = self.model(self.x).square().mean()
+            loss.backward()
+            return loss
+
+        loss = self.optimizer.step(closure)
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
+def test_a_closure_that_is_called_once_is_captured(device, name):
+    """It is part of the segment before the update."""
+    make = {**INSIDE, **OUTSIDE}[name]
+    expected = train(device, make, captured=False, kind=WithClosure)
+    found = train(device, make, captured=True, kind=WithClosure)
+
+    assert found.values == expected.values
+
+
+class Adversaries(Trainee):
+    """Two models whose optimizers are called in one step, the first one twice."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.critic = torch.nn.Linear(1, 1)
+        for weight in self.critic.parameters():
+            weight.data = on(device, weight.data)
+        self.other = torch.optim.Adam(self.critic.parameters(), lr=0.1)
+
+    def step(self):
+        for _ in range(2):
+            self.other.zero_grad()
+            self.critic(self.model(self.x).detach()).square().mean().backward()
+            self.other.step()
+        self.optimizer.zero_grad()
+        loss = self.critic(self.model(self.x)).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+@pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
+def test_each_update_of_a_step_finds_its_own_gradients(device, name):
+    """Several updates in a step, and gradients that are let go of after them."""
+    make = {**INSIDE, **OUTSIDE}[name]
+    expected = train(device, make, captured=False, kind=Adversaries)
+    found = train(device, make, captured=True, kind=Adversaries)
+
+    assert found.values == expected.values

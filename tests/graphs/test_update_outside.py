@@ -1,0 +1,466 @@
+"""Updates of optimizers inside graphs, and between their segments."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+
+import pytest
+import torch
+from torch.optim.lr_scheduler import ExponentialLR
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from gapless.graphs.update_outside import Updates
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import on
+from update_loops import Trainee, halve_the_rate, train
+
+
+@pytest.fixture
+def device():
+    with (
+        SimulatedDevice(scheduler="asap") as device,
+        device.allow_waits(),
+        device.use_stream(device.create_stream()),
+    ):
+        yield device
+    assert device.report.races == []
+
+
+class OwnSGD(torch.optim.SGD):
+    """A subclass, which may do anything in its step."""
+
+
+class CountsItself(torch.optim.Optimizer):
+    """An optimizer of others that uses a new Python number at every step."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+        self.num_steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.num_steps += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.sub_(weight.grad, alpha=group["lr"] / self.num_steps)
+
+
+def two_groups(params, kind, **options):
+    return kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.02}], lr=0.1, **options)
+
+
+optim = torch.optim
+INSIDE = {
+    "SGD": partial(optim.SGD, lr=0.1),
+    "SGD with all options": partial(
+        optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, maximize=True
+    ),
+    "SGD, foreach": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, foreach=True),
+    "SGD, loop": partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False),
+    "SGD, fused": partial(optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "SGD, two groups": partial(two_groups, kind=optim.SGD, momentum=0.9),
+    "Adam, fused": partial(optim.Adam, lr=0.1, fused=True),
+    "AdamW, fused": partial(optim.AdamW, lr=0.1, amsgrad=True, fused=True),
+    "AdamW, fused, two groups": partial(two_groups, kind=optim.AdamW, fused=True),
+    "Adagrad, fused": partial(optim.Adagrad, lr=0.1, lr_decay=0.1, fused=True),
+}
+OUTSIDE = {
+    "Adam": partial(optim.Adam, lr=0.1),
+    "Adam, two groups": partial(two_groups, kind=optim.Adam),
+    "AdamW, loop": partial(optim.AdamW, lr=0.1, foreach=False),
+    "AdamW, foreach": partial(optim.AdamW, lr=0.1, foreach=True),
+    "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
+    "RMSprop": partial(optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
+    "Adadelta": partial(optim.Adadelta, lr=0.1),
+    "Rprop": partial(optim.Rprop, lr=0.01),
+    "Adamax": partial(optim.Adamax, lr=0.1),
+    "NAdam": partial(optim.NAdam, lr=0.1),
+    "RAdam": partial(optim.RAdam, lr=0.1),
+    "a subclass": partial(OwnSGD, lr=0.1, momentum=0.9),
+    "of others": CountsItself,
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_has_the_same_bits_inside_is_captured(device, name):
+    """No cut, and the numbers of the loop as written."""
+    expected = train(device, INSIDE[name], captured=False)
+    found = train(device, INSIDE[name], captured=True)
+
+    assert found.values == expected.values
+    (captured,) = found.captured
+    assert (captured.inside, captured.outside) == ([found.trainee.optimizer], [])
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_what_has_other_numbers_at_every_step_is_cut_out(device, name):
+    """The real step runs in every replay, with the numbers that it has by then."""
+    expected = train(device, OUTSIDE[name], captured=False, between=halve_the_rate)
+    found = train(device, OUTSIDE[name], captured=True, between=halve_the_rate)
+
+    assert found.values == expected.values
+    (captured,) = found.captured
+    assert captured.inside == []
+    assert [optimizer for optimizer, _ in captured.outside] == [found.trainee.optimizer]
+
+
+def test_options_of_an_optimizer_are_as_before_a_capture(device):
+    """Neither `capturable` nor `step` nor the rate is changed for good."""
+    for make in (INSIDE["AdamW, fused"], OUTSIDE["Adam"]):
+        trainee = train(device, make, captured=True, rates="tensor").trainee
+
+        assert trainee.optimizer.param_groups[0]["capturable"] is False
+        assert trainee.optimizer.param_groups[0]["lr"] == 0.1
+        assert "step" not in vars(trainee.optimizer)
+
+
+def test_an_optimizer_whose_number_changed_moves_outside(device):
+    """A schedule on an optimizer that was inside keeps the loop's own numbers."""
+    expected = train(device, INSIDE["SGD, fused"], captured=False, between=halve_the_rate)
+    found = train(device, INSIDE["SGD, fused"], captured=True, between=halve_the_rate)
+
+    assert found.values == expected.values
+    assert [len(captured.inside) for captured in found.captured] == [1, 0]
+    assert "changes" in found.captured[1].outside[0][1]
+
+
+@pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "AdamW, fused, two groups"])
+def test_rates_on_the_device_change_nothing_but_their_rounding(device, name):
+    """One graph goes on with rates that change, and they are the loop's up to float32."""
+    expected = train(device, INSIDE[name], captured=False, between=halve_the_rate)
+    found = train(device, INSIDE[name], captured=True, between=halve_the_rate, rates="tensor")
+
+    (captured,) = found.captured
+    assert captured.inside == [found.trainee.optimizer]
+    for some, others in zip(found.values[1], expected.values[1], strict=True):
+        assert torch.allclose(torch.tensor(some), torch.tensor(others), rtol=1e-5, atol=1e-6)
+
+
+def test_rates_that_no_update_can_read_on_the_device_stay_outside(device):
+    """Where `rates="tensor"` would be another formula, the update runs as written."""
+    expected = train(device, OUTSIDE["Adam"], captured=False, between=halve_the_rate)
+    found = train(device, OUTSIDE["Adam"], captured=True, between=halve_the_rate, rates="tensor")
+
+    assert found.values == expected.values
+    assert found.captured[0].inside == []
+
+
+CHANGES = {
+    "its rate": lambda optimizer: optimizer.param_groups[0].update(lr=0.3),
+    "its momentum": lambda optimizer: optimizer.param_groups[0].update(momentum=0.3),
+    "a weight less": lambda optimizer: optimizer.param_groups[0]["params"].pop(),
+    "a further group": lambda optimizer: optimizer.add_param_group(
+        {"params": [torch.nn.Parameter(torch.ones(2))]}
+    ),
+    "its state": lambda optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+    "a part of its state": lambda optimizer: next(iter(optimizer.state.values())).update(
+        momentum_buffer=torch.ones(3)
+    ),
+    "a hook": lambda optimizer: optimizer.register_step_post_hook(lambda *_: None),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_of_an_optimizer_inside_is_seen(device, name):
+    """What a graph keeps of it is compared before a replay."""
+    found = train(device, INSIDE["SGD, two groups"], captured=True)
+    (captured,), optimizer = found.captured, found.trainee.optimizer
+    assert captured.changed() is None
+    optimizer.param_groups[0]["lr"] = float("0.1")
+    assert captured.changed() is None
+    CHANGES[name](optimizer)
+
+    assert captured.changed() is optimizer
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_hooks_of_optimizers_run_at_every_step(device, name):
+    """Before and after the update, those of one optimizer and those of all."""
+    make = {**INSIDE, **OUTSIDE}[name]
+
+    def hooked(params, seen):
+        optimizer = make(params)
+        half = on(device, torch.tensor(0.5))
+
+        def halve(*_):
+            for weight in params:
+                weight.grad.mul_(half)
+
+        optimizer.register_step_pre_hook(halve)
+        optimizer.register_step_post_hook(lambda *_: seen.append("after"))
+        return optimizer
+
+    outcomes = []
+    for captured in (False, True):
+        seen = []
+        handle = register_optimizer_step_post_hook(lambda *_, seen=seen: seen.append("all"))
+        try:
+            outcomes.append((train(device, partial(hooked, seen=seen), captured=captured), seen))
+        finally:
+            handle.remove()
+
+    (expected, seen), (found, found_seen) = outcomes
+    assert found.values == expected.values
+    assert found_seen == seen
+    assert len(seen) == 18
+
+
+class Scheduled(Trainee):
+    """A trainee whose rate a scheduler sets, after the step."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.scheduler = ExponentialLR(self.optimizer, 0.8)
+
+
+@pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
+def test_schedulers_see_every_step(device, name):
+    """What a scheduler has wrapped around `step` is called, and it warns of nothing."""
+    make = {**INSIDE, **OUTSIDE}[name]
+
+    def between(trainee, number):
+        if number:
+            trainee.scheduler.step()
+
+    expected = train(device, make, captured=False, between=between, kind=Scheduled)
+    found = train(device, make, captured=True, between=between, kind=Scheduled)
+
+    assert found.values == expected.values
+    assert found.trainee.scheduler.get_last_lr() == expected.trainee.scheduler.get_last_lr()
+    assert hasattr(found.trainee.optimizer.step, "_wrapped_by_lr_sched")
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_scheduler_made_after_the_capture_warns_of_nothing(device, name):
+    """It learns from replays that its optimizer has been called."""
+
+    def between(trainee, number):
+        if number == 5:
+            trainee.scheduler = ExponentialLR(trainee.optimizer, 1.0)
+        if number == 6:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error")
+                trainee.scheduler.step()
+
+    train(device, {**INSIDE, **OUTSIDE}[name], captured=True, between=between)
+
+
+class Adversaries(Trainee):
+    """Two models whose optimizers are called in one step, the first one twice."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.critic = torch.nn.Linear(1, 1)
+        for weight in self.critic.parameters():
+            weight.data = on(device, weight.data)
+        self.other = torch.optim.Adam(self.critic.parameters(), lr=0.1)
+
+    def step(self):
+        for _ in range(2):
+            self.other.zero_grad()
+            self.critic(self.model(self.x).detach()).square().mean().backward()
+            self.other.step()
+        self.optimizer.zero_grad()
+        loss = self.critic(self.model(self.x)).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_each_update_of_a_step_finds_its_own_gradients(device, name):
+    """Several updates in a step, and gradients that are let go of after them."""
+    make = {**INSIDE, **OUTSIDE}[name]
+    expected = train(device, make, captured=False, kind=Adversaries)
+    found = train(device, make, captured=True, kind=Adversaries)
+
+    assert found.values == expected.values
+
+
+class WithClosure(Trainee):
+    """A step that leaves the backward pass to a closure."""
+
+    def step(self):
+        def closure():
+            self.optimizer.zero_grad()
+            loss = self.model(self.x).square().mean()
+            loss.backward()
+            return loss
+
+        loss = self.optimizer.step(closure)
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW, fused", "RMSprop"])
+def test_a_closure_that_is_called_once_is_captured(device, name):
+    """Torch's own optimizers call it before their update, so it is part of the segment before."""
+    make = {**INSIDE, **OUTSIDE}[name]
+    expected = train(device, make, captured=False, kind=WithClosure)
+    found = train(device, make, captured=True, kind=WithClosure)
+
+    assert found.values == expected.values
+
+
+class ReturnsANorm(OwnSGD):
+    def step(self, closure=None):
+        super().step()
+        return 1.0
+
+
+class ReplacesGradients(OwnSGD):
+    def step(self, closure=None):
+        super().step()
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.grad = None
+
+
+OBJECTIONS = {
+    "closure": (lambda params: torch.optim.LBFGS(params, max_iter=2), WithClosure, "closure"),
+    "subclass": (partial(OwnSGD, lr=0.1), WithClosure, "closure"),
+    "result": (partial(ReturnsANorm, lr=0.1), Trainee, "returns a value"),
+    "gradients": (partial(ReplacesGradients, lr=0.1), Trainee, "replaces gradients"),
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIONS)
+def test_what_can_be_neither_inside_nor_outside_is_named(device, name):
+    """The runs as written show it, and a capture raises it."""
+    make, kind, words = OBJECTIONS[name]
+    trainee, updates = kind(device, make), Updates(device)
+    for _ in range(2):
+        with updates.watch():
+            trainee.step()
+
+    assert words in updates.objection()
+
+    def work(cut):
+        with updates.during_capture(cut):
+            trainee.step()
+
+    with pytest.raises(RuntimeError, match=words):
+        device.capture(work)
+
+
+def test_a_step_that_was_taken_from_its_optimizer_before_is_refused(device):
+    """The bound method cannot be replaced, so it could not be cut out."""
+    trainee, updates = Trainee(device, OUTSIDE["Adam"]), Updates(device)
+    step = trainee.optimizer.step
+    with updates.watch() as calls:
+        trainee.step()
+        step()
+
+    assert calls == [id(trainee.optimizer)] * 2
+
+    def work(cut):
+        with updates.during_capture(cut):
+            step()
+
+    with pytest.raises(RuntimeError, match="in another way"):
+        device.capture(work)
+
+
+class Fails(Trainee):
+    """A step that fails after its update."""
+
+    fails = False
+
+    def step(self):
+        super().step()
+        vars(self.optimizer)["found_inf"] = self.loss
+        if self.fails:
+            raise KeyError
+        del self.optimizer.found_inf
+
+
+def test_a_failed_capture_leaves_optimizers_as_they_were(device):
+    """Their state, what a scaler has handed to them, and their step."""
+    trainee, updates = Fails(device, INSIDE["SGD, fused"]), Updates(device)
+    with updates.watch():
+        trainee.step()
+    trainee.fails = True
+    trainee.optimizer.state.clear()
+
+    def work(cut):
+        with updates.during_capture(cut):
+            trainee.step()
+
+    with pytest.raises(KeyError):
+        device.capture(work)
+
+    assert not trainee.optimizer.state
+    assert "found_inf" not in vars(trainee.optimizer)
+    assert "step" not in vars(trainee.optimizer)
+
+
+class HandsOver(Trainee):
+    """A step that hands its optimizer tensors as a gradient scaler does."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.num = on(device, torch.zeros(()))
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = self.model(self.x).square().mean()
+        (loss * 4).backward()
+        with torch.no_grad():
+            self.num += 1
+            self.optimizer.grad_scale = self.num * 0 + 4
+            self.optimizer.found_inf = (self.num % 3 == 0).float()
+        self.optimizer.step()
+        del self.optimizer.grad_scale, self.optimizer.found_inf
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+@pytest.mark.parametrize("between", [None, halve_the_rate])
+def test_what_a_scaler_hands_over_is_there_at_every_replay(device, between):
+    """Inside and outside: gradients are unscaled, and the third steps are skipped."""
+    make = INSIDE["AdamW, fused"]
+    expected = train(device, make, captured=False, between=between, kind=HandsOver)
+    found = train(device, make, captured=True, between=between, kind=HandsOver)
+
+    assert found.values == expected.values
+    assert "grad_scale" not in vars(found.trainee.optimizer)
+
+
+def test_state_that_is_missing_at_the_capture_is_made_by_the_first_replay(device):
+    """A weight that gets its first gradient then has its update outside."""
+
+    def between(trainee, number):
+        trainee.model[2].requires_grad_(number >= 2)
+
+    make = INSIDE["SGD, foreach"]
+    expected = train(device, make, captured=False, between=between)
+    found = train(device, make, captured=True, between=between)
+
+    assert found.values == expected.values
+    assert "no state" in found.captured[0].outside[0][1]
+
+
+def test_modes_at_an_update_are_those_of_the_step(device):
+    """An optimizer of others that multiplies matrices does so under the step's autocast."""
+
+    class Multiplies(torch.optim.Optimizer):
+        def __init__(self, params):
+            super().__init__(params, {})
+
+        def step(self, closure=None):
+            weight = self.param_groups[0]["params"][0]
+            with torch.no_grad():
+                weight.sub_((weight.grad @ weight.T @ weight).float(), alpha=0.01)
+
+    class InAutocast(Trainee):
+        def step(self):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                super().step()
+
+    expected = train(device, Multiplies, captured=False, kind=InAutocast)
+    found = train(device, Multiplies, captured=True, kind=InAutocast)
+
+    assert found.values == expected.values
