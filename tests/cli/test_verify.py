@@ -228,6 +228,22 @@ def test_the_files_workload_is_identical(verify):
     assert "host waits: blocking 40 (batch 20, loss_read 20); interval 4 (" in outcome.out
 
 
+def test_a_plan_that_replayed_nothing_is_told_so(verify):
+    """On a CPU nothing is captured, so equal bits say nothing of graphs: exit code 3."""
+    outcome = verify("captured", "--steps", "6", "--workload", "w.py:make")
+
+    assert (outcome.code, outcome.err) == (3, "")
+    assert outcome.out.splitlines()[-1] == (
+        "captured: nothing was verified: no step ran as a graph: a CPU runs its work itself, "
+        "there is nothing to launch"
+    )
+
+
+def test_a_difference_counts_more_than_that_nothing_was_replayed(verify):
+    """A workload that is not reproducible is so under any plan: exit code 1."""
+    assert verify("captured", "--steps", "10", "--workload", "w.py:by_chance").code == 1
+
+
 def test_a_broken_plan_is_told_with_step_tensor_and_size(verify):
     """A plan that changes two of eight weights after step 3 is told so; the exit code is 1."""
     outcome = verify("--steps", "10", "--workload", "w.py:by_plan")

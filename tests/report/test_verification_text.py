@@ -216,3 +216,31 @@ def test_why_nothing_can_be_compared_is_told_with_what_to_do(itself, reason):
     found = why_not_comparable(itself)
 
     assert (found[0].partition(",")[0] if found else None) == reason
+
+
+@pytest.mark.parametrize(
+    ("reasons", "lines"),
+    [
+        (("a.py:1 no",), ["captured: nothing was verified: no step ran as a graph: a.py:1 no"]),
+        (("one", "two"), [": no step ran as a graph: one", "  also: two"]),
+        ((), ["no kind of batch came often enough; take more steps, or batches of fewer shapes"]),
+    ],
+)
+def test_what_was_not_verified_is_told_with_all_reasons(reasons, lines):
+    """A plan that captures every step, and has replayed none."""
+    ours = run("captured", not_captured=reasons)
+    found = Verification(
+        itself=verdict(PLAIN_LOOP), plans=tuple(replace(verdict(), ours=ours) for _ in range(2))
+    )
+
+    last = verification_text(found).splitlines()[-len(lines) :]
+
+    assert all(line.endswith(end) for line, end in zip(last, lines, strict=True))
+    assert verification_text(found).count("nothing was verified") == 1
+
+
+def test_a_plan_that_replayed_or_does_not_capture_was_verified():
+    """One replay is enough, and other plans need none."""
+    for ours in (run("captured", not_captured=("one",), num_replays=1), run("gapless")):
+        found = Verification(itself=verdict(PLAIN_LOOP), plans=(replace(verdict(), ours=ours),))
+        assert "nothing was verified" not in verification_text(found)

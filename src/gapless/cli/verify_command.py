@@ -28,7 +28,8 @@ gradients, optimizer state, buffers and parameters. The plain loop moves each ba
 reads each loss by .item(): nothing of gapless is in it.
 
 Exit code: 0 identical, 1 different, not reproducible or a loss that is no finite number, 2 a
-mistake in what was asked.
+mistake in what was asked, 3 nothing was verified: PLAN captures steps, and none of them was
+replayed, as on a CPU.
 """
 
 _DROPOUT = 0.1
@@ -85,14 +86,17 @@ def add_options(parser: Parser) -> None:
 
 
 def run(options: Namespace) -> int:
-    """Print every comparison as soon as it is known; return 0 if all of them hold, else 1."""
+    """Print every comparison as soon as it is known; return 0 if all of them hold.
+
+    Otherwise 1, or 3 if they hold but no step was replayed under a plan that captures steps.
+    """
     if options.workload is None:
         require_extra("nmt", "gapless verify without --workload")
     from gapless.cli.user_workload import users_workload
     from gapless.compare.process_state import set_run_numerics
     from gapless.compare.settings import RunSettings, VerifySettings
     from gapless.device.find import find_device
-    from gapless.report.verification_text import waits_lines
+    from gapless.report.verification_text import nothing_lines, waits_lines
 
     settings = VerifySettings(
         run=RunSettings(
@@ -114,9 +118,11 @@ def run(options: Namespace) -> int:
     )
     print("\n".join(_facts(settings, options.workload)), flush=True)
     found = _verified(make, settings)
-    for line in waits_lines(found):
+    for line in [*waits_lines(found), *nothing_lines(found)]:
         print(line, flush=True)
-    return 0 if found.holds else 1
+    if not found.holds:
+        return 1
+    return 3 if found.show_nothing else 0
 
 
 def _demo(settings: VerifySettings) -> WorkloadFunction:

@@ -101,9 +101,20 @@ def run_plan(
             waits=taken.total.waits,
             passes=taken.passes,
             num_replays=0 if loop.capture_report is None else loop.capture_report.num_replays,
+            not_captured=_why_not_captured(loop),
         )
         with loop.on_compute_stream(), loop.host_waits.blocking("verify"):
             return _found(watch, settings, summary)
+
+
+def _why_not_captured(loop: TrainLoop) -> tuple[str, ...] | None:
+    if loop.plan.graphs != "always":
+        return None
+    report = loop.capture_report
+    if report is None:
+        return ("a CPU runs its work itself, there is nothing to launch",)
+    found = [refusal.text for refusal in report.refusals]
+    return tuple(found) if report.note is None else (*found, report.note)
 
 
 def run_plain_loop(

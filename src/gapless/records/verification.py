@@ -28,6 +28,8 @@ class RunSummary:
         waits: host waits of the steps, by reason; those of a plain loop are not counted.
         passes: number of batches in each pass over the workload's batches.
         num_replays: steps that ran as a replay of a captured graph.
+        not_captured: why steps ran eagerly under a plan that captures every step; None under
+            other plans.
     """
 
     plan: str
@@ -35,11 +37,17 @@ class RunSummary:
     waits: WaitStats
     passes: tuple[int, ...]
     num_replays: int = 0
+    not_captured: tuple[str, ...] | None = None
 
     @property
     def num_steps(self) -> int:
         """Number of steps."""
         return len(self.losses)
+
+    @property
+    def shows_nothing(self) -> bool:
+        """Whether the plan's own part never ran: it captures every step, and none was replayed."""
+        return self.not_captured is not None and not self.num_replays
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +213,12 @@ class Verification:
     def holds(self) -> bool:
         """Whether the workload is reproducible and every plan computes the same."""
         return self.itself.holds and all(verdict.holds for verdict in self.plans)
+
+    @property
+    def show_nothing(self) -> tuple[RunSummary, ...]:
+        """The runs of plans that capture every step in which no step was replayed."""
+        runs = {verdict.ours.plan: verdict.ours for verdict in self.plans}
+        return tuple(run for run in runs.values() if run.shows_nothing)
 
     @property
     def is_reproducible(self) -> bool | None:

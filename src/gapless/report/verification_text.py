@@ -53,10 +53,24 @@ _REPLAYED = (
 )
 
 
+_TOO_FEW = "no kind of batch came often enough; take more steps, or batches of fewer shapes"
+
+
 def verification_text(verification: Verification) -> str:
-    """Return all verdicts, then the host waits of each plan, as text."""
+    """Return all verdicts, the host waits of each plan, and what was not verified, as text."""
     lines = [line for verdict in verification.verdicts for line in verdict_lines(verdict)]
-    return "\n".join([*lines, *waits_lines(verification)])
+    lines += [*waits_lines(verification), *nothing_lines(verification)]
+    return "\n".join(lines)
+
+
+def nothing_lines(verification: Verification) -> list[str]:
+    """Return what was not verified, because no step was a replay, and why; empty if all was."""
+    lines = []
+    for run in verification.show_nothing:
+        reasons = run.not_captured or (_TOO_FEW,)
+        lines.append(f"{run.plan}: nothing was verified: no step ran as a graph: {reasons[0]}")
+        lines += [f"  also: {reason}" for reason in reasons[1:]]
+    return lines
 
 
 def verdict_lines(verdict: Verdict) -> list[str]:
