@@ -167,7 +167,7 @@ _OF_BATCHES = ["leave_loader_memory", "collect", "leave", "result", "shutdown"]
 _OF_BATCHES += ["_wait_for_thread", "_wait_for_copies", "_order_moves", "_mark_ends"]
 _OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
 _OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after"]
-_OF_WHAT_IS_OWNED = ["give_back", "reset", "pause", "close", "clear"]
+_OF_WHAT_IS_OWNED = ["give_back", "reset", "restore", "pause", "close", "clear"]
 
 KINDS = [
     Kind(

@@ -19,6 +19,7 @@ from simulation import (  # noqa: F401
     guarding,
     losses,
     prefetching,
+    proving,
     streams,
     training,
 )

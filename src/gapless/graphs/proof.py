@@ -13,8 +13,8 @@ no graph of it can. Then each tensor of the replay may differ from that of a run
 in Euclidean norm: `d` is the distance of the two runs as written; n, r and eps are the tensor's
 number of elements, the root of their mean square, and the precision of its dtype. The second term
 stands for elements that are rounded the other way, four or one in a hundred, where the two runs
-happen to agree. Distances are estimated from 16 projections: that two equal spreads are taken for
-a tenfold difference happens about once in 10**10 (F distribution with 16 and 16 degrees).
+happen to agree. Distances are estimated from 16 projections: that two equal spreads
+differ tenfold in these happens less than once in 10**10 cases (F distribution, 16 and 16 degrees).
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ class _Run:
         tree: of what it returned.
         on_host: copies of the tensors in it that are on the host.
         chunks: of those on the device.
-        names: of the tensors of these chunks.
         fingerprint: of the state and of these chunks.
         random: the states of random numbers.
     """
@@ -145,21 +144,30 @@ class _Run:
         """Run and see what it leaves behind."""
         out = call()
         with torch.no_grad(), torch.inference_mode(mode=False):
-            tree = flatten(out)
-            on_host = [_own(leaf) for leaf in tree.leaves if device.needs_copy(leaf)]
-            there = [leaf for leaf in tree.leaves if not device.needs_copy(leaf)]
-            names = [f"result {number}" for number in range(1, len(there) + 1)]
-            chunks = chunks_of(regions_of(map(_own, there), names))
-            return cls(out, tree, on_host, chunks, state.checksum(chunks), state.random.read())
+            tree, random = flatten(out), state.random.read()
+            on_host, regions = [], []
+            for number, leaf in enumerate(tree.leaves, start=1):
+                if device.needs_copy(leaf):
+                    # A copy to page-locked memory may be under way, so that it cannot be read.
+                    if not leaf.is_pinned():
+                        on_host.append(leaf.detach().clone())
+                else:
+                    # Each for itself, so that they are as many if two share memory in one run.
+                    regions += regions_of([_dense(leaf)], [f"result {number}"])
+            chunks = chunks_of(regions)
+            return cls(out, tree, on_host, chunks, state.checksum(chunks), random)
 
     def differences(self, other: _Run) -> list[str]:
         """Return what the host can see to differ from another run."""
         found = unlike(self.random, other.random)
-        if not _is_alike(self.tree, other.tree):
+        if not _is_alike(self.tree, other.tree) or self._sizes() != other._sizes():
             found.append("the structure, shapes or plain values of what it returns")
         elif not all(map(_has_bits_of, self.on_host, other.on_host)):
             found.append("a tensor on the host that it returns")
         return found
+
+    def _sizes(self) -> list[list[int]]:
+        return [[piece.num_bytes for piece in chunk.pieces] for chunk in self.chunks]
 
 
 class Verdict:
@@ -331,12 +339,12 @@ def _precision(dtype: torch.dtype) -> float:
 # --- what runs return ---
 
 
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the elements of a tensor in dense memory of their own."""
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the elements of a tensor without gaps."""
     tensor = tensor.detach()
     if tensor.layout is not torch.strided:
-        return tensor.clone()
-    return tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+        return tensor
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def _is_alike(tree: Tree, other: Tree) -> bool:
@@ -355,4 +363,8 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
 def _has_bits_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return True
-    return torch.equal(tensor.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+    return torch.equal(_bits(tensor), _bits(other))
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return _dense(tensor).reshape(-1).view(torch.uint8)
