@@ -48,7 +48,7 @@ class Work:
             self.step()
         self.state = DeviceState(seen.written, device, names=map(str, range(99)))
         made = []
-        self.graph = device.capture(lambda: made.append(self.step()))
+        self.graph = device.capture(lambda _: made.append(self.step()))
         self.made = made[0]
         self.optimizer.param_groups[0]["lr"] = lr
 

@@ -26,7 +26,7 @@ class _Counting:
         self.total = device.device_buffer(32).view(torch.float32).zero_()
         self.step()
         made = []
-        self.graph = device.capture(lambda: made.append(self.step()))
+        self.graph = device.capture(lambda _: made.append(self.step()))
         self.made = made[0]
         self.count = 0
 

@@ -274,8 +274,15 @@ class CudaDevice:
         return torch.cuda.get_rng_state(self.torch_device)
 
     def set_random_state(self, state: torch.Tensor) -> None:
-        """Restore what `random_state` returned."""
-        torch.cuda.set_rng_state(state, self.torch_device)
+        """Restore what `random_state` returned.
+
+        Only that: torch's own setter also makes the next recurrent layer with dropout read a
+        number on the host, draw from the generator, and free the state of cuDNN's random numbers,
+        which graphs write to. So the state is set through another generator that shares it.
+        """
+        torch.cuda.init()
+        own = torch.cuda.default_generators[self.torch_device.index]
+        own.graphsafe_get_state().set_state(state)
 
     def now_ms(self) -> float:
         """Return the host's time in milliseconds."""

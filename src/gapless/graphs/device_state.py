@@ -178,7 +178,9 @@ def _state_of(generator: Any) -> Any:
 
 def _set_state_of(generator: Any, state: Any) -> None:
     if isinstance(generator, torch.Generator):
-        generator.set_state(state)
+        is_host = generator.device.type == "cpu"
+        # On a GPU through another one that shares the state, as the device's own is restored.
+        (generator if is_host else generator.graphsafe_get_state()).set_state(state)
     elif isinstance(generator, random.Random):
         generator.setstate(state)
     elif hasattr(generator, "bit_generator"):
