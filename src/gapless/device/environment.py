@@ -1,0 +1,74 @@
+"""Settings of torch that decide which kernels a step launches."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]:
+    """Return the names of settings that a graph bakes in, and functions that read them.
+
+    Each function takes well below a microsecond and returns a plain value.
+
+    Args:
+        device_type: such as "cuda".
+    """
+    backends, of_c = torch.backends, torch._C
+    known: list[tuple[str, Callable[[], Any]]] = [
+        ("torch.is_grad_enabled()", torch.is_grad_enabled),
+        ("torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled),
+        ("autocast", partial(torch.is_autocast_enabled, device_type)),
+        ("autocast's dtype", partial(torch.get_autocast_dtype, device_type)),
+        ("autocast's cache", torch.is_autocast_cache_enabled),
+        ("torch.get_default_dtype()", torch.get_default_dtype),
+        (
+            "torch.are_deterministic_algorithms_enabled()",
+            torch.are_deterministic_algorithms_enabled,
+        ),
+        ("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision),
+        ("torch.autograd.set_multithreading_enabled", _multithreading()),
+    ]
+    optional = {
+        "torch.backends.cudnn.enabled": "_get_cudnn_enabled",
+        "torch.backends.cudnn.benchmark": "_get_cudnn_benchmark",
+        "torch.backends.cudnn.deterministic": "_get_cudnn_deterministic",
+        "torch.backends.cudnn.allow_tf32": "_get_cudnn_allow_tf32",
+        "torch.backends.cuda.matmul.allow_tf32": "_get_cublas_allow_tf32",
+        "flash attention": "_get_flash_sdp_enabled",
+        "memory efficient attention": "_get_mem_efficient_sdp_enabled",
+        "attention by plain operations": "_get_math_sdp_enabled",
+        "cuDNN's attention": "_get_cudnn_sdp_enabled",
+        "the number of torch function modes": "_len_torch_function_stack",
+    }
+    for name, function in optional.items():
+        reader = getattr(of_c, function, None)
+        if reader is not None:
+            known.append((name, reader))
+    if hasattr(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"):
+        reader = getattr(of_c, "_get_cublas_allow_fp16_reduced_precision_reduction", None)
+        if reader is not None:
+            known.append(("torch.backends.cuda.matmul.allow_fp16_reduced...", reader))
+    return [(name, reader) for name, reader in known if _can_read(reader)]
+
+
+def _multithreading() -> Callable[[], Any]:
+    return getattr(torch._C, "_is_multithreading_enabled", _nothing)
+
+
+def _nothing() -> None:
+    return None
+
+
+def _can_read(reader: Callable[[], Any]) -> bool:
+    try:
+        reader()
+    except (RuntimeError, TypeError):
+        return False
+    return reader is not _nothing

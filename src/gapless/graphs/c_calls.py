@@ -1,0 +1,78 @@
+"""Functions made in C that do something on the host which a replay would skip."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import select
+import socket
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_CLOCKS = (
+    "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns",
+    "process_time", "process_time_ns", "thread_time", "thread_time_ns", "sleep",
+)  # fmt: skip
+_SYSTEM = (
+    "write", "read", "open", "system", "mkdir", "remove", "unlink", "rename", "replace", "rmdir",
+    "listdir", "scandir", "stat", "lstat", "kill", "fork", "urandom", "fsync", "truncate", "chdir",
+    "link", "symlink", "chmod", "utime", "putenv", "unsetenv", "popen", "pipe", "sendfile", "access",
+)  # fmt: skip
+_FILES = {"write", "writelines", "flush", "read", "readline", "readlines", "truncate", "readinto"}
+_SOCKETS = {"send", "sendall", "sendto", "recv", "recvfrom", "connect", "accept", "recv_into"}
+_QUEUES = {"put", "put_nowait", "get", "get_nowait"}
+
+
+def _named() -> dict[str, dict[int, str]]:
+    """Return the functions, by name and id, with the name under which they are reported."""
+    found: dict[str, dict[int, str]] = {}
+
+    def add(function: Any, shown: str) -> None:
+        name = getattr(function, "__name__", None)
+        if name is not None:
+            found.setdefault(name, {})[id(function)] = shown
+
+    for name in ("print", "input", "open"):
+        add(getattr(builtins, name), name)
+    for name in _CLOCKS:
+        add(getattr(time, name, None), f"time.{name}")
+    for name in _SYSTEM:
+        add(getattr(os, name, None), f"os.{name}")
+    add(select.select, "select.select")
+    return found
+
+
+_BY_NAME = _named()
+_BY_TYPE = {
+    **dict.fromkeys(_FILES, io.IOBase),
+    **dict.fromkeys(_SOCKETS, socket.socket.__base__),
+}
+SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | {"fork_exec"}
+
+
+def effect_of(function: Callable[..., Any]) -> str | None:
+    """Return the name of what a function does on the host, None if it does nothing.
+
+    Only functions whose name is among `SUSPECTS` do anything.
+    """
+    name = function.__name__
+    shown = _BY_NAME.get(name, {}).get(id(function))
+    if shown is not None:
+        return shown
+    owner = getattr(function, "__self__", None)
+    kind = _BY_TYPE.get(name)
+    if kind is not None and isinstance(owner, kind):
+        # Those in memory are compared instead.
+        if isinstance(owner, io.StringIO | io.BytesIO):
+            return None
+        return "print" if owner is sys.stdout else f"file.{name}"
+    if name in _QUEUES and type(owner).__name__ == "SimpleQueue":
+        return f"queue.{name}"
+    return "subprocess" if name == "fork_exec" else None

@@ -1,0 +1,103 @@
+"""Whose code it is: the user's, torch's, or a library's that is taken for granted."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from enum import Enum, auto
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+
+import gapless
+
+
+if TYPE_CHECKING:
+    from types import CodeType
+
+
+class CodeKind(Enum):
+    """Who wrote a function, as far as it matters to what a step reads and writes."""
+
+    USER = auto()
+    """The user, or a package that the user installed."""
+    MODULE = auto()
+    """Torch, in a module: reads settings such as `p` of a dropout; its writes are torch's own."""
+    COMPILER = auto()
+    """Torch, compiling."""
+    TORCH = auto()
+    """Torch, anything else."""
+    LIBRARY = auto()
+    """The standard library or numpy."""
+    SILENT = auto()
+    """The standard library, where it warns, imports or shows source lines."""
+    OWN = auto()
+    """This package."""
+
+
+def _folder(module: object) -> str:
+    return str(Path(getattr(module, "__file__", "")).parent) + os.sep
+
+
+_TORCH = _folder(torch)
+_OWN = _folder(gapless)
+# Its steps are captured as anybody's are.
+_TRAINER = _OWN + "nmt" + os.sep
+_STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
+_PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
+_MODULES = _TORCH + "nn" + os.sep + "modules" + os.sep
+# What calls a module is the same for all.
+_FRAME = (os.sep + "module.py", os.sep + "container.py")
+_COMPILER = (
+    _TORCH + "_dynamo" + os.sep + "convert_frame.py",
+    _TORCH + "_inductor" + os.sep,
+    _TORCH + "_functorch" + os.sep + "_aot_autograd",
+)
+_SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
+_TAKEN_FOR_GRANTED = {
+    "numpy", "triton", "typing_extensions", "sympy", "mpmath", "packaging", "IPython", "ipykernel",
+    "pytest", "_pytest", "pluggy", "coverage", "debugpy", "line_profiler",
+}  # fmt: skip
+
+# Packages whose objects are not looked into, and whose functions are taken not to be replaced.
+FOREIGN_PACKAGES = (
+    frozenset(sys.stdlib_module_names) | _TAKEN_FOR_GRANTED | {"builtins", "torch", "gapless"}
+) - {"__main__"}
+
+
+def kind_of(code: CodeType) -> CodeKind:
+    """Return who wrote a function."""
+    return _kind_of_file(code.co_filename)
+
+
+@cache
+def _kind_of_file(path: str) -> CodeKind:
+    if path.startswith("<frozen"):
+        return CodeKind.SILENT
+    if path.startswith(_TORCH):
+        if path.startswith(_MODULES) and not path.endswith(_FRAME):
+            return CodeKind.MODULE
+        return CodeKind.COMPILER if path.startswith(_COMPILER) else CodeKind.TORCH
+    if path.startswith(_OWN) and not path.startswith(_TRAINER):
+        return CodeKind.OWN
+    for marker in _PACKAGES:
+        if marker in path:
+            package = path.rpartition(marker)[2].partition(os.sep)[0].removesuffix(".py")
+            return CodeKind.LIBRARY if package in _TAKEN_FOR_GRANTED else CodeKind.USER
+    if path.startswith(_STANDARD):
+        silent = path.rpartition(os.sep)[2] in _SILENT or "importlib" in path
+        return CodeKind.SILENT if silent else CodeKind.LIBRARY
+    return CodeKind.USER
+
+
+def is_foreign(kind: type) -> bool:
+    """Return whether a class belongs to torch, numpy or the standard library."""
+    return kind.__module__.partition(".")[0] in FOREIGN_PACKAGES
+
+
+def site_of(code: CodeType, line: int | None) -> str:
+    """Return `file:line` as shown to people."""
+    return f"{code.co_filename.rpartition(os.sep)[2]}:{line or code.co_firstlineno}"

@@ -1,0 +1,462 @@
+"""The state of a step on the host, before and after a run: what differs.
+
+Copies are shallow and short-lived: values that stood in a place are held until the run is over.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import functools
+import io
+import logging
+import operator
+import random
+import sys
+import warnings
+from types import GeneratorType, MappingProxyType, ModuleType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+
+from gapless.graphs.code_kinds import CodeKind, is_foreign, kind_of
+from gapless.graphs.plain_values import is_array, is_plain, same
+from gapless.graphs.reach import MISSING, Place, entries_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from gapless.graphs.reach import Reach
+
+
+_MOST_ITEMS = 10_000
+_MOST_BYTES = 1 << 22
+_DEPTH = 3
+
+# Torch's own entries of modules and optimizers.
+_TABLES = ("_parameters", "_buffers", "_modules")
+
+
+class Difference(NamedTuple):
+    """Something that a run has changed.
+
+    Attributes:
+        place: where, None if it is no place but an object that has changed in itself.
+        owner: the object or container that was changed.
+        name: of the place or object, as the code says it.
+        site: where the code names it, "" if unknown.
+        before: the value, or a text about the object.
+        after: the same.
+    """
+
+    place: Place | None
+    owner: Any
+    name: str
+    site: str
+    before: Any
+    after: Any
+
+
+class Text(str):
+    """A text about a state, as against a value that is a string."""
+
+    __slots__ = ()
+
+
+class HostState:
+    """What stands in all places that a step reaches, as of now.
+
+    Args:
+        reach: what the step reaches.
+        on_device: whether a tensor is on the device.
+        skip: ids of objects that are left out, such as the batch.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        *,
+        on_device: Callable[[torch.Tensor], bool],
+        skip: set[int],
+    ) -> None:
+        self._on_device = on_device
+        self._stored_names: set[str] = set()
+        self._skip = skip
+        self._places: list[tuple[Place, Any]] = []
+        self._dicts: dict[int, tuple[dict[Any, Any], dict[Any, Any], str, str, Any]] = {}
+        self._lists: dict[int, tuple[Any, list[Any], str, str]] = {}
+        self._sets: dict[int, tuple[Any, set[Any], str, str]] = {}
+        self._inner: dict[int, tuple[Any, Any, Callable[[Any], Any], str, str]] = {}
+        self._addresses: list[tuple[torch.Tensor, int, str, str]] = []
+        self._take(reach)
+
+    # --- before ---
+
+    def _take(self, reach: Reach) -> None:
+        for place in reach.places.values():
+            if place.kind in ("cell", "class", "slot") or self._is_global(place):
+                value = place.read()
+                self._places.append((place, value))
+                self._take_value(value, place.name, place.site)
+        for value, name in reach.objects.values():
+            self._take_object(value, name)
+        for value, name, site in reach.whole.values():
+            self._take_value(value, name, site)
+        for module, name in reach.modules.values():
+            self._take_module(module, name)
+        for function in {id(f): f for known in reach.functions.values() for f in known}.values():
+            if kind_of(function.__code__) is CodeKind.USER:
+                self._take_dict(vars(function), function.__name__, "", holder=function)
+        for tensor, name, site in reach.tensors.values():
+            self._take_tensor(tensor, name, site)
+
+    @staticmethod
+    def _is_global(place: Place) -> bool:
+        return place.kind == "dict" and place.holder is None and "__builtins__" in place.owner
+
+    def _take_object(self, value: Any, name: str) -> None:
+        if id(value) in self._skip or isinstance(value, logging.Logger | ModuleType):
+            return
+        self._take_value(value, name, "")
+        entries = entries_of(value)
+        if isinstance(value, torch.optim.Optimizer):
+            self._take_optimizer(value, name)
+        elif entries is not None:
+            self._take_dict(entries, name, "", holder=value)
+        for slot in _slots_of(type(value)):
+            place = Place(
+                "slot", value, slot, name=f"{name}.{slot.__name__}", site="", holder=value
+            )
+            content = place.read()
+            self._places.append((place, content))
+            self._take_value(content, place.name, "")
+
+    def _take_optimizer(self, value: torch.optim.Optimizer, name: str) -> None:
+        for index, group in enumerate(value.param_groups):
+            self._take_dict(group, f"{name}.param_groups[{index}]", "")
+        if is_foreign(type(value)):
+            return
+        self._take_dict(vars(value), name, "", holder=value)
+        for state in list(value.state.values())[:_MOST_ITEMS]:
+            if isinstance(state, dict):
+                self._take_dict(state, f"{name}.state[...]", "")
+
+    def _take_module(self, module: nn.Module, name: str) -> None:
+        entries = vars(module)
+        self._take_dict(entries, name, "", holder=module)
+        for table in _TABLES:
+            if isinstance(entries.get(table), dict):
+                self._take_dict(entries[table], name, "", holder=module)
+
+    def _take_dict(self, value: dict[Any, Any], name: str, site: str, holder: Any = None) -> None:
+        if id(value) in self._dicts or id(value) in self._skip or len(value) > _MOST_ITEMS:
+            return
+        self._dicts[id(value)] = (value, dict(value), name, site, holder)
+        for key, part in list(value.items()):
+            if key in _TABLES and isinstance(holder, nn.Module):
+                continue
+            shown = f"{name}.{key}" if holder is not None else f"{name}[{key!r}]"
+            self._take_value(part, shown, site)
+
+    def _take_value(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
+        """Copy what a value contains, if it can change in itself."""
+        if id(value) in self._skip or is_plain(value) or depth == 0:
+            return
+        if isinstance(value, torch.Tensor):
+            self._take_tensor(value, name, site)
+        elif isinstance(value, dict):
+            self._take_dict(value, name, site)
+        elif isinstance(value, list | collections.deque | tuple):
+            self._take_sequence(value, name, site, depth)
+        elif isinstance(value, set):
+            if id(value) not in self._sets and len(value) <= _MOST_ITEMS:
+                self._sets[id(value)] = (value, set(value), name, site)
+        elif isinstance(value, MappingProxyType | nn.Module):
+            return
+        else:
+            state = _inner_state_of(value)
+            if state is not None and id(value) not in self._inner:
+                self._inner[id(value)] = (value, state(value), state, name, site)
+
+    def _take_sequence(self, value: Any, name: str, site: str, depth: int) -> None:
+        if id(value) in self._lists or len(value) > _MOST_ITEMS:
+            return
+        if not isinstance(value, tuple):
+            self._lists[id(value)] = (value, list(value), name, site)
+        for index, part in enumerate(value):
+            self._take_value(part, f"{name}[{index}]", site, depth - 1)
+
+    def _take_tensor(self, value: torch.Tensor, name: str, site: str) -> None:
+        address = _address(value)
+        if address is not None:
+            self._addresses.append((value, address, name, site))
+        if not self._on_device(value) and id(value) not in self._inner:
+            self._inner[id(value)] = (value, _version(value), _version, name, site)
+
+    # --- after ---
+
+    def differences(self, stored_names: set[str]) -> Iterator[Difference]:
+        """Return what differs now.
+
+        Args:
+            stored_names: attributes that the user's code stores. Torch changes attributes of
+                modules too; those that are not among these are torch's.
+
+        Sync: Does not block the host.
+        """
+        self._stored_names = stored_names
+        for place, before in self._places:
+            after = place.read()
+            if not same(before, after):
+                yield Difference(place, place.owner, place.name, place.site, before, after)
+        for value, copy, name, site, holder in self._dicts.values():
+            yield from self._dict_differences(value, copy, name, site, holder)
+        for sequence, items, name, site in self._lists.values():
+            yield from _list_differences(sequence, items, name, site)
+        yield from self._inner_differences()
+
+    def _inner_differences(self) -> Iterator[Difference]:
+        for members, before_members, name, site in self._sets.values():
+            if members != before_members:
+                before, after = (Text(f"{len(each)} items") for each in (before_members, members))
+                yield Difference(None, members, name, site, before, after)
+        for thing, before_state, state, name, site in self._inner.values():
+            after_state = state(thing)
+            if before_state != after_state:
+                before, after = _about(before_state), _about(after_state)
+                yield Difference(None, thing, name, site, before, after)
+        for tensor, address, name, site in self._addresses:
+            now = _address(tensor)
+            if now != address:
+                before, after = Text("its memory"), Text("other memory")
+                yield Difference(None, tensor, name, site, before, after)
+
+    def _dict_differences(
+        self, value: dict[Any, Any], copy: dict[Any, Any], name: str, site: str, holder: Any
+    ) -> Iterator[Difference]:
+        is_torchs = isinstance(holder, nn.Module) or (
+            holder is not None and type(holder).__module__.partition(".")[0] == "torch"
+        )
+        for key in {**copy, **value}:
+            before, after = copy.get(key, MISSING), value.get(key, MISSING)
+            if before is after or (is_torchs and key not in self._stored_names):
+                continue
+            if isinstance(holder, torch.optim.Optimizer) and key in _OF_OPTIMIZERS:
+                continue
+            if not same(before, after):
+                shown = f"{name}.{key}" if holder is not None else f"{name}[{_key(key)}]"
+                place = Place("dict", value, key, name=shown, site=site, holder=holder)
+                yield Difference(
+                    place, holder if holder is not None else value, shown, site, before, after
+                )
+
+
+_OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
+
+
+def _key(key: Any) -> str:
+    return repr(key) if is_plain(key) else "..."
+
+
+def _list_differences(value: Any, items: list[Any], name: str, site: str) -> Iterator[Difference]:
+    if len(value) != len(items):
+        before, after = (Text(f"{len(each)} items") for each in (items, value))
+        yield Difference(None, value, name, site, before, after)
+        return
+    for index, (before, after) in enumerate(zip(items, list(value), strict=True)):
+        if not same(before, after):
+            shown = f"{name}[{index}]"
+            place = Place("item", value, index, name=shown, site=site)
+            yield Difference(place, value, shown, site, before, after)
+
+
+def _slots_of(kind: type) -> list[Any]:
+    """Return the descriptors of a user's class with `__slots__`."""
+    found = []
+    for owner in kind.__mro__:
+        if is_foreign(owner):
+            continue
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            descriptor = owner.__dict__.get(name)
+            if hasattr(descriptor, "__set__"):
+                found.append(descriptor)
+    return found
+
+
+# --- states that are no attributes ---
+
+
+class _State(NamedTuple):
+    text: str
+    state: Any
+
+
+def _about(state: Any) -> Text:
+    return Text(state.text if isinstance(state, _State) else state)
+
+
+def _inner_state_of(value: Any) -> Callable[[Any], Any] | None:
+    """Return a function that reads what changes inside a value, None for other values."""
+    for kind, state in _STATES.items():
+        if isinstance(value, kind):
+            return state
+    if isinstance(value, torch.Generator):
+        return _generator_state if value.device.type == "cpu" else None
+    if is_array(value):
+        return _array_bytes
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
+        return _numpy_state
+    if type(value).__module__ in ("builtins", "itertools") and hasattr(type(value), "__next__"):
+        return _position
+    if type(value).__module__ == "torch.utils.data.dataloader":
+        return _loader_position
+    return None
+
+
+class _HostBytes:
+    """The content of a tensor on the host."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = tensor
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _HostBytes) and torch.equal(self._tensor, other._tensor)
+
+
+def _random_state(value: Any) -> _State:
+    return _State("random numbers", value.getstate())
+
+
+def _generator_state(value: Any) -> _State:
+    return _State("random numbers", _HostBytes(value.get_state()))
+
+
+def _numpy_state(value: Any) -> _State:
+    bits = getattr(value, "bit_generator", None)
+    state = bits.state if bits is not None else value.get_state(legacy=False)
+    return _State("random numbers", _flat(state))
+
+
+def _flat(state: Any) -> Any:
+    if isinstance(state, dict):
+        return tuple((key, _flat(part)) for key, part in state.items())
+    return state.tobytes() if is_array(state) else state
+
+
+def _position_of_generator(value: Any) -> _State:
+    frame = value.gi_frame
+    if frame is None:
+        return _State("its end", None)
+    names = frame.f_locals
+    plain = tuple((name, part if is_plain(part) else id(part)) for name, part in names.items())
+    return _State(f"line {frame.f_lineno}", (frame.f_lasti, plain, value.gi_running))
+
+
+def _context_value(value: Any) -> _State:
+    content = value.get(MISSING)
+    return _State("its value", content if is_plain(content) else id(content))
+
+
+def _cached_calls(value: Any) -> _State:
+    info = value.cache_info()
+    return _State(f"{info.currsize} results", (info.misses, info.currsize))
+
+
+def _text_length(value: Any) -> _State:
+    if value.closed:
+        return _State("closed", None)
+    length = len(value.getvalue())
+    return _State(f"{length} characters", (length, value.tell()))
+
+
+def _array_bytes(value: Any) -> _State:
+    if value.nbytes > _MOST_BYTES or value.dtype.hasobject:
+        return _State("its content", None)
+    return _State("its content", (value.shape, value.tobytes()))
+
+
+def _version(value: torch.Tensor) -> _State:
+    try:
+        version = value._version
+    except RuntimeError:
+        # Tensors of inference mode have no version.
+        return _State("its content", None)
+    return _State("its content", version)
+
+
+def _position(value: Any) -> _State:
+    return _State("its position", _position_key(value, 4))
+
+
+def _position_key(value: Any, depth: int) -> Any:
+    if is_plain(value):
+        return value
+    if depth == 0 or not hasattr(type(value), "__next__"):
+        return id(value)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            parts = value.__reduce__()
+    except (TypeError, AttributeError):
+        return (operator.length_hint(value, -1), repr(value))
+    return tuple(
+        tuple(_position_key(each, depth - 1) for each in part)
+        if isinstance(part, tuple)
+        else (_position_key(part, depth - 1) if is_plain(part) else id(type(part)))
+        for part in parts
+    )
+
+
+def _loader_position(value: Any) -> _State:
+    number = vars(value).get("_num_yielded")
+    return _State(f"batch {number}", number)
+
+
+_STATES: dict[Any, Callable[[Any], Any]] = {
+    random.Random: _random_state,
+    GeneratorType: _position_of_generator,
+    contextvars.ContextVar: _context_value,
+    functools._lru_cache_wrapper: _cached_calls,
+    io.StringIO: _text_length,
+    io.BytesIO: _text_length,
+}
+
+
+def _address(value: torch.Tensor) -> int | None:
+    try:
+        return value.data_ptr()
+    except (RuntimeError, NotImplementedError):
+        # Sparse tensors and other subclasses have no address of their own.
+        return None
+
+
+class RandomStates:
+    """The random numbers of Python, numpy and torch on the host, as of now.
+
+    Args:
+        torchs: watch the host generator of torch too.
+    """
+
+    def __init__(self, *, torchs: bool) -> None:
+        self._torchs = torchs
+        self._states = self._now()
+
+    def _now(self) -> dict[str, Any]:
+        states: dict[str, Any] = {"random": random.getstate()}
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            states["numpy.random"] = _flat(numpy.random.get_state(legacy=False))
+        if self._torchs:
+            states["torch"] = _HostBytes(torch.get_rng_state())
+        return states
+
+    def changed(self) -> list[str]:
+        """Return the names of those that are different now."""
+        now = self._now()
+        return [name for name, state in now.items() if self._states.get(name, state) != state]

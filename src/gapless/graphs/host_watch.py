@@ -1,0 +1,488 @@
+"""Watch runs of a step as written: what it reads and what it changes on the host.
+
+A graph repeats what the step does on the device and nothing else. What the step reads from Python
+is baked in, so it has to be guarded; what it changes in Python would not happen again. Both are
+found while the step runs as written: a profiler sees which code runs, the bytecode of that code
+says which names it reads and stores, and what these names lead to is compared before and after.
+
+    reads    guards for everything that the code names: `gapless.graphs.read_guards`
+    writes   counters, lists that grow, prints, files, clocks, random numbers of the host
+    kept     places that held a tensor of the device before and hold another now
+
+Nothing that the step makes is kept alive once the watch is over.
+"""
+
+from __future__ import annotations
+
+import gc
+import random
+import sys
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gapless.graphs.c_calls import SUSPECTS, effect_of
+from gapless.graphs.code_kinds import CodeKind, kind_of, site_of
+from gapless.graphs.code_reads import reads_of
+from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
+from gapless.graphs.plain_values import is_tensor_tree, same_but_tensors, shown
+from gapless.graphs.reach import MISSING, Executed, Observed, Place, Reach
+from gapless.graphs.read_guards import ReadGuards
+from gapless.pipeline.containers import container_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator
+
+    from gapless.graphs.code_reads import Chain, Store
+
+
+@dataclass(frozen=True)
+class HostWrite:
+    """Something that a run changed or did on the host.
+
+    Attributes:
+        name: as the code says it, such as `self.count`, or what was called, such as `print`.
+        site: where, as `file:line`.
+        before: a short text for the value before the run, "" for a call.
+        after: the same after it.
+        advice: what to do about it.
+    """
+
+    name: str
+    site: str
+    before: str
+    after: str
+    advice: str
+
+
+@dataclass(frozen=True, eq=False)
+class KeptPath:
+    """A place in which a run has put other tensors of the device than stood there.
+
+    Attributes:
+        place: where.
+        name: as the code says it, such as `self.hidden`.
+        site: where it is stored, as `file:line`.
+        was_empty: whether nothing or None stood there before.
+    """
+
+    place: Place
+    name: str
+    site: str
+    was_empty: bool
+
+    def get(self) -> Any:
+        """Return what stands there now, None if nothing does."""
+        value = self.place.read()
+        return None if value is MISSING else value
+
+    def set(self, value: Any) -> None:
+        """Put a value there."""
+        self.place.write(value)
+
+
+@dataclass
+class HostRun:
+    """What one watched run did on the host; complete once the watch is over.
+
+    Attributes:
+        writes: what it changed or did, each once.
+        kept: places with other tensors of the device.
+        is_complete: False if torch compiled something: the watch was cut short, look once more.
+    """
+
+    writes: list[HostWrite] = field(default_factory=list)
+    kept: list[KeptPath] = field(default_factory=list)
+    is_complete: bool = True
+
+
+class HostWatch:
+    """Watch the runs of one step.
+
+    Args:
+        step: the step itself.
+        on_device: whether a tensor is on the device; all others are on the host.
+        torch_random: watch the host generator of torch; off where the device uses it as well.
+    """
+
+    def __init__(
+        self,
+        step: Callable[..., Any],
+        *,
+        on_device: Callable[[torch.Tensor], bool],
+        torch_random: bool = True,
+    ) -> None:
+        self._step = step
+        self._on_device = on_device
+        self._torch_random = torch_random
+        self._executed: dict[int, Executed] = {}
+        self._num_runs = 0
+        # Weakly: batches are not kept.
+        self._batch: list[weakref.ref[torch.Tensor]] = []
+
+    @contextmanager
+    def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[HostRun]:
+        """Watch the body, which runs the step once; the result is complete after the body.
+
+        Sync: Does not block the host.
+        """
+        run = HostRun()
+        self._num_runs += 1
+        skip, tensors = _parts_of_batch((args, kwargs))
+        self._batch = [weakref.ref(tensor) for tensor in tensors]
+        del tensors
+        before = HostState(
+            self._reach(least_runs=1, skip=skip),
+            on_device=self._on_device,
+            skip=skip,
+        )
+        states = RandomStates(torchs=self._torch_random)
+        profile = _Profile(self._executed, self._num_runs)
+        with profile.running():
+            yield run
+        run.is_complete = profile.is_complete
+        self._find_functions()
+        reach = self._reach(least_runs=1, skip=skip)
+        self._sum_up(run, before, reach, profile, states.changed())
+
+    def guards(self, *, carried: Collection[KeptPath] = ()) -> ReadGuards:
+        """Return guards for everything that the watched runs read, with the values of now.
+
+        Args:
+            carried: places that the caller takes care of; they are not guarded.
+
+        Sync: Does not block the host.
+        """
+        batch = {id(tensor) for ref in self._batch if (tensor := ref()) is not None}
+        reach = self._reach(least_runs=min(self._num_runs, 2), skip=batch)
+        return ReadGuards(
+            reach, on_device=self._on_device, carried={path.place.id for path in carried}
+        )
+
+    def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
+        return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
+
+    def _find_functions(self) -> None:
+        """Find the functions whose closures the code reads, if no name leads to them."""
+        known = self._reach(least_runs=1, skip=set()).functions
+        missing = [
+            each
+            for each in self._executed.values()
+            if each.functions is None
+            and id(each.code) not in known
+            and set(each.code.co_freevars) - {"__class__"}
+        ]
+        for each in missing:
+            each.functions = []
+        if missing:
+            by_code = {id(each.code): each for each in missing}
+            for function in gc.get_referrers(*(each.code for each in missing)):
+                if isinstance(function, FunctionType):
+                    found = by_code[id(function.__code__)].functions
+                    assert found is not None
+                    found.append(weakref.ref(function))
+
+    # --- what a run did ---
+
+    def _sum_up(
+        self,
+        run: HostRun,
+        before: HostState,
+        reach: Reach,
+        profile: _Profile,
+        random_states: list[str],
+    ) -> None:
+        stores = _Stores(reach)
+        writes: dict[tuple[str, str], HostWrite] = {}
+
+        def note(name: str, site: str, before: str, after: str, advice: str) -> None:
+            write = HostWrite(name, site, before, after, advice)
+            writes.setdefault((name, site), write)
+
+        for difference in before.differences(_stored_names(reach)):
+            name, site = stores.name_and_site(difference)
+            if self._is_kept(difference):
+                assert difference.place is not None
+                empty = difference.before is MISSING or difference.before is None
+                run.kept.append(KeptPath(difference.place, name, site, empty))
+            else:
+                texts = (_text(difference.before), _text(difference.after))
+                note(name, site, *texts, _advice(difference))
+        for name, site in profile.effects:
+            note(name, site, "", "", "let it stand in `on_host`, or leave it out of the step")
+        for name in random_states:
+            site = profile.random_site if name == "random" else stores.site_of_name(name)
+            note(name, site, "", "", "draw random numbers on the device, or in `on_host`")
+        run.writes = list(writes.values())
+
+    def _is_kept(self, difference: Difference) -> bool:
+        place, before, after = difference.place, difference.before, difference.after
+        if place is None or place.kind == "class":
+            return False
+        if not is_tensor_tree(after, self._on_device):
+            return False
+        if before is MISSING or before is None:
+            is_growth = place.holder is None and self._num_runs > 1 and place.kind == "dict"
+            return not (is_growth and before is MISSING) or "__builtins__" in place.owner
+        return is_tensor_tree(before, self._on_device) and same_but_tensors(before, after)
+
+
+def _text(value: Any) -> str:
+    return str(value) if isinstance(value, Text) else shown(value)
+
+
+def _advice(difference: Difference) -> str:
+    after = difference.after
+    if isinstance(after, torch.Tensor):
+        return "keep it on the device, or change it in `on_host`"
+    return "change it in `on_host`, or outside the step"
+
+
+def _stored_names(reach: Reach) -> set[str]:
+    names: set[str] = set()
+    for executed in reach.codes.values():
+        if executed.kind is CodeKind.USER:
+            names |= executed.reads.names
+    return names
+
+
+def _parts_of_batch(batch: Any) -> tuple[set[int], list[torch.Tensor]]:
+    """Return the ids of all containers and tensors in a batch, and the tensors."""
+    ids: set[int] = set()
+    tensors: list[torch.Tensor] = []
+    todo = [batch]
+    while todo:
+        value = todo.pop()
+        if id(value) in ids:
+            continue
+        if isinstance(value, torch.Tensor):
+            ids.add(id(value))
+            tensors.append(value)
+            continue
+        if isinstance(value, nn.Module | torch.optim.Optimizer | type | ModuleType):
+            continue
+        container = container_of(type(value))
+        if container is not None:
+            ids.add(id(value))
+            todo += container.parts(value)
+    return ids, tensors
+
+
+class _Stores:
+    """Where the code stores what: finds the line for a difference."""
+
+    def __init__(self, reach: Reach) -> None:
+        self._reach = reach
+        self._stores: dict[Any, list[tuple[Executed, Store]]] = {}
+        for executed in reach.codes.values():
+            if executed.kind is CodeKind.USER:
+                for store in executed.reads.stores:
+                    key = store.key if store.kind in ("attr", "global", "cell") else None
+                    self._stores.setdefault((store.kind, key), []).append((executed, store))
+
+    def name_and_site(self, difference: Difference) -> tuple[str, str]:
+        """Return the name and line under which the user's code changes something."""
+        place = difference.place
+        if place is not None and place.kind == "cell":
+            return self._first("cell", place.name) or (place.name, place.site)
+        if place is not None and place.holder is None and "__builtins__" in _keys(place.owner):
+            return self._first("global", place.key) or (place.name, place.site)
+        if place is not None and place.holder is not None:
+            key = place.key if isinstance(place.key, str) else place.key.__name__
+            found = self._of("attr", key, place.holder)
+            if found is not None:
+                return found
+        return self._of_container(difference, place)
+
+    def _of_container(self, difference: Difference, place: Place | None) -> tuple[str, str]:
+        owner = difference.owner
+        found = self._of("item", None, owner)
+        if found is not None and place is not None:
+            return f"{found[0]}[{place.key!r}]", found[1]
+        found = found or self._of("call", None, owner)
+        if found is not None:
+            return found
+        return difference.name, difference.site or self._mention(owner)
+
+    def _first(self, kind: str, key: Any) -> tuple[str, str] | None:
+        for executed, store in self._stores.get((kind, key), []):
+            return str(key), site_of(executed.code, store.line)
+        return None
+
+    def _of(self, kind: str, key: Any, owner: Any) -> tuple[str, str] | None:
+        """Return the first store to an object, else the first with the same key."""
+        other = None
+        for executed, store in self._stores.get((kind, key), []):
+            site = site_of(executed.code, store.line)
+            for chain in sorted(store.bases, key=repr):
+                if any(value is owner for value in self._reach.values_of(executed, chain)):
+                    return self._named(chain, key), site
+            if key is not None and other is None:
+                base = min(store.bases, key=repr, default=None)
+                other = (self._named(base, key), site) if base is not None else (key, site)
+        return other
+
+    @staticmethod
+    def _named(chain: Chain, key: Any) -> str:
+        return chain.text if key is None else f"{chain.text}.{key}"
+
+    def _mention(self, owner: Any) -> str:
+        """Return the first line that names an object."""
+        for executed in self._reach.codes.values():
+            if executed.kind is CodeKind.USER:
+                for chain, line in executed.reads.reads.items():
+                    if any(value is owner for value in self._reach.values_of(executed, chain)):
+                        return site_of(executed.code, line)
+        return ""
+
+    def site_of_name(self, name: str) -> str:
+        """Return the first line that names something of a package, such as `numpy.random`."""
+        words = name.split(".")
+        for executed in self._reach.codes.values():
+            if executed.kind is not CodeKind.USER:
+                continue
+            for chain, line in executed.reads.reads.items():
+                keys = [key for _, key in chain.links]
+                root = executed.names.get(chain.root)
+                if not isinstance(root, ModuleType) or root.__name__ not in (name, words[0]):
+                    continue
+                is_named = root.__name__ == name or words[1:] == keys[: len(words) - 1]
+                if is_named and (len(words) > 1 or any(map(_draws, keys))):
+                    return site_of(executed.code, line)
+        return ""
+
+
+def _draws(name: Any) -> bool:
+    return isinstance(name, str) and name.startswith(
+        ("rand", "normal", "bernoulli", "multinomial", "manual_seed", "seed", "set_rng")
+    )
+
+
+def _keys(owner: Any) -> Any:
+    return owner if isinstance(owner, dict) else ()
+
+
+# --- the profiler ---
+
+_NOT_OBSERVED = (
+    torch.Tensor, str, bytes, int, float, complex, type(None), list, tuple, dict, set, type,
+    ModuleType, FunctionType, MethodType,
+)  # fmt: skip
+
+
+class _Profile:
+    """Sees which code runs, with what, and which functions made in C it calls.
+
+    Args:
+        executed: the code that has run so far, by id; what runs is added.
+        number: of the run.
+
+    Attributes:
+        is_complete: False once torch has begun to compile.
+        effects: name and site of what C functions did on the host.
+        random_site: where the first random number of Python was drawn, "" if none was.
+    """
+
+    def __init__(self, executed: dict[int, Executed], number: int) -> None:
+        self._executed = executed
+        self._number = number
+        self._kinds: dict[int, tuple[CodeType, CodeKind]] = {}
+        self.is_complete = True
+        self.effects: dict[tuple[str, str], None] = {}
+        self.random_site = ""
+        self._other: Any = None
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """See what the body runs on this thread."""
+        self._other = sys.getprofile()
+        sys.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(self._other)
+
+    def _note(self, frame: FrameType, event: str, arg: Any) -> None:
+        if self._other is not None:
+            self._other(frame, event, arg)
+        if event == "c_call":
+            self._note_c_call(frame, arg)
+        elif event == "call":
+            code = frame.f_code
+            known = self._kinds.get(id(code))
+            if known is None:
+                known = self._kinds[id(code)] = (code, kind_of(code))
+            kind = known[1]
+            if kind is CodeKind.USER or kind is CodeKind.MODULE:
+                self._note_call(frame, code, kind)
+            elif kind is CodeKind.COMPILER:
+                self.is_complete = False
+                sys.setprofile(self._other)
+        elif event == "return":
+            known = self._kinds.get(id(frame.f_code))
+            if known is not None and known[1] is CodeKind.USER:
+                self._note_return(frame, arg)
+
+    def _note_call(self, frame: FrameType, code: CodeType, kind: CodeKind) -> None:
+        executed = self._executed.get(id(code))
+        if executed is None:
+            executed = Executed(code, frame.f_globals, reads_of(code), kind)
+            for chain in executed.reads.reads:
+                if chain.kind == "argument" and chain.links:
+                    executed.observed.setdefault(chain.root, Observed())
+            for store in executed.reads.stores:
+                for chain in store.bases:
+                    if chain.kind == "argument":
+                        executed.observed.setdefault(chain.root, Observed())
+            self._executed[id(code)] = executed
+        if executed.observed:
+            values = frame.f_locals
+            for name, observed in executed.observed.items():
+                if name in values:
+                    self._observe(observed, values[name])
+
+    def _note_return(self, frame: FrameType, value: Any) -> None:
+        caller = frame.f_back
+        if caller is None or isinstance(value, _NOT_OBSERVED):
+            return
+        executed = self._executed.get(id(caller.f_code))
+        if executed is not None:
+            self._observe(executed.observed.setdefault("", Observed()), value)
+
+    def _observe(self, observed: Observed, value: Any) -> None:
+        if isinstance(value, _NOT_OBSERVED):
+            return
+        known = observed.runs.get(id(value))
+        if known is not None and known[0]() is value:
+            known[1].add(self._number)
+            return
+        try:
+            observed.runs[id(value)] = (weakref.ref(value), {self._number})
+        except TypeError:
+            return
+
+    def _note_c_call(self, frame: FrameType, function: Any) -> None:
+        if getattr(function, "__name__", None) in SUSPECTS:
+            effect = effect_of(function)
+            site = self._user_site(frame) if effect is not None else None
+            if effect is not None and site is not None:
+                self.effects.setdefault((effect, site))
+        elif isinstance(getattr(function, "__self__", None), random.Random):
+            self.random_site = self.random_site or self._user_site(frame) or ""
+
+    def _user_site(self, frame: FrameType | None) -> str | None:
+        """Return the user's line behind a call, None if it is torch's or this package's."""
+        while frame is not None:
+            kind = kind_of(frame.f_code)
+            if kind is CodeKind.USER:
+                return site_of(frame.f_code, frame.f_lineno)
+            if kind is not CodeKind.LIBRARY:
+                return None
+            frame = frame.f_back
+        return None

@@ -1,0 +1,675 @@
+"""What the code of a step reaches: every place that it names, and what stands there now.
+
+A place is where a name leads to a value: an entry of an object's or a module's dictionary, a
+global, a variable of an enclosing function, an item of a list. Nothing of the user's is called to
+look there: neither properties nor `__getattr__`.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from gapless.graphs.code_kinds import FOREIGN_PACKAGES, CodeKind, is_foreign, kind_of, site_of
+from gapless.graphs.code_reads import CHANGING_METHODS, CodeReads, reads_of
+
+
+if TYPE_CHECKING:
+    import weakref
+    from collections.abc import Iterable, Iterator
+    from types import CodeType
+
+    from gapless.graphs.code_reads import Chain
+
+
+MISSING: Any = type("Missing", (), {"__repr__": lambda _: "nothing"})()
+
+# Longer containers are not looked into item by item, unless their items are plain.
+_MOST_ITEMS = 1_000
+_DEPTH = 6
+_MOST_CODES = 3_000
+
+CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
+
+
+class Place:
+    """Where a value stands.
+
+    Attributes:
+        kind: "dict" (an entry), "item" (of a list, tuple or deque), "cell", "slot" (a descriptor
+            made in C), or "class" (an attribute of a class).
+        owner: the dictionary, container, cell, object or class.
+        key: the key, index or attribute.
+        name: as the code says it, such as `self.alpha`.
+        site: where it says so, `file:line`; "" if that is not known.
+        holder: the object whose attribute it is, None if it is none.
+        is_read: whether the code reads what stands there; else it only stores.
+    """
+
+    __slots__ = ("holder", "is_read", "key", "kind", "name", "owner", "site")
+
+    def __init__(
+        self,
+        kind: str,
+        owner: Any,
+        key: Any,
+        *,
+        name: str,
+        site: str,
+        holder: Any = None,
+        is_read: bool = True,
+    ) -> None:
+        self.is_read = is_read
+        self.kind = kind
+        self.owner = owner
+        self.key = key
+        self.name = name
+        self.site = site
+        self.holder = holder
+
+    def read(self) -> Any:
+        """Return what stands there, `MISSING` if nothing does."""
+        try:
+            if self.kind == "cell":
+                return self.owner.cell_contents
+            if self.kind == "slot":
+                return self.key.__get__(self.owner)
+            if self.kind == "class":
+                return vars(self.owner)[self.key]
+            if isinstance(self.owner, dict):
+                # Not the user's `__getitem__` or `__missing__`.
+                return dict.get(self.owner, self.key, MISSING)
+            return self.owner[self.key]
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return MISSING
+
+    def write(self, value: Any) -> None:
+        """Put a value there."""
+        if self.kind == "cell":
+            self.owner.cell_contents = value
+        elif self.kind == "slot":
+            self.key.__set__(self.owner, value)
+        elif self.kind == "class":
+            setattr(self.owner, self.key, value)
+        else:
+            self.owner[self.key] = value
+
+    @property
+    def id(self) -> tuple[str, int, Any]:
+        """The same for two objects that stand for one place; valid while the owner lives."""
+        return (self.kind, id(self.owner), self.key)
+
+
+@dataclass
+class Observed:
+    """Objects that were seen in one role, without keeping them alive.
+
+    Attributes:
+        runs: by id of the object: a weak reference, and in how many watched runs it was seen.
+    """
+
+    runs: dict[int, tuple[weakref.ref[Any], set[int]]] = field(default_factory=dict)
+
+    def alive(self, least: int) -> list[Any]:
+        """Return the objects that still live and were seen in at least so many runs."""
+        found = [(ref(), runs) for ref, runs in self.runs.values()]
+        return [value for value, runs in found if value is not None and len(runs) >= least]
+
+
+@dataclass
+class Executed:
+    """A function's code that ran, and what it ran with.
+
+    Attributes:
+        code: of the function.
+        names: its globals.
+        reads: what it names.
+        kind: who wrote it.
+        observed: by argument (`""`: what calls returned to it), the objects seen.
+        functions: those with this code, None if they were not searched for.
+    """
+
+    code: CodeType
+    names: dict[str, Any]
+    reads: CodeReads
+    kind: CodeKind
+    observed: dict[str, Observed] = field(default_factory=dict)
+    functions: list[weakref.ref[FunctionType]] | None = None
+
+    def alive_functions(self) -> list[FunctionType]:
+        """Return the functions with this code that were searched for and still live."""
+        return [function for ref in self.functions or () if (function := ref()) is not None]
+
+
+class Reach:
+    """What code reaches.
+
+    Args:
+        step: the step itself.
+        executed: the code that ran, by id.
+        least_runs: in how many watched runs an argument must have been seen to count.
+        skip: ids of objects that are left out, such as the batch.
+
+    Attributes:
+        places: where values stand that the code reads, by `Place.id`.
+        whole: containers that are used as a whole, by id, with name and site.
+        objects: objects on the way, with their names, by id.
+        modules: modules of torch that are reached, with their names, by id.
+        tensors: tensors reached, with name and site, by id.
+        functions: functions reached, by id of their code.
+        codes: all code followed, by id: what ran, and what is followed without having run.
+    """
+
+    def __init__(
+        self,
+        step: object,
+        executed: Iterable[Executed],
+        *,
+        least_runs: int = 1,
+        skip: Iterable[int] = (),
+    ) -> None:
+        self.places: dict[tuple[str, int, Any], Place] = {}
+        self.whole: dict[int, tuple[Any, str, str]] = {}
+        self.objects: dict[int, tuple[Any, str]] = {}
+        self.modules: dict[int, tuple[nn.Module, str]] = {}
+        self.tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
+        self.functions: dict[int, list[FunctionType]] = {}
+        self.codes: dict[int, Executed] = {}
+        self._given: dict[tuple[int, str], dict[int, Any]] = {}
+        self._least_runs = least_runs
+        self._skip = set(skip)
+        self._executed = {id(each.code): each for each in executed}
+        self._has_run = bool(self._executed)
+        self._memo: dict[tuple[int, Chain], list[tuple[Any, str]]] = {}
+        self._queue: list[Executed] = []
+        self._root(step)
+        for each in self._executed.values():
+            for function in each.alive_functions():
+                self._note_function(function)
+        self._follow_all()
+
+    # --- what is followed ---
+
+    def _root(self, step: object) -> None:
+        name = getattr(step, "__name__", None) or type(step).__name__
+        self._arrive(step, name, "", in_full=True)
+        call = _class_attribute(type(step), "__call__")
+        if not isinstance(step, FunctionType | MethodType | nn.Module) and call is not None:
+            self._note_function(_unwrapped(call[1]), must_follow=True)
+
+    def _follow_all(self) -> None:
+        # The user's own code first: it has the names that people know.
+        ran = sorted(self._executed.values(), key=lambda each: each.kind is not CodeKind.USER)
+        for executed in ran:
+            self._add(executed)
+        # Functions found on the way may bind cells of code that was followed before.
+        for _ in range(4):
+            before = self._size()
+            while self._queue:
+                self._follow(self._queue.pop(0))
+            if before == self._size():
+                break
+            self._memo.clear()
+            self._queue = list(self.codes.values())
+
+    def _size(self) -> tuple[int, ...]:
+        parts = self.functions, self._given
+        return (len(self.places), len(self.codes), *(sum(map(len, p.values())) for p in parts))
+
+    def _add(self, executed: Executed) -> None:
+        if id(executed.code) not in self.codes and len(self.codes) < _MOST_CODES:
+            self.codes[id(executed.code)] = executed
+            self._queue.append(executed)
+
+    def _follow(self, executed: Executed) -> None:
+        for chain, line in executed.reads.reads.items():
+            values = self._values(executed, chain, line)
+            if chain in executed.reads.whole:
+                for value, name in values:
+                    self._use_whole(value, name, site_of(executed.code, line))
+        for store in executed.reads.stores:
+            for chain in store.bases:
+                self._values(executed, chain, store.line)
+            if store.kind == "global":
+                site = site_of(executed.code, store.line)
+                self._place("dict", executed.names, store.key, store.key, site, is_read=False)
+
+    def values_of(self, executed: Executed, chain: Chain) -> list[Any]:
+        """Return what a chain stands for."""
+        return [value for value, _ in self._values(executed, chain, None)]
+
+    # --- chains ---
+
+    def _values(self, executed: Executed, chain: Chain, line: int | None) -> list[tuple[Any, str]]:
+        key = (id(executed.code), chain)
+        found = self._memo.get(key)
+        if found is None:
+            self._memo[key] = []
+            site = site_of(executed.code, line)
+            found = list(self._new_values(executed, chain, line, site))
+            self._memo[key] = found
+        return found
+
+    def _new_values(
+        self, executed: Executed, chain: Chain, line: int | None, site: str
+    ) -> Iterator[tuple[Any, str]]:
+        if not chain.links:
+            yield from self._roots(executed, chain, site)
+            return
+        base = chain._replace(links=chain.links[:-1])
+        kind, key = chain.links[-1]
+        for value, name in self._values(executed, base, line):
+            if id(value) in self._skip:
+                continue
+            if kind == "attr":
+                found = self._attribute(value, key, name, site)
+            elif kind == "item":
+                found = self._item(value, key, name, site)
+            else:
+                found = self._each(value, name, site)
+            yield from found
+
+    def _roots(self, executed: Executed, chain: Chain, site: str) -> Iterator[tuple[Any, str]]:
+        name = chain.root
+        if chain.kind == "argument" or chain.kind == "result":
+            yield from self._observed(executed, name, site)
+        elif executed.kind is CodeKind.MODULE:
+            return
+        elif chain.kind == "cell":
+            for function in self.functions.get(id(executed.code), []):
+                cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+                for free, cell in cells:
+                    if free == name:
+                        yield from self._place("cell", cell, None, name, site)
+        elif name in executed.names:
+            yield from self._place("dict", executed.names, name, name, site)
+
+    def _observed(self, executed: Executed, name: str, site: str) -> Iterator[tuple[Any, str]]:
+        """Return what an argument was seen to be, and its default."""
+        observed = executed.observed.get(name)
+        seen = observed.alive(self._least_runs) if observed is not None else []
+        given = self._given.get((id(executed.code), name), {})
+        for value in {id(each): each for each in (*seen, *given.values())}.values():
+            if id(value) not in self._skip:
+                shown = name or type(value).__name__
+                if executed.kind is not CodeKind.USER:
+                    shown = self.name_of(value) or shown
+                self._arrive(value, shown, site)
+                yield value, shown
+        for function in self.functions.get(id(executed.code), []) if name else ():
+            default = _default_of(function, name)
+            if default is not MISSING:
+                self._arrive(default, name, site)
+                yield default, name
+
+    def name_of(self, value: object) -> str:
+        """Return the name under which an object was reached, "" if it was not."""
+        for table in (self.modules, self.objects):
+            found = table.get(id(value))
+            if found is not None:
+                return found[1]
+        return ""
+
+    def _attribute(self, value: Any, key: str, name: str, site: str) -> Iterable[tuple[Any, str]]:
+        shown = f"{name}.{key}"
+        if isinstance(value, ModuleType):
+            return self._module_attribute(value, key, shown, site)
+        if isinstance(value, type):
+            return self._class_attribute(value, key, shown, site)
+        if isinstance(value, MethodType):
+            if key in ("__self__", "__func__"):
+                return [(getattr(value, key), shown)]
+            return self._attribute(value.__func__, key, name, site)
+        if isinstance(value, functools.partial) and key in ("func", "args", "keywords"):
+            return [(getattr(value, key), shown)]
+        return self._instance_attribute(value, key, name, site)
+
+    def _instance_attribute(
+        self, value: Any, key: str, name: str, site: str
+    ) -> Iterable[tuple[Any, str]]:
+        shown = f"{name}.{key}"
+        if key == "__class__":
+            return [(type(value), shown)]
+        entries = entries_of(value) or {}
+        if key == "__dict__":
+            return [(entries, shown)] if entries else []
+        for table in (entries, *_tables_of(value)):
+            if key in table:
+                return self._place("dict", table, key, shown, site, holder=value)
+        if isinstance(value, CONTAINERS) and is_foreign(type(value)):
+            if key not in CHANGING_METHODS:
+                self._use_whole(value, name, site)
+            return []
+        return self._inherited(value, key, shown, site)
+
+    def _inherited(self, value: Any, key: str, shown: str, site: str) -> Iterable[tuple[Any, str]]:
+        found = _class_attribute(type(value), key)
+        if found is None:
+            return []
+        owner, attribute = found
+        if isinstance(attribute, MemberDescriptorType):
+            if isinstance(value, torch.Tensor):
+                return []
+            return self._place("slot", value, attribute, shown, site, holder=value)
+        if isinstance(attribute, GetSetDescriptorType):
+            return []
+        function = _unwrapped(attribute)
+        if isinstance(attribute, staticmethod | classmethod | FunctionType):
+            self._note_function(function)
+            if not self._has_run and not isinstance(attribute, staticmethod):
+                self._give(function, value)
+        if is_foreign(owner):
+            return []
+        results = self._place("class", owner, key, shown, site)
+        if isinstance(attribute, property | functools.cached_property):
+            return []
+        return results
+
+    def _module_attribute(
+        self, value: ModuleType, key: str, shown: str, site: str
+    ) -> Iterable[tuple[Any, str]]:
+        entries = vars(value)
+        if key not in entries:
+            return []
+        if value is os and key == "environ":
+            self.whole[id(os.environ)] = (os.environ, "os.environ", site)
+            return []
+        if value.__name__.partition(".")[0] in FOREIGN_PACKAGES:
+            found = entries[key]
+            if isinstance(found, ModuleType | type):
+                return [(found, shown)]
+            return []
+        return self._place("dict", entries, key, shown, site)
+
+    def _class_attribute(
+        self, value: type, key: str, shown: str, site: str
+    ) -> Iterable[tuple[Any, str]]:
+        found = _class_attribute(value, key)
+        if found is None:
+            return []
+        owner, attribute = found
+        if isinstance(attribute, staticmethod | classmethod | FunctionType):
+            self._note_function(_unwrapped(attribute))
+        if is_foreign(owner):
+            return []
+        return self._place("class", owner, key, shown, site)
+
+    def _item(self, value: Any, key: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
+        shown = f"{name}[{key!r}]"
+        if isinstance(value, list | tuple | collections.deque):
+            if isinstance(key, int) and -len(value) <= key < len(value):
+                return self._place("item", value, key, shown, site)
+            return []
+        if isinstance(value, dict):
+            return self._place("dict", value, key, shown, site)
+        if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList):
+            return self._each(value, name, site)
+        if isinstance(value, Mapping) and hasattr(value, "data"):
+            entries = entries_of(value) or {}
+            if isinstance(entries.get("data"), dict):
+                return self._place("dict", entries["data"], key, shown, site)
+        return []
+
+    def _each(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
+        shown = f"{name}[...]"
+        if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+            return [(child, f"{name}.{key}") for key, child in value._modules.items()]
+        if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | FunctionType):
+            return [(value, name)]
+        if isinstance(value, dict | MappingProxyType):
+            return [(part, f"{name}[{key!r}]") for key, part in list(value.items())[:_MOST_ITEMS]]
+        if isinstance(value, list | tuple | set | frozenset | collections.deque):
+            return [(part, shown) for part in list(value)[:_MOST_ITEMS]]
+        return [(value, name)]
+
+    # --- arriving at a value ---
+
+    def _place(
+        self,
+        kind: str,
+        owner: Any,
+        key: Any,
+        name: str,
+        site: str,
+        *,
+        holder: Any = None,
+        is_read: bool = True,
+    ) -> list[tuple[Any, str]]:
+        place = Place(kind, owner, key, name=name, site=site, holder=holder, is_read=is_read)
+        known = self.places.setdefault(place.id, place)
+        known.is_read |= is_read
+        value = known.read()
+        if value is MISSING or id(value) in self._skip:
+            return []
+        self._arrive(value, name, site)
+        return [(value, name)]
+
+    def _arrive(self, value: Any, name: str, site: str, *, in_full: bool = False) -> None:
+        """Take note of a value that the code comes to."""
+        if id(value) in self._skip:
+            return
+        if isinstance(value, torch.Tensor):
+            self.tensors.setdefault(id(value), (value, name, site))
+        elif isinstance(value, nn.Module):
+            self._arrive_at_module(value, name)
+        elif isinstance(value, FunctionType):
+            self._note_function(value, must_follow=in_full)
+        elif isinstance(value, MethodType):
+            self._note_function(value.__func__, must_follow=in_full)
+            self._arrive(value.__self__, name.rpartition(".")[0] or "self", site)
+            if in_full:
+                self._give(value.__func__, value.__self__)
+        elif isinstance(value, functools.partial):
+            self._arrive_at_partial(value, name, site, in_full=in_full)
+        elif isinstance(value, type):
+            self._arrive_at_type(value)
+        elif not isinstance(value, ModuleType | BuiltinFunctionType | CellType):
+            self._arrive_at_object(value, name)
+
+    def _arrive_at_partial(
+        self, value: functools.partial[Any], name: str, site: str, *, in_full: bool
+    ) -> None:
+        if id(value) not in self.objects:
+            self.objects[id(value)] = (value, name)
+            self._arrive(value.func, name, site, in_full=in_full)
+            for part in (*value.args, *value.keywords.values()):
+                self._arrive(part, name, site)
+                self._use_whole(part, name, site)
+
+    def _arrive_at_type(self, value: type) -> None:
+        if issubclass(value, torch.autograd.Function):
+            # Backward runs in threads of torch, where nobody watches.
+            for function in ("forward", "backward", "setup_context", "jvp", "vjp"):
+                found = _class_attribute(value, function)
+                if found is not None and not is_foreign(found[0]):
+                    self._note_function(_unwrapped(found[1]), must_follow=True)
+
+    def _arrive_at_object(self, value: Any, name: str) -> None:
+        entries = entries_of(value)
+        is_known = isinstance(value, CONTAINERS) or hasattr(type(value), "__next__")
+        if entries is not None or is_known or not is_foreign(type(value)):
+            self.objects.setdefault(id(value), (value, name))
+        original = (entries or {}).get("__wrapped__")
+        if isinstance(original, FunctionType):
+            self._note_function(original)
+
+    def _arrive_at_module(self, value: nn.Module, name: str) -> None:
+        if id(value) in self.modules:
+            return
+        todo = [(value, name)]
+        while todo:
+            module, shown = todo.pop()
+            if id(module) in self.modules or id(module) in self._skip:
+                continue
+            self.modules[id(module)] = (module, shown)
+            entries = vars(module)
+            for part in ("_parameters", "_buffers"):
+                for key, tensor in (entries.get(part) or {}).items():
+                    if isinstance(tensor, torch.Tensor):
+                        self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
+                        self._follow_hooks(tensor)
+            self._follow_hooks(module)
+            children = entries.get("_modules") or {}
+            todo += [
+                (child, f"{shown}.{key}")
+                for key, child in children.items()
+                if isinstance(child, nn.Module)
+            ]
+            original = entries.get("_orig_mod")
+            if isinstance(original, nn.Module):
+                todo.append((original, shown))
+                self._follow_statically(original)
+
+    def _follow_statically(self, module: nn.Module) -> None:
+        """Follow the code of modules whose compiled code runs in place of it."""
+        for part in module.modules():
+            found = _class_attribute(type(part), "forward")
+            if found is not None:
+                function = _unwrapped(found[1])
+                self._note_function(function, must_follow=True)
+                self._give(function, part)
+
+    def _follow_hooks(self, value: Any) -> None:
+        """Follow functions that torch calls, in its own threads too."""
+        for table in HOOK_TABLES:
+            is_tensor = isinstance(value, torch.Tensor)
+            hooks = getattr(value, table, None) if is_tensor else vars(value).get(table)
+            for hook in list(hooks.values()) if isinstance(hooks, dict) else ():
+                self._arrive(hook, "hook", "", in_full=True)
+
+    def _use_whole(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
+        """Take note of a container that is used as a whole, and what it contains."""
+        if not isinstance(value, CONTAINERS) or id(value) in self._skip or depth == 0:
+            return
+        if id(value) in self.whole:
+            return
+        self.whole[id(value)] = (value, name, site)
+        self.objects.setdefault(id(value), (value, name))
+        if len(value) > _MOST_ITEMS:
+            return
+        if isinstance(value, dict | MappingProxyType):
+            parts = [(f"{name}[{key!r}]", part) for key, part in list(value.items())]
+        elif isinstance(value, list | tuple | collections.deque):
+            parts = [(f"{name}[{index}]", part) for index, part in enumerate(list(value))]
+        else:
+            parts = [(f"{name}[...]", part) for part in list(value)]
+        for shown, part in parts:
+            self._arrive(part, shown, site)
+            self._use_whole(part, shown, site, depth - 1)
+
+    # --- functions ---
+
+    def _note_function(self, function: Any, *, must_follow: bool = False) -> None:
+        """Take note of a function, to find its cells; follow it if it has run or may have."""
+        while isinstance(function, FunctionType):
+            code = function.__code__
+            if must_follow or not self._has_run:
+                self._add_unseen(function)
+            known = self.functions.setdefault(id(code), [])
+            if any(each is function for each in known):
+                return
+            known.append(function)
+            for cell in function.__closure__ or ():
+                content = _content(cell)
+                if isinstance(content, FunctionType):
+                    self._note_function(content, must_follow=must_follow)
+            compiled = vars(function).get("_torchdynamo_orig_callable")
+            must_follow |= compiled is not None
+            function = compiled or vars(function).get("__wrapped__")
+
+    def _add_unseen(self, function: FunctionType) -> None:
+        """Follow a function that was not seen to run."""
+        code, kind = function.__code__, kind_of(function.__code__)
+        is_known = id(code) in self._executed or id(code) in self.codes
+        if kind in (CodeKind.USER, CodeKind.MODULE) and not is_known:
+            self._add(Executed(code, function.__globals__, reads_of(code), kind))
+
+    def _give(self, function: Any, value: Any) -> None:
+        """Let a function's first argument be known, as if it had been seen."""
+        if not isinstance(function, FunctionType):
+            return
+        code = function.__code__
+        if code.co_argcount > 0:
+            self._given.setdefault((id(code), code.co_varnames[0]), {})[id(value)] = value
+
+
+def _tables_of(value: Any) -> list[dict[str, Any]]:
+    """Return the tables in which a module has attributes, none for other objects."""
+    if not isinstance(value, nn.Module):
+        return []
+    entries = vars(value)
+    tables = (entries.get(name) for name in ("_parameters", "_buffers", "_modules"))
+    return [table for table in tables if isinstance(table, dict)]
+
+
+HOOK_TABLES = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+    "_post_accumulate_grad_hooks",
+)
+
+
+def entries_of(value: Any) -> dict[str, Any] | None:
+    """Return an object's own attributes, None if it has no dictionary of them."""
+    try:
+        entries = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError, RuntimeError):
+        return None
+    return entries if isinstance(entries, dict) else None
+
+
+def _content(cell: CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:
+        # Its name is not bound yet.
+        return None
+
+
+def _class_attribute(kind: type, name: str) -> tuple[type, Any] | None:
+    for owner in type.__getattribute__(kind, "__mro__"):
+        entries = type.__getattribute__(owner, "__dict__")
+        if name in entries:
+            return owner, entries[name]
+    return None
+
+
+def _unwrapped(attribute: Any) -> Any:
+    """Return the function behind an attribute of a class."""
+    if isinstance(attribute, staticmethod | classmethod):
+        return attribute.__func__
+    if isinstance(attribute, property):
+        return attribute.fget
+    if isinstance(attribute, functools.cached_property):
+        return attribute.func
+    return attribute
+
+
+def _default_of(function: FunctionType, name: str) -> Any:
+    """Return the default of a parameter, `MISSING` if it has none."""
+    if function.__kwdefaults__ and name in function.__kwdefaults__:
+        return function.__kwdefaults__[name]
+    defaults = function.__defaults__ or ()
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount]
+    with_default = names[len(names) - len(defaults) :]
+    return defaults[with_default.index(name)] if name in with_default else MISSING

@@ -1,0 +1,506 @@
+"""Guards for what a step reads from Python, as one generated function.
+
+Each check compares what stands in a place with what stood there when the guards were made: by
+identity, and plain values also by value, so that `self.alpha = 0.1` anew changes nothing.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+from dataclasses import dataclass
+from operator import is_
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from gapless.device.environment import environment_readers
+from gapless.graphs.code_kinds import CodeKind, site_of
+from gapless.graphs.plain_values import (
+    is_array,
+    is_number_like,
+    is_plain,
+    is_scalar_of_numpy,
+    same,
+    shown,
+)
+from gapless.graphs.reach import HOOK_TABLES, MISSING, Place, Reach
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from torch import nn
+
+
+# Items of longer containers are compared in a loop.
+_MOST_INLINE = 8
+_MOST_BYTES = 1 << 20
+
+# In builds of torch for a GPU only.
+_ptrs_equal: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+
+
+@dataclass(frozen=True)
+class Change:
+    """Something that is no longer as it was.
+
+    Attributes:
+        name: as the code says it, such as `self.alpha`.
+        site: where the code reads it, `file:line`; "" if that is not known.
+        before: a short text for the value that the guards were made with.
+        after: the same for the value now.
+        is_memory: whether an object, a tensor or its memory is another, rather than a plain value.
+    """
+
+    name: str
+    site: str
+    before: str
+    after: str
+    is_memory: bool
+
+
+@dataclass(slots=True)
+class _Check:
+    """One thing to compare.
+
+    Attributes:
+        test: an expression that is true if it has changed; `{n}` stands for `parts[n]`.
+        parts: what the expression is about.
+        read: returns what there is now.
+        expected: what there was.
+        name: of it.
+        site: where the code reads it.
+        is_memory: as of `Change`.
+        by_value: whether an equal value is as good.
+    """
+
+    test: str
+    parts: tuple[Any, ...]
+    read: Callable[[], Any]
+    expected: Any
+    name: str
+    site: str
+    is_memory: bool
+    by_value: bool
+
+    def holds(self, now: Any) -> bool:
+        return now is self.expected or (self.by_value and same(self.expected, now))
+
+
+class ReadGuards:
+    """What a step reads, as it is now.
+
+    Strong references are held to all that is compared.
+
+    Args:
+        reach: what the step's code reaches.
+        on_device: whether a tensor is on the device.
+        carried: places that are left out, by `Place.id`.
+        device_type: such as "cuda": whose autocast is guarded.
+
+    Attributes:
+        tensors: tensors on the device that the code reaches.
+    """
+
+    def __init__(
+        self,
+        reach: Reach,
+        *,
+        on_device: Callable[[torch.Tensor], bool],
+        carried: Collection[tuple[str, int, Any]] = (),
+        device_type: str = "cuda",
+    ) -> None:
+        self._on_device = on_device
+        self._carried = set(carried)
+        self._checks: list[_Check] = []
+        self._seen: set[tuple[Any, ...]] = set()
+        self.tensors: list[torch.Tensor] = []
+        self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
+        # Owners of what is compared: their ids must not be given to others.
+        self._owners: list[Any] = []
+        self._add_environment(device_type)
+        for place in reach.places.values():
+            if place.is_read:
+                self._add_place(place)
+        for value, name, site in reach.whole.values():
+            self._add_container(value, name, site)
+        for module, name in reach.modules.values():
+            self._add_module(module, name)
+        for executed in reach.codes.values():
+            if executed.kind is CodeKind.USER:
+                for function in reach.functions.get(id(executed.code), []):
+                    self._add_function(function)
+        for tensor, name, site in reach.tensors.values():
+            self._add_tensor(tensor, name, site)
+        self._add_tensors()
+        self._form = _Form(list(self._tensors.values()), list(reach.modules.values()))
+        self.holds: Callable[[], bool] = self._compiled()
+
+    def first_changed(self) -> Change | None:
+        """Return the first thing that is not as it was, None if all is.
+
+        Sync: Does not block the host.
+        """
+        for check in self._checks:
+            now = check.read()
+            if not check.holds(now):
+                before, after = _shown(check.expected), _shown(now)
+                if before == after:
+                    after = f"another {type(now).__name__}"
+                return Change(check.name, check.site, before, after, check.is_memory)
+        return self._form.first_changed()
+
+    # --- what is compared ---
+
+    def _add(
+        self,
+        test: str,
+        parts: tuple[Any, ...],
+        *,
+        read: Callable[[], Any],
+        expected: Any,
+        name: str,
+        site: str,
+        is_memory: bool | None = None,
+    ) -> None:
+        by_value = True
+        if is_memory is None:
+            by_value = _is_value(expected) or is_scalar_of_numpy(expected)
+            is_memory = not by_value and expected is not MISSING
+        check = _Check(test, parts, read, expected, name, site, is_memory, by_value)
+        self._checks.append(check)
+
+    def _add_environment(self, device_type: str) -> None:
+        for name, reader in environment_readers(device_type):
+            value = reader()
+            self._add(
+                "{0}() != {1}", (reader, value), read=reader, expected=value, name=name, site=""
+            )
+
+    def _add_place(self, place: Place) -> None:
+        if place.id in self._seen or place.id in self._carried:
+            return
+        self._seen.add(place.id)
+        self._owners.append(place.owner)
+        value = place.read()
+        access, owner = _access(place)
+        parts: tuple[Any, ...]
+        if value is MISSING:
+            test, parts = "{0}() is not {1}", (place.read, MISSING)
+        elif _is_value(value):
+            test = f"{access} is not {{2}} and not same({{2}}, {access})"
+            parts = (owner, place.key, value)
+        elif is_scalar_of_numpy(value):
+            test, parts = f"not same({{2}}, {access})", (owner, place.key, value)
+        else:
+            test, parts = f"{access} is not {{2}}", (owner, place.key, value)
+        self._add(test, parts, read=place.read, expected=value, name=place.name, site=place.site)
+        if is_array(value):
+            self._add_array(value, place.name, place.site)
+        elif isinstance(value, torch.Tensor):
+            self._add_tensor(value, place.name, place.site)
+
+    def _add_array(self, value: Any, name: str, site: str) -> None:
+        key = ("array", id(value))
+        if key in self._seen or value.nbytes > _MOST_BYTES or value.dtype.hasobject:
+            return
+        self._seen.add(key)
+        content = value.tobytes()
+        self._add(
+            "{0}() != {1}", (value.tobytes, content), read=lambda: _Content(value.tobytes()),
+            expected=_Content(content), name=name, site=site, is_memory=False,
+        )  # fmt: skip
+
+    def _add_container(self, value: Any, name: str, site: str) -> None:
+        if isinstance(value, type(os.environ)):
+            data: dict[Any, Any] = vars(value)["_data"]
+            copy = dict(data)
+            self._add(
+                "{0} != {1}", (data, copy), read=lambda: dict(data), expected=copy,
+                name=name, site=site, is_memory=False,
+            )  # fmt: skip
+        elif isinstance(value, dict | MappingProxyType):
+            self._add_mapping(value, name, site)
+        elif isinstance(value, list | tuple | collections.deque):
+            self._add_sequence(value, name, site)
+        elif isinstance(value, set | frozenset) and all(map(is_plain, value)):
+            members = frozenset(value)
+            self._add(
+                "{0} != {1}", (value, members), read=lambda: frozenset(value),
+                expected=members, name=name, site=site, is_memory=False,
+            )  # fmt: skip
+
+    def _add_mapping(self, value: Any, name: str, site: str) -> None:
+        self._owners.append(value)
+        keys = list(value)
+        if all(map(is_plain, keys)):
+            self._add(
+                "not same({1}, list({0}))", (value, keys), read=lambda: list(value),
+                expected=keys, name=name, site=site, is_memory=False,
+            )  # fmt: skip
+        else:
+            self._add_length(value, name, site)
+        for key in keys:
+            shown_key = repr(key) if is_plain(key) else "..."
+            self._add_place(Place("dict", value, key, name=f"{name}[{shown_key}]", site=site))
+
+    def _add_sequence(self, value: Any, name: str, site: str) -> None:
+        self._owners.append(value)
+        items = list(value)
+        if (
+            not isinstance(value, tuple)
+            and len(items) > _MOST_INLINE
+            and (all(map(is_number_like, items)) or len(items) > 1_000)
+        ):
+            self._add(
+                "changed({0}, {1})", (value, items), read=lambda: list(value), expected=items,
+                name=name, site=site, is_memory=not all(map(is_number_like, items)),
+            )  # fmt: skip
+            return
+        if not isinstance(value, tuple):
+            self._add_length(value, name, site)
+        for index, item in enumerate(items):
+            if isinstance(value, tuple):
+                if isinstance(item, torch.Tensor):
+                    self._add_tensor(item, f"{name}[{index}]", site)
+                elif is_array(item):
+                    self._add_array(item, f"{name}[{index}]", site)
+            else:
+                self._add_place(Place("item", value, index, name=f"{name}[{index}]", site=site))
+
+    def _add_length(self, value: Any, name: str, site: str) -> None:
+        number = len(value)
+        self._add(
+            "len({0}) != {1}", (value, number), read=lambda: _Shown(f"{len(value)} items"),
+            expected=_Shown(f"{number} items"), name=name, site=site, is_memory=False,
+        )  # fmt: skip
+
+    def _add_module(self, module: nn.Module, name: str) -> None:
+        entries = vars(module)
+        self._add_place(
+            Place("dict", entries, "training", name=f"{name}.training", site="", holder=module)
+        )
+        for table in ("_parameters", "_buffers", "_modules"):
+            parts = entries.get(table)
+            for key in list(parts) if isinstance(parts, dict) else ():
+                shown_name = f"{name}.{key}"
+                self._add_place(Place("dict", parts, key, name=shown_name, site="", holder=module))
+            if table == "_modules" and parts:
+                self._add_length(parts, name, "")
+        for table in HOOK_TABLES:
+            if entries.get(table):
+                self._add_length(entries[table], f"{name}.{table}", "")
+
+    def _add_function(self, function: Any) -> None:
+        key = ("function", id(function))
+        if key in self._seen:
+            return
+        self._seen.add(key)
+        code = function.__code__
+        for part in ("__code__", "__defaults__", "__kwdefaults__"):
+            value = getattr(function, part)
+            if value is not None:
+                self._add(
+                    f"{{0}}.{part} is not {{1}}", (function, value),
+                    read=_attribute_reader(function, part), expected=value,
+                    name=function.__qualname__, site=site_of(code, None), is_memory=True,
+                )  # fmt: skip
+
+    def _add_tensor(self, tensor: torch.Tensor, name: str, site: str) -> None:
+        if id(tensor) in self._tensors:
+            return
+        self._tensors[id(tensor)] = (tensor, name, site)
+
+    def _add_tensors(self) -> None:
+        known = list(self._tensors.values())
+        self.tensors = [tensor for tensor, _, _ in known if self._on_device(tensor)]
+        for tensor, name, site in known:
+            if not self._on_device(tensor):
+                self._add_version(tensor, name, site)
+
+    def _add_version(self, tensor: torch.Tensor, name: str, site: str) -> None:
+        if tensor.is_inference():
+            return
+        version = tensor._version
+        self._add(
+            "{0}._version != {1}", (tensor, version),
+            read=lambda: _Shown(f"its content, version {tensor._version}"),
+            expected=_Shown(f"its content, version {version}"), name=name, site=site,
+            is_memory=False,
+        )  # fmt: skip
+
+    # --- the function ---
+
+    def _compiled(self) -> Callable[[], bool]:
+        constants: dict[int, str] = {}
+        values: list[Any] = []
+
+        def constant(value: Any) -> str:
+            name = constants.get(id(value))
+            if name is None:
+                name = constants[id(value)] = f"c{len(values)}"
+                values.append(value)
+            return name
+
+        tests = [
+            check.test.format(*(constant(part) for part in check.parts)) for check in self._checks
+        ]
+        tests.append(f"not {constant(self._form.holds)}()")
+        names = ", ".join(f"c{number}" for number in range(len(values)))
+        lines = [
+            "def make(values, same, changed, failures):",
+            f"    {names}, = values",
+            "    def holds():",
+            "        try:",
+            *(f"            if {test}: return False" for test in tests),
+            "        except failures:",
+            "            return False",
+            "        return True",
+            "    return holds",
+        ]
+        namespace: dict[str, Any] = {}
+        exec("\n".join(lines), namespace)
+        failures = (KeyError, IndexError, AttributeError, ValueError)
+        made: Callable[[], bool] = namespace["make"](values, same, _changed, failures)
+        return made
+
+
+class _Shown(str):
+    """What is shown for a state that is no value."""
+
+    __slots__ = ()
+
+
+class _Content(bytes):
+    """The content of an array."""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, _Shown):
+        return str(value)
+    return "its content" if isinstance(value, _Content) else shown(value)
+
+
+def _attribute_reader(thing: Any, name: str) -> Callable[[], Any]:
+    return lambda: getattr(thing, name)
+
+
+def _is_value(value: Any) -> bool:
+    """Return whether a value stands for itself, so that an equal one is as good."""
+    if isinstance(value, tuple | frozenset):
+        return all(map(_is_value, value))
+    return is_plain(value)
+
+
+def _access(place: Place) -> tuple[str, Any]:
+    """Return an expression for what stands in a place, and the owner that it is about."""
+    if place.kind == "cell":
+        return "{0}.cell_contents", place.owner
+    if place.kind == "slot":
+        return "{1}.__get__({0})", place.owner
+    if place.kind == "class":
+        return "{0}[{1}]", vars(place.owner)
+    if type(place.owner) in (dict, list, tuple, collections.deque, MappingProxyType):
+        return "{0}[{1}]", place.owner
+    if isinstance(place.owner, dict):
+        return "dict.get({0}, {1})", place.owner
+    return "{0}[{1}]", place.owner
+
+
+def _changed(value: Any, items: list[Any]) -> bool:
+    if len(value) != len(items):
+        return True
+    return not all(map(is_, value, items)) and not all(map(same, items, value))
+
+
+class _Form:
+    """Addresses and shapes of tensors, compared many at a time, and hooks that are new.
+
+    Args:
+        tensors: with names and sites.
+        modules: whose hooks count.
+    """
+
+    def __init__(
+        self, tensors: list[tuple[torch.Tensor, str, str]], modules: list[tuple[nn.Module, str]]
+    ) -> None:
+        self._known = [each for each in tensors if _has_address(each[0])]
+        self._tensors = [tensor for tensor, _, _ in self._known]
+        self._addresses = list(map(_address_of, self._tensors))
+        self._forms = list(map(_form_of, self._tensors))
+        self._indices = list(range(len(self._tensors)))
+        self._modules = modules
+        self._hooked: list[tuple[Any, str]] = [(None, "torch.nn"), *modules]
+        self._hooked += [(tensor, name) for tensor, name, _ in tensors]
+        self._hooks = self._hooks_now()
+        self._next_hook = RemovableHandle.next_id
+
+    def holds(self) -> bool:
+        if RemovableHandle.next_id != self._next_hook:
+            if self._hooks_now() != self._hooks:
+                return False
+            self._next_hook = RemovableHandle.next_id
+        return self._addresses_hold() and list(map(_form_of, self._tensors)) == self._forms
+
+    def _addresses_hold(self) -> bool:
+        if _ptrs_equal is not None:
+            return bool(_ptrs_equal(self._tensors, self._addresses, self._indices))
+        return list(map(_address_of, self._tensors)) == self._addresses
+
+    def _hooks_now(self) -> list[list[int]]:
+        return [_hooks_of(thing) for thing, _ in self._hooked]
+
+    def first_changed(self) -> Change | None:
+        known = zip(self._known, self._addresses, self._forms, strict=True)
+        for (tensor, name, site), address, form in known:
+            if tensor.data_ptr() != address:
+                return Change(name, site, "its memory", "other memory", is_memory=True)
+            now = _form_of(tensor)
+            for part, before, after in zip(_FORM, form, now, strict=True):
+                if before != after:
+                    shown_name = f"{name}.{part}"
+                    is_memory = part != "requires_grad"
+                    return Change(shown_name, site, str(before), str(after), is_memory)
+        for (_, name), ids_before, ids_after in zip(
+            self._hooked, self._hooks, self._hooks_now(), strict=True
+        ):
+            if ids_before != ids_after:
+                before, after = f"{len(ids_before)} hooks", f"{len(ids_after)} hooks"
+                return Change(f"hooks of {name}", "", before, after, is_memory=False)
+        return None
+
+
+_FORM = ("requires_grad", "shape", "dtype", "stride")
+_address_of = torch.Tensor.data_ptr
+
+
+def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return (tensor.requires_grad, tensor.shape, tensor.dtype, tensor.stride())
+
+
+def _hooks_of(thing: Any) -> list[int]:
+    """Return the ids of the hooks of a module or tensor; None stands for those of all modules."""
+    tables: list[Any]
+    if thing is None:
+        tables = [
+            table
+            for name, table in vars(torch.nn.modules.module).items()
+            if name.startswith("_global_") and isinstance(table, dict)
+        ]
+    elif isinstance(thing, torch.Tensor):
+        tables = [getattr(thing, name, None) for name in HOOK_TABLES]
+    else:
+        tables = [vars(thing).get(name) for name in HOOK_TABLES]
+    return [id(hook) for table in tables if table for hook in table.values()]
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    try:
+        tensor.data_ptr()
+        tensor.stride()
+    except (RuntimeError, NotImplementedError):
+        return False
+    return True

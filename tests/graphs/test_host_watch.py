@@ -1,0 +1,1081 @@
+"""What a watched step is seen to read and to change on the host."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextvars
+import enum
+import functools
+import itertools
+import logging
+import random
+import threading
+import time
+import types
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from gapless.graphs.host_watch import HostWatch
+
+
+def _is_cpu(tensor):
+    return tensor.device.type == "cpu"
+
+
+def _is_meta(tensor):
+    return tensor.device.type == "meta"
+
+
+def watched(step, *, num_runs=2, on_device=_is_cpu, batch=None):
+    """Run a step some times as written; return its watch and what the last run did."""
+    watch = HostWatch(step, on_device=on_device, torch_random=False)
+    runs = []
+    for _ in range(num_runs):
+        args = (torch.randn(3, 4),) if batch is None else batch()
+        with watch.watch(args, {}) as run:
+            step(*args)
+        runs.append(run)
+    return watch, runs[-1]
+
+
+def names(run):
+    return sorted(write.name for write in run.writes)
+
+
+def kept(run):
+    return sorted(path.name for path in run.kept)
+
+
+def change(step, do, **more):
+    """Return what guards say after something was done between two steps."""
+    watch, run = watched(step, **more)
+    guards = watch.guards(carried=run.kept)
+    assert guards.holds(), guards.first_changed()
+    assert guards.first_changed() is None
+    do()
+    first = guards.first_changed()
+    assert guards.holds() == (first is None)
+    return first
+
+
+class Thing:
+    def __init__(self, **parts):
+        self.__dict__.update(parts)
+
+
+ALPHA = 0.5
+CONFIG = {"alpha": 0.5, "other": 1}
+COUNT = 0
+LOSSES = []
+CONTEXT = contextvars.ContextVar("context", default=1)
+LAST = None
+SETTINGS = argparse.Namespace(beta=2.0, epoch=0)
+
+
+class Mode(enum.Enum):
+    FAST = 1
+    SLOW = 2
+
+
+# --- writes ---
+
+
+def _count_global(batch):
+    global COUNT
+    COUNT += 1
+    return batch.sum()
+
+
+def _append_global(batch):
+    LOSSES.append(1)
+    return batch.sum()
+
+
+def _store_item(batch):
+    CONFIG["other"] += 1
+    return batch.sum()
+
+
+def _store_context(batch):
+    CONTEXT.set(CONTEXT.get() + 1)
+    return batch.sum()
+
+
+@pytest.mark.parametrize(
+    ("step", "name"),
+    [
+        (_count_global, "COUNT"),
+        (_append_global, "LOSSES"),
+        (_store_item, "CONFIG['other']"),
+        (_store_context, "CONTEXT"),
+    ],
+)
+def test_a_write_to_a_global_is_named_with_its_line(step, name):
+    _, run = watched(step)
+    assert names(run) == [name]
+    first = step.__code__.co_firstlineno
+    file, line = run.writes[0].site.split(":")
+    assert file == "test_host_watch.py"
+    assert first < int(line) <= first + 4
+
+
+def _attribute(thing):
+    thing.value += 1
+
+
+def _by_setattr(thing):
+    setattr(thing, "value", thing.value + 1)  # noqa: B010
+
+
+def _deleted(thing):
+    thing.value = None if thing.value else 1
+
+
+def _nested(thing):
+    thing.inner.value += 1
+
+
+def _set(thing):
+    thing.members.add(len(thing.members))
+
+
+def _counter(thing):
+    thing.counter["steps"] += 1
+
+
+def _deque(thing):
+    thing.recent.append(thing.value)
+    thing.value  # noqa: B018
+
+
+def _array(thing):
+    thing.array[0] += 1
+
+
+def _nested_list(thing):
+    thing.table["list"].append(1)
+
+
+@pytest.mark.parametrize(
+    ("act", "name"),
+    [
+        (_attribute, "thing.value"),
+        (_by_setattr, "thing.value"),
+        (_deleted, "thing.value"),
+        (_nested, "thing.inner.value"),
+        (_set, "thing.members"),
+        (_counter, "thing.counter['steps']"),
+        (_deque, "thing.recent"),
+        (_array, "thing.array"),
+        (_nested_list, "thing.table['list']"),
+    ],
+)
+def test_a_write_to_an_object_is_found_in_functions_that_the_step_calls(act, name):
+    thing = Thing(
+        value=0, inner=Thing(value=0), members=set(), counter=collections.Counter(),
+        recent=collections.deque(), array=np.zeros(3), table={"list": []},
+    )  # fmt: skip
+
+    def step(batch):
+        act(thing)
+        return batch.sum()
+
+    _, run = watched(step)
+    assert names(run) == [name]
+    assert run.writes[0].site.startswith("test_host_watch.py:")
+
+
+def test_a_nonlocal_is_named():
+    count = 0
+
+    def step(batch):
+        nonlocal count
+        count += 1
+        return batch.sum()
+
+    _, run = watched(step)
+    assert [(write.name, write.before, write.after) for write in run.writes] == [
+        ("count", "1", "2")
+    ]
+
+
+class Slots:
+    __slots__ = ("count",)
+
+    def __init__(self):
+        self.count = 0
+
+
+def test_a_slot_that_changes_is_named():
+    slots = Slots()
+
+    def step(batch):
+        slots.count += 1
+        return batch.sum()
+
+    _, run = watched(step)
+    assert names(run) == ["slots.count"]
+
+
+class Static:
+    total = 0
+
+
+def test_a_class_attribute_that_changes_is_named():
+    def step(batch):
+        Static.total += 1
+        return batch.sum()
+
+    _, run = watched(step)
+    assert names(run) == ["Static.total"]
+
+
+def test_an_attribute_of_a_function_that_changes_is_named():
+    def helper(x):
+        helper.calls += 1
+        return x
+
+    helper.calls = 0
+
+    def step(batch):
+        return helper(batch).sum()
+
+    _, run = watched(step)
+    assert names(run) == ["helper.calls"]
+
+
+def _generator():
+    number = 0
+    while True:
+        yield number
+        number += 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: iter([1, 2, 3, 4]),
+        lambda: iter(range(9)),
+        itertools.count,
+        lambda: itertools.cycle([1, 2]),
+        _generator,
+        lambda: enumerate([1, 2, 3, 4]),
+        lambda: zip([1, 2, 3], [1, 2, 3], strict=True),
+        lambda: map(abs, iter([1, 2, 3])),
+    ],
+)
+def test_an_iterator_that_moves_on_is_a_write(make):
+    source = make()
+
+    def step(batch):
+        next(source)
+        return batch.sum()
+
+    _, run = watched(step)
+    assert names(run) == ["source"]
+
+
+def test_what_a_step_prints_or_writes_to_a_file_is_a_write(tmp_path, capsys):
+    with (tmp_path / "log").open("w") as file:
+
+        def step(batch):
+            print("step")
+            file.write("step")
+            return batch.sum()
+
+        _, run = watched(step)
+    assert names(run) == ["file.write", "print"]
+
+
+def test_clocks_and_logging_are_writes(caplog):
+    logger = logging.getLogger("test_host_watch")
+
+    def step(batch):
+        start = time.perf_counter()
+        logger.warning("took %f", time.time() - start)
+        return batch.sum()
+
+    with caplog.at_level(logging.WARNING):
+        _, run = watched(step)
+    assert {"time.perf_counter", "time.time"} <= set(names(run))
+
+
+@pytest.mark.parametrize(
+    ("draw", "name"),
+    [
+        (lambda: random.random(), "random"),
+        (lambda: random.choice([1, 2]), "random"),
+        (lambda: np.random.rand(), "numpy.random"),  # noqa: NPY002
+    ],
+)
+def test_random_numbers_of_the_host_are_a_write(draw, name):
+    def step(batch):
+        return batch.sum() * draw()
+
+    _, run = watched(step)
+    assert names(run) == [name]
+
+
+def test_random_numbers_of_torch_on_the_host_are_a_write():
+    def step(batch):
+        return batch.sum() * torch.rand(())
+
+    watch = HostWatch(step, on_device=_is_meta)
+    with watch.watch((torch.zeros(3, device="meta"),), {}) as run:
+        step(torch.zeros(3, device="meta"))
+    assert names(run) == ["torch"]
+    assert run.writes[0].site.startswith("test_host_watch.py:")
+
+
+@pytest.mark.parametrize("make", [lambda: random.Random(0), lambda: np.random.default_rng(0)])
+def test_a_generator_of_ones_own_is_a_write(make):
+    rng = make()
+
+    def step(batch):
+        return batch.sum() * rng.random()
+
+    _, run = watched(step)
+    assert names(run) == ["rng"]
+
+
+def test_a_tensor_of_the_host_that_changes_is_a_write():
+    total = torch.zeros(())
+
+    def step(batch):
+        total.add_(1)
+        return batch.sum()
+
+    _, run = watched(step, on_device=_is_meta, batch=lambda: (torch.zeros(3, device="meta"),))
+    assert names(run) == ["total"]
+
+
+def test_memory_of_a_device_tensor_that_is_replaced_is_a_write():
+    weight = nn.Parameter(torch.zeros(3))
+
+    def step(batch):
+        weight.data = batch.sum(0)[:3].clone()
+        return weight
+
+    _, run = watched(step)
+    assert names(run) == ["weight"]
+
+
+class CountingOptimizer(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    def step(self, closure=None):
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state[p]
+                state["step"] = state.get("step", 0) + 1
+                p.data.add_(p.grad, alpha=-group["lr"] / state["step"])
+
+
+def test_a_counter_in_the_state_of_a_users_optimizer_is_a_write():
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = CountingOptimizer([weight])
+
+    def step(batch):
+        (batch * weight).sum().backward()
+        optimizer.step()
+
+    _, run = watched(step)
+    assert [name for name in names(run) if "step" in name]
+
+
+def test_a_rate_that_the_step_sets_is_a_write():
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+
+    def step(batch):
+        (batch * weight).sum().backward()
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9
+
+    _, run = watched(step)
+    assert len(run.writes) == 1
+    assert "lr" in run.writes[0].name
+
+
+def test_a_cache_that_misses_every_time_is_a_write():
+    @functools.lru_cache
+    def looked_up(number):
+        return number
+
+    number = itertools.count()
+
+    def step(batch):
+        return batch.sum() * looked_up(next(number))
+
+    _, run = watched(step)
+    assert "looked_up" in names(run)
+
+
+# --- what is no write ---
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.1))
+        self.norm = nn.LayerNorm(8)
+        self.head = nn.Linear(8, 1)
+        self.scale = 2.0
+
+    def forward(self, x):
+        x = checkpoint(self.inner, x, use_reentrant=False)
+        return self.head(self.norm(x)) * self.scale
+
+
+OPTIMIZERS = {
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9),
+    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
+    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True),
+    "fused": lambda p: torch.optim.AdamW(p, lr=0.1, fused=True),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_ordinary_step_writes_nothing(name):
+    model = Net()
+    optimizer = OPTIMIZERS[name](model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+
+    def step(batch):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            loss = model(batch).float().square().mean()
+        optimizer.zero_grad(set_to_none=True)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    watch, run = watched(step)
+    assert run.writes == []
+    assert run.kept == []
+    assert run.is_complete
+    guards = watch.guards()
+    assert guards.holds(), guards.first_changed()
+    step(torch.randn(3, 4))
+    scheduler.step()
+    assert guards.holds(), guards.first_changed()
+    assert {id(p) for p in model.parameters()} <= {id(t) for t in guards.tensors}
+
+
+def test_recurrent_and_attention_modules_write_nothing():
+    lstm = nn.LSTM(4, 8, batch_first=True)
+    layer = nn.TransformerEncoderLayer(8, 2, batch_first=True)
+
+    def step(batch):
+        out, _ = lstm(batch[None])
+        layer(out).sum().backward()
+
+    watch, run = watched(step)
+    assert run.writes == []
+    assert watch.guards().holds()
+
+
+def test_weights_that_torch_computes_for_each_run_are_no_write():
+    layer = nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))
+    spectral = nn.utils.spectral_norm(nn.Linear(4, 4))
+
+    def step(batch):
+        spectral(layer(batch)).sum().backward()
+
+    _, run = watched(step)
+    assert run.writes == []
+    assert run.kept == []
+
+
+def test_what_the_step_makes_for_itself_is_no_write():
+    def step(batch):
+        found = {}
+        for index in range(3):
+            found[index] = batch * index
+        thing = Thing(total=0)
+        thing.total += 1
+        parts = [value.sum() for value in found.values()]
+        rows = iter(parts)
+        next(rows)
+        text = f"{len(parts):d}"
+        return sum(parts) * len(text)
+
+    _, run = watched(step)
+    assert run.writes == []
+    assert run.kept == []
+
+
+def test_a_value_that_is_set_to_what_it_was_is_no_write():
+    thing = Thing(mode="train", shape=(3, 4), options={"a": 1}, hook=None)
+
+    def step(batch):
+        thing.mode = "".join(["tr", "ain"])
+        thing.shape = tuple(batch.shape)
+        thing.options = {"a": 1}
+        return batch.sum()
+
+    _, run = watched(step)
+    assert run.writes == []
+
+
+def test_what_is_made_in_the_first_run_alone_is_no_write_of_the_second():
+    thing = Thing(mask=None)
+
+    def step(batch):
+        if thing.mask is None:
+            thing.mask = torch.ones_like(batch)
+        return (batch * thing.mask).sum()
+
+    _, run = watched(step)
+    assert run.writes == []
+    assert run.kept == []
+
+
+# --- kept tensors ---
+
+
+def test_a_tensor_kept_at_an_attribute():
+    thing = Thing(h=torch.zeros(4), last=None)
+
+    def step(batch):
+        thing.h = (thing.h + batch.sum(0)).detach()
+        loss = thing.h.sum()
+        thing.last = loss
+        return loss
+
+    _, run = watched(step)
+    assert run.writes == []
+    assert kept(run) == ["thing.h", "thing.last"]
+    path = next(path for path in run.kept if path.name == "thing.h")
+    assert path.get() is thing.h
+    path.set(None)
+    assert thing.h is None
+    assert path.site.startswith("test_host_watch.py:")
+
+
+@dataclass
+class Hidden:
+    h: torch.Tensor
+    c: torch.Tensor
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: (x, x + 1),
+        lambda x: [x, (x, x)],
+        lambda x: {"h": x, "c": [x]},
+        lambda x: Hidden(x, x),
+        lambda x: (x, 3),
+    ],
+)
+def test_a_tree_of_tensors_kept_at_an_attribute(make):
+    thing = Thing(state=make(torch.zeros(4)))
+
+    def step(batch):
+        thing.state = make(batch.sum(0))
+        return batch.sum()
+
+    _, run = watched(step)
+    assert run.writes == []
+    assert kept(run) == ["thing.state"]
+
+
+def _keep_global(batch):
+    global LAST
+    LAST = batch.sum()
+
+
+def test_a_tensor_kept_at_a_global():
+    _, run = watched(_keep_global)
+    assert run.writes == []
+    assert kept(run) == ["LAST"]
+    assert run.kept[0].get() is LAST
+
+
+def test_a_tensor_kept_in_a_closure_an_item_and_a_buffer():
+    hidden = torch.zeros(4)
+    table = {"h": torch.zeros(4)}
+    pair = [torch.zeros(4), torch.zeros(4)]
+    module = nn.Module()
+    module.register_buffer("mean", torch.zeros(4))
+
+    def step(batch):
+        nonlocal hidden
+        hidden = hidden + batch.sum(0)
+        table["h"] = table["h"] + hidden
+        pair[0] = pair[1] + 1
+        module.mean = module.mean * 0.9 + batch.mean(0)
+        return batch.sum()
+
+    _, run = watched(step)
+    assert run.writes == []
+    assert kept(run) == ["hidden", "module.mean", "pair[0]", "table['h']"]
+    for path in run.kept:
+        new = torch.ones(4)
+        path.set(new)
+        assert path.get() is new
+
+
+def test_a_dictionary_that_grows_by_a_tensor_each_step_is_a_write():
+    table = {}
+
+    def step(batch):
+        table[len(table)] = batch.sum()
+
+    _, run = watched(step)
+    assert len(run.writes) == 1
+    assert run.kept == []
+
+
+# --- guards ---
+
+
+def _read_global(batch):
+    return batch.sum() * ALPHA
+
+
+def _read_item(batch):
+    return batch.sum() * CONFIG["alpha"]
+
+
+def _read_namespace(batch):
+    return batch.sum() * SETTINGS.beta
+
+
+def test_a_global_that_changes_is_named_with_both_values(monkeypatch):
+    first = change(_read_global, lambda: monkeypatch.setitem(globals(), "ALPHA", 0.25))
+    assert (first.name, first.before, first.after) == ("ALPHA", "0.5", "0.25")
+    assert not first.is_memory
+    assert first.site == f"test_host_watch.py:{_read_global.__code__.co_firstlineno + 1}"
+
+
+def test_an_item_is_guarded_and_its_neighbours_are_not(monkeypatch):
+    assert change(_read_item, lambda: monkeypatch.setitem(CONFIG, "other", 7)) is None
+    first = change(_read_item, lambda: monkeypatch.setitem(CONFIG, "alpha", 0.1))
+    assert first.name == "CONFIG['alpha']"
+
+
+def test_a_namespace_is_guarded_by_the_names_that_are_read(monkeypatch):
+    assert change(_read_namespace, lambda: monkeypatch.setattr(SETTINGS, "epoch", 7)) is None
+    first = change(_read_namespace, lambda: monkeypatch.setattr(SETTINGS, "beta", 0.1))
+    assert first.name == "SETTINGS.beta"
+
+
+class Trainer:
+    factor = 1.0
+
+    def __init__(self):
+        self.config = types.SimpleNamespace(model=types.SimpleNamespace(alpha=0.5), epoch=0)
+        self.weights = {"a": 1.0, "b": 2.0}
+        self.layers = [Thing(scale=1.0, seen=0), Thing(scale=2.0, seen=0)]
+        self.mode = Mode.FAST
+        self.dtype = torch.float32
+        self.epoch = 0
+        self.betas = [0.9, 0.99]
+        self.offsets = np.zeros(2)
+        self.function = _double
+        self.cells = Thing(inner=Thing(deep=3))
+        self.beta = 2.0
+        self.sizes = {1}
+
+    @property
+    def temperature(self):
+        return 1.0 / (1.0 + self.config.epoch)
+
+    def loss(self, x, *, margin=0.5):
+        total = x.sum() * self.config.model.alpha + margin
+        for name, weight in self.weights.items():
+            total = total + len(name) * weight
+        for layer in self.layers:
+            total = total * layer.scale
+        if self.mode is Mode.FAST:
+            total = total.to(self.dtype) * self.factor
+        config = self.cells
+        total = total + config.inner.deep
+        total = total + sum(beta for beta in self.betas) + float(self.offsets[0])
+        total = self.function(total) * getattr(self, "beta")  # noqa: B009
+        return total * len(self.sizes)
+
+    def step(self, batch):
+        return self.loss(batch)
+
+
+def _double(x):
+    return x * 2
+
+
+def _triple(x):
+    return x * 3
+
+
+CHANGES = {
+    "self.config.model.alpha": lambda t: setattr(t.config.model, "alpha", 0.75),
+    "self.config.model": lambda t: setattr(t.config, "model", types.SimpleNamespace(alpha=0.5)),
+    "self.weights['b']": lambda t: t.weights.update(b=3.0),
+    "self.weights": lambda t: t.weights.update(c=3.0),
+    "self.layers[1].scale": lambda t: setattr(t.layers[1], "scale", 3.0),
+    "self.layers": lambda t: t.layers.append(Thing(scale=1.0)),
+    "self.mode": lambda t: setattr(t, "mode", Mode.SLOW),
+    "self.dtype": lambda t: setattr(t, "dtype", torch.float64),
+    "self.betas[1]": lambda t: t.betas.__setitem__(1, 0.5),
+    "self.offsets": lambda t: t.offsets.__setitem__(0, 0.5),
+    "self.function": lambda t: setattr(t, "function", _triple),
+    "self.beta": lambda t: setattr(t, "beta", 2),
+    "self.cells.inner.deep": lambda t: setattr(t.cells.inner, "deep", 4),
+    "self.sizes": lambda t: t.sizes.add(2),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_a_method_reads_is_guarded(name):
+    trainer = Trainer()
+    first = change(trainer.step, lambda: CHANGES[name](trainer))
+    assert first is not None
+    if name == "self.layers[1].scale":
+        assert first.name in {name, "layer.scale", "self.layers[...].scale"}
+    elif name == "self.cells.inner.deep":
+        assert first.name.endswith("inner.deep")
+    else:
+        assert first.name == name
+
+
+def test_what_a_method_does_not_read_is_not_guarded():
+    trainer = Trainer()
+
+    def do():
+        trainer.epoch += 1
+        trainer.config.epoch += 1
+        trainer.layers[0].seen += 1
+        trainer.new = 3
+
+    assert change(trainer.step, do) is None
+
+
+def test_a_class_attribute_a_default_and_code_are_guarded(monkeypatch):
+    trainer = Trainer()
+    first = change(trainer.step, lambda: monkeypatch.setattr(Trainer, "factor", 2.0))
+    assert first.name == "self.factor"
+    first = change(
+        trainer.step,
+        lambda: monkeypatch.setattr(Trainer.loss, "__kwdefaults__", {"margin": 0.75}),
+    )
+    assert first is not None
+    first = change(
+        trainer.step, lambda: monkeypatch.setattr(_double, "__code__", _triple.__code__)
+    )
+    assert first is not None
+
+
+def test_a_property_is_not_called_but_what_it_reads_is_guarded():
+    calls = []
+
+    class Owner:
+        def __init__(self):
+            self.epoch = 0
+
+        @property
+        def rate(self):
+            calls.append(1)
+            return self.epoch + 1
+
+        def step(self, batch):
+            return batch.sum() * self.rate
+
+    owner = Owner()
+    watch, _ = watched(owner.step)
+    before = len(calls)
+    guards = watch.guards(carried=())
+    calls_after = len(calls)
+    assert before == calls_after
+    owner.epoch = 2
+    assert guards.first_changed() is not None
+
+
+def test_floats_are_compared_by_their_bits():
+    thing = Thing(value=0.0)
+
+    def step(batch):
+        return batch.sum() * thing.value
+
+    assert change(step, lambda: setattr(thing, "value", -0.0)) is not None
+    thing.value = float("nan")
+    assert change(step, lambda: setattr(thing, "value", float("nan"))) is None
+    thing.value = 1
+    assert change(step, lambda: setattr(thing, "value", 1.0)) is not None
+
+
+def test_arguments_of_a_partial_are_guarded():
+    thing = Thing(alpha=1.0)
+
+    def train(config, batch, scale=2.0):
+        return batch.sum() * config.alpha * scale
+
+    step = functools.partial(train, thing, scale=3.0)
+    assert change(step, lambda: setattr(thing, "alpha", 2.0)).name.endswith("alpha")
+
+
+def test_a_callable_object_is_a_step():
+    class Step:
+        def __init__(self):
+            self.alpha = 1.0
+
+        def __call__(self, batch):
+            return batch.sum() * self.alpha
+
+    step = Step()
+    assert change(step, lambda: setattr(step, "alpha", 2.0)).name == "self.alpha"
+
+
+def test_modules_are_guarded():
+    model = Net()
+
+    def step(batch):
+        return model(batch).sum()
+
+    changes = [
+        lambda: model.eval(),
+        lambda: setattr(model.inner[3], "p", 0.5),
+        lambda: setattr(model.inner[1], "momentum", 0.5),
+        lambda: setattr(model.norm, "eps", 0.5),
+        lambda: setattr(model, "scale", 3.0),
+        lambda: setattr(model, "head", nn.Linear(8, 1)),
+        lambda: setattr(model.head, "weight", nn.Parameter(torch.zeros(1, 8))),
+        lambda: setattr(model.head.bias, "data", torch.zeros(1)),
+        lambda: model.head.weight.requires_grad_(False),
+        lambda: model.inner.append(nn.Tanh()),
+        lambda: model.norm.register_forward_hook(lambda *_: None),
+        lambda: model.norm.weight.register_hook(lambda grad: grad),
+        lambda: model.load_state_dict(Net().state_dict(), assign=True),
+    ]
+    for do in changes:
+        assert change(step, do) is not None
+    state = Net().state_dict()
+    assert change(step, lambda: model.inner.load_state_dict(model.inner.state_dict())) is None
+    del state
+
+
+def test_a_hook_that_is_taken_away_is_seen():
+    model = Net()
+    handle = model.norm.register_forward_hook(lambda *_: None)
+
+    def step(batch):
+        return model(batch).sum()
+
+    assert change(step, handle.remove) is not None
+
+
+def test_modes_of_torch_are_guarded():
+    def step(batch):
+        return batch.sum()
+
+    watch, _ = watched(step)
+    guards = watch.guards()
+    with torch.no_grad():
+        assert not guards.holds()
+        assert guards.first_changed().name == "torch.is_grad_enabled()"
+    assert guards.holds()
+    torch.use_deterministic_algorithms(mode=True)
+    assert not guards.holds()
+    torch.use_deterministic_algorithms(mode=False)
+    assert guards.holds()
+
+
+def test_a_counter_that_the_step_does_not_name_does_not_matter():
+    def do():
+        global COUNT
+        COUNT += 1
+
+    assert change(_read_global, do) is None
+
+
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * SETTINGS.beta
+
+
+def test_what_a_backward_function_reads_is_guarded(monkeypatch):
+    weight = nn.Parameter(torch.ones(4))
+
+    def step(batch):
+        Double.apply(weight * batch).sum()  # its backward would run in another thread
+
+    first = change(step, lambda: monkeypatch.setattr(SETTINGS, "beta", 5.0))
+    assert first.name == "SETTINGS.beta"
+
+
+def test_a_function_defined_in_the_step_reads_what_is_around_it():
+    thing = Thing(alpha=1.0)
+
+    def step(batch):
+        def closure(x):
+            return x * thing.alpha
+
+        return sum(closure(x) for x in [batch.sum()])
+
+    assert change(step, lambda: setattr(thing, "alpha", 2.0)).name == "thing.alpha"
+
+
+def test_objects_that_no_name_leads_to_are_guarded():
+    local = threading.local()
+    local.thing = Thing(alpha=1.0)
+
+    def hidden():
+        return local.thing
+
+    def scaled(thing, x):
+        return x * thing.alpha
+
+    def step(batch):
+        return scaled(hidden(), batch.sum())
+
+    assert change(step, lambda: setattr(local.thing, "alpha", 2.0)).name.endswith(".alpha")
+
+
+def test_a_decorated_function_is_followed():
+    thing = Thing(alpha=1.0)
+
+    def decorated(function):
+        @functools.wraps(function)
+        def wrapper(*args):
+            return function(*args)
+
+        return wrapper
+
+    @decorated
+    def helper(x):
+        return x * thing.alpha
+
+    def step(batch):
+        return helper(batch.sum())
+
+    assert change(step, lambda: setattr(thing, "alpha", 2.0)).name == "thing.alpha"
+
+
+@dataclass
+class Config:
+    alpha: float = 1.0
+    names: list = field(default_factory=lambda: ["a", "b"])
+
+
+def test_a_dataclass_is_guarded():
+    config = Config()
+
+    def step(batch):
+        return batch.sum() * config.alpha * len(config.names)
+
+    assert change(step, lambda: setattr(config, "alpha", 2.0)).name == "config.alpha"
+    assert change(step, lambda: config.names.append("c")).name == "config.names"
+
+
+def test_environment_variables_that_are_read_are_guarded(monkeypatch):
+    import os
+
+    monkeypatch.setenv("SCALE", "1")
+
+    def step(batch):
+        return batch.sum() * int(os.environ["SCALE"])
+
+    assert change(step, lambda: monkeypatch.setenv("SCALE", "2")).name == "os.environ"
+
+
+def test_a_device_tensor_is_guarded_by_identity_and_address():
+    thing = Thing(mask=torch.ones(4))
+
+    def step(batch):
+        return (batch * thing.mask).sum()
+
+    assert change(step, lambda: thing.mask.zero_()) is None
+    first = change(step, lambda: setattr(thing, "mask", torch.ones(4)))
+    assert first.name == "thing.mask"
+    assert first.is_memory
+    first = change(step, lambda: setattr(thing.mask, "data", torch.ones(4)))
+    assert first.is_memory
+
+
+def test_a_tensor_of_the_host_is_guarded_by_content():
+    thing = Thing(scale=torch.ones(()))
+
+    def step(batch):
+        return (batch * thing.scale).sum()
+
+    first = change(
+        step,
+        lambda: thing.scale.mul_(2),
+        on_device=_is_meta,
+        batch=lambda: (torch.zeros(3, device="meta"),),
+    )
+    assert first.name == "thing.scale"
+
+
+def test_nothing_of_a_run_is_kept_alive():
+    import gc
+    import weakref
+
+    seen = []
+
+    class Output:
+        def __init__(self, logits):
+            self.logits = logits
+
+    def head(out):
+        return out.logits.sum()
+
+    def step(batch):
+        logits = batch * 2
+        out = Output(logits)
+        seen.append(weakref.ref(out))
+        return head(out)
+
+    watch, _ = watched(step)
+    watch.guards()
+    gc.collect()
+    assert all(ref() is None for ref in seen)
+
+
+def test_a_profiler_that_is_there_goes_on():
+    import sys
+
+    calls = []
+
+    def profile(frame, event, arg):
+        calls.append(event)
+
+    def step(batch):
+        return batch.sum()
+
+    sys.setprofile(profile)
+    try:
+        watched(step)
+        assert sys.getprofile() is profile
+    finally:
+        sys.setprofile(None)
+    assert "c_call" in calls
+
+
+def test_an_error_of_the_step_passes_through():
+    import sys
+
+    def step(batch):
+        raise ValueError("mine")
+
+    watch = HostWatch(step, on_device=_is_cpu)
+    with pytest.raises(ValueError, match="mine"), watch.watch((1,), {}):
+        step(1)
+    assert sys.getprofile() is None
