@@ -108,8 +108,9 @@ def train(device, make, *, captured, rates="exact", between=None, num=9, kind=Tr
                 trainee.step()
             assert updates.objection() is None
         else:
-            if graph is not None and (changed := outcome.captured[-1].changed()) is not None:
-                updates.number_changed(changed)
+            if graph is not None and (change := outcome.captured[-1].changed()) is not None:
+                if change.is_number:
+                    updates.number_changed(change.optimizer)
                 graph = None
             graph = graph or capture()
             outcome.captured[-1].before_replay()

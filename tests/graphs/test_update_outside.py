@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
+import weakref
 from functools import partial
 
 import pytest
@@ -146,32 +148,88 @@ def test_rates_that_no_update_can_read_on_the_device_stay_outside(device):
     assert found.captured[0].inside == []
 
 
+def load_copies(optimizer):
+    """Load a checkpoint of the optimizer as it is, with tensors of its own."""
+    saved = optimizer.state_dict()
+    saved["state"] = {
+        key: {name: part.clone() for name, part in state.items()}
+        for key, state in saved["state"].items()
+    }
+    optimizer.load_state_dict(saved)
+
+
 CHANGES = {
-    "its rate": lambda optimizer: optimizer.param_groups[0].update(lr=0.3),
-    "its momentum": lambda optimizer: optimizer.param_groups[0].update(momentum=0.3),
+    "lr": lambda optimizer: optimizer.param_groups[1].update(lr=0.3),
+    "momentum": lambda optimizer: optimizer.param_groups[0].update(momentum=0.3),
+    "nesterov": lambda optimizer: optimizer.param_groups[0].update(nesterov=True),
+    "its weights": lambda optimizer: optimizer.param_groups[0]["params"].reverse(),
+    "its hooks": lambda optimizer: optimizer.register_step_post_hook(lambda *_: None),
+    "its state": load_copies,
+}
+MORE_CHANGES = {
     "a weight less": lambda optimizer: optimizer.param_groups[0]["params"].pop(),
     "a further group": lambda optimizer: optimizer.add_param_group(
         {"params": [torch.nn.Parameter(torch.ones(2))]}
     ),
-    "its state": lambda optimizer: optimizer.load_state_dict(optimizer.state_dict()),
-    "a part of its state": lambda optimizer: next(iter(optimizer.state.values())).update(
-        momentum_buffer=torch.ones(3)
+    "no state": lambda optimizer: optimizer.state.clear(),
+    "a part of its state": lambda optimizer: list(optimizer.state.values())[-1].update(
+        momentum_buffer=torch.ones(1)
     ),
-    "a hook": lambda optimizer: optimizer.register_step_post_hook(lambda *_: None),
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize("name", {**CHANGES, **MORE_CHANGES})
 def test_a_change_of_an_optimizer_inside_is_seen(device, name):
-    """What a graph keeps of it is compared before a replay."""
+    """What a graph keeps of it is compared before a replay, without a look at values."""
     found = train(device, INSIDE["SGD, two groups"], captured=True)
     (captured,), optimizer = found.captured, found.trainee.optimizer
-    assert captured.changed() is None
     optimizer.param_groups[0]["lr"] = float("0.1")
-    assert captured.changed() is None
-    CHANGES[name](optimizer)
+    ExponentialLR(optimizer, 1.0)
+    with device.forbid_waits():
+        assert captured.changed() is None
+        {**CHANGES, **MORE_CHANGES}[name](optimizer)
+        change = captured.changed()
 
-    assert captured.changed() is optimizer
+    assert change.optimizer is optimizer
+    assert change.is_number == (name in ("lr", "momentum", "nesterov"))
+    assert name not in CHANGES or change.name == name
+
+
+def test_a_change_of_a_number_has_both_values(device):
+    """So that a report can name them."""
+    found = train(device, INSIDE["SGD"], captured=True)
+    found.trainee.optimizer.param_groups[0]["lr"] = 0.3
+    change = found.captured[0].changed()
+
+    assert (change.name, change.before, change.after) == ("lr", "0.1", "0.3")
+
+
+def test_an_optimizer_with_new_state_is_captured_inside_again(device):
+    """A checkpoint that is loaded changes tensors, not numbers."""
+
+    def between(trainee, number):
+        if number == 5:
+            load_copies(trainee.optimizer)
+
+    expected = train(device, INSIDE["AdamW, fused"], captured=False, between=between)
+    found = train(device, INSIDE["AdamW, fused"], captured=True, between=between)
+
+    assert found.values == expected.values
+    assert [len(captured.inside) for captured in found.captured] == [1, 1]
+
+
+def test_a_run_as_written_can_read_the_rates_of_a_graph(device):
+    """With the same rounding it has the same bits as a replay."""
+    make, losses = INSIDE["AdamW, fused"], []
+    found = train(device, make, captured=True, rates="tensor")
+    captured, trainee = found.captured[0], found.trainee
+    trainee.optimizer.param_groups[0]["lr"] = 1 / 3
+    with captured.rates_in_place():
+        rate = trainee.optimizer.param_groups[0]["lr"]
+        losses.append(rate.item())
+
+    assert losses == [torch.tensor(1 / 3).item()]
+    assert trainee.optimizer.param_groups[0]["lr"] == 1 / 3
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
@@ -464,3 +522,27 @@ def test_modes_at_an_update_are_those_of_the_step(device):
     found = train(device, Multiplies, captured=True, kind=InAutocast)
 
     assert found.values == expected.values
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
+def test_a_graph_that_is_let_go_is_gone_at_once(device, name):
+    """Nothing of its updates keeps it, or what it has captured, in a cycle."""
+    trainee, updates, kept = Trainee(device, {**INSIDE, **OUTSIDE}[name]), Updates(device), []
+    with updates.watch():
+        trainee.step()
+
+    def work(cut):
+        with updates.during_capture(cut) as captured:
+            trainee.step()
+        kept.append(captured)
+
+    gc.collect()
+    gc.disable()
+    try:
+        graph = device.capture(work)
+        references = [weakref.ref(graph), weakref.ref(kept.pop())]
+        del graph
+
+        assert [reference() for reference in references] == [None, None]
+    finally:
+        gc.enable()

@@ -37,9 +37,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import update_wrapper
 from itertools import chain
-from operator import attrgetter, is_
+from operator import attrgetter, is_, itemgetter
 from types import MethodType
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Never, TypeAlias
 
 import torch
 from torch.optim import optimizer as torch_optimizer
@@ -47,6 +47,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_post_hook,
     register_optimizer_step_pre_hook,
 )
+from torch.overrides import TorchFunctionMode
 
 
 if TYPE_CHECKING:
@@ -176,7 +177,9 @@ class Updates:
             stack.callback(register_optimizer_step_pre_hook(before).remove)
             stack.callback(register_optimizer_step_post_hook(after).remove)
             for known, optimizer in self._alive():
-                stack.enter_context(_step_replaced(optimizer, _noting_result(known, optimizer)))
+                if type(optimizer) not in _CALL_A_CLOSURE_ONCE:
+                    call = _noting_result(known, optimizer)
+                    stack.enter_context(_step_replaced(optimizer, call))
             yield calls
         self._make_rates()
 
@@ -300,7 +303,7 @@ class CapturedUpdates:
     def __init__(self) -> None:
         self.inside: list[Optimizer] = []
         self.outside: list[tuple[Optimizer, str]] = []
-        self._numbers: list[_Numbers] = []
+        self._as_captured: list[_AsCaptured] = []
         self._rates: list[tuple[Optimizer, int, _Rate]] = []
 
     def before_replay(self) -> None:
@@ -315,26 +318,39 @@ class CapturedUpdates:
             if "step" in vars(optimizer) and hasattr(optimizer.step, "_wrapped_by_lr_sched"):
                 vars(optimizer)["_opt_called"] = True
 
-    def changed(self) -> Optimizer | None:
-        """Return an optimizer inside that is not as it was captured; None if all are.
+    def changed(self) -> UpdateChange | None:
+        """Return the first thing that is not as it was captured; None if all is.
 
-        These are its numbers (but rates that are filled before a replay), groups, hooks, and the
-        tensors of its state.
+        These are, of optimizers inside, numbers (but rates that are filled before a replay),
+        weights, hooks, and which tensors their state consists of.
 
         Sync: Does not block the host.
         """
-        return next((one.optimizer for one in self._numbers if not one.hold()), None)
+        for one in self._as_captured:
+            change = one.change()
+            if change is not None:
+                return change
+        return None
+
+    @contextmanager
+    def rates_in_place(self) -> Iterator[None]:
+        """Let runs as written in the body read rates where the graph does, if it does.
+
+        Sync: Does not block the host.
+        """
+        pairs = [(optimizer.param_groups[number], rate) for optimizer, number, rate in self._rates]
+        for group, rate in pairs:
+            rate.fill(group["lr"])
+        with _rates_in_place(pairs):
+            yield
 
     def add_inside(self, optimizer: Optimizer, rates: list[_Rate]) -> None:
         """Note that the update of an optimizer has been captured."""
         if any(optimizer is one for one in self.inside):
             return
         self.inside.append(optimizer)
-        filled = set()
-        for number, rate in enumerate(rates):
-            self._rates.append((optimizer, number, rate))
-            filled.add(number)
-        self._numbers.append(_Numbers(optimizer, filled))
+        self._rates += [(optimizer, number, rate) for number, rate in enumerate(rates)]
+        self._as_captured.append(_AsCaptured(optimizer, is_rate_filled=bool(rates)))
 
     def add_outside(self, optimizer: Optimizer, reason: str) -> None:
         """Note that the graph has been cut at the update of an optimizer."""
@@ -342,56 +358,88 @@ class CapturedUpdates:
             self.outside.append((optimizer, reason))
 
 
-class _Numbers:
+@dataclass(frozen=True)
+class UpdateChange:
+    """What is no longer as a graph has captured it.
+
+    Attributes:
+        optimizer: whose update is inside.
+        name: of what has changed.
+        before: its value in the capture, in short.
+        after: its value now.
+        is_number: whether it is a number of the optimizer. If so, the update can go on outside
+            (`Updates.number_changed`); if not, it can be captured anew.
+    """
+
+    optimizer: Optimizer
+    name: str
+    before: str
+    after: str
+    is_number: bool = False
+
+
+class _AsCaptured:
     """What a graph keeps of an optimizer that is inside.
 
     Args:
-        optimizer: with the state with which it is captured.
-        filled: numbers of groups whose rate is filled before a replay.
+        optimizer: one of torch's own, with the state with which it is captured.
+        is_rate_filled: its rates are no part of it.
     """
 
-    def __init__(self, optimizer: Optimizer, filled: set[int]) -> None:
+    def __init__(self, optimizer: Optimizer, *, is_rate_filled: bool) -> None:
         self.optimizer = optimizer
-        self._filled = filled
-        self._state = optimizer.state
-        self._values = self._read()
-        self._frozen = self._freeze()
-        self._parts = self._read_parts()
-
-    def hold(self) -> bool:
-        """Whether all is as it was."""
-        optimizer = self.optimizer
-        if _has_hooks(optimizer) or optimizer.state is not self._state:
-            return False
-        # The same objects as before are a quick yes; numbers that are equal are one as well.
-        values = self._read()
-        if not _same(values, self._values):
-            if self._freeze() != self._frozen:
-                return False
-            self._values = values
-        return _same(self._read_parts(), self._parts)
-
-    def _read(self) -> list[Any]:
-        found: list[Any] = []
-        for number, group in enumerate(self.optimizer.param_groups):
-            if number in self._filled:
-                found += [value for name, value in group.items() if name != "lr"]
-            else:
-                found += group.values()
-        return found
-
-    def _freeze(self) -> list[Any]:
-        return [
-            [
-                (name, _frozen(value))
-                for name, value in group.items()
-                if name != "lr" or number not in self._filled
-            ]
-            for number, group in enumerate(self.optimizer.param_groups)
+        # What `step` reads; schedulers keep numbers of their own beside these.
+        self._names = [name for name in optimizer.defaults if name != "lr" or not is_rate_filled]
+        self._read = itemgetter("params", *self._names)
+        self._groups = [
+            (list(params), *numbers)
+            for params, *numbers in map(self._read, optimizer.param_groups)
         ]
+        self._states = [dict(state) for state in optimizer.state.values()]
 
-    def _read_parts(self) -> list[Any]:
-        return [*_weights_of(self.optimizer), *_state_of(self.optimizer)]
+    def change(self) -> UpdateChange | None:
+        """Return the first difference, None if there is none."""
+        optimizer = self.optimizer
+        if _has_hooks(optimizer):
+            return self._changed("its hooks", "none", "some")
+        # Lists and dicts ask objects first whether they are the same, which is quick.
+        try:
+            with _NoTensorIsCompared():
+                is_same = (
+                    list(map(self._read, optimizer.param_groups)) == self._groups
+                    and list(optimizer.state.values()) == self._states
+                )
+        except (_OtherTensorError, KeyError):
+            is_same = False
+        return None if is_same else self._first()
+
+    def _first(self) -> UpdateChange:
+        groups = self.optimizer.param_groups
+        for group, (_, *numbers) in zip(groups, self._groups, strict=False):
+            for name, before in zip(self._names, numbers, strict=True):
+                after = group.get(name)
+                if _frozen(after) != _frozen(before):
+                    return self._changed(name, str(before), str(after), is_number=True)
+        before = [_frozen(params) for params, *_ in self._groups]
+        if [_frozen(group["params"]) for group in groups] != before:
+            return self._changed("its weights", "others", "others")
+        return self._changed("its state", "other tensors", "other tensors")
+
+    def _changed(
+        self, name: str, before: str, after: str, *, is_number: bool = False
+    ) -> UpdateChange:
+        return UpdateChange(self.optimizer, name, before, after, is_number=is_number)
+
+
+class _OtherTensorError(Exception):
+    """A tensor is compared with another one, so they are not the same object."""
+
+
+class _NoTensorIsCompared(TorchFunctionMode):
+    """Raise, where lists are compared, instead of comparing the values of two tensors."""
+
+    def __torch_function__(self, *_: Any) -> Never:
+        raise _OtherTensorError
 
 
 class _CapturedCall:
@@ -440,7 +488,8 @@ class _CapturedCall:
         state = _state_of(optimizer)
         self._through.append(optimizer)
         try:
-            with _capturable(optimizer), _rates_in_place(optimizer, rates):
+            pairs = list(zip(optimizer.param_groups, rates, strict=False))
+            with _capturable(optimizer), _rates_in_place(pairs):
                 out = self._as_written(*args, **kwargs)
         finally:
             self._through.pop()
@@ -472,13 +521,8 @@ class _CapturedCall:
             args, kwargs = args[1:], {name: kwargs[name] for name in kwargs if name != "closure"}
         self._captured.add_outside(self._optimizer, reason)
         device_type = self._updates.device.torch_device.type
-        self._cut(_UpdateAsWritten(self._optimizer, args, kwargs, self._now, device_type))
+        self._cut(_UpdateAsWritten(self._optimizer, args, kwargs, self._as_written, device_type))
         return loss
-
-    def _now(self) -> Callable[..., Any]:
-        """Return the optimizer's `step` as it is now, also where a replay runs the work itself."""
-        step = self._optimizer.step
-        return self._as_written if _replaced_by(step) is self else step
 
 
 class _UpdateAsWritten:
@@ -491,7 +535,7 @@ class _UpdateAsWritten:
         optimizer: to call.
         args: of its `step`.
         kwargs: of its `step`.
-        step: returns its `step` as of now.
+        as_written: its `step` outside of captures.
         device_type: of autocast.
     """
 
@@ -500,13 +544,13 @@ class _UpdateAsWritten:
         optimizer: Optimizer,
         args: Any,
         kwargs: Any,
-        step: Callable[[], Callable[..., Any]],
+        as_written: Callable[..., Any],
         device_type: str,
     ) -> None:
         self._optimizer = optimizer
         self._args = args
         self._kwargs = kwargs
-        self._step = step
+        self._as_written = as_written
         self._weights = _weights_of(optimizer)
         self._gradients = _gradients_of(optimizer)
         self._of_a_scaler = {
@@ -519,10 +563,17 @@ class _UpdateAsWritten:
         with self._modes.set_again(), self._gradients_in_place():
             vars(self._optimizer).update(self._of_a_scaler)
             try:
-                self._step()(*self._args, **self._kwargs)
+                self._step_now()(*self._args, **self._kwargs)
             finally:
                 for name in self._of_a_scaler:
                     vars(self._optimizer).pop(name, None)
+
+    def _step_now(self) -> Callable[..., Any]:
+        """Return `step` as it is now: a scheduler may have been made since the capture."""
+        step = self._optimizer.step
+        # On a CPU a replay is the work itself, with what a capture has replaced.
+        is_replaced = isinstance(_replaced_by(step), _CapturedCall)
+        return self._as_written if is_replaced else step
 
     @contextmanager
     def _gradients_in_place(self) -> Iterator[None]:
@@ -749,9 +800,8 @@ def _capturable(optimizer: Optimizer) -> Iterator[None]:
 
 
 @contextmanager
-def _rates_in_place(optimizer: Optimizer, rates: list[_Rate]) -> Iterator[None]:
-    """Let the groups have the rates that lie on the device in the body."""
-    pairs = list(zip(optimizer.param_groups, rates, strict=False))
+def _rates_in_place(pairs: list[tuple[dict[str, Any], _Rate]]) -> Iterator[None]:
+    """Let groups have the rates that lie on the device in the body."""
     before = [group["lr"] for group, _ in pairs]
     for group, rate in pairs:
         group["lr"] = rate.tensor
