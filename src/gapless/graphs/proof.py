@@ -6,15 +6,18 @@ counts: training goes on with it, whatever the verdict. The verdict is copied to
 this work, and read when it has arrived; nobody waits for it.
 
 If the step as written does not give the same bits twice (atomic additions in another order, say),
-no graph of it can. Then each tensor of the replay may differ from that of a run as written by
+no graph of it can. Then a tensor of the replay may differ in Euclidean norm from that of a run as
+written by the larger of
 
-    10 * max(d, eps * r * sqrt(max(4, n / 100)))
+    10 * d                                                              the runs' own distance
+    min(c / 10, max(10 * eps * r * sqrt(max(4, n / 100)), 32 * eps32 * r * sqrt(n)))
 
-in Euclidean norm: `d` is the distance of the two runs as written; n, r and eps are the tensor's
-number of elements, the root of their mean square, and the precision of its dtype. The second term
-stands for elements that are rounded the other way, four or one in a hundred, where the two runs
-happen to agree. Distances are estimated from 16 projections: that two equal spreads
-differ tenfold in these happens less than once in 10**10 cases (F distribution, 16 and 16 degrees).
+where d is the distance of the two runs as written, and c what the step changed; n, r and eps are
+the tensor's number of elements, the root of their mean square and the precision of its dtype, and
+eps32 is that of float32. The second line is for tensors in which two runs happen to agree: a few
+elements that are rounded the other way, or a last bit in all of them, but never as much as an
+update that is missing. Distances are estimated from 16 projections: that two equal spreads differ
+tenfold in these happens less than once in 10**10 cases (F distribution, 16 and 16 degrees).
 """
 
 from __future__ import annotations
@@ -45,8 +48,11 @@ _MEMORY_FRACTION = 0.8
 
 # See above.
 _MOST_TIMES = 10.0
+_MOST_OF_CHANGE = 0.1
 _FEWEST_ROUNDED = 4.0
 _SHARE_ROUNDED = 0.01
+_MOST_LAST_BITS = 32.0
+_EPS32 = torch.finfo(torch.float32).eps
 
 
 class NotProved(GaplessError):  # noqa: N818
@@ -85,6 +91,7 @@ def prove(
     _save(device, state, memory_budget_bytes)
     try:
         try:
+            before = state.checksum()
             runs = [_Run.of(replay, state, device)]
             for _ in range(2):
                 state.restore()
@@ -96,7 +103,7 @@ def prove(
             raise
     finally:
         state.forget()
-    return runs[-1].out, Verdict(device, state.chunks, runs)
+    return runs[-1].out, Verdict(device, state.chunks, before, runs)
 
 
 def _save(device: Device, state: DeviceState, budget: int | None) -> None:
@@ -176,24 +183,28 @@ class Verdict:
     Args:
         device: where the runs were.
         chunks: of the state.
+        before: the fingerprint of the saved state.
         runs: the replay, and two runs as written.
     """
 
-    def __init__(self, device: Device, chunks: list[Chunk], runs: list[_Run]) -> None:
+    def __init__(
+        self, device: Device, chunks: list[Chunk], before: torch.Tensor, runs: list[_Run]
+    ) -> None:
         self._device = device
         self._result: _Result | None = None
         replayed, first, second = runs
         self._differs = replayed.differences(second)
         self._differs_itself = first.differences(second)
         self._parts = _parts_of(chunks)
+        self._num_state = len(self._parts)
         prints = [run.fingerprint for run in runs]
         if len({len(part) for part in prints}) == 1:
             self._parts += _parts_of(second.chunks)
         else:
             # They return other shapes, which is known already: compare the state alone.
-            prints = [part[: len(self._parts)] for part in prints]
+            prints = [part[: self._num_state] for part in prints]
         with torch.no_grad(), torch.inference_mode(mode=False):
-            found = torch.stack(prints)
+            found = torch.cat([*prints, before])
             buffer = device.host_buffer(found.nbytes, pinned=True)
             self._arriving = buffer.view(torch.int64).view(found.shape)
             device.copy(self._arriving, found)
@@ -233,13 +244,15 @@ class Verdict:
     @torch.no_grad()
     @torch.inference_mode(mode=False)
     def _judge(self) -> _Result:
-        found = self._arriving.clone()  # host memory, and done
-        replayed, first, second = found
+        sizes = [len(self._parts)] * 3 + [self._num_state]
+        replayed, first, second, before = self._arriving.clone().split(sizes)
         changing = first[:, 0] != second[:, 0]
         unlike_both = (replayed[:, 0] != second[:, 0]) & (replayed[:, 0] != first[:, 0])
         repeats = not (bool(changing.any()) or self._differs_itself)
         if not repeats:
-            unlike_both &= ~(_distances(found) <= _tolerances(found, self._parts))
+            runs = [_projections(part) for part in (replayed, first, second)]
+            most = _tolerances(*runs[1:], before=_projections(before), parts=self._parts)
+            unlike_both &= ~(_distances(*runs) <= most)
         wrong = [*self._differs, *self._names(unlike_both)]
         # What is not the same twice as written is not asked for of the graph.
         wrong = [name for name in wrong if name not in self._differs_itself]
@@ -304,25 +317,29 @@ def _text(wrong: list[str], own: list[str]) -> str:
 # --- distances ---
 
 
-def _distances(found: torch.Tensor) -> torch.Tensor:
+def _distances(replayed: torch.Tensor, first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
     """Return how far the replay is from the nearer of the two runs as written, by piece."""
-    replayed, first, second = _projections(found)
     return torch.minimum(_norm(replayed - first), _norm(replayed - second))
 
 
-def _tolerances(found: torch.Tensor, parts: list[_Part]) -> torch.Tensor:
+def _tolerances(
+    first: torch.Tensor, second: torch.Tensor, *, before: torch.Tensor, parts: list[_Part]
+) -> torch.Tensor:
     """Return how far it may be; see the module's text for the formula."""
-    _, first, second = _projections(found)
     counts = torch.tensor([part.count for part in parts], dtype=torch.float64)
     precision = torch.tensor([part.precision for part in parts], dtype=torch.float64)
-    mean_square_root = _norm(second) / counts.sqrt()
-    rounded = (counts * _SHARE_ROUNDED).clamp(min=_FEWEST_ROUNDED).sqrt()
-    floor = precision * mean_square_root * rounded
-    return _MOST_TIMES * torch.maximum(_norm(first - second), floor)
+    norm = _norm(second)
+    rounded = (counts * _SHARE_ROUNDED).clamp(min=_FEWEST_ROUNDED)
+    few = _MOST_TIMES * precision * norm * (rounded / counts).sqrt()
+    last_bits = _MOST_LAST_BITS * precision.clamp(max=_EPS32) * norm
+    change = torch.full_like(norm, torch.inf)
+    change[: len(before)] = _norm(second[: len(before)] - before)
+    agreed = torch.minimum(_MOST_OF_CHANGE * change, torch.maximum(few, last_bits))
+    return torch.maximum(_MOST_TIMES * _norm(first - second), agreed)
 
 
 def _projections(found: torch.Tensor) -> torch.Tensor:
-    return found[:, :, 1:].contiguous().view(torch.float64)
+    return found[:, 1:].contiguous().view(torch.float64)
 
 
 def _norm(projections: torch.Tensor) -> torch.Tensor:
