@@ -194,6 +194,21 @@ def test_without_memory_nothing_runs(device):
         )
 
 
+def test_a_proof_that_runs_out_of_memory_leaves_nothing(device):
+    """The step can then run as if nothing had been tried."""
+    work = Work(device)
+    before = work.values()
+
+    def fails():
+        work.step()
+        raise torch.OutOfMemoryError
+
+    with pytest.raises(NotProved, match="does not fit in the device's memory"):
+        work.prove(as_written=fails)
+
+    assert same(before, work.values())
+
+
 # --- steps that do not repeat their own bits ---
 
 
@@ -322,6 +337,15 @@ def test_every_bit_and_its_place_count(device, change, chunk_bytes, monkeypatch)
 
     assert torch.equal(read_back(device, first), read_back(device, again))
     assert not torch.equal(read_back(device, first)[:, 0], read_back(device, other)[:, 0])
+
+
+def test_deterministic_algorithms_stay_wanted(device, numerics):
+    """A checksum takes others, without leaving them on."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    DeviceState([on(device, torch.ones(3))], device).checksum()
+
+    assert torch.are_deterministic_algorithms_enabled()
+    assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
 def test_memory_is_counted_once(device):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gapless.device.cpu import CpuDevice
 from gapless.graphs.touched import TouchWatch
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on
@@ -127,3 +128,58 @@ def test_an_operator_of_others_counts_as_writing_what_it_gets(device):
             torch.ops.touched_test.peek(x)
 
     assert memory_of(seen.written) == memory_of([x])
+
+
+# --- tensors in parts, and code that torch makes ---
+
+
+def sparse():
+    rows = torch.nn.Embedding(10, 4, sparse=True)
+    optimizer = torch.optim.SGD(rows.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        rows(torch.tensor([1, 2])).sum().backward()
+        optimizer.step()
+
+    return step, [rows.weight]
+
+
+def nested():
+    parts = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    return (lambda: parts.mul_(2)), [parts.values(), parts.offsets()]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", [sparse, nested])
+def test_tensors_in_parts_are_looked_into(kind):
+    """Sparse gradients, and tensors that hold others."""
+    step, expected = kind()
+    step()
+    with TouchWatch(CpuDevice()) as seen:
+        step()
+
+    assert memory_of(expected) == memory_of(seen.written)
+
+
+def test_compiled_code_runs_as_without_the_watch():
+    """Nothing is compiled anew, and nothing is taken apart."""
+    runs = []
+
+    def backend(module, inputs):
+        del inputs
+        runs.append("compiled")
+
+        def run(*args):
+            runs.append("run")
+            return module(*args)
+
+        return run
+
+    function = torch.compile(lambda x: x.sin().sum(), backend=backend, fullgraph=True)
+    x = torch.ones(3)
+    function(x)
+    with TouchWatch(CpuDevice()):
+        function(x)
+
+    assert runs == ["compiled", "run", "run"]

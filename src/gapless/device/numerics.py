@@ -75,6 +75,24 @@ def numerics_restored() -> Iterator[None]:
             os.environ.pop(_CUBLAS_WORKSPACE, None)
 
 
+@contextmanager
+def any_algorithm() -> Iterator[None]:
+    """Let torch take any algorithm in the body, also where the process wants deterministic ones.
+
+    For results that do not depend on orders, or need not be exact: torch refuses some of them
+    unless cuBLAS was set up for them when the process began.
+    """
+    if not torch.are_deterministic_algorithms_enabled():
+        yield
+        return
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(True, warn_only=warn_only)
+
+
 def autocast(device: Device, precision: str) -> AbstractContextManager[object]:
     """Return the context in which a forward pass runs at this precision."""
     if precision not in _HALF:

@@ -64,9 +64,10 @@ class DeviceState:
 
         Sync: Does not block the host.
         """
-        self._copies = [self._device.device_buffer(chunk.num_bytes) for chunk in self.chunks]
-        for chunk, copy in zip(self.chunks, self._copies, strict=True):
+        copies = [self._device.device_buffer(chunk.num_bytes) for chunk in self.chunks]
+        for chunk, copy in zip(self.chunks, copies, strict=True):
             chunk.copy_out(copy)
+        self._copies = copies
         self._random = self.random.read()
 
     @torch.no_grad()

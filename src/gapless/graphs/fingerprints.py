@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.device.checksum import odd_weights
+from gapless.device.numerics import any_algorithm
 from gapless.graphs.packing import ROW_BYTES
 
 
@@ -85,7 +86,8 @@ class Fingerprints:
 
         Sync: Does not block the host.
         """
-        parts = [self._take_one(chunk) for chunk in chunks]
+        with any_algorithm():
+            parts = [self._take_one(chunk) for chunk in chunks]
         if not parts:
             return torch.zeros(
                 (0, 1 + NUM_PROJECTIONS), dtype=torch.int64, device=self._device.torch_device

@@ -56,7 +56,7 @@ _EPS32 = torch.finfo(torch.float32).eps
 
 
 class NotProved(GaplessError):  # noqa: N818
-    """There is no memory for the copy of the state that a proof needs; nothing has run."""
+    """The memory does not allow a proof; everything is as it was before."""
 
 
 def prove(
@@ -88,25 +88,22 @@ def prove(
 
     Sync: Does not block the host, unless the step does.
     """
-    _save(device, state, memory_budget_bytes)
+    _check_budget(device, state, memory_budget_bytes)
     try:
-        try:
-            before = state.checksum()
-            runs = [_Run.of(replay, state, device)]
-            for _ in range(2):
-                state.restore()
-                reset()
-                runs.append(_Run.of(as_written, state, device))
-        except BaseException:
-            state.restore()
-            reset()
-            raise
+        state.save()
+        before = state.checksum()
+        runs = _run_all(device, state, replay=replay, as_written=as_written, reset=reset)
+    except torch.OutOfMemoryError as error:
+        raise NotProved(
+            f"a copy of the {state.num_bytes:,} bytes that the step changes does not fit in the "
+            "device's memory"
+        ) from error
     finally:
         state.forget()
     return runs[-1].out, Verdict(device, state.chunks, before, runs)
 
 
-def _save(device: Device, state: DeviceState, budget: int | None) -> None:
+def _check_budget(device: Device, state: DeviceState, budget: int | None) -> None:
     total = device.total_memory_bytes()
     if budget is None and total is not None:
         budget = int(total * _MEMORY_FRACTION)
@@ -116,14 +113,28 @@ def _save(device: Device, state: DeviceState, budget: int | None) -> None:
             f"a copy of the {state.num_bytes:,} bytes that the step changes must fit in the "
             f"memory budget of {budget:,} bytes, but {held:,} are held"
         )
+
+
+def _run_all(
+    device: Device,
+    state: DeviceState,
+    *,
+    replay: Callable[[], Any],
+    as_written: Callable[[], Any],
+    reset: Callable[[], None],
+) -> list[_Run]:
+    """Return what the graph leaves behind, and what two runs as written do."""
     try:
-        state.save()
-    except torch.OutOfMemoryError as error:
-        state.forget()
-        raise NotProved(
-            f"a copy of the {state.num_bytes:,} bytes that the step changes does not fit in the "
-            "device's memory"
-        ) from error
+        runs = [_Run.of(replay, state, device)]
+        for _ in range(2):
+            state.restore()
+            reset()
+            runs.append(_Run.of(as_written, state, device))
+    except BaseException:
+        state.restore()
+        reset()
+        raise
+    return runs
 
 
 @dataclass(slots=True)

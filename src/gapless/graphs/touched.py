@@ -47,14 +47,19 @@ class TouchWatch(TorchDispatchMode):
     to others. Operators that torch does not know by a schema it can trust count as writing all of
     their arguments.
 
-    Not seen: what compiled code does (torch takes it apart while a mode watches, so that other
-    code runs than without one), and what extensions do without torch's dispatcher.
+    Not to be used where compiled code runs: it runs as always, and what it makes looks as if it
+    had been there before. Not seen either: what extensions do without torch's dispatcher.
 
     Args:
         device: whose tensors are looked for.
     """
 
     supports_higher_order_operators = True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """Let compiled code run as it does without this mode."""
+        return True
 
     def __init__(self, device: Device) -> None:
         super().__init__()
