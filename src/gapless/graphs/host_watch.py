@@ -147,8 +147,9 @@ class HostWatch:
         with profile.running():
             yield run
         run.is_complete = profile.is_complete
-        self._find_functions()
         reach = self._reach(least_runs=1, skip=skip)
+        if self._find_functions(reach):
+            reach = self._reach(least_runs=1, skip=skip)
         self._sum_up(run, before, reach, profile, states.changed())
 
     def guards(self, *, carried: Collection[KeptPath] = ()) -> ReadGuards:
@@ -168,14 +169,13 @@ class HostWatch:
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
 
-    def _find_functions(self) -> None:
+    def _find_functions(self, reach: Reach) -> bool:
         """Find the functions whose closures the code reads, if no name leads to them."""
-        known = self._reach(least_runs=1, skip=set()).functions
         missing = [
             each
             for each in self._executed.values()
             if each.functions is None
-            and id(each.code) not in known
+            and id(each.code) not in reach.functions
             and set(each.code.co_freevars) - {"__class__"}
         ]
         for each in missing:
@@ -187,6 +187,7 @@ class HostWatch:
                     found = by_code[id(function.__code__)].functions
                     assert found is not None
                     found.append(weakref.ref(function))
+        return bool(missing)
 
     # --- what a run did ---
 

@@ -44,7 +44,7 @@ MISSING: Any = type("Missing", (), {"__repr__": lambda _: "nothing"})()
 # Longer containers are not looked into item by item, unless their items are plain.
 _MOST_ITEMS = 1_000
 _DEPTH = 6
-_MOST_CODES = 3_000
+_MOST_UNSEEN = 500
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
 
@@ -173,6 +173,7 @@ class Reach:
         objects: objects on the way, with their names, by id.
         modules: modules of torch that are reached, with their names, by id.
         tensors: tensors reached, with name and site, by id.
+        compiled: ids of modules whose compiled code runs in place of their own.
         functions: functions reached, by id of their code.
         codes: all code followed, by id: what ran, and what is followed without having run.
     """
@@ -190,15 +191,18 @@ class Reach:
         self.objects: dict[int, tuple[Any, str]] = {}
         self.modules: dict[int, tuple[nn.Module, str]] = {}
         self.tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
+        self.compiled: set[int] = set()
         self.functions: dict[int, list[FunctionType]] = {}
         self.codes: dict[int, Executed] = {}
         self._given: dict[tuple[int, str], dict[int, Any]] = {}
         self._least_runs = least_runs
         self._skip = set(skip)
         self._executed = {id(each.code): each for each in executed}
-        self._has_run = bool(self._executed)
+        # Whether the functions that are found are followed, since nobody saw which of them run.
+        self._is_blind = not self._executed
         self._memo: dict[tuple[int, Chain], list[tuple[Any, str]]] = {}
         self._queue: list[Executed] = []
+        self._num_unseen = _MOST_UNSEEN
         self._root(step)
         for each in self._executed.values():
             for function in each.alive_functions():
@@ -234,11 +238,12 @@ class Reach:
         return (len(self.places), len(self.codes), *(sum(map(len, p.values())) for p in parts))
 
     def _add(self, executed: Executed) -> None:
-        if id(executed.code) not in self.codes and len(self.codes) < _MOST_CODES:
+        if id(executed.code) not in self.codes:
             self.codes[id(executed.code)] = executed
             self._queue.append(executed)
 
     def _follow(self, executed: Executed) -> None:
+        self._is_blind = id(executed.code) not in self._executed
         for chain, line in executed.reads.reads.items():
             values = self._values(executed, chain, line)
             if chain in executed.reads.whole:
@@ -373,7 +378,7 @@ class Reach:
         function = _unwrapped(attribute)
         if isinstance(attribute, staticmethod | classmethod | FunctionType):
             self._note_function(function)
-            if not self._has_run and not isinstance(attribute, staticmethod):
+            if self._is_blind and not isinstance(attribute, staticmethod):
                 self._give(function, value)
         if is_foreign(owner):
             return []
@@ -540,6 +545,7 @@ class Reach:
     def _follow_statically(self, module: nn.Module) -> None:
         """Follow the code of modules whose compiled code runs in place of it."""
         for part in module.modules():
+            self.compiled.add(id(part))
             found = _class_attribute(type(part), "forward")
             if found is not None:
                 function = _unwrapped(found[1])
@@ -580,7 +586,7 @@ class Reach:
         """Take note of a function, to find its cells; follow it if it has run or may have."""
         while isinstance(function, FunctionType):
             code = function.__code__
-            if must_follow or not self._has_run:
+            if must_follow or self._is_blind:
                 self._add_unseen(function)
             known = self.functions.setdefault(id(code), [])
             if any(each is function for each in known):
@@ -598,7 +604,8 @@ class Reach:
         """Follow a function that was not seen to run."""
         code, kind = function.__code__, kind_of(function.__code__)
         is_known = id(code) in self._executed or id(code) in self.codes
-        if kind in (CodeKind.USER, CodeKind.MODULE) and not is_known:
+        if kind in (CodeKind.USER, CodeKind.MODULE) and not is_known and self._num_unseen:
+            self._num_unseen -= 1
             self._add(Executed(code, function.__globals__, reads_of(code), kind))
 
     def _give(self, function: Any, value: Any) -> None:

@@ -30,7 +30,7 @@ from gapless.graphs.reach import HOOK_TABLES, MISSING, Place, Reach
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Callable, Collection, Iterator
 
     from torch import nn
 
@@ -41,6 +41,11 @@ _MOST_BYTES = 1 << 20
 
 # In builds of torch for a GPU only.
 _ptrs_equal: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+
+# What torch's compiler uses for the same purpose.
+_of_compiler: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
+_dict_version: Any = getattr(_of_compiler, "dict_version", None)
+_TensorGuards: Any = getattr(_of_compiler, "TensorGuards", None)
 
 
 @dataclass(frozen=True)
@@ -75,6 +80,7 @@ class _Check:
         site: where the code reads it.
         is_memory: as of `Change`.
         by_value: whether an equal value is as good.
+        table: the dictionary that cannot change without a new version of it, None if there is none.
     """
 
     test: str
@@ -85,6 +91,7 @@ class _Check:
     site: str
     is_memory: bool
     by_value: bool
+    table: dict[Any, Any] | None = None
 
     def holds(self, now: Any) -> bool:
         return now is self.expected or (self.by_value and same(self.expected, now))
@@ -121,6 +128,7 @@ class ReadGuards:
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
         # Owners of what is compared: their ids must not be given to others.
         self._owners: list[Any] = []
+        self._compiled_modules = reach.compiled
         self._add_environment(device_type)
         for place in reach.places.values():
             if place.is_read:
@@ -165,12 +173,14 @@ class ReadGuards:
         name: str,
         site: str,
         is_memory: bool | None = None,
+        table: Any = None,
     ) -> None:
         by_value = True
         if is_memory is None:
             by_value = _is_value(expected) or is_scalar_of_numpy(expected)
             is_memory = not by_value and expected is not MISSING
-        check = _Check(test, parts, read, expected, name, site, is_memory, by_value)
+        table = table if type(table) is dict else None
+        check = _Check(test, parts, read, expected, name, site, is_memory, by_value, table)
         self._checks.append(check)
 
     def _add_environment(self, device_type: str) -> None:
@@ -197,7 +207,10 @@ class ReadGuards:
             test, parts = f"not same({{2}}, {access})", (owner, place.key, value)
         else:
             test, parts = f"{access} is not {{2}}", (owner, place.key, value)
-        self._add(test, parts, read=place.read, expected=value, name=place.name, site=place.site)
+        self._add(
+            test, parts, read=place.read, expected=value, name=place.name, site=place.site,
+            table=None if is_scalar_of_numpy(value) else place.owner,
+        )  # fmt: skip
         if is_array(value):
             self._add_array(value, place.name, place.site)
         elif isinstance(value, torch.Tensor):
@@ -239,7 +252,7 @@ class ReadGuards:
         if all(map(is_plain, keys)):
             self._add(
                 "not same({1}, list({0}))", (value, keys), read=lambda: list(value),
-                expected=keys, name=name, site=site, is_memory=False,
+                expected=keys, name=name, site=site, is_memory=False, table=value,
             )  # fmt: skip
         else:
             self._add_length(value, name, site)
@@ -275,14 +288,15 @@ class ReadGuards:
         number = len(value)
         self._add(
             "len({0}) != {1}", (value, number), read=lambda: _Shown(f"{len(value)} items"),
-            expected=_Shown(f"{number} items"), name=name, site=site, is_memory=False,
+            expected=_Shown(f"{number} items"), name=name, site=site, is_memory=False, table=value,
         )  # fmt: skip
 
     def _add_module(self, module: nn.Module, name: str) -> None:
         entries = vars(module)
-        self._add_place(
-            Place("dict", entries, "training", name=f"{name}.training", site="", holder=module)
-        )
+        if id(module) in self._compiled_modules:
+            self._add_place(
+                Place("dict", entries, "training", name=f"{name}.training", site="", holder=module)
+            )
         for table in ("_parameters", "_buffers", "_modules"):
             parts = entries.get(table)
             for key in list(parts) if isinstance(parts, dict) else ():
@@ -318,8 +332,15 @@ class ReadGuards:
         known = list(self._tensors.values())
         self.tensors = [tensor for tensor, _, _ in known if self._on_device(tensor)]
         for tensor, name, site in known:
+            self._add_hooks(tensor, name)
             if not self._on_device(tensor):
                 self._add_version(tensor, name, site)
+
+    def _add_hooks(self, tensor: torch.Tensor, name: str) -> None:
+        for table in HOOK_TABLES:
+            hooks = getattr(tensor, table, None)
+            if hooks:
+                self._add_length(hooks, f"{name}.{table}", "")
 
     def _add_version(self, tensor: torch.Tensor, name: str, site: str) -> None:
         if tensor.is_inference():
@@ -335,37 +356,70 @@ class ReadGuards:
     # --- the function ---
 
     def _compiled(self) -> Callable[[], bool]:
-        constants: dict[int, str] = {}
-        values: list[Any] = []
+        values: dict[int, Any] = {}
 
         def constant(value: Any) -> str:
-            name = constants.get(id(value))
-            if name is None:
-                name = constants[id(value)] = f"c{len(values)}"
-                values.append(value)
-            return name
+            values[id(value)] = value
+            return f"c{id(value)}"
 
-        tests = [
-            check.test.format(*(constant(part) for part in check.parts)) for check in self._checks
-        ]
-        tests.append(f"not {constant(self._form.holds)}()")
-        names = ", ".join(f"c{number}" for number in range(len(values)))
-        lines = [
-            "def make(values, same, changed, failures):",
-            f"    {names}, = values",
-            "    def holds():",
-            "        try:",
-            *(f"            if {test}: return False" for test in tests),
-            "        except failures:",
-            "            return False",
-            "        return True",
-            "    return holds",
-        ]
+        def test_of(check: _Check) -> str:
+            return check.test.format(*map(constant, check.parts))
+
+        lines = []
+        versions: list[int] = []
+        for table, checks in _by_table(self._checks):
+            indent = " " * 12
+            if table is not None and _dict_version is not None:
+                # As long as it has the version at which all was seen to be as it was, it is.
+                versions.append(-1)
+                version = f"versions[{len(versions) - 1}]"
+                lines.append(f"{indent}if dict_version({constant(table)}) != {version}:")
+                indent += " " * 4
+                lines += [f"{indent}if {test_of(check)}: return False" for check in checks]
+                lines.append(f"{indent}{version} = dict_version({constant(table)})")
+            else:
+                lines += [f"{indent}if {test_of(check)}: return False" for check in checks]
+        lines.append(f"            return {constant(self._form.holds)}()")
+        text = "\n".join(
+            [
+                "def make(values, same, changed, versions, dict_version, failures):",
+                f"    {', '.join(f'c{key}' for key in values)}, = values",
+                "    def holds():",
+                "        try:",
+                *lines,
+                "        except failures:",
+                "            return False",
+                "    return holds",
+            ]
+        )
         namespace: dict[str, Any] = {}
-        exec("\n".join(lines), namespace)
-        failures = (KeyError, IndexError, AttributeError, ValueError)
-        made: Callable[[], bool] = namespace["make"](values, same, _changed, failures)
+        exec(text, namespace)
+        made: Callable[[], bool] = namespace["make"](
+            list(values.values()), same, _changed, versions, _dict_version, _FAILURES
+        )
         return made
+
+
+_FAILURES = (KeyError, IndexError, AttributeError, ValueError)
+
+# A version costs as much as two or three comparisons.
+_LEAST_PER_VERSION = 4
+
+
+def _by_table(
+    checks: list[_Check],
+) -> Iterator[tuple[dict[Any, Any] | None, list[_Check]]]:
+    """Return the checks of each dictionary that has several, and all others."""
+    tables: dict[int, list[_Check]] = {}
+    for check in checks:
+        tables.setdefault(id(check.table) if check.table is not None else 0, []).append(check)
+    rest = tables.pop(0, [])
+    for group in list(tables.values()):
+        if len(group) < _LEAST_PER_VERSION:
+            rest += group
+        else:
+            yield group[0].table, group
+    yield None, rest
 
 
 class _Shown(str):
@@ -432,7 +486,7 @@ class _Form:
         self._addresses = list(map(_address_of, self._tensors))
         self._forms = list(map(_form_of, self._tensors))
         self._indices = list(range(len(self._tensors)))
-        self._modules = modules
+        self._match: Callable[..., bool] | None = None
         self._hooked: list[tuple[Any, str]] = [(None, "torch.nn"), *modules]
         self._hooked += [(tensor, name) for tensor, name, _ in tensors]
         self._hooks = self._hooks_now()
@@ -443,12 +497,22 @@ class _Form:
             if self._hooks_now() != self._hooks:
                 return False
             self._next_hook = RemovableHandle.next_id
-        return self._addresses_hold() and list(map(_form_of, self._tensors)) == self._forms
+        return self._addresses_hold() and (
+            (self._match is not None and self._match(*self._tensors)) or self._forms_hold()
+        )
 
     def _addresses_hold(self) -> bool:
         if _ptrs_equal is not None:
             return bool(_ptrs_equal(self._tensors, self._addresses, self._indices))
         return list(map(_address_of, self._tensors)) == self._addresses
+
+    def _forms_hold(self) -> bool:
+        """Compare the forms one by one, and let torch do so from now on."""
+        if list(map(_form_of, self._tensors)) != self._forms:
+            return False
+        # It compares modes as well, which are no part of a form.
+        self._match = _match_of(self._tensors)
+        return True
 
     def _hooks_now(self) -> list[list[int]]:
         return [_hooks_of(thing) for thing, _ in self._hooked]
@@ -479,6 +543,20 @@ _address_of = torch.Tensor.data_ptr
 
 def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.requires_grad, tensor.shape, tensor.dtype, tensor.stride())
+
+
+def _match_of(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return torch's own comparison of types, shapes and `requires_grad`, if there is one."""
+    if _TensorGuards is None or not tensors:
+        return None
+    try:
+        sizes = [list(tensor.size()) for tensor in tensors]
+        strides = [list(tensor.stride()) for tensor in tensors]
+        guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guards.check
+    except (RuntimeError, TypeError, SystemError):
+        return None
+    return check
 
 
 def _hooks_of(thing: Any) -> list[int]:
