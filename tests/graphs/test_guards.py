@@ -10,11 +10,11 @@ from typing import ClassVar
 
 import pytest
 import torch
+from gapless.graphs.mode_guards import modules_of
 
 import gapless
 from gapless import graphs
 from gapless.graphs.guards import Guard, GuardSet
-from gapless.graphs.mode_guards import modules_of
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from simulation.mutations import guards
 from toy_steps import AlwaysChangesTheRate, Training, UpdatesOutsideAfterTwo, batches, train

@@ -87,7 +87,7 @@ class _Settings:
 
     def wrap(self, step: Any, side: SideStream) -> CapturedStep:
         """Return a step that can be captured."""
-        captured = CapturedStep(
+        return CapturedStep(
             step,
             device=self.device,
             host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
@@ -95,12 +95,11 @@ class _Settings:
             max_graphs=self.max_graphs,
             memory_budget_bytes=memory_share(self.device, self.memory_fraction),
             on_side_stream=side.use,
-            launch=lambda replay: side.launch(lambda: own_result(replay())[0]),
+            launch=side.launch,
             work=work_of(step),
             rates=self.rates,
+            returns_copies=True,
         )
-        captured.report.rates = self.rates
-        return captured
 
 
 class CapturedFunction:
@@ -184,14 +183,10 @@ class CapturedFunction:
 
     def _run(self, tree: Tree) -> Any:
         done = self._captured.run(tree)
-        if done.way != "eager":
-            return done.out
-        self.report.kinds.add(tree)
-        out, refusal = own_result(done.out)
-        if refusal is not None:
-            self.report.refuse(refusal)
-        self._tell()
-        return out
+        if done.way != "replay":
+            self.report.kinds.add(tree)
+            self._tell()
+        return done.out
 
     def _tell(self) -> None:
         """Say once of each reason why not all is captured, at the line of the user's call."""

@@ -21,11 +21,11 @@ _HINTS = {
 }
 
 
-def capture_failed(error: RuntimeError) -> Refusal:
+def capture_failed(error: Exception) -> Refusal:
     """Name the line of the user's code that cannot be captured, and the error."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if not frame.filename.startswith((_TORCH, _ENGINE))]
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
-    what = str(error).splitlines()[0]
+    what = next(iter(str(error).splitlines()), type(error).__name__)
     hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
     return Refusal("capture_failed", where + what + hint)

@@ -22,6 +22,7 @@ _WORTH_A_LINE = 0.01
 
 # Nobody reads more.
 _MAX_REFUSALS = 100
+_MAX_CHANGES = 20
 
 
 @dataclass(kw_only=True)
@@ -78,6 +79,11 @@ class CaptureReport:
             refusal.reason != known.reason for known in self.refusals
         ):
             self.refusals.append(refusal)
+
+    def note_change(self, text: str) -> None:
+        """Add a change of what graphs had baked in, unless it is there or there are many."""
+        if len(self.changes) < _MAX_CHANGES and text not in self.changes:
+            self.changes.append(text)
 
     def lift_refusals(self) -> None:
         """Forget reasons that may be gone."""

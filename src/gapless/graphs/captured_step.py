@@ -1,9 +1,11 @@
-"""Launch a whole training step as one piece: a captured graph for each key of batches.
+"""Launch a whole training step as one piece: a captured graph for each kind of call.
 
-The first batches of a key run eagerly, as warm-up; then the same work is captured, which does not
-do it, and from there on it is launched by one call. So nothing has to be put back: what ran was
-training. `capture_ahead` does the same ahead of a run, on batches that are not trained on, and
-puts back weights, optimizer state and random numbers.
+The first calls of a kind run as written, and are watched: what a graph could not repeat refuses the
+step. Then the step is captured, which runs nothing, and the graph proves itself: from one state the
+graph is replayed, and the step runs as written, twice. What the last run did is what training goes
+on with. The graph is used once the comparison has arrived from the device, without a wait.
+`capture_ahead` does the same ahead of a run, on batches that are not trained on, and puts back
+weights, optimizer state and random numbers.
 
 A graph reads its batch from memory that stays where it is. Each batch is copied there on the
 device, in order with the step before. What the step returns lies in the graph's memory, and has
@@ -20,17 +22,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gapless.device.numerics import random_state, set_random_state
-from gapless.graphs.capture_failure import capture_failed
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, GraphCache
-from gapless.graphs.graph_key import GraphKeys
-from gapless.graphs.guards import GuardSet
+from gapless.graphs.host_watch import HostWatch
+from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
-from gapless.graphs.optimizer_guards import KnownOptimizers, OptimizerMemory, OptimizerNumbers
 from gapless.graphs.refusal import Refusal, objection_to_batch
+from gapless.graphs.step_guards import failure_of_reads
+from gapless.graphs.trial import Trial
+from gapless.graphs.update_outside import Updates
 from gapless.graphs.warm_ups import WarmUps
 from gapless.graphs.weight_guards import KnownWeights
 from gapless.pipeline.step import do_work
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -38,9 +42,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
-    from gapless.graphs.graph_cache import StepGraph
-    from gapless.graphs.guards import Guard
+    from gapless.graphs.proof import Verdict
+    from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.snapshot import Snapshot
+    from gapless.graphs.step_graph import StepGraph
+    from gapless.graphs.step_guards import Failure
+    from gapless.graphs.warm_ups import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.pipeline.tree import Tree
@@ -48,9 +55,15 @@ if TYPE_CHECKING:
 
 DEFAULT_NUM_WARMUP = 2
 
-# Every change of a guarded value drops all graphs. Allow 3; beyond that at most one per 20 steps.
+# Every change of a guarded value costs a capture. Allow 3; beyond that at most one per 20 steps.
 _MAX_CHANGES = 3
 _MIN_STEPS_PER_CHANGE = 20
+
+# A number of an optimizer that changes after fewer steps is not captured again.
+_OFTEN = 50
+
+# After too many changes the step runs as written for so many calls, and twice as many each time.
+_FIRST_REST = 50
 
 
 @dataclass(slots=True)
@@ -59,8 +72,8 @@ class StepRun:
 
     Attributes:
         out: what the step returned, valid until the next batch.
-        way: how it ran: eagerly, as a graph (`replay`), or as a graph that was captured for it
-            just now (`capture`).
+        way: how it ran: eagerly, as a graph (`replay`), or eagerly while a graph was captured for
+            it just now (`capture`).
         key: what the batch shares with others that the same graph can take; None if no graph can
             take it.
     """
@@ -82,7 +95,7 @@ class CapturedStep:
     batch. Plain values in a batch are part of its key, and plain values that the step returns
     stay as they were when it was captured.
 
-    What else the step reads from Python is watched by guards: see `gapless.graphs.guards`.
+    What else the step reads from Python is watched by guards: see `gapless.graphs.read_guards`.
 
     Keys are captured in the order in which their warm-up ends, so what the limits leave out are
     the keys that come last, usually the rare ones.
@@ -96,15 +109,14 @@ class CapturedStep:
         max_graphs: as of `GraphCache`.
         memory_budget_bytes: as of `GraphCache`.
         on_side_stream: returns a context for what is no replay: eager runs and captures.
-        launch: calls a function that launches a graph and returns what the step returned, and
-            returns what the caller is to have of it.
+        launch: calls a function that launches a graph, and returns what it returns.
         work: takes the value of a tree and does the step on it; None: the step takes the value
             as its batch.
         rates: what becomes of rates that change: see `gapless.capture`.
+        returns_copies: whether replays return tensors that no later replay overwrites.
 
     Attributes:
         step: the step itself.
-        rates: as given.
         report: what is captured, and why nothing more is.
     """
 
@@ -121,29 +133,48 @@ class CapturedStep:
         launch: Callable[[Callable[[], Any]], Any] = _call,
         work: Callable[[Any], Any] | None = None,
         rates: Literal["exact", "tensor"] = "exact",
+        returns_copies: bool = False,
     ) -> None:
         self.step = step
-        self.rates = rates
-        self.report = CaptureReport()
+        self.report = CaptureReport(rates=rates)
         self._device = device
+        self._host_waits = host_waits
         self._on_side_stream = on_side_stream
         self._launch = launch
+        self._returns_copies = returns_copies
         self._work = work or partial(do_work, step)
-        self._keys = GraphKeys(step, device=device)
-        optimizers = KnownOptimizers()
-        self._weights = KnownWeights(optimizers)
-        observer = Observer(device, optimizers=optimizers, weights=self._weights)
-        self._warm_ups = WarmUps(num_warmup, observer)
-        self._graphs = GraphCache(
-            device, host_waits, max_graphs=max_graphs, memory_budget_bytes=memory_budget_bytes
+        self._optimizers = KnownOptimizers()
+        self._weights = KnownWeights(self._optimizers)
+        self._host_watch = HostWatch(
+            step,
+            on_device=lambda tensor: not device.needs_copy(tensor),
+            torch_random=device.random_state() is not None,
         )
-        self._guards: list[Guard] = [
-            OptimizerNumbers(optimizers, needs_copy=device.needs_copy),
-            OptimizerMemory(optimizers),
-        ]
-        # All from the moment of the first graph.
-        self._checks = GuardSet([])
+        self._updates = Updates(device, rates=rates)
+        self._warm_ups = WarmUps(
+            num_warmup,
+            device=device,
+            observer=Observer(device, optimizers=self._optimizers, weights=self._weights),
+            updates=self._updates,
+            host_watch=self._host_watch,
+            weights=self._weights,
+        )
+        self._graphs = GraphCache(
+            device, max_graphs=max_graphs, memory_budget_bytes=memory_budget_bytes
+        )
+        self._trial = Trial(
+            self._work,
+            device=device,
+            host_waits=host_waits,
+            graphs=self._graphs,
+            weights=self._weights,
+            optimizers=self._optimizers,
+            updates=self._updates,
+        )
+        self._kinds: dict[Hashable, _Kind] = {}
         self._num_changes = 0
+        self._rest = _FIRST_REST
+        self._rests_until = 0
 
     def run(self, tree: Tree) -> StepRun:
         """Train on a batch, by a graph if there is or can be one.
@@ -153,31 +184,27 @@ class CapturedStep:
         objection = self._objection_to(tree)
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
-        key = self._keys.of(tree)
-        graph = self._graphs.get(key)
-        failed = self._first_failed(graph)
-        if failed is not None:
-            self._drop_graphs_for(failed)
-            graph = None
-        if graph is not None:
-            return StepRun(self._replay(graph, tree), "replay", key)
+        kind = tree.key()
+        graph = self._graphs.find(kind)
+        if graph is not None and graph.takes(tree):
+            return StepRun(self._replay(graph, tree), "replay", kind)
         with self._on_side_stream():
-            return self._run_without_graph(key, tree)
+            return self._run_without_graph(kind, tree)
 
     def run_eagerly(self, tree: Tree, *, may_come_again: bool = True) -> StepRun:
         """Train on a batch by the step itself.
 
         Args:
             tree: the batch, on the device.
-            may_come_again: count it as a warm-up run of its key.
+            may_come_again: count it as a warm-up run of its kind.
 
         Sync: Does not block the host, unless the step does.
         """
         objection = self._objection_to(tree)
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
-        key = self._keys.of(tree) if may_come_again else None
-        return StepRun(self._run_eagerly(key, tree), "eager", key)
+        kind = tree.key()
+        return StepRun(self._run_eagerly(kind if may_come_again else None, tree), "eager", kind)
 
     def run_refused(self, batch: Any, refusal: Refusal) -> Any:
         """Train eagerly on a batch that no graph can take; return what the step returns.
@@ -191,17 +218,17 @@ class CapturedStep:
 
     @property
     def has_graphs(self) -> bool:
-        """Whether there are graphs now."""
-        return len(self._graphs) > 0
+        """Whether there are graphs now, or one that waits for the verdict on it."""
+        return len(self._graphs) > 0 or any(kind.pending for kind in self._kinds.values())
 
     def drop_graphs(self) -> None:
-        """Let go of all graphs and their memory; keys that had their warm-up need no other.
+        """Let go of all graphs and their memory; kinds that had their warm-up need no other.
 
         Sync: Does not block the host.
         """
         self._graphs.clear()
-        # Checks hold on to weights as graphs do.
-        self._checks = GuardSet([])
+        for kind in self._kinds.values():
+            kind.pending = None
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
@@ -213,69 +240,143 @@ class CapturedStep:
         return objection_to_batch(tree, needs_copy=self._device.needs_copy)
 
     def _replay(self, graph: StepGraph, tree: Tree) -> Any:
-        out = self._launch(lambda: graph.replay(tree.leaves))
+        out = self._launch(lambda: graph.replay(tree, is_own=self._returns_copies))
         self.report.num_replays += 1
         return out
 
     def _run_without_graph(self, key: Hashable, tree: Tree) -> StepRun:
-        graph = self._capture(key, tree) if self._warm_ups.are_done(key) else None
-        if graph is not None:
-            return StepRun(self._replay(graph, tree), "capture", key)
+        kind = self._kinds.get(key)
+        if kind is None:
+            return StepRun(self._run_eagerly(key, tree), "eager", key)
+        if kind.pending is not None:
+            self._take_verdict(key, kind)
+            graph = self._graphs.find(key)
+            if graph is not None and graph.takes(tree):
+                return StepRun(self._replay(graph, tree), "replay", key)
+        if kind.pending is not None or not self._may_try():
+            return StepRun(self._run_eagerly(None, tree), "eager", key)
+        self._note_change(key, kind)
+        if self._may_capture(key):
+            return StepRun(self._try(key, kind, tree), "capture", key)
         return StepRun(self._run_eagerly(key, tree), "eager", key)
+
+    def _may_capture(self, key: Hashable) -> bool:
+        if not self._may_try() or not self._warm_ups.are_done(key):
+            return False
+        limit = self._graphs.limit(key)
+        if limit is not None:
+            self.report.refuse(limit)
+        return limit is None
+
+    def _may_try(self) -> bool:
+        if self._rests_until and self._num_steps >= self._rests_until:
+            self._rests_until = 0
+            self.lift_refusal()
+        return self.report.refusal is None
+
+    @property
+    def _num_steps(self) -> int:
+        return self.report.num_replays + self.report.num_eager
 
     def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
         self.report.num_eager += 1
-        if key is None or self.report.refusal is not None or self._warm_ups.are_done(key):
+        if self.report.refusal is not None:
             return self._work(tree.value)
-        return self._warm_up(key, _static(tree) if self._warm_ups.is_last(key) else tree)
+        if key is None or self._warm_ups.are_done(key):
+            return self._result(self._work(tree.value))
+        return self._warm_up(key, tree)
+
+    def _result(self, out: Any) -> Any:
+        """Return what a run as written returned, without graphs of gradients that are used up.
+
+        They would hold on to memory, and a replay returns none. Until a backward pass was seen,
+        the loop may need them.
+        """
+        if not (self._returns_copies and self._warm_ups.ran_backward):
+            return out
+        if isinstance(out, torch.Tensor):
+            return _detached(out)
+        tree = flatten(out)
+        if all(leaf.grad_fn is None for leaf in tree.leaves):
+            return out
+        return tree.map(_detached).value
 
     def _warm_up(self, key: Hashable, tree: Tree) -> Any:
-        out, refusals = self._warm_ups.run(key, tree, self._work)
+        # Compiled code tells views from tensors of their own, and nothing can be compiled during
+        # a capture.
+        if self._warm_ups.use_compiled_code and self._warm_ups.is_last(key):
+            tree = tree.map(torch.clone)
+        out, refusals, watched = self._warm_ups.run(key, tree, self._work)
         for refusal in refusals:
             self.report.refuse(refusal)
         self.report.note = self._warm_ups.note or self.report.note
-        return out
+        if self._warm_ups.are_done(key) and not refusals:
+            self._kinds[key] = _Kind(watched, self._host_watch.guards(carried=watched.kept))
+        return out if refusals else self._result(out)
 
-    def _first_failed(self, graph: StepGraph | None) -> Guard | None:
-        """Return the guard that forbids to go on with the graphs there are, None if none does."""
-        failed = self._checks.first_failed()
-        if failed is None and graph is not None:
-            failed = graph.guards.first_failed()
-        return failed
+    # --- changes of what graphs bake in ---
 
-    def _drop_graphs_for(self, failed: Guard) -> None:
-        """Drop all graphs; refuse the step if its guards fail too often."""
+    def _note_change(self, key: Hashable, kind: _Kind) -> None:
+        """Look at what changed since the last watched run or since the graphs were captured."""
+        if not self._warm_ups.are_done(key):
+            return
+        graph = kind.graph
+        failure = failure_of_reads(kind.reads) if graph is None else graph.guards.failure()
+        if failure is None:
+            return
+        self.report.note_change(failure.text)
+        if failure.optimizer is not None and self._num_steps - kind.num_steps < _OFTEN:
+            # From here on its numbers are read anew in every step.
+            self._updates.number_changed(failure.optimizer)
+            self._num_changes -= 1
+        if failure.is_memory:
+            self._graphs.drop_dead()
+        self._warm_ups.once_more(key)
         self._num_changes += 1
-        self.drop_graphs()
-        self.lift_refusal()
-        if self._num_changes > self._most_changes(failed):
-            self.report.refusal = _too_many_changes(failed, self._num_changes)
+        if self._num_changes > max(_MAX_CHANGES, self._num_steps / _MIN_STEPS_PER_CHANGE):
+            self.report.refuse(_too_many_changes(failure, self._num_changes))
+            self._rests_until = self._num_steps + self._rest
+            self._rest *= 2
 
-    def _most_changes(self, failed: Guard) -> float:
-        if failed.on_failure == "refuse":
-            return 0
-        num_steps = self.report.num_replays + self.report.num_eager
-        return max(_MAX_CHANGES, num_steps / _MIN_STEPS_PER_CHANGE)
+    # --- captures ---
 
-    def _capture(self, key: Hashable, tree: Tree) -> StepGraph | None:
-        """Capture the step for a key; return None if it is refused."""
-        if self.report.refusal is None:
-            self.report.refusal = self._graphs.limit(key)
-        if self.report.refusal is not None:
-            return None
-        checks = self._checks if self._graphs else GuardSet(self._guards)
-        static, gradients = _static(tree), self._weights.gradients()
+    def _try(self, key: Hashable, kind: _Kind, tree: Tree) -> Any:
+        self.report.num_eager += 1
         start = self._device.now_ms()
         try:
-            graph = self._graphs.capture(key, static, self._work, gradients=gradients)
-        except RuntimeError as error:
-            self.report.refusal = capture_failed(error)
-            return None
+            tried = self._trial.run(tree, kind.reads, kind.watched)
         finally:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
-        self._checks = checks
-        self.report.num_graphs += 1
-        return graph
+        for refusal in tried.refusals:
+            self.report.refuse(refusal)
+        if tried.graph is not None:
+            self.report.num_graphs += 1
+            kind.pending = _Pending(tried.graph, tried.verdict)
+            kind.num_steps = self._num_steps
+            if tried.not_proved is not None:
+                self.report.not_proved += 1
+                self.report.note = f"not proved: {tried.not_proved}"
+        return tried.out if tried.refusals else self._result(tried.out)
+
+    def _take_verdict(self, key: Hashable, kind: _Kind) -> None:
+        """Use a graph if the verdict on it has arrived and is good.
+
+        Sync: Does not block the host.
+        """
+        assert kind.pending is not None
+        graph, verdict = kind.pending.graph, kind.pending.verdict
+        if verdict is not None:
+            if not verdict.arrived():
+                return
+            if not verdict.holds:
+                self.report.refuse(_proved_wrong(verdict.text))
+                kind.pending = None
+                return
+            self.report.proved += 1
+            if not verdict.repeats:
+                self.report.note = verdict.text
+        kind.pending, kind.graph = None, graph
+        self._graphs.add(key, graph)
 
     # --- ahead of a run ---
 
@@ -316,29 +417,59 @@ class CapturedStep:
         self._graphs.only_expected = only_these
 
     def _capture_one_ahead(self, tree: Tree) -> None:
-        key = self._keys.of(tree)
-        if self._graphs.get(key) is not None or self.report.refusal is not None:
+        key = tree.key()
+        if key in self._kinds or self.report.refusal is not None:
             return
         self._graphs.expected.add(key)
-        tree = _static(tree)
-        for _ in range(self._warm_ups.num_warmup):
+        tree = tree.map(torch.clone)
+        while not self._warm_ups.are_done(key) and self.report.refusal is None:
             self._warm_up(key, tree)
-        self._capture(key, tree)
+        if self._may_capture(key):
+            self._try(key, self._kinds[key], tree)
 
 
-def _static(tree: Tree) -> Tree:
-    """Return a batch in memory of its own.
+@dataclass(slots=True)
+class _Pending:
+    """A graph that waits for the verdict on it; None if it is not proved."""
 
-    The last run before a capture takes one as well: compiled code tells views of a ring from
-    tensors of their own, and nothing can be compiled during a capture.
+    graph: StepGraph
+    verdict: Verdict | None
+
+
+@dataclass(slots=True)
+class _Kind:
+    """What is known of one kind of call.
+
+    Attributes:
+        watched: what the last watched run showed.
+        reads: what the step's code read in it, as it was then.
+        pending: a graph that is not used yet.
+        graph: that was captured since, None if there is none yet.
+        num_steps: taken before that capture.
     """
-    return tree.map(torch.clone)
+
+    watched: Watched
+    reads: ReadGuards
+    pending: _Pending | None = None
+    graph: StepGraph | None = None
+    num_steps: int = 0
 
 
-def _too_many_changes(failed: Guard, num_changes: int) -> Refusal:
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach() if tensor.grad_fn is not None else tensor
+
+
+def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:
     times = "once" if num_changes == 1 else f"{num_changes} times"
     return Refusal(
         "too_many_changes",
-        f"{failed.watches}, changed {times}, and a graph keeps what it was captured with; "
-        f"{failed.advice}",
+        f"{failure.text} (changes so far: {times}), and a graph keeps what it was captured with; "
+        f"{failure.advice}",
+        is_final=False,
+    )
+
+
+def _proved_wrong(text: str) -> Refusal:
+    return Refusal(
+        "proved_wrong", f"a graph of the step computes something else than the step: {text}"
     )

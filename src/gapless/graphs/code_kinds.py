@@ -8,7 +8,7 @@ import sysconfig
 from enum import Enum, auto
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -28,6 +28,8 @@ class CodeKind(Enum):
     """Torch, in a module: reads settings such as `p` of a dropout; its writes are torch's own."""
     COMPILER = auto()
     """Torch, compiling."""
+    COMPILED = auto()
+    """Torch, calling what it has compiled."""
     TORCH = auto()
     """Torch, anything else."""
     LIBRARY = auto()
@@ -56,6 +58,7 @@ _COMPILER = (
     _TORCH + "_inductor" + os.sep,
     _TORCH + "_functorch" + os.sep + "_aot_autograd",
 )
+_COMPILED = f"{_TORCH}_dynamo{os.sep}eval_frame.py"
 _SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
 _TAKEN_FOR_GRANTED = {
     "numpy", "triton", "typing_extensions", "sympy", "mpmath", "packaging", "IPython", "ipykernel",
@@ -68,9 +71,18 @@ FOREIGN_PACKAGES = (
 ) - {"__main__"}
 
 
-def kind_of(code: CodeType) -> CodeKind:
-    """Return who wrote a function."""
-    return _kind_of_file(code.co_filename)
+def kind_of(code: CodeType, names: dict[str, Any]) -> CodeKind:
+    """Return who wrote a function.
+
+    Args:
+        code: of the function.
+        names: its globals.
+    """
+    path = code.co_filename
+    # Made at run time, such as a dataclass's methods: it belongs to the module it is made in.
+    if path.startswith("<") and not path.startswith("<frozen"):
+        path = str(names.get("__file__", path))
+    return _kind_of_file(path)
 
 
 @cache
@@ -80,6 +92,8 @@ def _kind_of_file(path: str) -> CodeKind:
     if path.startswith(_TORCH):
         if path.startswith(_MODULES) and not path.endswith(_FRAME):
             return CodeKind.MODULE
+        if path == _COMPILED:
+            return CodeKind.COMPILED
         return CodeKind.COMPILER if path.startswith(_COMPILER) else CodeKind.TORCH
     if path.startswith(_OWN) and not path.startswith(_TRAINER):
         return CodeKind.OWN

@@ -1,12 +1,8 @@
-"""Guards: what a step reads from Python and a graph bakes in.
+"""Guards on what a graph bakes in and the step's own code does not name.
 
-A graph repeats the same kernels on the same memory with the same numbers. What the step's Python
-read when it was captured, such as a learning rate or the mode of a module, is baked in. A guard is
-an object that watches one such thing, so that no replay goes on with an old value:
-
-    select       the thing is part of a graph's key: another value has another graph
-    recapture    another value drops all graphs; if that happens too often, the step is refused
-    refuse       another value ends capturing at once
+A graph repeats the same kernels on the same memory with the same numbers. What the step's code reads
+from Python is watched by `gapless.graphs.read_guards`; weights, gradients and optimizers, which
+torch's code reads, are watched by guards of this kind.
 
 Guards hand over functions rather than being asked themselves. These functions run before every
 replay: they have to be quick, and must never make the host wait.
@@ -14,45 +10,24 @@ replay: they have to be quick, and must never make the host wait.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, ClassVar, Literal, Protocol, TypeAlias
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
-
-
-OnFailure: TypeAlias = Literal["select", "recapture", "refuse"]
-
-
-class SelectingGuard(Protocol):
-    """A guard whose value is part of a graph's key.
-
-    Attributes:
-        watches: what the guard watches, in one line.
-        on_failure: what another value leads to.
-    """
-
-    watches: ClassVar[str]
-    on_failure: ClassVar[OnFailure] = "select"
-
-    def reader(self) -> Callable[[], Hashable]:
-        """Return a function that reads the value now.
-
-        Sync: The function does not block the host.
-        """
+    from collections.abc import Callable
 
 
 class Guard(Protocol):
-    """A guard that graphs have to be dropped for.
+    """A guard on memory or numbers that a graph bakes in.
 
     Attributes:
         watches: what the guard watches, in one line.
-        on_failure: what a change leads to.
+        is_memory: whether a graph reads memory that is not used any more after a change.
         advice: what to do if it changes too often.
     """
 
     watches: ClassVar[str]
-    on_failure: ClassVar[OnFailure] = "recapture"
+    is_memory: ClassVar[bool]
     advice: ClassVar[str]
 
     def check(self) -> Callable[[], bool]:
@@ -60,20 +35,3 @@ class Guard(Protocol):
 
         Sync: The function does not block the host.
         """
-
-
-class GuardSet:
-    """The checks of several guards, all from the moment at which the set is made."""
-
-    def __init__(self, guards: Iterable[Guard]) -> None:
-        self._checks = [(guard.check(), guard) for guard in guards]
-
-    def first_failed(self) -> Guard | None:
-        """Return the first guard whose check fails, None if all hold.
-
-        Sync: Does not block the host.
-        """
-        for holds, guard in self._checks:
-            if not holds():
-                return guard
-        return None

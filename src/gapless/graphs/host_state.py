@@ -107,7 +107,7 @@ class HostState:
         for module, name in reach.modules.values():
             self._take_module(module, name)
         for function in {id(f): f for known in reach.functions.values() for f in known}.values():
-            if kind_of(function.__code__) is CodeKind.USER:
+            if kind_of(function.__code__, function.__globals__) is CodeKind.USER:
                 self._take_dict(vars(function), function.__name__, "", holder=function)
         for tensor, name, site in reach.tensors.values():
             self._take_tensor(tensor, name, site)

@@ -95,11 +95,13 @@ class HostRun:
         writes: what it changed or did, each once.
         kept: places with other tensors of the device.
         is_complete: False if torch compiled something: the watch was cut short, look once more.
+        runs_compiled: whether compiled code ran.
     """
 
     writes: list[HostWrite] = field(default_factory=list)
     kept: list[KeptPath] = field(default_factory=list)
     is_complete: bool = True
+    runs_compiled: bool = False
 
 
 class HostWatch:
@@ -113,7 +115,7 @@ class HostWatch:
 
     def __init__(
         self,
-        step: Callable[..., Any],
+        step: object,
         *,
         on_device: Callable[[torch.Tensor], bool],
         torch_random: bool = True,
@@ -147,6 +149,7 @@ class HostWatch:
         with profile.running():
             yield run
         run.is_complete = profile.is_complete
+        run.runs_compiled = profile.runs_compiled
         reach = self._reach(least_runs=1, skip=skip)
         if self._find_functions(reach):
             reach = self._reach(least_runs=1, skip=skip)
@@ -388,6 +391,7 @@ class _Profile:
         is_complete: False once torch has begun to compile.
         effects: name and site of what C functions did on the host.
         random_site: where the first random number of Python was drawn, "" if none was.
+        runs_compiled: whether compiled code has run.
     """
 
     def __init__(self, executed: dict[int, Executed], number: int) -> None:
@@ -395,6 +399,7 @@ class _Profile:
         self._number = number
         self._kinds: dict[int, tuple[CodeType, CodeKind]] = {}
         self.is_complete = True
+        self.runs_compiled = False
         self.effects: dict[tuple[str, str], None] = {}
         self.random_site = ""
         self._other: Any = None
@@ -418,11 +423,14 @@ class _Profile:
             code = frame.f_code
             known = self._kinds.get(id(code))
             if known is None:
-                known = self._kinds[id(code)] = (code, kind_of(code))
+                known = self._kinds[id(code)] = (code, kind_of(code, frame.f_globals))
             kind = known[1]
             if kind is CodeKind.USER or kind is CodeKind.MODULE:
                 self._note_call(frame, code, kind)
+            elif kind is CodeKind.COMPILED:
+                self.runs_compiled = True
             elif kind is CodeKind.COMPILER:
+                self.runs_compiled = True
                 self.is_complete = False
                 sys.setprofile(self._other)
         elif event == "return":
@@ -480,7 +488,7 @@ class _Profile:
     def _user_site(self, frame: FrameType | None) -> str | None:
         """Return the user's line behind a call, None if it is torch's or this package's."""
         while frame is not None:
-            kind = kind_of(frame.f_code)
+            kind = kind_of(frame.f_code, frame.f_globals)
             if kind is CodeKind.USER:
                 return site_of(frame.f_code, frame.f_lineno)
             if kind is not CodeKind.LIBRARY:

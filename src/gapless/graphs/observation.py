@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device
-    from gapless.graphs.optimizer_guards import KnownOptimizers
+    from gapless.graphs.known_optimizers import KnownOptimizers
     from gapless.graphs.weight_guards import KnownWeights
 
 
@@ -33,12 +33,14 @@ class Observation:
         schedulers: types of the learning rate schedulers that it called.
         replaces_state: whether the state of an optimizer consists of other objects than before.
         host_reads: file:line of every read of a value of the device.
+        ran_backward: whether a backward pass ran.
     """
 
     optimizer_calls: list[int] = field(default_factory=list)
     schedulers: list[str] = field(default_factory=list)
     replaces_state: bool = False
     host_reads: list[str] = field(default_factory=list)
+    ran_backward: bool = False
 
 
 class Observer:
@@ -62,8 +64,7 @@ class Observer:
         """Watch the body, which runs the step; what is returned is complete after the body.
 
         Args:
-            is_first: the first run of a key: look for weights behind its backward passes, which
-                takes a millisecond for a thousand operations, and let it make state that it keeps.
+            is_first: the first run of a key: let it make state that it keeps.
             is_last: the last run before a capture: look for reads of values.
 
         Sync: Does not block the host.
@@ -73,8 +74,7 @@ class Observer:
         with ExitStack() as stack:
             stack.enter_context(self._optimizer_calls_noted(seen))
             stack.enter_context(_schedulers_noted(seen))
-            if is_first:
-                stack.enter_context(self._leaves_noted())
+            stack.enter_context(self._backward_noted(seen))
             if is_last:
                 stack.enter_context(self._device.watch_reads(seen.host_reads.append))
             yield seen
@@ -93,14 +93,22 @@ class Observer:
             handle.remove()
 
     @contextmanager
-    def _leaves_noted(self) -> Iterator[None]:
-        backward = torch.autograd.backward
+    def _backward_noted(self, seen: Observation) -> Iterator[None]:
+        backward, grad = torch.autograd.backward, torch.autograd.grad
 
         def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            seen.ran_backward = True
             self._weights.add_leaves_behind(tensors)
             backward(tensors, *args, **kwargs)
 
-        with _replaced(torch.autograd, "backward", note_and_run):
+        def note_and_return(*args: Any, **kwargs: Any) -> Any:
+            seen.ran_backward = True
+            return grad(*args, **kwargs)
+
+        with (
+            _replaced(torch.autograd, "backward", note_and_run),
+            _replaced(torch.autograd, "grad", note_and_return),
+        ):
             yield
 
 

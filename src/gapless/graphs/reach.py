@@ -602,7 +602,7 @@ class Reach:
 
     def _add_unseen(self, function: FunctionType) -> None:
         """Follow a function that was not seen to run."""
-        code, kind = function.__code__, kind_of(function.__code__)
+        code, kind = function.__code__, kind_of(function.__code__, function.__globals__)
         is_known = id(code) in self._executed or id(code) in self.codes
         if kind in (CodeKind.USER, CodeKind.MODULE) and not is_known and self._num_unseen:
             self._num_unseen -= 1

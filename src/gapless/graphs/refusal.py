@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.graphs.host_watch import HostWrite
     from gapless.graphs.observation import Observation
     from gapless.pipeline.tree import Tree
 
@@ -35,6 +36,13 @@ RefusalKind: TypeAlias = Literal[
     "graph_limit",  # there are as many graphs as may be
     "memory_budget",  # the next graph would need more memory than it may
     "capture_failed",  # the step does something that cannot be captured
+    "host_write",  # the step does something on the host that a replay would skip
+    "keeps_unknown",  # the step keeps something from call to call that a graph cannot
+    "replaced_tensor",  # the step uses a tensor that is another one in each call
+    "changes_batch",  # the step changes its batch in a way that cannot be repeated
+    "backward_outside",  # the step returns a tensor that still needs its backward pass
+    "update",  # an optimizer can be called neither in a graph nor between two
+    "proved_wrong",  # a graph computes something else than the step
     "off",  # GAPLESS_CAPTURE=off
     "result",  # the step returns something that a replay cannot return
     "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run
@@ -153,10 +161,20 @@ def objections_to(seen: Observation, *, former_calls: list[int]) -> list[Refusal
         _optimizer_calls_differ(seen, former_calls),
         _calls_a_scheduler(seen),
         _replaces_state(seen),
-        # Refused without a try: a capture that fails there has done half of the step on the host.
-        *[host_read(site) for site in dict.fromkeys(seen.host_reads)],
     )
     return [refusal for refusal in found if refusal is not None]
+
+
+def host_write(write: HostWrite) -> Refusal:
+    """Refuse a step that does something on the host which a replay would skip."""
+    text = f"{write.site}: {write.name} {_change_of(write)}; {write.advice}"
+    return Refusal("host_write", text, site=write.site, name=write.name)
+
+
+def _change_of(write: HostWrite) -> str:
+    if write.before == write.after:
+        return "is work of the host, which a replay would skip"
+    return f"changes on the host, from {write.before} to {write.after}, which a replay would skip"
 
 
 def _optimizer_calls_differ(seen: Observation, former_calls: list[int]) -> Refusal | None:

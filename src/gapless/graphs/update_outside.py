@@ -298,11 +298,13 @@ class CapturedUpdates:
     Attributes:
         inside: optimizers whose updates are captured: their numbers and their state must stay.
         outside: the others, each with the reason; a replay calls their `step()`.
+        gradients: what each of these calls finds, in its own list.
     """
 
     def __init__(self) -> None:
         self.inside: list[Optimizer] = []
         self.outside: list[tuple[Optimizer, str]] = []
+        self.gradients: list[list[torch.Tensor | None]] = []
         self._as_captured: list[_AsCaptured] = []
         self._rates: list[tuple[Optimizer, int, _Rate]] = []
 
@@ -521,7 +523,9 @@ class _CapturedCall:
             args, kwargs = args[1:], {name: kwargs[name] for name in kwargs if name != "closure"}
         self._captured.add_outside(self._optimizer, reason)
         device_type = self._updates.device.torch_device.type
-        self._cut(_UpdateAsWritten(self._optimizer, args, kwargs, self._as_written, device_type))
+        update = _UpdateAsWritten(self._optimizer, args, kwargs, self._as_written, device_type)
+        self._captured.gradients.append(update.gradients)
+        self._cut(update)
         return loss
 
 
@@ -537,6 +541,9 @@ class _UpdateAsWritten:
         kwargs: of its `step`.
         as_written: its `step` outside of captures.
         device_type: of autocast.
+
+    Attributes:
+        gradients: of its weights.
     """
 
     def __init__(
@@ -552,7 +559,7 @@ class _UpdateAsWritten:
         self._kwargs = kwargs
         self._as_written = as_written
         self._weights = _weights_of(optimizer)
-        self._gradients = _gradients_of(optimizer)
+        self.gradients = _gradients_of(optimizer)
         self._of_a_scaler = {
             name: vars(optimizer)[name] for name in _OF_A_SCALER if name in vars(optimizer)
         }
@@ -579,10 +586,10 @@ class _UpdateAsWritten:
     def _gradients_in_place(self) -> Iterator[None]:
         """Give the weights the gradients of the capture in the body."""
         before = list(map(attrgetter("grad"), self._weights))
-        if _same(before, self._gradients):
+        if _same(before, self.gradients):
             yield
             return
-        for weight, gradient in zip(self._weights, self._gradients, strict=True):
+        for weight, gradient in zip(self._weights, self.gradients, strict=True):
             weight.grad = gradient
         try:
             yield

@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gapless.graphs.refusal import Refusal, objections_to
+from gapless.graphs.addresses import address_of
+from gapless.graphs.host_watch import HostRun
+from gapless.graphs.refusal import Refusal, host_write, objections_to
+from gapless.graphs.touched import TouchWatch
+from gapless.pipeline.step import Call
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
+    from contextlib import AbstractContextManager
 
+    from gapless.device.base import Device
+    from gapless.graphs.host_watch import HostWatch, KeptPath
     from gapless.graphs.observation import Observer
+    from gapless.graphs.update_outside import Updates
+    from gapless.graphs.weight_guards import KnownWeights
     from gapless.pipeline.tree import Tree
 
 
@@ -19,68 +30,145 @@ if TYPE_CHECKING:
 # counted up to here, so that memory stays bounded.
 _MAX_KEYS = 10_000
 
+# The first run of a step looks for compiled code, the second sees what was there before it.
+_NUM_FIRST_LOOKS = 2
+
 # Say so if this many batches are all of different keys.
 _NUM_UNLIKE = 200
 
 
+@dataclass(slots=True)
+class Watched:
+    """What the last run as written of a kind showed.
+
+    Attributes:
+        kept: places that keep tensors from call to call.
+        host_reads: file:line of every read of a value of the device.
+        touched: tensors of the device that the step used and that were there before; None if
+            that is not known, as with compiled code.
+        ran_backward: whether a backward pass ran.
+        known: addresses of gradients and of the batch in that run, which are others in each.
+    """
+
+    kept: list[KeptPath]
+    host_reads: list[str]
+    touched: TouchWatch | None
+    ran_backward: bool
+    known: set[int]
+
+
 class WarmUps:
-    """Run a step eagerly for the first batches of each key, and watch it.
+    """Run a step as written for the first calls of each kind, and watch it.
 
     Kernels are loaded and chosen in these runs, workspaces and the optimizer's state are made.
 
     Args:
-        num_warmup: runs of each key.
-        observer: of the runs.
+        num_warmup: runs of each kind.
+        device: where the step runs.
+        observer: of optimizers, schedulers and reads on the host.
+        updates: of the optimizers that the step calls.
+        host_watch: of what the step reads and writes on the host.
+        weights: that the step trains.
 
     Attributes:
         note: what to tell the user about the batches seen, None if there is nothing.
+        use_compiled_code: whether compiled code was seen to run.
+        ran_backward: whether a backward pass was seen to run.
     """
 
-    def __init__(self, num_warmup: int, observer: Observer) -> None:
+    def __init__(
+        self,
+        num_warmup: int,
+        *,
+        device: Device,
+        observer: Observer,
+        updates: Updates,
+        host_watch: HostWatch,
+        weights: KnownWeights,
+    ) -> None:
         self.note: str | None = None
         self.num_warmup = num_warmup
+        self._device = device
         self._observer = observer
+        self._updates = updates
+        self._host_watch = host_watch
+        self._weights = weights
+        self.use_compiled_code = False
+        self.ran_backward = False
         # By the hash of a key: keys themselves hold every plain value of their batch.
         self._num_runs: Counter[int] = Counter()
+        self._num_looks = 0
         self._optimizer_calls: dict[int, list[int]] = {}
         self._former: Tree | None = None
 
     def are_done(self, key: Hashable) -> bool:
-        """Return whether a key had all of its runs."""
+        """Return whether a kind had all of its runs."""
         return self._num_runs[hash(key)] >= self.num_warmup
 
     def is_last(self, key: Hashable) -> bool:
-        """Return whether the next run of a key is its last one."""
+        """Return whether the next run of a kind is its last one."""
         return self._num_runs[hash(key)] == self.num_warmup - 1
+
+    def once_more(self, key: Hashable) -> None:
+        """Ask for another run of a kind, since what the step reads has changed."""
+        self._num_runs[hash(key)] = self.num_warmup - 1
 
     def run(
         self, key: Hashable, tree: Tree, work: Callable[[Any], Any]
-    ) -> tuple[Any, list[Refusal]]:
-        """Run a step on a batch; return its result, and all reasons why it cannot be captured.
+    ) -> tuple[Any, list[Refusal], Watched]:
+        """Run a step on a batch; return its result, why it cannot be captured, and what it did.
 
         Sync: Does not block the host, unless the step does.
         """
         number = hash(key)
         is_first, is_last = self._num_runs[number] == 0, self.is_last(key)
-        with self._observer.watch(is_first=is_first, is_last=is_last) as seen:
+        touched = TouchWatch(self._device) if is_last and not self.use_compiled_code else None
+        # Not every first run: where no two batches are alike, that would be all runs there are.
+        looks = is_last or self._num_looks < _NUM_FIRST_LOOKS
+        known = {address_of(grad) for _, grad in self._weights.gradients() if grad is not None}
+        known |= set(map(address_of, tree.leaves))
+        with (
+            self._observer.watch(is_first=is_first, is_last=is_last) as seen,
+            self._updates.watch(),
+            self._watch_host(tree) if looks else nullcontext(HostRun()) as host,
+            nullcontext() if touched is None else touched,
+        ):
             out = work(tree.value)
+        self._num_looks += looks
+        self.ran_backward = self.ran_backward or seen.ran_backward
+        self.use_compiled_code = self.use_compiled_code or host.runs_compiled
         former_calls = self._optimizer_calls.get(number, seen.optimizer_calls)
         refusals = objections_to(seen, former_calls=former_calls)
-        too_many = self._too_many_keys()
-        if too_many is not None:
-            refusals.append(too_many)
+        objection = self._updates.objection()
+        refusals += [] if objection is None else [Refusal("update", objection)]
+        refusals += [host_write(write) for write in host.writes]
+        refusals += self._too_many_keys()
         self._optimizer_calls[number] = seen.optimizer_calls
-        self._num_runs[number] += 1
+        # What torch compiles in a run hides the rest of it.
+        if host.is_complete:
+            self._num_runs[number] += 1
         self._note_unlike(tree)
-        return out, refusals
-
-    def _too_many_keys(self) -> Refusal | None:
-        if len(self._num_runs) <= _MAX_KEYS:
-            return None
-        return Refusal(
-            "too_many_keys",
-            f"there are more than {_MAX_KEYS:,} kinds of batches, by shapes and plain values",
+        return (
+            out,
+            refusals,
+            Watched(host.kept, seen.host_reads, touched, seen.ran_backward, known),
         )
+
+    def _watch_host(self, tree: Tree) -> AbstractContextManager[HostRun]:
+        call = tree.value
+        if isinstance(call, Call):
+            return self._host_watch.watch(call.args, call.kwargs)
+        return self._host_watch.watch((call,), {})
+
+    def _too_many_keys(self) -> list[Refusal]:
+        if len(self._num_runs) <= _MAX_KEYS:
+            return []
+        return [
+            Refusal(
+                "too_many_keys",
+                f"there are more than {_MAX_KEYS:,} kinds of batches, by shapes and plain values",
+            )
+        ]
 
     def _note_unlike(self, tree: Tree) -> None:
         """Say so if no two batches of the first many have one key."""

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from collections import Counter
 from operator import attrgetter, is_
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
+from gapless.graphs.addresses import lie_as_now
 from gapless.graphs.guards import Guard
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from gapless.graphs.optimizer_guards import KnownOptimizers
+    from gapless.graphs.known_optimizers import KnownOptimizers
 
 
 # Weights, each with its gradient at one moment.
@@ -50,20 +52,6 @@ class KnownWeights:
         return [(weight, weight.grad) for weight in weights.values()]
 
 
-@contextmanager
-def gradients_kept_on_failure(before: Gradients) -> Iterator[None]:
-    """Put gradients back if a capture raises.
-
-    Its backward pass did not run, so the gradients that it made hold nothing.
-    """
-    try:
-        yield
-    except BaseException:
-        for weight, gradient in before:
-            weight.grad = gradient
-        raise
-
-
 class WeightsInPlace(Guard):
     """Where the weights of a graph lie, and which are frozen.
 
@@ -72,6 +60,7 @@ class WeightsInPlace(Guard):
     """
 
     watches: ClassVar[str] = "the memory of weights, and which of them are frozen"
+    is_memory: ClassVar[bool] = True
     advice: ClassVar[str] = "copy new values into the weights that are there"
 
     def __init__(self, weights: list[torch.Tensor]) -> None:
@@ -79,15 +68,9 @@ class WeightsInPlace(Guard):
 
     def check(self) -> Callable[[], bool]:
         """Return a function that says whether the weights lie, and are frozen, as they are now."""
-        found = [(weight, weight.data_ptr(), weight.requires_grad) for weight in self._weights]
-
-        def holds() -> bool:
-            for weight, pointer, requires_grad in found:
-                if weight.data_ptr() != pointer or weight.requires_grad is not requires_grad:
-                    return False
-            return True
-
-        return holds
+        weights, are_trained = self._weights, attrgetter("requires_grad")
+        lie_still, trained = lie_as_now(weights), list(map(are_trained, weights))
+        return lambda: lie_still() and list(map(are_trained, weights)) == trained
 
 
 class GradientsInPlace(Guard):
@@ -98,6 +81,7 @@ class GradientsInPlace(Guard):
     """
 
     watches: ClassVar[str] = "the gradients that a graph adds to"
+    is_memory: ClassVar[bool] = False
     advice: ClassVar[str] = "call zero_grad() in the step, or with set_to_none=False"
 
     def __init__(self, expected: Gradients) -> None:
@@ -119,24 +103,53 @@ class GraphGradients:
     Args:
         before: weights and their gradients before the capture; those that they have now are the
             capture's own.
+        cuts: gradients that each call between two segments of the graph finds.
 
     Attributes:
         expected: weights, and the gradients that every replay has to find.
     """
 
-    def __init__(self, before: Gradients) -> None:
+    def __init__(self, before: Gradients, cuts: Sequence[list[torch.Tensor | None]] = ()) -> None:
         self.expected: Gradients = []
         self._weights: list[torch.Tensor] = []
-        self._made: list[torch.Tensor] = []
+        self._made: list[torch.Tensor | None] = []
         for weight, found in before:
             left = weight.grad
             # If one tensor took the place of another, the step began by letting go of the first.
             if found is None or left is None or left is found:
                 self.expected.append((weight, found))
             # Also if the step used them up: user code may read `.grad` after a replay.
-            if left is not None and left is not found:
+            if left is not found:
                 self._weights.append(weight)
                 self._made.append(left)
+        self._lists = [*cuts, self._made]
+        times = Counter(id(tensor) for tensors in self._lists for tensor in tensors)
+        # What `getrefcount` says of each where nobody else holds it. None is held by many.
+        self._counts = [
+            [_UNHELD - 1 + times[id(tensor)] if tensor is not None else None for tensor in tensors]
+            for tensors in self._lists
+        ]
+
+    def let_go(self) -> None:
+        """Give memory of their own to gradients that somebody keeps from an earlier replay.
+
+        Sync: Does not block the host.
+        """
+        for tensors, expected in zip(self._lists, self._counts, strict=True):
+            if list(map(getrefcount, tensors)) != expected:
+                self._let_go_of(tensors, expected)
+
+    def _let_go_of(
+        self, tensors: list[torch.Tensor | None], expected: Sequence[int | None]
+    ) -> None:
+        counts = list(map(getrefcount, tensors))
+        for kept, count, unheld in zip(list(tensors), counts, expected, strict=True):
+            if kept is None or count == unheld:
+                continue
+            ours = kept.detach()
+            for part in self._lists:
+                part[:] = [ours if tensor is kept else tensor for tensor in part]
+            kept.data = kept.clone()
 
     def hand_out(self) -> None:
         """Give the weights the gradients that a replay made."""
@@ -144,6 +157,15 @@ class GraphGradients:
         if not _have(self._weights, self._made):
             for weight, gradient in zip(self._weights, self._made, strict=True):
                 weight.grad = gradient
+
+
+def _count_of_one_in_a_list() -> int:
+    """Return what `getrefcount` says of an object that one list alone holds."""
+    (count,) = map(getrefcount, [object()])
+    return count
+
+
+_UNHELD = _count_of_one_in_a_list()
 
 
 def _have(weights: list[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> bool:

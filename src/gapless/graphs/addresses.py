@@ -1,0 +1,40 @@
+"""Where tensors lie."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return what tells the memory of a tensor from that of others while both are alive."""
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
+
+
+def lie_as_now(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
+    """Return a function that says whether all tensors still lie where they lie now.
+
+    Sync: The function does not block the host.
+    """
+    tensors = [tensor for tensor in tensors if _has_address(tensor)]
+    addresses = list(map(torch.Tensor.data_ptr, tensors))
+    # In builds with CUDA torch compares them all in one call.
+    are_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
+    if are_equal is None:
+        return lambda: list(map(torch.Tensor.data_ptr, tensors)) == addresses
+    numbers = list(range(len(tensors)))
+    return lambda: are_equal(tensors, addresses, numbers)
+
+
+def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
+    """Return whether any two of these tensors lie in one storage."""
+    return len(set(map(address_of, tensors))) < len(tensors)
+
+
+def _has_address(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested

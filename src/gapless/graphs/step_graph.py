@@ -1,0 +1,137 @@
+"""One graph of a step: how it is launched, and what has to hold before."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.addresses import share_memory
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gapless.device.base import Graph
+    from gapless.graphs.batch_changes import BatchChanges
+    from gapless.graphs.kept_tensors import KeptTensors
+    from gapless.graphs.read_guards import ReadGuards
+    from gapless.graphs.results import Results
+    from gapless.graphs.step_guards import StepGuards
+    from gapless.graphs.update_outside import CapturedUpdates
+    from gapless.graphs.weight_guards import GraphGradients
+    from gapless.pipeline.tree import Tree
+
+
+# Of these torch copies all tensors of one dtype in one launch.
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
+_COPIED_TOGETHER = frozenset((*_FLOATS, *_INTEGERS))
+
+
+class StepGraph:
+    """A step that is captured for one kind of call.
+
+    Args:
+        graph: the captured work.
+        inputs: the tensors that it reads a batch from.
+        results: what the step returned in the capture.
+        gradients: what the capture did with them.
+        updates: of the optimizers that the step calls.
+        kept: tensors that the step keeps from call to call.
+        changes: what the step does to its batch.
+        guards: what has to hold before a replay.
+        reads: what the step's code reads.
+        held: tensors that the graph reads or writes, whose memory must stay.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        *,
+        inputs: list[torch.Tensor],
+        results: Results,
+        gradients: GraphGradients,
+        updates: CapturedUpdates,
+        kept: KeptTensors,
+        changes: BatchChanges,
+        guards: StepGuards,
+        reads: ReadGuards,
+        held: Sequence[torch.Tensor],
+    ) -> None:
+        self.guards = guards
+        self.reads = reads
+        self._graph = graph
+        self._inputs = _Inputs(inputs)
+        self._results = results
+        self._gradients = gradients
+        self.updates = updates
+        self._kept = kept
+        self._changes = changes
+        self._held = held
+
+    def takes(self, tree: Tree) -> bool:
+        """Return whether a replay changes the batch as the step as written would.
+
+        The graph's own tensors share no memory, so what the step writes into one of them does not
+        show in another.
+        """
+        return not (self._changes.writes_tensors and share_memory(tree.leaves))
+
+    def replay(self, tree: Tree, *, is_own: bool) -> Any:
+        """Launch the step on a batch; return what it returns.
+
+        Args:
+            tree: the batch.
+            is_own: whether to return copies, which no replay overwrites; otherwise the result
+                is valid until the next replay.
+
+        Sync: Does not block the host.
+        """
+        self._inputs.fill(tree.leaves)
+        self._gradients.let_go()
+        if self._kept:
+            self._kept.fill()
+        self.updates.before_replay()
+        self._graph.replay()
+        self._gradients.hand_out()
+        if self._kept:
+            self._kept.hand_out()
+        if self._changes:
+            self._changes.apply(tree)
+        return self._results.own(tree) if is_own else self._results.in_place
+
+
+class _Inputs:
+    """The memory that a graph reads a batch from.
+
+    Args:
+        tensors: in that memory.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        # A step may have made its input require gradients, and autograd is not to keep batches.
+        targets = [tensor.detach() for tensor in tensors]
+        alike: dict[torch.dtype, list[int]] = {}
+        for number, target in enumerate(targets):
+            if _is_plain(target) and target.dtype in _COPIED_TOGETHER:
+                alike.setdefault(target.dtype, []).append(number)
+        groups = [group for group in alike.values() if len(group) > 1]
+        # One call for what is alone of its dtype: it is copied one by one, but not by Python.
+        rest = [number for group in alike.values() if len(group) == 1 for number in group]
+        groups += [rest] if rest else []
+        together = {number for group in groups for number in group}
+        self._groups = [([targets[number] for number in group], group) for group in groups]
+        self._alone = [pair for pair in enumerate(targets) if pair[0] not in together]
+
+    def fill(self, sources: list[torch.Tensor]) -> None:
+        """Copy the tensors of a batch there."""
+        for number, target in self._alone:
+            target.copy_(sources[number])
+        for targets, numbers in self._groups:
+            torch._foreach_copy_(targets, [sources[number] for number in numbers])
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_dense = tensor.layout is torch.strided and not tensor.is_nested
+    return type(tensor) is torch.Tensor and is_dense

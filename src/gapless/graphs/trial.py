@@ -1,0 +1,373 @@
+"""Capture a step for one kind of call, and let the graph prove itself, in one call of the step.
+
+The call is trained on once, by the step as written. Nothing else that happens here is left: memory,
+gradients, optimizers, random numbers and kept tensors are put back to where the call found them.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.addresses import address_of
+from gapless.graphs.batch_changes import BatchWatch
+from gapless.graphs.capture_failure import capture_failed
+from gapless.graphs.device_state import DeviceState, RandomStates
+from gapless.graphs.kept_tensors import KeptTensors, place_of
+from gapless.graphs.proof import NotProved, prove
+from gapless.graphs.python_side import PythonSide
+from gapless.graphs.refusal import Refusal, host_read
+from gapless.graphs.results import Results
+from gapless.graphs.step_call import cannot_return
+from gapless.graphs.step_graph import StepGraph
+from gapless.graphs.step_guards import StepGuards
+from gapless.graphs.touched import TouchWatch
+from gapless.graphs.weight_guards import (
+    GradientsInPlace,
+    GraphGradients,
+    WeightsInPlace,
+)
+from gapless.pipeline.tree import flatten
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gapless.device.base import Cut, Device, Graph
+    from gapless.graphs.graph_cache import GraphCache
+    from gapless.graphs.guards import Guard
+    from gapless.graphs.known_optimizers import KnownOptimizers
+    from gapless.graphs.proof import Verdict
+    from gapless.graphs.read_guards import ReadGuards
+    from gapless.graphs.update_outside import CapturedUpdates, Updates
+    from gapless.graphs.warm_ups import Watched
+    from gapless.graphs.weight_guards import Gradients, KnownWeights
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.tree import Tree
+
+
+@dataclass(slots=True)
+class Tried:
+    """What came of a trial.
+
+    Attributes:
+        out: what the step as written returned.
+        graph: that was captured, None if that failed.
+        verdict: on the graph, which arrives later; None if it is not proved.
+        refusals: why there is no graph.
+        not_proved: why the graph is not proved, None if it is being proved.
+    """
+
+    out: Any
+    graph: StepGraph | None = None
+    verdict: Verdict | None = None
+    refusals: list[Refusal] = field(default_factory=list)
+    not_proved: str | None = None
+
+
+class Trial:
+    """Capture a step and prove its graphs.
+
+    Args:
+        work: the step.
+        device: where it runs.
+        host_waits: the door for the waits that captures are.
+        graphs: the graphs there are, and their limits.
+        weights: that the step trains.
+        optimizers: that it calls.
+        updates: which optimizers are captured with the step, and which are called as written.
+    """
+
+    def __init__(
+        self,
+        work: Callable[[Any], Any],
+        *,
+        device: Device,
+        host_waits: HostWaits,
+        graphs: GraphCache,
+        weights: KnownWeights,
+        optimizers: KnownOptimizers,
+        updates: Updates,
+    ) -> None:
+        self._work = work
+        self._device = device
+        self._host_waits = host_waits
+        self._graphs = graphs
+        self._weights = weights
+        self._optimizers = optimizers
+        self._updates = updates
+
+    def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
+        """Capture and prove the step on a batch, and train on it once.
+
+        Args:
+            tree: the batch.
+            reads: what the step's code reads from Python.
+            watched: what the last run as written showed.
+
+        Raises:
+            Exception: whatever the step raises as written.
+
+        Sync: Blocks the host ("capture").
+        """
+        kept = KeptTensors(watched.kept, on_device=self._is_on_device)
+        if kept.objection is not None:
+            return Tried(self._work(tree.value), refusals=[_keeps_what_it_cannot(kept.objection)])
+        before = self._weights.gradients()
+        side = PythonSide(before, list(self._optimizers), kept, on_device=self._is_on_device)
+        found = self._captured_or_refused(
+            tree, reads, watched, before=before, side=side, kept=kept
+        )
+        if isinstance(found, list):
+            return Tried(self._work(tree.value), refusals=found)
+        return self._proved(tree, found, watched, before=before, side=side, kept=kept)
+
+    # --- capture ---
+
+    def _captured_or_refused(
+        self,
+        tree: Tree,
+        reads: ReadGuards,
+        watched: Watched,
+        *,
+        before: Gradients,
+        side: PythonSide,
+        kept: KeptTensors,
+    ) -> StepGraph | list[Refusal]:
+        random = RandomStates(self._device)
+        states = random.read()
+        try:
+            return self._capture(tree, reads, watched, before=before, kept=kept)
+        except Exception as error:
+            return _why_it_failed(error, watched.host_reads)
+        finally:
+            side.restore()
+            random.write(states)
+
+    def _capture(
+        self,
+        tree: Tree,
+        reads: ReadGuards,
+        watched: Watched,
+        *,
+        before: Gradients,
+        kept: KeptTensors,
+    ) -> StepGraph:
+        static = tree.map(torch.clone)
+        batch = BatchWatch(static)
+        outs: list[Tree] = []
+        reserved_before: list[int] = []
+        updates: list[CapturedUpdates] = []
+
+        def queue(cut: Cut) -> None:
+            # Read here: torch gives back free memory before a capture begins.
+            reserved_before.append(self._device.reserved_memory_bytes())
+
+            with self._updates.during_capture(cut) as captured:
+                updates.append(captured)
+                kept.begin_capture()
+                out = flatten(self._work(static.value))
+                kept.end_capture()
+            if out.unknown:
+                raise _Refused(cannot_return(out.unknown[0]))
+            if not watched.ran_backward and any(leaf.grad_fn is not None for leaf in out.leaves):
+                raise _Refused(_BACKWARD_IS_OUTSIDE)
+            outs.append(out)
+
+        with self._host_waits.blocking("capture"):
+            graph = self._device.capture(queue, like=self._graphs.newest)
+        self._graphs.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
+        self._graphs.newest = graph
+        return self._step_graph(
+            graph,
+            gradients=GraphGradients(before, updates[0].gradients),
+            updates=updates[0],
+            static=static,
+            out=outs[0],
+            reads=reads,
+            watched=watched,
+            batch=batch,
+            before=before,
+            kept=kept,
+        )
+
+    def _step_graph(
+        self,
+        graph: Graph,
+        *,
+        gradients: GraphGradients,
+        updates: CapturedUpdates,
+        static: Tree,
+        out: Tree,
+        reads: ReadGuards,
+        watched: Watched,
+        batch: BatchWatch,
+        before: Gradients,
+        kept: KeptTensors,
+    ) -> StepGraph:
+        changes = batch.changes(frozenset())
+        if changes.unsupported is not None:
+            raise _Refused(_changes_batch(changes.unsupported))
+        memory: list[Guard] = [WeightsInPlace([weight for weight, _ in before])]
+        memory.append(GradientsInPlace(gradients.expected))
+        touched = watched.touched
+        others = [*reads.tensors, *[weight for weight, _ in before]]
+        if touched is not None:
+            others += [*touched.read, *touched.written]
+        return StepGraph(
+            graph,
+            inputs=static.leaves,
+            results=Results(out, inputs=static.leaves, others=others),
+            gradients=gradients,
+            kept=kept,
+            changes=changes,
+            updates=updates,
+            guards=StepGuards(reads, memory, updates, kept),
+            reads=reads,
+            held=others,
+        )
+
+    # --- proof ---
+
+    def _proved(
+        self,
+        tree: Tree,
+        graph: StepGraph,
+        watched: Watched,
+        *,
+        before: Gradients,
+        side: PythonSide,
+        kept: KeptTensors,
+    ) -> Tried:
+        state = DeviceState(self._changed_tensors(graph, watched, before, kept), self._device)
+        second_look = None if watched.touched is None else TouchWatch(self._device)
+        # For the replay, a run that is only compared, and the run that counts.
+        compared = tree.map(torch.clone)
+        batches = [tree, compared, tree.map(torch.clone)]
+
+        def left(out: Any, batch: Tree) -> list[Any]:
+            """Return all that a run leaves behind, beside the memory that it found."""
+            gradients = [weight.grad for weight, _ in before]
+            return [out, gradients, [path.get() for path in kept.paths], batch.leaves]
+
+        def replay() -> Any:
+            batch = batches.pop()
+            return left(graph.replay(batch, is_own=False), batch)
+
+        def as_written() -> Any:
+            batch = batches.pop()
+            looks = second_look if batches and second_look is not None else nullcontext()
+            with looks, graph.updates.rates_in_place():
+                return left(self._work(batch.value), batch)
+
+        proof: tuple[Any, Verdict] | str | None = None
+        try:
+            proof = prove(
+                self._device, state, replay=replay, as_written=as_written, reset=side.restore
+            )
+        except NotProved as reason:
+            proof = str(reason)
+        except Exception:
+            proof = None
+        if proof is None:
+            return Tried(self._work(tree.value))
+        if isinstance(proof, str):
+            return Tried(self._work(tree.value), graph, not_proved=proof)
+        (result, *_), verdict = proof
+        refusals = []
+        if second_look is not None:
+            refusals = self._touches_others(watched, second_look, before, kept, compared)
+        return Tried(result, None if refusals else graph, verdict, refusals)
+
+    def _changed_tensors(
+        self, graph: StepGraph, watched: Watched, before: Gradients, kept: KeptTensors
+    ) -> list[torch.Tensor]:
+        """Return the tensors on the device that a run of the step may write to."""
+        tensors = [weight for weight, _ in before]
+        tensors += [gradient for _, gradient in before if gradient is not None]
+        tensors += kept.tensors()
+        for optimizer in self._optimizers:
+            tensors += _tensors_of(optimizer)
+        # Compiled code shows nothing of what it writes to.
+        tensors += graph.reads.tensors if watched.touched is None else watched.touched.written
+        return [tensor for tensor in tensors if self._is_on_device(tensor)]
+
+    def _touches_others(
+        self,
+        watched: Watched,
+        second_look: TouchWatch,
+        before: Gradients,
+        kept: KeptTensors,
+        batch: Tree,
+    ) -> list[Refusal]:
+        """Return a refusal if the step uses other tensors than in the run before."""
+        assert watched.touched is not None
+        known = {address_of(gradient) for _, gradient in before if gradient is not None}
+        known |= set(map(address_of, [*kept.tensors(), *batch.leaves])) | watched.known
+        some, others = (
+            {address_of(tensor): tensor for tensor in [*look.read, *look.written]}
+            for look in (watched.touched, second_look)
+        )
+        for address in (some.keys() ^ others.keys()) - known:
+            tensor = others.get(address, some.get(address))
+            assert tensor is not None
+            return [
+                Refusal(
+                    "replaced_tensor",
+                    f"the step uses a tensor ({tensor.dtype}, shape {tuple(tensor.shape)}) that "
+                    "is another one in each call; pass it as an argument, or fill one tensor in "
+                    "place",
+                )
+            ]
+        return []
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return not self._device.needs_copy(tensor)
+
+
+class _Refused(Exception):  # noqa: N818
+    """A capture shows that there can be no graph."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
+_BACKWARD_IS_OUTSIDE = Refusal(
+    "backward_outside",
+    "the step returns a tensor that still needs its backward pass, which a graph does not bring "
+    "along; call backward() in the step",
+)
+
+
+def _changes_batch(kind: str) -> Refusal:
+    return Refusal(
+        "changes_batch",
+        f"the step changes a {kind} of its batch, which cannot be done again for a replay; "
+        "change a copy",
+    )
+
+
+def _why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]:
+    """Return the reasons why a capture failed, all lines that read on the host among them."""
+    if isinstance(error, _Refused):
+        return [error.refusal]
+    reads = [host_read(site) for site in dict.fromkeys(host_reads)]
+    return reads or [capture_failed(error)]
+
+
+def _keeps_what_it_cannot(path: Any) -> Refusal:
+    return Refusal(
+        "keeps_unknown",
+        f"{place_of(path)} keeps something else than tensors on the device from call to call; "
+        "keep tensors alone",
+    )
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
+    values = [value for parts in [*states, *optimizer.param_groups] for value in parts.values()]
+    return [value for value in values if isinstance(value, torch.Tensor)]
