@@ -53,12 +53,9 @@ _PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
 _MODULES = _TORCH + "nn" + os.sep + "modules" + os.sep
 # What calls a module is the same for all.
 _FRAME = (os.sep + "module.py", os.sep + "container.py")
-_COMPILER = (
-    _TORCH + "_dynamo" + os.sep + "convert_frame.py",
-    _TORCH + "_inductor" + os.sep,
-    _TORCH + "_functorch" + os.sep + "_aot_autograd",
-)
+_COMPILER = _TORCH + "_dynamo" + os.sep + "convert_frame.py"
 _COMPILED = f"{_TORCH}_dynamo{os.sep}eval_frame.py"
+_FUNCTIONS = {CodeKind.COMPILER: "__call__", CodeKind.COMPILED: "compile_wrapper"}
 _SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
 _TAKEN_FOR_GRANTED = {
     "numpy", "triton", "typing_extensions", "sympy", "mpmath", "packaging", "IPython", "ipykernel",
@@ -82,7 +79,10 @@ def kind_of(code: CodeType, names: dict[str, Any]) -> CodeKind:
     # Made at run time, such as a dataclass's methods: it belongs to the module it is made in.
     if path.startswith("<") and not path.startswith("<frozen"):
         path = str(names.get("__file__", path))
-    return _kind_of_file(path)
+    kind = _kind_of_file(path)
+    function = _FUNCTIONS.get(kind)
+    # These files have other functions too, and their import runs code.
+    return CodeKind.TORCH if function is not None and code.co_name != function else kind
 
 
 @cache
@@ -94,7 +94,7 @@ def _kind_of_file(path: str) -> CodeKind:
             return CodeKind.MODULE
         if path == _COMPILED:
             return CodeKind.COMPILED
-        return CodeKind.COMPILER if path.startswith(_COMPILER) else CodeKind.TORCH
+        return CodeKind.COMPILER if path == _COMPILER else CodeKind.TORCH
     if path.startswith(_OWN) and not path.startswith(_TRAINER):
         return CodeKind.OWN
     for marker in _PACKAGES:

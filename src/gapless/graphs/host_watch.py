@@ -125,6 +125,7 @@ class HostWatch:
         self._torch_random = torch_random
         self._executed: dict[int, Executed] = {}
         self._num_runs = 0
+        self._num_complete = 0
         # Weakly: batches are not kept.
         self._batch: list[weakref.ref[torch.Tensor]] = []
 
@@ -150,6 +151,7 @@ class HostWatch:
             yield run
         run.is_complete = profile.is_complete
         run.runs_compiled = profile.runs_compiled
+        self._num_complete += run.is_complete
         reach = self._reach(least_runs=1, skip=skip)
         if self._find_functions(reach):
             reach = self._reach(least_runs=1, skip=skip)
@@ -164,7 +166,7 @@ class HostWatch:
         Sync: Does not block the host.
         """
         batch = {id(tensor) for ref in self._batch if (tensor := ref()) is not None}
-        reach = self._reach(least_runs=min(self._num_runs, 2), skip=batch)
+        reach = self._reach(least_runs=max(1, min(self._num_complete, 2)), skip=batch)
         return ReadGuards(
             reach, on_device=self._on_device, carried={path.place.id for path in carried}
         )
@@ -374,10 +376,22 @@ def _keys(owner: Any) -> Any:
 
 # --- the profiler ---
 
+
 _NOT_OBSERVED = (
     torch.Tensor, str, bytes, int, float, complex, type(None), list, tuple, dict, set, type,
     ModuleType, FunctionType, MethodType,
 )  # fmt: skip
+
+
+def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
+    """Return what is known of code that runs for the first time."""
+    executed = Executed(code, frame.f_globals, reads_of(code), kind)
+    followed = [chain for chain in executed.reads.reads if chain.links]
+    changed = [chain for store in executed.reads.stores for chain in store.bases]
+    for chain in followed + changed:
+        if chain.kind == "argument":
+            executed.observed.setdefault(chain.root, Observed())
+    return executed
 
 
 class _Profile:
@@ -403,16 +417,23 @@ class _Profile:
         self.effects: dict[tuple[str, str], None] = {}
         self.random_site = ""
         self._other: Any = None
+        # Those around the run, by id; held until it is over, so that no other gets their ids.
+        self._around: dict[int, FrameType] = {}
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """See what the body runs on this thread."""
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            self._around[id(frame)] = frame
+            frame = frame.f_back
         self._other = sys.getprofile()
         sys.setprofile(self._note)
         try:
             yield
         finally:
             sys.setprofile(self._other)
+            self._around.clear()
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if self._other is not None:
@@ -441,20 +462,22 @@ class _Profile:
     def _note_call(self, frame: FrameType, code: CodeType, kind: CodeKind) -> None:
         executed = self._executed.get(id(code))
         if executed is None:
-            executed = Executed(code, frame.f_globals, reads_of(code), kind)
-            for chain in executed.reads.reads:
-                if chain.kind == "argument" and chain.links:
-                    executed.observed.setdefault(chain.root, Observed())
-            for store in executed.reads.stores:
-                for chain in store.bases:
-                    if chain.kind == "argument":
-                        executed.observed.setdefault(chain.root, Observed())
-            self._executed[id(code)] = executed
+            if self._is_in_import(frame):
+                return
+            executed = self._executed[id(code)] = _executed(frame, code, kind)
         if executed.observed:
             values = frame.f_locals
             for name, observed in executed.observed.items():
                 if name in values:
                     self._observe(observed, values[name])
+
+    def _is_in_import(self, frame: FrameType | None) -> bool:
+        """Return whether code runs since a module is being imported."""
+        while frame is not None and id(frame) not in self._around:
+            if frame.f_code.co_filename.startswith("<frozen importlib"):
+                return True
+            frame = frame.f_back
+        return False
 
     def _note_return(self, frame: FrameType, value: Any) -> None:
         caller = frame.f_back
@@ -487,7 +510,7 @@ class _Profile:
 
     def _user_site(self, frame: FrameType | None) -> str | None:
         """Return the user's line behind a call, None if it is torch's or this package's."""
-        while frame is not None:
+        while frame is not None and id(frame) not in self._around:
             kind = kind_of(frame.f_code, frame.f_globals)
             if kind is CodeKind.USER:
                 return site_of(frame.f_code, frame.f_lineno)

@@ -537,9 +537,8 @@ class Reach:
                 for key, child in children.items()
                 if isinstance(child, nn.Module)
             ]
-            original = entries.get("_orig_mod")
+            original = children.get("_orig_mod")
             if isinstance(original, nn.Module):
-                todo.append((original, shown))
                 self._follow_statically(original)
 
     def _follow_statically(self, module: nn.Module) -> None:
@@ -549,8 +548,8 @@ class Reach:
             found = _class_attribute(type(part), "forward")
             if found is not None:
                 function = _unwrapped(found[1])
-                self._note_function(function, must_follow=True)
                 self._give(function, part)
+                self._note_function(function, must_follow=True)
 
     def _follow_hooks(self, value: Any) -> None:
         """Follow functions that torch calls, in its own threads too."""
