@@ -1,0 +1,109 @@
+"""What a graph keeps of an optimizer whose update it has captured, and whether it still holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from numbers import Number
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Never
+
+from torch.overrides import TorchFunctionMode
+
+from gapless.graphs.update_rules import has_hooks
+
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class UpdateChange:
+    """What is no longer as a graph has captured it.
+
+    Attributes:
+        optimizer: whose update is inside.
+        name: of what has changed.
+        before: its value in the capture, in short.
+        after: its value now.
+        is_number: whether it is a number of the optimizer. If so, the update can go on outside
+            (`Updates.number_changed`); if not, it can be captured anew.
+    """
+
+    optimizer: Optimizer
+    name: str
+    before: str
+    after: str
+    is_number: bool = False
+
+
+class UpdateAsCaptured:
+    """What a graph keeps of an optimizer that is inside.
+
+    Args:
+        optimizer: one of torch's own, with the state with which it is captured.
+        is_rate_filled: its rates are no part of it.
+    """
+
+    def __init__(self, optimizer: Optimizer, *, is_rate_filled: bool) -> None:
+        self._optimizer = optimizer
+        # What `step` reads; schedulers keep numbers of their own beside these.
+        self._names = [name for name in optimizer.defaults if name != "lr" or not is_rate_filled]
+        self._read = itemgetter("params", *self._names)
+        self._groups = [
+            (list(params), *numbers)
+            for params, *numbers in map(self._read, optimizer.param_groups)
+        ]
+        self._states = [dict(state) for state in optimizer.state.values()]
+
+    def change(self) -> UpdateChange | None:
+        """Return the first difference, None if there is none.
+
+        Sync: Does not block the host.
+        """
+        if has_hooks(self._optimizer):
+            return self._changed("its hooks", "none", "some")
+        # Lists and dicts ask first whether objects are the same, which is quick.
+        try:
+            with _NoTensorIsCompared():
+                is_same = (
+                    list(map(self._read, self._optimizer.param_groups)) == self._groups
+                    and list(self._optimizer.state.values()) == self._states
+                )
+        except (_OtherTensorError, KeyError):
+            is_same = False
+        return None if is_same else self._first()
+
+    def _first(self) -> UpdateChange:
+        groups = self._optimizer.param_groups
+        for group, (_, *numbers) in zip(groups, self._groups, strict=False):
+            for name, before in zip(self._names, numbers, strict=True):
+                after = group.get(name)
+                if _comparable(after) != _comparable(before):
+                    return self._changed(name, str(before), str(after), is_number=True)
+        weights = [_comparable(params) for params, *_ in self._groups]
+        if [_comparable(group["params"]) for group in groups] != weights:
+            return self._changed("its weights", "some", "others")
+        return self._changed("its state", "some tensors", "others")
+
+    def _changed(
+        self, name: str, before: str, after: str, *, is_number: bool = False
+    ) -> UpdateChange:
+        return UpdateChange(self._optimizer, name, before, after, is_number=is_number)
+
+
+class _OtherTensorError(Exception):
+    """A tensor is compared with another one, so they are not the same object."""
+
+
+class _NoTensorIsCompared(TorchFunctionMode):
+    """Raise, where lists are compared, instead of comparing the values of two tensors."""
+
+    def __torch_function__(self, *_: Any) -> Never:
+        raise _OtherTensorError
+
+
+def _comparable(value: object) -> object:
+    """Return numbers, and what stands for other objects."""
+    if isinstance(value, tuple | list):
+        return tuple(map(_comparable, value))
+    return value if isinstance(value, Number | str) else id(value)
