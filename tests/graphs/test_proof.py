@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from gapless.device.cpu import CpuDevice
 from gapless.errors import GaplessError
 from gapless.graphs import packing
 from gapless.graphs.device_state import DeviceState, unlike
@@ -148,6 +149,79 @@ def test_what_else_a_graph_does_otherwise_is_named(device, change, named):
     assert named in verdict.text
 
 
+def test_results_on_the_host_are_compared(device):
+    """By their bits: these differ in the sign of a zero."""
+    results = iter([torch.tensor([0.0]), torch.tensor([-0.0]), torch.tensor([-0.0])])
+    state = DeviceState([], device)
+
+    _, verdict = prove(
+        device,
+        state,
+        replay=lambda: next(results),
+        as_written=lambda: next(results),
+        reset=lambda: None,
+    )
+    arrived(verdict, device)
+
+    assert (verdict.holds, verdict.repeats) == (False, True)
+    assert "a tensor on the host that it returns" in verdict.text
+
+
+def test_results_on_their_way_to_the_host_are_not_read(device):
+    """Page-locked memory is written when the copy comes to it."""
+    x = on(device, torch.ones(4))
+    pinned = device.host_buffer(16, pinned=True).view(torch.float32)
+
+    def step():
+        device.copy(pinned, x)
+        return pinned
+
+    state = DeviceState([x], device)
+    _, verdict = prove(device, state, replay=step, as_written=step, reset=lambda: None)
+
+    assert arrived(verdict, device).holds
+
+
+def test_results_may_be_larger_than_the_state(device):
+    """Each bit of them counts."""
+    x, numbers = on(device, torch.ones(4)), iter([1, 2, 2])
+
+    def step():
+        out = x.repeat(5000)
+        out[-1] = next(numbers)
+        return out
+
+    state = DeviceState([x], device)
+    _, verdict = prove(device, state, replay=step, as_written=step, reset=lambda: None)
+
+    assert not arrived(verdict, device).holds
+
+
+def test_results_in_parts_may_have_other_shapes():
+    """A sparse tensor with more elements is another one."""
+    device, counts = CpuDevice(), iter([1, 2, 2])
+
+    def step():
+        return torch.ones(1, next(counts)).to_sparse().sparse_resize_((1, 4), 2, 0)
+
+    state = DeviceState([], device)
+    _, verdict = prove(device, state, replay=step, as_written=step, reset=lambda: None)
+
+    assert arrived(verdict, device).holds is False
+
+
+def test_a_proof_keeps_no_memory(device):
+    """Neither the copy of the state nor what the runs returned."""
+    work = Work(device)
+    device.release_cached_memory()
+    before = device.reserved_memory_bytes()
+    verdict = work.prove()[1]
+    device.release_cached_memory()
+
+    assert device.reserved_memory_bytes() == before
+    assert arrived(verdict, device).holds
+
+
 def test_nobody_waits_for_a_verdict(device):
     """It is not there at once, and asking for it never waits."""
     work = Work(device)
@@ -234,9 +308,10 @@ class Noisy(Work):
 NOISE = [(1, 0), (3, 0), (2, 0)]
 
 
-def test_a_step_that_does_not_repeat_itself_is_compared_within_its_own_spread(device):
+@pytest.mark.parametrize("times", [1, 1000])
+def test_a_step_that_does_not_repeat_itself_is_compared_within_its_own_spread(device, times):
     """Its tensors are named, and the graph is used."""
-    work = Noisy(device, NOISE)
+    work = Noisy(device, [(times * first, 0) for first, _ in NOISE])
 
     _, verdict = work.prove()
     arrived(verdict, device)
@@ -259,7 +334,7 @@ def test_tensors_in_which_two_runs_happen_to_agree_may_be_rounded_otherwise(devi
     assert texts == [(True, False), (False, True)]
 
 
-@pytest.mark.parametrize("changes", [{"lr": 0.0999}, {"lr": 1e-7, "graph_lr": 0.0}])
+@pytest.mark.parametrize("changes", [{"lr": 0.0999}, {"lr": 1e-8, "graph_lr": 0.0}])
 def test_a_step_that_does_not_repeat_itself_still_shows_another_number(device, changes):
     """Another rate, or an update that is missing and would hardly change anything."""
     work = Noisy(device, NOISE, **changes)
@@ -348,6 +423,23 @@ def test_deterministic_algorithms_stay_wanted(device, numerics):
     assert torch.is_deterministic_algorithms_warn_only_enabled()
 
 
+@pytest.mark.parametrize(
+    "change", [torch.ones(3000), torch.ones(3000) * torch.tensor([1.0, -1.0]).repeat(1500)]
+)
+def test_distances_are_estimated_from_projections(device, change):
+    """Also where the sum of all differences is zero."""
+    x = on(device, torch.randn(3000))
+    state = DeviceState([x], device)
+    first = state.checksum()
+    x.add_(on(device, change))
+    found = [
+        read_back(device, part)[:, 1:].view(torch.float64) for part in (first, state.checksum())
+    ]
+    distance = (found[1] - found[0]).square().mean().sqrt()
+
+    assert 0.5 < distance / 3000**0.5 < 2
+
+
 def test_memory_is_counted_once(device):
     """Views of one storage, and weights that are given twice."""
     x = on(device, torch.zeros(3000))
@@ -362,9 +454,10 @@ def test_work_in_inference_mode_is_kept_and_put_back(device):
     with torch.inference_mode():
         x = on(device, torch.ones(3)) * 2
         state = DeviceState([x], device)
-    state.save()
-    with torch.inference_mode():
+        state.save()
+        state.checksum()
         x.zero_()
+    state.checksum()
     state.restore()
 
     with torch.inference_mode():

@@ -88,6 +88,8 @@ class DeviceState:
         """
         self._copies = []
         self._fingerprints = None
+        for chunk in self.chunks:
+            chunk.forget()
 
     def checksum(self, others: Iterable[Chunk] = ()) -> torch.Tensor:
         """Return the fingerprint of what there is now: int64 on the device, a row for each piece.

@@ -115,6 +115,10 @@ class Chunk:
             device.copy(self._piece_of_row, pinned)
         return self._piece_of_row
 
+    def forget(self) -> None:
+        """Let go of the device memory that was made for it."""
+        self._piece_of_row = None
+
     def _found(self) -> dict[torch.dtype, list[torch.Tensor]]:
         """Return the pieces in their own memory, by the width in which they are copied."""
         if not self._live:
@@ -176,9 +180,10 @@ def _regions_in(
 ) -> Iterator[Region]:
     for start, end in joined(spans):
         inside = [spans[span] for span in spans if start <= span[0] and span[1] <= end]
-        dtypes = {dtype for dtype, _ in inside}
-        dtype = inside[0][0] if len(dtypes) == 1 else torch.uint8
-        yield Region(storage, start, end, dtype, inside[0][1])
+        # Of a tensor that covers all if there is one, rather than of its views.
+        dtype, name = spans.get((start, end), inside[0])
+        is_one_kind = (start, end) in spans or len({dtype for dtype, _ in inside}) == 1
+        yield Region(storage, start, end, dtype if is_one_kind else torch.uint8, name)
 
 
 def chunks_of(regions: Iterable[Region]) -> list[Chunk]:
