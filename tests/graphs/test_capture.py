@@ -94,17 +94,19 @@ def test_on_a_cpu_nothing_is_raised_for_a_refusal():
 # --- what a step takes and returns ---
 
 
-def test_a_step_may_return_any_structure():
-    """Tensors come without their graph, and plain values as they are."""
+def test_on_a_cpu_a_step_returns_what_it_returns():
+    """The very same tensors, with their graph of gradients."""
     weight = torch.nn.Parameter(torch.ones(2))
     step = gapless.capture(
         lambda batch: {"loss": (weight * batch).sum(), "parts": (batch, 3, None)}, device="cpu"
     )
+    batch = torch.ones(2)
 
-    out = step(torch.ones(2))
+    out = step(batch)
+    out["loss"].backward()
 
-    assert out["loss"].item() == 2.0
-    assert not out["loss"].requires_grad
+    assert weight.grad.tolist() == [1.0, 1.0]
+    assert out["parts"][0] is batch
     assert out["parts"][1:] == (3, None)
 
 
@@ -120,7 +122,7 @@ def test_every_tensor_of_a_batch_reaches_the_graph(device):
 
     found = [step(batch) for batch in gapless.prefetch(data, device)]
 
-    assert step.report.num_replays == 3
+    assert step.report.num_replays == 2
     for batch, out in zip(data, found, strict=True):
         assert all(torch.equal(part, other.cpu()) for part, other in zip(batch, out, strict=True))
 
@@ -149,7 +151,7 @@ def test_what_cannot_be_taken_apart_is_returned_as_it_is(device):
     found = [step(batch) for batch in gapless.prefetch(batches(*[4] * 6), device)]
 
     assert all(type(one) is ReadOnly for one in found)
-    assert step.report.refusal.kind == "result"
+    assert "ReadOnly" in step.report.refusal.text
 
 
 def test_on_a_cpu_a_step_takes_and_returns_anything():
@@ -231,7 +233,7 @@ def test_a_step_takes_any_arguments(device, call):
         assert found["out"].item() == expected["out"].item()
         assert found["names"] == expected["names"]
 
-    assert (step.report.num_graphs, step.report.num_replays) == (1, 3)
+    assert (step.report.num_graphs, step.report.num_replays) == (1, 2)
 
 
 def test_each_way_to_call_has_a_graph_of_its_own(device):
@@ -243,7 +245,7 @@ def test_each_way_to_call_has_a_graph_of_its_own(device):
             found, expected = step(*args, **kwargs), weighted(*args, **kwargs)
             assert found["out"].item() == expected["out"].item()
 
-    assert (step.report.num_graphs, step.report.num_replays) == (5, 10)
+    assert (step.report.num_graphs, step.report.num_replays) == (5, 5)
 
 
 def test_arguments_may_have_any_name(device):
@@ -256,7 +258,7 @@ def test_arguments_may_have_any_name(device):
     for batch in gapless.prefetch(batches(*[4] * 4), device):
         assert torch.equal(captured(self=batch, step=batch, batch=batch), batch + batch + batch)
 
-    assert captured.report.num_replays == 2
+    assert captured.report.num_replays == 1
 
 
 def test_a_step_without_arguments_is_captured(device):
@@ -265,7 +267,7 @@ def test_a_step_without_arguments_is_captured(device):
     step = gapless.capture(lambda: total.add_(1.0).sum(), device=device)
 
     assert [step().item() for _ in range(6)] == [3.0, 6.0, 9.0, 12.0, 15.0, 18.0]
-    assert step.report.num_replays == 4
+    assert step.report.num_replays == 3
 
 
 @pytest.mark.parametrize("form", ["partial", "lambda", "object", "module", "wrapped"])
@@ -291,7 +293,7 @@ def test_all_kinds_of_callables_are_captured(device, form):
     for batch in gapless.prefetch(batches(*[4] * 4), device):
         assert torch.equal(step(batch, plus=1.0), batch * 2.0 + 1.0)
 
-    assert step.report.num_replays == 2
+    assert step.report.num_replays == 1
     assert len(repr(step)) < 50
 
 
@@ -310,7 +312,7 @@ def test_a_step_in_two_parts_takes_any_arguments(device):
         out = step(batch, y=batch, plus=4.0)
         assert out.loss.item() == (batch * batch).sum().item() * 8.0
 
-    assert step.report.num_replays == 2
+    assert step.report.num_replays == 1
 
 
 def test_a_part_on_the_host_gets_what_the_step_gets(device):
@@ -334,7 +336,7 @@ def test_a_part_on_the_host_gets_what_the_step_gets(device):
 
     assert [scale for _, scale in inner.seen] == [2.0] * 5
     assert all(batch is seen for batch, (seen, _) in zip(data, inner.seen, strict=True))
-    assert step.report.num_replays == 3
+    assert step.report.num_replays == 2
 
 
 def test_a_captured_step_within_another_is_a_part_of_it(device):
@@ -345,7 +347,7 @@ def test_a_captured_step_within_another_is_a_part_of_it(device):
         assert torch.equal(inner(batch), batch * 2.0)
         assert torch.equal(outer(batch), batch * 2.0 + 1.0)
 
-    assert (outer.report.num_replays, inner.report.num_replays) == (3, 3)
+    assert (outer.report.num_replays, inner.report.num_replays) == (2, 2)
 
 
 # --- settings ---
@@ -386,7 +388,8 @@ def test_warm_up_runs_are_as_many_as_asked_for(device, num_warmup):
     for batch in gapless.prefetch(batches(*[4] * 8), device):
         step(batch)
 
-    assert (step.report.num_graphs, step.report.num_eager) == (1, num_warmup)
+    # One more run proves the graph.
+    assert (step.report.num_graphs, step.report.num_eager) == (1, num_warmup + 1)
 
 
 def test_the_memory_fraction_is_one_of_the_devices_memory(device):
@@ -422,7 +425,7 @@ def test_examples_are_left_out_where_the_optimizer_cannot_be_put_back(
     model.weight = weight
     optimizer = getattr(torch.optim, kind)([weight], lr=0.1, **settings)
     step = gapless.capture(
-        lambda batch: (weight * batch).sum(),
+        lambda batch: (weight * batch).sum().detach(),
         example_inputs=[torch.ones(2)],
         model=model,
         optimizer=optimizer,
@@ -455,6 +458,7 @@ def test_a_refusal_can_be_an_exception(device):
     step = gapless.capture(training.step, device=device, on_refusal="raise")
     taken = iter(gapless.prefetch(training.data, device))
     step(next(taken))
+    step(next(taken))
     for batch in (next(taken), next(taken)):
         before = training.model[0].weight.detach().clone()
         with pytest.raises(gapless.CaptureRefused, match=r"test_capture.py:.* wait") as caught:
@@ -463,7 +467,7 @@ def test_a_refusal_can_be_an_exception(device):
 
     assert caught.value.kind == "host_read"
     assert isinstance(caught.value, gapless.GaplessError)
-    assert step.report.num_eager == 3
+    assert step.report.num_eager == 4
 
 
 def test_a_refused_example_is_an_exception_at_once(device):
@@ -487,7 +491,7 @@ def test_batches_that_a_graph_takes_raise_nothing_after_a_refusal(device):
         lambda batch: batch * 2.0, device=device, max_graphs=1, on_refusal="raise"
     )
     small, large = gapless.prefetch(batches(2, 4), device)
-    for _ in range(3):
+    for _ in range(4):
         step(small)
     step(large)
     step(large)
@@ -519,7 +523,8 @@ class ReadsTwice(Training):
 
     def step(self, batch):
         loss = super().step(batch)
-        self.is_finite = loss.item() < 1e9
+        if loss.item() > 1e9:
+            return None
         return loss.item()
 
 
@@ -590,6 +595,7 @@ def test_an_exception_takes_the_place_of_warnings(device):
     step = gapless.capture(ReadsTwice(device).step, device=device, on_refusal="raise")
     taken = iter(prefetched(device))
     step(next(taken))
+    step(next(taken))
 
     with pytest.raises(gapless.CaptureRefused) as caught:
         assert told(lambda: step(next(taken))) == []
@@ -647,11 +653,12 @@ def test_clear_drops_graphs_and_what_their_number_forbade(device):
     """A kind of batch that had its warm-up is captured again with its next batch."""
     step = gapless.capture(lambda batch: batch * 2.0, device=device, max_graphs=1)
     small, large = gapless.prefetch(batches(2, 4), device)
-    for batch in [small] * 3 + [large] * 3:
+    for batch in [small] * 4 + [large] * 3:
         step(batch)
     assert step.report.refusal.kind == "graph_limit"
 
     step.clear()
+    step(large)
     step(large)
 
     assert step.report.refusal is None
@@ -670,7 +677,7 @@ def test_what_changes_while_there_are_no_graphs_is_no_change(device):
         step(batch)
 
     assert step.report.refusal is None
-    assert (step.report.num_graphs, step.report.num_replays) == (5, 10)
+    assert (step.report.num_graphs, step.report.num_replays) == (5, 4)
 
 
 def test_clear_lifts_no_refusal_that_is_final(device):
@@ -705,7 +712,7 @@ def test_a_decorated_function_is_captured_and_stays_what_it_was_called(device):
     for batch in gapless.prefetch(batches(*[4] * 4), device):
         assert torch.equal(doubled(batch), batch * 2.0)
 
-    assert doubled.report.num_replays == 2
+    assert doubled.report.num_replays == 1
     assert (doubled.__name__, doubled.__doc__) == ("doubled", "Return twice the batch.")
     assert "doubled" in repr(doubled)
     assert tripled.__wrapped__(torch.ones(1)).item() == 3.0
@@ -726,6 +733,7 @@ class Trainer:
         self.weight.grad = None
         return loss.detach()
 
+    @torch.no_grad()
     def loss_of(self, batch):
         return (batch @ self.weight).square().mean()
 
@@ -751,8 +759,8 @@ def test_each_object_has_graphs_of_its_own(device):
             assert one.step(moved).item() == other.step(batch).item()
             assert one.loss_of(moved).item() == other.loss_of(batch).item()
 
-    assert [one.step.report.num_replays for one in trainers] == [4, 4]
-    assert [one.loss_of.report.num_replays for one in trainers] == [4, 4]
+    assert [one.step.report.num_replays for one in trainers] == [3, 3]
+    assert [one.loss_of.report.num_replays for one in trainers] == [3, 3]
     assert kind.step.report.num_replays == 0
     assert trainers[0].step is trainers[0].step
 
@@ -764,7 +772,7 @@ def test_a_captured_method_called_through_its_class_is_the_objects_own(device):
     for batch in gapless.prefetch(batches(*[4] * 4), device):
         kind.step(trainer, batch)
 
-    assert trainer.step.report.num_replays == 2
+    assert trainer.step.report.num_replays == 1
     assert kind.step.report.num_replays == 0
 
 
@@ -798,9 +806,9 @@ def test_static_and_class_methods_are_captured(device):
             assert torch.equal(owner.outer_static(batch), batch * 4.0)
             assert torch.equal(owner.of_class(batch), batch * factor)
 
-    assert Scaling.outer_static.report.num_replays == 10
-    assert Scaling.of_class.report.num_replays == 2
-    assert Halving.of_class.report.num_replays == 6
+    assert Scaling.outer_static.report.num_replays == 9
+    assert Scaling.of_class.report.num_replays == 1
+    assert Halving.of_class.report.num_replays == 5
     assert Halving().of_class is Halving.of_class
 
 
@@ -856,7 +864,7 @@ def test_a_captured_function_that_an_object_holds_is_copied_with_it(device):
     for batch in data:
         other.run(batch)
 
-    assert other.run.report.num_replays == trainer.run.report.num_replays == 2
+    assert other.run.report.num_replays == trainer.run.report.num_replays == 1
     assert torch.equal(trainer.weight, before)
     assert not torch.equal(other.weight, before)
     assert copy.copy(trainer.run).report.num_replays == 0

@@ -121,8 +121,9 @@ class ReadOnly(dict):
 
 @scenario(only=ONE)
 def what_a_replay_cannot_return_is_returned_by_the_step(device):
-    """Sets and containers that cannot be made anew: the step goes on running."""
-    for make in (lambda value: {value}, lambda value: ReadOnly(value=value)):
+    """Sets, containers that cannot be made anew, tensors on the host: the step goes on running."""
+    makers = (lambda value: {value}, lambda value: ReadOnly(value=value), torch.tensor)
+    for make in makers:
         calls = []
 
         def step(batch, make=make, calls=calls):

@@ -25,7 +25,8 @@ from gapless.graphs.graph_cache import memory_share
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
-from gapless.graphs.step_call import is_at_work, own_result, work_of
+from gapless.graphs.step_call import is_at_work, work_of
+from gapless.graphs.step_group import checked_group, tree_of_group, work_of_group
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.step import Call, call_host_part, do_work
@@ -33,7 +34,7 @@ from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     import torch
 
@@ -65,6 +66,7 @@ class _Settings:
     on_refusal: Literal["eager", "raise"]
     wait_stats: WaitStats | None
     rates: Literal["exact", "tensor"]
+    steps_per_launch: int | None
     is_off: bool
 
     def __post_init__(self) -> None:
@@ -84,8 +86,17 @@ class _Settings:
             raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
         if self.rates not in ("exact", "tensor"):
             raise UserError(f"rates is {self.rates!r}, expected 'exact' or 'tensor'")
+        if self.steps_per_launch is not None and self.steps_per_launch < 1:
+            raise UserError(f"steps_per_launch is {self.steps_per_launch}, expected at least 1")
 
-    def wrap(self, step: Any, side: SideStream) -> CapturedStep:
+    def wrap(
+        self,
+        step: Any,
+        side: SideStream,
+        *,
+        work: Callable[[Call], Any],
+        report: CaptureReport | None = None,
+    ) -> CapturedStep:
         """Return a step that can be captured."""
         return CapturedStep(
             step,
@@ -96,9 +107,10 @@ class _Settings:
             memory_budget_bytes=memory_share(self.device, self.memory_fraction),
             on_side_stream=side.use,
             launch=side.launch,
-            work=work_of(step),
+            work=work,
             rates=self.rates,
             returns_copies=True,
+            report=report,
         )
 
 
@@ -115,7 +127,12 @@ class CapturedFunction:
         self._device = settings.device
         self._side = SideStream(self._device)
         self._owner: type | None = None
-        self._captured = settings.wrap(step, self._side)
+        self._captured = settings.wrap(step, self._side, work=work_of(step))
+        self.report.rates = settings.rates
+        self._group: CapturedStep | None = None
+        if settings.steps_per_launch is not None:
+            work = work_of_group(step)
+            self._group = settings.wrap(step, self._side, work=work, report=self.report)
         if settings.is_off:
             text = "GAPLESS_CAPTURE=off in the environment: everything runs as written"
             self.report.refuse(Refusal("off", text))
@@ -131,8 +148,8 @@ class CapturedFunction:
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the step, by a graph if there is or can be one; return what it returns.
 
-        Tensors come without their graph of gradients, and are the caller's own: the next call
-        does not overwrite them.
+        Tensors come without their graph of gradients if the step runs a backward pass. The next
+        call does not overwrite them, unless the step does.
 
         Raises:
             CaptureRefused: `on_refusal` is "raise", and this call ran as written because it may
@@ -145,15 +162,10 @@ class CapturedFunction:
         if self._owner is not None and args and isinstance(args[0], self._owner):
             # As `Class.method(object, ...)`.
             return self.__get__(args[0], self._owner)(*args[1:], **kwargs)
-        step = self._captured.step
-        if self._runs_as_written:
-            self.report.num_eager += 1
-            call_host_part(step, *args, **kwargs)
-            out = do_work(step, *args, **kwargs)
-            return out if self._settings.is_off else own_result(out)[0]
-        self._side.come_after_runs()
-        call_host_part(step, *args, **kwargs)
-        return self._run(flatten(Call(args, kwargs)))
+        if self._group is not None:
+            size = self._settings.steps_per_launch or 1
+            return self._call_all(self._group, checked_group(args, kwargs, size=size), size)
+        return self._call_one(*args, **kwargs)
 
     def __repr__(self) -> str:
         return f"<captured {self._name}>"
@@ -178,13 +190,53 @@ class CapturedFunction:
 
         Sync: Does not block the host.
         """
-        self._captured.drop_graphs()
-        self._captured.lift_refusal()
+        for captured in self._all_captured():
+            captured.drop_graphs()
+            captured.lift_refusal()
 
-    def _run(self, tree: Tree) -> Any:
-        done = self._captured.run(tree)
+    def _call_one(self, /, *args: Any, **kwargs: Any) -> Any:
+        step = self._captured.step
+        if self._runs_as_written:
+            self.report.num_eager += 1
+            call_host_part(step, *args, **kwargs)
+            return do_work(step, *args, **kwargs)
+        self._side.come_after_runs()
+        call_host_part(step, *args, **kwargs)
+        tree = flatten(Call(args, kwargs))
+        return self._run(self._captured, tree)
+
+    def _call_all(self, group: CapturedStep, batches: Sequence[Any], size: int) -> list[Any]:
+        """Do a step for each batch, by one launch if they are as many and alike."""
+        tree = None
+        if 1 < size == len(batches) and not self._runs_as_written:
+            tree = self._tree_of_group(group, batches)
+        if tree is None:
+            return [self._call_one(batch) for batch in batches]
+        self._side.come_after_runs()
+        before = self.report.num_replays
+        try:
+            out: list[Any] = self._run(group, tree, batches)
+            return out
+        finally:
+            # A run of the group counted as one step.
+            if self.report.num_replays > before:
+                self.report.num_replays += size - 1
+            else:
+                self.report.num_eager += size - 1
+
+    def _tree_of_group(self, group: CapturedStep, batches: Sequence[Any]) -> Tree | None:
+        if hasattr(group.step, "on_host"):
+            self.report.note = "steps with a part on the host are launched one by one"
+            return None
+        if self.report.refusals and not group.has_graphs:
+            return None
+        return tree_of_group(batches)
+
+    def _run(self, captured: CapturedStep, tree: Tree, group: Sequence[Any] = ()) -> Any:
+        done = captured.run(tree)
         if done.way != "replay":
-            self.report.kinds.add(tree)
+            for call in [flatten(Call((batch,), {})) for batch in group] or [tree]:
+                self.report.kinds.add(call)
             self._tell()
         return done.out
 
@@ -213,11 +265,15 @@ class CapturedFunction:
         if self._runs_as_written:
             return
         with self._side.use():
-            taken = snapshot()
-            trees = prefetch(batches, self._device).trees()
-            calls = (flatten(Call((tree.value,), {})) for tree in trees)
-            self._captured.capture_ahead(calls, snapshot=taken, only_these=True)
+            moved = [tree.value for tree in prefetch(batches, self._device).trees()]
+            for captured in self._all_captured():
+                size = self._settings.steps_per_launch if captured is self._group else None
+                calls = [flatten(Call((batch,) * (size or 1), {})) for batch in moved]
+                captured.capture_ahead(calls, snapshot=snapshot(), only_these=True)
         self._tell()
+
+    def _all_captured(self) -> list[CapturedStep]:
+        return [self._captured] if self._group is None else [self._captured, self._group]
 
     # --- as a method ---
 
@@ -324,6 +380,7 @@ def capture(
     memory_fraction: float = ...,
     on_refusal: Literal["eager", "raise"] = ...,
     rates: Literal["exact", "tensor"] = ...,
+    steps_per_launch: int | None = ...,
     wait_stats: WaitStats | None = ...,
 ) -> CapturedFunction: ...
 
@@ -343,6 +400,7 @@ def capture(
     memory_fraction: float = ...,
     on_refusal: Literal["eager", "raise"] = ...,
     rates: Literal["exact", "tensor"] = ...,
+    steps_per_launch: int | None = ...,
     wait_stats: WaitStats | None = ...,
 ) -> Callable[[_Step], CapturedFunction]: ...
 
@@ -361,6 +419,7 @@ def capture(
     memory_fraction: float = 0.8,
     on_refusal: Literal["eager", "raise"] = "eager",
     rates: Literal["exact", "tensor"] = "exact",
+    steps_per_launch: int | None = None,
     wait_stats: WaitStats | None = None,
 ) -> CapturedFunction | Callable[[_Step], CapturedFunction]:
     """Return a step that is launched as one CUDA graph for each kind of call.
@@ -401,6 +460,10 @@ def capture(
             a warning, "raise" raises `CaptureRefused` after that.
         rates: "exact" gives the same bits also where a schedule changes a rate; "tensor" reads
             rates from tensors on the device, which is faster and rounds them to float32.
+        steps_per_launch: the function then takes a list or tuple of up to so many batches, each as
+            the step takes one, and returns the list of what the step returns for each. As many
+            batches of equal shapes are launched as one graph; fewer, others, and steps with a
+            part on the host one by one. The results are the same.
         wait_stats: where the waits for captures are counted ("capture").
 
     Raises:
@@ -426,6 +489,7 @@ def capture(
         on_refusal=on_refusal,
         wait_stats=wait_stats,
         rates=rates,
+        steps_per_launch=steps_per_launch,
         is_off=_is_switched_off(),
     )
 

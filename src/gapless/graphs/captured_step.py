@@ -114,6 +114,7 @@ class CapturedStep:
             as its batch.
         rates: what becomes of rates that change: see `gapless.capture`.
         returns_copies: whether replays return tensors that no later replay overwrites.
+        report: to write to; None: a new one.
 
     Attributes:
         step: the step itself.
@@ -134,9 +135,10 @@ class CapturedStep:
         work: Callable[[Any], Any] | None = None,
         rates: Literal["exact", "tensor"] = "exact",
         returns_copies: bool = False,
+        report: CaptureReport | None = None,
     ) -> None:
         self.step = step
-        self.report = CaptureReport(rates=rates)
+        self.report = CaptureReport(rates=rates) if report is None else report
         self._device = device
         self._host_waits = host_waits
         self._on_side_stream = on_side_stream

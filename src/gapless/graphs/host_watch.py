@@ -147,7 +147,7 @@ class HostWatch:
         )
         states = RandomStates(torchs=self._torch_random)
         profile = _Profile(self._executed, self._num_runs)
-        with profile.running():
+        with profile.running(), _collector_paused():
             yield run
         run.is_complete = profile.is_complete
         run.runs_compiled = profile.runs_compiled
@@ -518,3 +518,15 @@ class _Profile:
                 return None
             frame = frame.f_back
         return None
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Keep the garbage collector from running others' code in the body, as if the body did."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()

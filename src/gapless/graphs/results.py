@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.tensor_copies import TensorCopies
+from gapless.pipeline.containers import container_of
+
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from gapless.pipeline.tree import Tree
 
@@ -35,13 +38,15 @@ class Results:
             leaf if is_there else seen.setdefault(id(leaf), leaf.detach())
             for leaf, is_there in zip(out.leaves, self._is_there, strict=True)
         ]
-        self._tree = out.with_leaves(detached)
-        self.in_place = self._tree.value
-        self._is_one_tensor = (
-            isinstance(out.value, torch.Tensor)
-            and self._numbers == [None]
-            and self._is_there == [False]
-        )
+        self.in_place = out.with_leaves(detached).value
+        self._leaves = detached
+        parts = zip(detached, self._numbers, self._is_there, strict=True)
+        overwritten = {
+            id(leaf): leaf for leaf, number, there in parts if number is None and not there
+        }
+        self._copies = TensorCopies(list(overwritten.values()))
+        self._place = {key: place for place, key in enumerate(overwritten)}
+        self._is_one_tensor = bool(overwritten) and self.in_place is detached[0]
 
     def own(self, batch: Tree) -> Any:
         """Return results that no replay overwrites.
@@ -51,19 +56,29 @@ class Results:
 
         Sync: Does not block the host.
         """
-        if self._is_one_tensor:  # as nearly all steps return; a tree would cost microseconds
-            return self.in_place.clone()
-        copies: dict[int, torch.Tensor] = {}
+        copies = self._copies.make()
+        if self._is_one_tensor:  # as nearly all steps return
+            return copies[0]
         leaves = []
-        for leaf, number, is_there in zip(
-            self._tree.leaves, self._numbers, self._is_there, strict=True
-        ):
+        for leaf, number in zip(self._leaves, self._numbers, strict=True):
+            place = self._place.get(id(leaf))
             if number is not None:
                 leaves.append(batch.leaves[number])
-            elif is_there:
-                leaves.append(leaf)
             else:
-                if id(leaf) not in copies:
-                    copies[id(leaf)] = leaf.clone()
-                leaves.append(copies[id(leaf)])
-        return self._tree.with_leaves(leaves).value
+                leaves.append(leaf if place is None else copies[place])
+        return _rebuilt(self.in_place, iter(leaves))
+
+
+def _rebuilt(value: Any, leaves: Iterator[torch.Tensor]) -> Any:
+    """Return the same structure with other tensors; much quicker than a tree."""
+    kind = type(value)
+    if isinstance(value, torch.Tensor):
+        return next(leaves)
+    if kind is tuple or kind is list:
+        return kind([_rebuilt(part, leaves) for part in value])
+    if kind is dict:
+        return {name: _rebuilt(part, leaves) for name, part in value.items()}
+    container = container_of(kind)
+    if container is None:
+        return value
+    return container.with_parts(value, [_rebuilt(part, leaves) for part in container.parts(value)])

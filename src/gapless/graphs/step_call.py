@@ -1,16 +1,12 @@
-"""A call of a captured step of anybody's loop: how it is done, and whose its results are."""
+"""A call of a captured step of anybody's loop: how it is done, and what it may return."""
 
 from __future__ import annotations
 
 from threading import local
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from gapless.errors import BatchError
 from gapless.graphs.refusal import Refusal
 from gapless.pipeline.step import do_work
-from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -49,24 +45,6 @@ def work_of(step: Any) -> Callable[[Call], Any]:
     return work
 
 
-def own_result(out: Any) -> tuple[Any, Refusal | None]:
-    """Return copies of what a step returned, which no replay overwrites.
-
-    Also return why a replay could not return the like, None if it could; what cannot be copied
-    is then returned as it is.
-
-    Sync: Does not block the host.
-    """
-    if isinstance(out, torch.Tensor):  # as nearly all steps do; a tree would cost microseconds
-        return _copy_of(out), None
-    tree = flatten(out)
-    try:
-        copied = tree.map(_copy_of).value
-    except BatchError:  # a container that cannot be made anew
-        return out, cannot_return(out)
-    return copied, cannot_return(tree.unknown[0]) if tree.unknown else None
-
-
 def cannot_return(value: object) -> Refusal:
     """Refuse a step that returns this, or something with this in it."""
     return Refusal(
@@ -78,5 +56,11 @@ def cannot_return(value: object) -> Refusal:
     )
 
 
-def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone() if tensor.requires_grad else tensor.clone()
+def cannot_return_from_host() -> Refusal:
+    """Refuse a step that returns a tensor on the host."""
+    return Refusal(
+        "result",
+        "the step returns a tensor that is not on the device, which each replay would overwrite; "
+        "return the tensor on the device, and read it late, such as by gapless.DeferredLoss",
+        name="a tensor on the host that is returned",
+    )

@@ -21,7 +21,7 @@ from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
 from gapless.graphs.refusal import Refusal, host_read
 from gapless.graphs.results import Results
-from gapless.graphs.step_call import cannot_return
+from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
 from gapless.graphs.step_guards import StepGuards
 from gapless.graphs.touched import TouchWatch
@@ -173,6 +173,8 @@ class Trial:
                 kept.end_capture()
             if out.unknown:
                 raise _Refused(cannot_return(out.unknown[0]))
+            if not all(map(self._is_on_device, out.leaves)):
+                raise _Refused(cannot_return_from_host())
             if not watched.ran_backward and any(leaf.grad_fn is not None for leaf in out.leaves):
                 raise _Refused(_BACKWARD_IS_OUTSIDE)
             outs.append(out)

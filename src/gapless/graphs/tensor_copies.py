@@ -1,0 +1,113 @@
+"""Copies of tensors that a graph overwrites.
+
+All of one dtype are made in one launch, with the strides of the originals. Tensors that share memory,
+such as a tensor and a view of it, share it in the copies as well.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+
+
+class TensorCopies:
+    """Copies of the same tensors, made any number of times.
+
+    Args:
+        tensors: all different.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+        blocks = _blocks([tensor for tensor in tensors if _is_plain(tensor)])
+        self._groups = _by_dtype(blocks)
+        self._others = [tensor for tensor in tensors if not _is_plain(tensor)]
+        self._only: torch.Tensor | None = None
+        if len(tensors) == 1 and blocks and blocks[0].is_dense:
+            self._only = blocks[0].source
+
+    def make(self) -> list[torch.Tensor]:
+        """Return a copy of each tensor.
+
+        Sync: Does not block the host.
+        """
+        if self._only is not None:
+            return [self._only.clone()]
+        copied = {id(other): other.detach().clone() for other in self._others}
+        for blocks in self._groups:
+            targets = [block.new_memory() for block in blocks]
+            torch._foreach_copy_(targets, [block.source for block in blocks])
+            for block, target in zip(blocks, targets, strict=True):
+                block.give(target, copied)
+        return [copied[id(tensor)] for tensor in self._tensors]
+
+
+class _Block:
+    """Memory that is copied at once: one tensor, or all of what several tensors share.
+
+    Args:
+        tensors: that share a storage and a dtype, or one tensor.
+
+    Attributes:
+        source: a view of the memory.
+        is_dense: whether it is one tensor without gaps or overlaps, which a clone repeats.
+    """
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        first = tensors[0].detach()
+        self._tensors = [(id(tensor), tensor) for tensor in tensors]
+        self._is_whole = len(tensors) == 1 and not torch._debug_has_internal_overlap(first)
+        self.is_dense = self._is_whole and torch.empty_like(first).stride() == first.stride()
+        self._start = min(tensor.storage_offset() for tensor in tensors)
+        self.source = first
+        if not self._is_whole:
+            num_elements = max(map(_end, tensors)) - self._start
+            self.source = first.as_strided((num_elements,), (1,), self._start)
+
+    def new_memory(self) -> torch.Tensor:
+        """Return memory for a copy of the source, with its strides."""
+        if self.is_dense or not self._is_whole:
+            return torch.empty_like(self.source)
+        return self.source.new_empty_strided(self.source.size(), self.source.stride())
+
+    def give(self, target: torch.Tensor, copied: dict[int, torch.Tensor]) -> None:
+        """Add the copies of all tensors, which lie in a copy of the memory."""
+        if self._is_whole:
+            copied[self._tensors[0][0]] = target
+            return
+        shift = target.storage_offset() - self._start
+        for number, tensor in self._tensors:
+            offset = tensor.storage_offset() + shift
+            copied[number] = target.as_strided(tensor.size(), tensor.stride(), offset)
+
+
+def _end(tensor: torch.Tensor) -> int:
+    """Return the offset behind a tensor's last element in its storage."""
+    start = int(tensor.storage_offset())
+    if not tensor.numel():
+        return start
+    sizes = zip(tensor.size(), tensor.stride(), strict=True)
+    return start + sum((size - 1) * stride for size, stride in sizes) + 1
+
+
+def _blocks(tensors: list[torch.Tensor]) -> list[_Block]:
+    alike: dict[tuple[int, torch.dtype], list[torch.Tensor]] = defaultdict(list)
+    for tensor in tensors:
+        alike[tensor.untyped_storage()._cdata, tensor.dtype].append(tensor)
+    return [_Block(found) for found in alike.values()]
+
+
+def _by_dtype(blocks: list[_Block]) -> list[list[_Block]]:
+    """Return blocks in groups, each of which is copied in one launch."""
+    groups: dict[torch.dtype, list[_Block]] = defaultdict(list)
+    for block in blocks:
+        groups[block.source.dtype].append(block)
+    return list(groups.values())
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    is_strided = tensor.layout is torch.strided and not tensor.is_nested
+    is_lazy = tensor.is_conj() or tensor.is_neg()
+    return is_plain and is_strided and not is_lazy

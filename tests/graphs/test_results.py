@@ -1,0 +1,191 @@
+"""What replays return: copies, in the structure of what the step returned."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+import gapless
+from gapless.graphs.results import Results
+from gapless.graphs.tensor_copies import TensorCopies
+from gapless.pipeline.tree import flatten
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import batches
+
+
+class Point(NamedTuple):
+    x: object
+    y: object = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: object
+    y: object = "text"
+
+
+BASE = torch.arange(24.0).view(4, 6)
+
+# Views of one storage in all forms, and tensors of their own.
+VIEWS = {
+    "whole": lambda base: base,
+    "row": lambda base: base[1],
+    "column": lambda base: base[:, 2],
+    "transposed": lambda base: base.t(),
+    "expanded": lambda base: base[0].expand(3, 6),
+    "windows": lambda base: base.view(-1).unfold(0, 4, 2),
+    "every second": lambda base: base[::2, ::3],
+    "empty": lambda base: base[:0],
+    "zero": lambda base: base[2, 3],
+    "channels last": lambda base: base.new_ones(2, 3, 2, 2).to(memory_format=torch.channels_last),
+    "integers": lambda base: base.long(),
+    "bits": lambda base: base.view(torch.int32)[0],
+    "complex": lambda base: torch.complex(base, base),
+    "conjugate": lambda base: torch.complex(base, base).conj(),
+    "sparse": lambda base: base.to_sparse(),
+    "weight": lambda base: torch.nn.Parameter(base.clone()),
+}
+views = st.sampled_from(list(VIEWS.values())).map(lambda view: view(BASE))
+structures = st.recursive(
+    views | st.sampled_from([1, "text", None, 2.5]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.text(max_size=2), inner, max_size=3),
+        st.builds(Point, inner, inner),
+        st.builds(Frozen, inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+def outline(value):
+    """Return a value as plain data: types, values, shapes and strides."""
+    if isinstance(value, torch.Tensor):
+        strides = None if value.is_sparse else value.stride()
+        return (value.dtype, tuple(value.shape), strides, value.to_dense().tolist())
+    if isinstance(value, Point | Frozen):
+        return (type(value), outline(value.x), outline(value.y))
+    if isinstance(value, tuple | list):
+        return (type(value), *map(outline, value))
+    if isinstance(value, dict):
+        return (dict, *((name, outline(part)) for name, part in value.items()))
+    return value
+
+
+def results_of(value, *, inputs=(), others=()):
+    """Return a function that makes copies of a value."""
+    results = Results(flatten(value), inputs=inputs, others=others)
+    batch = flatten([tensor.clone() for tensor in inputs])
+    return lambda: results.own(batch)
+
+
+@given(structures)
+def test_copies_are_equal_in_structure_values_and_strides(value):
+    """Any number of times, whatever shares memory."""
+    own = results_of(value)
+
+    assert outline(own()) == outline(own()) == outline(value)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_copy_has_memory_of_its_own(name):
+    """Nothing that happens to the original, or to another copy, happens to it."""
+    original = VIEWS[name](BASE.clone())
+    own = results_of((original, 1))
+    one, _ = own()
+    other, _ = own()
+    expected = outline(original)
+
+    original.detach().zero_() if name not in ("expanded", "windows") else original[0, 0].zero_()
+    if name not in ("expanded", "windows", "sparse"):
+        other.add_(1)
+
+    assert outline(one) == expected
+    assert not one.requires_grad
+
+
+def test_what_shares_memory_shares_it_in_the_copies():
+    """A tensor, the same once more, a view of it, and the view alone."""
+    base = torch.zeros(3, 2)
+    own = results_of({"base": base, "again": base, "row": base[1], "other": torch.zeros(2)})
+
+    found = own()
+    found["row"].fill_(7.0)
+    found["again"][0] = 5.0
+
+    assert found["base"].tolist() == [[5.0, 5.0], [7.0, 7.0], [0.0, 0.0]]
+    assert found["other"].tolist() == base[1].tolist() == [0.0, 0.0]
+
+
+def test_views_of_large_memory_are_copied_alone():
+    """The rest of the memory is not."""
+    large = torch.zeros(1000, 1000)
+
+    row, column = results_of(large[5])(), results_of([large[:, 5]])()[0]
+
+    assert row.untyped_storage().nbytes() == 4_000
+    assert column.stride() == (1000,)
+
+
+def test_what_was_there_before_and_the_batch_are_returned_as_they_are():
+    """A weight is the weight, and a tensor of the batch is that of the replay's batch."""
+    weight, one, new = torch.nn.Parameter(torch.ones(1)), torch.zeros(1), torch.zeros(2)
+    results = Results(flatten([weight, one, new, weight]), inputs=[one], others=[weight])
+    batch = flatten([torch.ones(1)])
+
+    found = results.own(batch)
+
+    assert found[0] is found[3] is weight
+    assert found[1] is batch.leaves[0]
+    assert found[2] is not new
+    assert results.own(batch)[2] is not found[2]
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_a_single_tensor_is_copied_as_one_of_many(name):
+    """In the short way as in the long one."""
+    original = VIEWS[name](BASE.clone())
+
+    assert outline(results_of(original)()) == outline(results_of([original])()[0])
+
+
+def test_tensors_of_one_dtype_are_copied_in_one_launch():
+    """Five tensors, of two dtypes."""
+    calls = []
+
+    class Counts(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            calls.append(function)
+            return function(*args, **(kwargs or {}))
+
+    copies = TensorCopies([torch.ones(2), torch.ones(3), torch.ones(1).int(), torch.ones(1)])
+    with Counts():
+        copies.make()
+
+    assert calls.count(torch._foreach_copy_) == 2
+
+
+def test_results_of_replays_may_share_memory():
+    """They are the caller's own, and nothing of one call is in another."""
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+
+        def forward(batch):
+            scores = batch * 2.0
+            return scores, scores, scores[0], scores.sum()
+
+        step = gapless.capture(forward, device=device)
+        found, expected = [], []
+        for batch in gapless.prefetch(batches(*[4] * 6), device):
+            for kept, results in ((found, step(batch)), (expected, forward(batch))):
+                results[0].add_(1.0)
+                results[2].zero_()
+                kept.append(results)
+
+        assert step.report.num_replays == 3
+        for results, others in zip(found, expected, strict=True):
+            assert all(map(torch.equal, results, others))
