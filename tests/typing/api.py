@@ -83,6 +83,12 @@ def captures(loader: list[Pair], model: torch.nn.Module, sgd: torch.optim.Optimi
         Trainer().step(batch)
     assert_type(Trainer().step.report.num_graphs, int)
     assert_type(str(step.report), str)
+    assert_type([refusal.site for refusal in step.report.refusals], list[str | None])
+    assert_type(step.report.padding, dict[int, float])
+    many = gapless.capture(train_step, steps_per_launch=4, rates="tensor")
+    many(loader[:4])
+    masked = gapless.capture(lambda x, y, mask=None: (x * y).mean(), device="cuda")
+    masked(*loader[0], mask=None)
     step.clear()
     try:
         step(loader[0])
@@ -119,4 +125,5 @@ def mistakes(loader: list[Pair]) -> None:
     gapless.Plan(name="mine", graphs="sometimes")  # type: ignore[arg-type]
     gapless.verify_plan(make_workload(torch.device("cpu")))  # type: ignore[arg-type]  # no function
     gapless.capture(train_step, on_refusal="warn")  # type: ignore[call-overload]
+    gapless.capture(train_step, rates="float")  # type: ignore[call-overload]
     gapless.StepLoss(loss=torch.zeros(()), report=None)  # type: ignore[call-arg]
