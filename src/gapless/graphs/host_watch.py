@@ -383,6 +383,10 @@ _NOT_OBSERVED = (
 )  # fmt: skip
 
 
+_eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
+_set_eval_frame: Any = getattr(_eval_frame, "set_eval_frame", None)
+
+
 def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
     """Return what is known of code that runs for the first time."""
     executed = Executed(code, frame.f_globals, reads_of(code), kind)
@@ -436,6 +440,17 @@ class _Profile:
             self._around.clear()
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
+        if not self.runs_compiled or _set_eval_frame is None:
+            self._note_event(frame, event, arg)
+            return
+        # Or the compiler would compile what follows.
+        callback = _set_eval_frame(None)
+        try:
+            self._note_event(frame, event, arg)
+        finally:
+            _set_eval_frame(callback)
+
+    def _note_event(self, frame: FrameType, event: str, arg: Any) -> None:
         if self._other is not None:
             self._other(frame, event, arg)
         if event == "c_call":
@@ -530,3 +545,8 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+if hasattr(_eval_frame, "skip_code"):
+    # The profiler's own code is called while compiled code runs.
+    _eval_frame.skip_code(_Profile._note.__code__)
