@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from hazards.captured_harness import SIMULATED, CapturedCase, judge, judge_the_loop_itself
+from hazards.captured_harness import (
+    EITHER,
+    SIMULATED,
+    CapturedCase,
+    judge,
+    judge_the_loop_itself,
+    product_of,
+    run,
+)
 
 
 _numbers = itertools.count()
@@ -19,7 +27,19 @@ def wrong_with(loop, expect, kind=SIMULATED, *, waits=True):
         kind: of the device.
         waits: whether the device is waited for after each call of a captured step.
     """
-    case = CapturedCase(
+    case = _case(loop, expect, kind, waits=waits)
+    return judge_the_loop_itself(case, kind) + judge(case, kind)
+
+
+def refusals_of(loop, kind=SIMULATED):
+    """Return the texts of what forbids to capture the step of a loop."""
+    case = _case(loop, EITHER, kind)
+    return run(case, product_of(case, kind)).refusals
+
+
+def _case(loop, expect, kind, *, waits=True):
+    # The harness knows cases by their names.
+    return CapturedCase(
         name=f"{loop.__name__}_{next(_numbers)}",
         theme="checklist",
         sentence="",
@@ -30,4 +50,3 @@ def wrong_with(loop, expect, kind=SIMULATED, *, waits=True):
         raises=False,
         loop=loop,
     )
-    return judge_the_loop_itself(case, kind) + judge(case, kind)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import inspect
 import os
+import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from hazards.captured_harness import CAPTURED, EITHER, HOLDS, refused
 from hazards.captured_models import Trainer, batch, batches, kept, losses_of, mlp, sgd, updated
-from judged import wrong_with
+from judged import refusals_of, wrong_with
 
 
 NUM = 14
@@ -358,3 +361,102 @@ def test_copies_to_the_host_that_do_not_wait():
         return found, trainer.state()
 
     assert wrong_with(loop, EITHER) == []
+
+
+# ---------------------------------------------------------------------------- what refusals say
+
+
+class Counting(Trainer):
+    def __init__(self, place):
+        super().__init__(place)
+        self.seen = 0
+
+    def step(self, pair):
+        self.seen += 1
+        return self.train(pair)
+
+
+class Printing(Trainer):
+    def step(self, pair):
+        print("step")
+        return self.train(pair)
+
+
+class Drawing(Trainer):
+    def step(self, pair):
+        x, y = pair
+        return self.train((x * random.random(), y))
+
+
+class Reading(Trainer):
+    def step(self, pair):
+        return updated(self.optimizer, self.loss(pair) / self.loss(pair).item())
+
+
+class Annealing(Trainer):
+    weight = 1.0
+
+    def step(self, pair):
+        return updated(self.optimizer, self.loss(pair) * self.weight)
+
+    def before(self, number):
+        self.weight = number + 1.5
+
+
+class Renewing(Trainer):
+    weights = None
+
+    def step(self, pair):
+        return updated(self.optimizer, self.loss(pair) + self.weights.sum())
+
+    def before(self, number):
+        self.weights = torch.ones(4, device=self.model[0].weight.device)
+        del number
+
+
+class Updating(Trainer):
+    number = 0
+
+    def step(self, pair):
+        loss = self.loss(pair)
+        loss.backward()
+        if self.number % 3 == 2:
+            self.optimizer.step()
+        return loss
+
+    def before(self, number):
+        self.number = number
+
+
+class OnTheHost(Trainer):
+    def step(self, three):
+        x, y, scale = three
+        return self.train((x * scale.to(x.device), y))
+
+
+def words_of(trainer_of):
+    """Return the refusals of a trainer's step, with `train.py:12` for each line."""
+
+    def loop(place):
+        trainer = trainer_of(place)
+        step, before = place.capture(trainer.step), getattr(trainer, "before", lambda number: None)
+        for number, pair in enumerate(batches(place, 2 * NUM)):
+            before(number)
+            extra = (torch.ones(8),) if trainer_of is OnTheHost else ()
+            step((*pair, *extra))
+
+    return [re.sub(r"\w+\.py:\d+", "train.py:12", text) for text in refusals_of(loop)]
+
+
+@pytest.mark.parametrize(
+    "trainer_of",
+    [Reading, Counting, Printing, Drawing, Annealing, Renewing, Updating, OnTheHost],
+)
+def test_refusals_say_what_the_page_says(trainer_of):
+    """The page has the words of each kind of refusal, with `train.py:12` for the line."""
+    page = Path(__file__).parents[2] / "docs" / "cuda-graph-checklist.md"
+    quoted = re.findall(r"`` ?(.+?) ?``", page.read_text(encoding="utf-8"))
+
+    (first, *_) = words_of(trainer_of)
+
+    assert first in quoted
