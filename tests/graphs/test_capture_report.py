@@ -75,15 +75,26 @@ def test_a_reason_is_told_once_and_again_only_if_it_is_another():
     """A reason that was lifted and came back was told before."""
     report = CaptureReport()
     report.refuse(Refusal("graph_limit", "too many", is_final=False))
-    assert [refusal.kind for refusal in report.untold()] == ["graph_limit"]
+    assert list(report.untold()) == ["too many"]
 
     report.lift_refusals()
     assert report.refusal is None
     report.refuse(Refusal("graph_limit", "too many", is_final=False))
     report.refuse(host_read("a.py:1"))
 
-    assert [refusal.kind for refusal in report.untold()] == ["host_read"]
+    assert list(report.untold()) == ["a.py:1 makes the host wait for the device"]
     assert list(report.untold()) == []
+
+
+def test_all_reasons_of_one_line_are_told_together():
+    """What comes later is told later, even if it is of the same line."""
+    report = CaptureReport()
+    for site, name in (("a.py:1", "n"), ("a.py:2", "m"), ("a.py:1", "random")):
+        report.refuse(Refusal("host_write", f"{site}: {name}", site=site, name=name))
+
+    assert list(report.untold()) == ["a.py:1: n; a.py:1: random", "a.py:2: m"]
+    report.refuse(Refusal("host_write", "a.py:1: print", site="a.py:1", name="print"))
+    assert list(report.untold()) == ["a.py:1: print"]
 
 
 def test_proofs_and_rates_are_told():

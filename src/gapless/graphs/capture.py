@@ -246,9 +246,9 @@ class CapturedFunction:
         if found and self._settings.on_refusal == "raise":
             text = "; ".join([refusal.text for refusal in found])
             raise CaptureRefused(f"{self!r} is not captured: {text}", kind=found[0].kind)
-        for refusal in self.report.untold():
-            text = f"{self._name} is not captured: {refusal.text}"
-            warnings.warn(CaptureWarning(text), stacklevel=_level_of_user())
+        for text in self.report.untold():
+            told = CaptureWarning(f"{self._name} is not captured: {text}")
+            warnings.warn(told, stacklevel=_level_of_user())
 
     def capture_ahead(self, batches: Iterable[Any], snapshot: Callable[[], Snapshot]) -> None:
         """Capture the step for these batches, and from here on for no others.

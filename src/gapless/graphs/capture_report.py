@@ -89,12 +89,14 @@ class CaptureReport:
         """Forget reasons that may be gone."""
         self.refusals[:] = [refusal for refusal in self.refusals if refusal.is_final]
 
-    def untold(self) -> Iterator[Refusal]:
-        """Yield the reasons that were never yielded before."""
+    def untold(self) -> Iterator[str]:
+        """Yield the reasons that were never yielded before; those of one line as one text."""
         for refusal in self.refusals:
             if refusal.reason not in self._told:
-                self._told.add(refusal.reason)
-                yield refusal
+                alike = [one for one in self.refusals if one.site and one.site == refusal.site]
+                alike = [one for one in alike if one.reason not in self._told] or [refusal]
+                self._told.update([one.reason for one in alike])
+                yield "; ".join([one.text for one in alike])
 
     @property
     def padding(self) -> dict[int, float]:

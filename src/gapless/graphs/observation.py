@@ -65,7 +65,7 @@ class Observer:
 
         Args:
             is_first: the first run of a key: let it make state that it keeps.
-            is_last: the last run before a capture: look for reads of values.
+            is_last: the last run before a capture. In both, look for reads of values.
 
         Sync: Does not block the host.
         """
@@ -75,7 +75,7 @@ class Observer:
             stack.enter_context(self._optimizer_calls_noted(seen))
             stack.enter_context(_schedulers_noted(seen))
             stack.enter_context(self._backward_noted(seen))
-            if is_last:
+            if is_first or is_last:
                 stack.enter_context(self._device.watch_reads(seen.host_reads.append))
             yield seen
         seen.replaces_state = not is_first and state != self._optimizers.state_ids()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.addresses import address_of
 from gapless.graphs.host_watch import HostRun
-from gapless.graphs.refusal import Refusal, host_write, objections_to
+from gapless.graphs.refusal import Refusal, host_read, host_write, objections_to
 from gapless.graphs.touched import TouchWatch
 from gapless.pipeline.step import Call
 
@@ -143,6 +143,9 @@ class WarmUps:
         refusals += [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
         refusals += self._too_many_keys()
+        if refusals:
+            # Alone they refuse nothing before a capture was tried: some code reads in no capture.
+            refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
         self._optimizer_calls[number] = seen.optimizer_calls
         # What torch compiles in a run hides the rest of it.
         if host.is_complete:
