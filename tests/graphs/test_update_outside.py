@@ -424,25 +424,25 @@ def test_a_step_that_was_taken_from_its_optimizer_before_is_refused(device):
 
 
 class Fails(Trainee):
-    """A step that fails after its update."""
+    """A step that fails before it takes back what it has handed to its optimizer."""
 
     fails = False
 
     def step(self):
         super().step()
-        vars(self.optimizer)["found_inf"] = self.loss
+        self.optimizer.found_inf = self.loss
         if self.fails:
             raise KeyError
         del self.optimizer.found_inf
 
 
 def test_a_failed_capture_leaves_optimizers_as_they_were(device):
-    """Their state, what a scaler has handed to them, and their step."""
+    """What a scaler has handed to them, and their step."""
     trainee, updates = Fails(device, INSIDE["SGD, fused"]), Updates(device)
     with updates.watch():
         trainee.step()
     trainee.fails = True
-    trainee.optimizer.state.clear()
+    trainee.optimizer.grad_scale = scale = on(device, torch.ones(()))
 
     def work(cut):
         with updates.during_capture(cut):
@@ -451,9 +451,29 @@ def test_a_failed_capture_leaves_optimizers_as_they_were(device):
     with pytest.raises(KeyError):
         device.capture(work)
 
-    assert not trainee.optimizer.state
+    assert trainee.optimizer.grad_scale is scale
     assert "found_inf" not in vars(trainee.optimizer)
     assert "step" not in vars(trainee.optimizer)
+
+
+def test_a_replay_leaves_the_gradients_of_weights_alone(device):
+    """The update finds those of the capture, and whoever replays decides what is left."""
+    trainee, updates = Adversaries(device, OUTSIDE["Adam"]), Updates(device)
+    with updates.watch():
+        trainee.step()
+
+    def work(cut):
+        with updates.during_capture(cut):
+            trainee.step()
+
+    graph = device.capture(work)
+    weights = [*trainee.model.parameters(), *trainee.critic.parameters()]
+    own = [on(device, weight.detach()) for weight in weights]
+    for weight, gradient in zip(weights, own, strict=True):
+        weight.grad = gradient
+    graph.replay()
+
+    assert all(weight.grad is gradient for weight, gradient in zip(weights, own, strict=True))
 
 
 class HandsOver(Trainee):
@@ -640,3 +660,117 @@ def test_a_rate_of_a_scheduler_beside_the_rate_is_no_number_of_the_update(device
     found = train(device, make, captured=True)
 
     assert found.captured[0].inside == [found.trainee.optimizer]
+
+
+def test_a_step_that_somebody_has_replaced_is_called_as_it_is(device):
+    """What has taken its place may do anything on the host."""
+
+    def make(params, seen):
+        optimizer = torch.optim.SGD(params, lr=0.1)
+
+        def step():
+            seen.append(1)
+            torch.optim.SGD.step(optimizer)
+
+        optimizer.step = step
+        return optimizer
+
+    outcomes = []
+    for captured in (False, True):
+        seen = []
+        outcomes.append((train(device, partial(make, seen=seen), captured=captured).values, seen))
+
+    assert outcomes[0] == outcomes[1]
+
+
+def test_an_update_that_is_trained_through_is_refused(device):
+    """`differentiable=True` needs the update in the graph of autograd."""
+    weight = on(device, torch.ones(2)).requires_grad_()
+    optimizer, updates = torch.optim.SGD([weight], lr=0.1, differentiable=True), Updates(device)
+
+    with updates.watch():
+        optimizer.step()
+
+    assert "differentiable" in updates.objection()
+
+
+@pytest.mark.parametrize("where", ["host", "device"])
+def test_a_rate_that_is_a_tensor_is_read_where_it_lies(device, where):
+    """Inside only where the update reads it on the device."""
+    rates = []
+
+    def make(params):
+        rates.append(torch.tensor(0.1) if where == "host" else on(device, torch.tensor(0.1)))
+        return torch.optim.SGD(params, lr=rates[-1], fused=True)
+
+    def between(trainee, number):
+        rates[-1].fill_(0.1 / (number + 1))
+
+    expected = train(device, make, captured=False, between=between)
+    found = train(device, make, captured=True, between=between)
+
+    assert found.values == expected.values
+    assert bool(found.captured[0].inside) == (where == "device")
+
+
+def test_a_rate_that_any_update_reads_on_the_host_stays_outside(device):
+    """Without fused kernels its value would be baked in."""
+
+    def make(params):
+        return torch.optim.SGD(params, lr=on(device, torch.tensor(0.1)))
+
+    def between(trainee, number):
+        trainee.optimizer.param_groups[0]["lr"].fill_(0.1 / (number + 1))
+
+    expected = train(device, make, captured=False, between=between)
+    found = train(device, make, captured=True, between=between)
+
+    assert found.values == expected.values
+    assert "lr" in found.captured[0].outside[found.trainee.optimizer]
+
+
+def test_a_scheduler_made_in_a_capture_keeps_the_step_as_written(device):
+    """It wraps what it finds, which must be no part of the capture later."""
+    trainee, updates = Trainee(device, OUTSIDE["Adam"]), Updates(device)
+    with updates.watch():
+        trainee.step()
+
+    def work(cut):
+        with updates.during_capture(cut):
+            ExponentialLR(trainee.optimizer, 1.0)
+
+    device.capture(work)
+    state = trainee.optimizer.state[trainee.model[0].weight]
+    before = state["step"].item()
+    trainee.step()
+
+    assert state["step"].item() == before + 1
+    assert trainee.optimizer._opt_called
+
+
+class WithAHostWeight(Trainee):
+    """A trainee that keeps one weight on the host."""
+
+    def __init__(self, device, make):
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        super().__init__(device, lambda params: make([*params, self.weight]))
+
+    def step(self):
+        self.optimizer.zero_grad()
+        loss = self.model(self.x).square().mean()
+        loss.backward()
+        self.weight.grad = torch.ones(2)
+        self.optimizer.step()
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+def test_an_update_of_a_weight_on_the_host_is_outside(device):
+    """A capture would do it at once, and no replay would do it again."""
+    make = INSIDE["SGD, loop"]
+    expected = train(device, make, captured=False, kind=WithAHostWeight)
+    found = train(device, make, captured=True, kind=WithAHostWeight)
+
+    assert found.values == expected.values
+    assert found.trainee.weight.tolist() == expected.trainee.weight.tolist()
+    assert found.captured[0].inside == []

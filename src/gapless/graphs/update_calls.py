@@ -47,9 +47,7 @@ class UpdateAsWritten:
         self._kwargs = kwargs
         self._weights = weights_of(optimizer)
         self.gradients = gradients_of(optimizer)
-        self._of_a_scaler = {
-            name: vars(optimizer)[name] for name in _OF_A_SCALER if name in vars(optimizer)
-        }
+        self._of_a_scaler = _of_a_scaler(optimizer)
         self._modes = _Modes(device_type)
 
     def __call__(self) -> None:
@@ -79,6 +77,11 @@ class UpdateAsWritten:
 def _set_gradients(weights: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> None:
     for weight, gradient in zip(weights, gradients, strict=True):
         weight.grad = gradient
+
+
+def _of_a_scaler(optimizer: Optimizer) -> dict[str, Any]:
+    """Return what a scaler has handed to an optimizer."""
+    return {name: vars(optimizer)[name] for name in _OF_A_SCALER if name in vars(optimizer)}
 
 
 class _Modes:
@@ -135,25 +138,14 @@ def capturable(optimizer: Optimizer) -> Iterator[None]:
 
 @contextmanager
 def optimizer_restored_on_failure(optimizer: Optimizer) -> Iterator[None]:
-    """Put back what the body has changed of an optimizer on the host, if it raises."""
-    names = (*_OF_A_SCALER, "_opt_called")
-    own = {name: vars(optimizer)[name] for name in names if name in vars(optimizer)}
-    weights = set(optimizer.state)
-    # States of other kinds belong to optimizers of others, which no capture calls.
-    states = {
-        weight: dict(state) for weight, state in optimizer.state.items() if isinstance(state, dict)
-    }
+    """Take back what a scaler has handed to an optimizer in the body, if that raises."""
+    own = _of_a_scaler(optimizer)
     try:
         yield
     except BaseException:
-        for name in names:
+        for name in _OF_A_SCALER:
             vars(optimizer).pop(name, None)
         vars(optimizer).update(own)
-        for weight in set(optimizer.state) - weights:
-            del optimizer.state[weight]
-        for weight, state in states.items():
-            optimizer.state[weight].clear()
-            optimizer.state[weight].update(state)
         raise
 
 

@@ -328,18 +328,13 @@ class _Capture:
 
     def _capture(self, optimizer: Optimizer, step: Callable[[], object]) -> None:
         rates = self._updates.rates_of(optimizer)
-        as_captured = UpdateAsCaptured(optimizer, is_rate_filled=bool(rates))
         self._inside.append(optimizer)
         try:
             with capturable(optimizer), _rates_in_place(_pairs(optimizer, rates)):
                 step()
         finally:
             self._inside.pop()
-        if as_captured.change() is not None:
-            raise RuntimeError(
-                f"{name_of(optimizer)}.step() makes state that every replay would make anew"
-            )
-        self.captured.add_inside(optimizer, as_captured, rates)
+        self.captured.add_inside(optimizer, rates)
 
 
 class CapturedUpdates:
@@ -397,14 +392,12 @@ class CapturedUpdates:
                 stack.enter_context(_rates_in_place(_pairs(optimizer, rates)))
             yield
 
-    def add_inside(
-        self, optimizer: Optimizer, as_captured: UpdateAsCaptured, rates: list[_Rate]
-    ) -> None:
+    def add_inside(self, optimizer: Optimizer, rates: list[_Rate]) -> None:
         """Note that the update of an optimizer has been captured."""
         if any(optimizer is one for one in self.inside):
             return
         self.inside.append(optimizer)
-        self._as_captured.append(as_captured)
+        self._as_captured.append(UpdateAsCaptured(optimizer, is_rate_filled=bool(rates)))
         if rates:
             self._rates.append((optimizer, rates))
 
