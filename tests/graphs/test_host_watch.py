@@ -327,8 +327,9 @@ def test_random_numbers_of_torch_on_the_host_are_a_write():
         return batch.sum() * torch.rand(())
 
     watch = HostWatch(step, on_device=_is_meta)
-    with watch.watch((torch.zeros(3, device="meta"),), {}) as run:
-        step(torch.zeros(3, device="meta"))
+    for _ in range(2):
+        with watch.watch((torch.zeros(3, device="meta"),), {}) as run:
+            step(torch.zeros(3, device="meta"))
     assert names(run) == ["torch"]
     assert run.writes[0].site.startswith("test_host_watch.py:")
 
@@ -540,6 +541,47 @@ def test_what_is_made_in_the_first_run_alone_is_no_write_of_the_second():
     _, run = watched(step)
     assert run.writes == []
     assert run.kept == []
+
+
+def test_a_cache_for_each_size_is_filled_and_no_write():
+    masks = {}
+
+    @functools.lru_cache
+    def looked_up(number):
+        return number
+
+    def step(batch):
+        size = len(batch)
+        if size not in masks:
+            masks[size] = torch.ones_like(batch)
+        return (batch * masks[size]).sum() * looked_up(size)
+
+    watch = HostWatch(step, on_device=_is_cpu, torch_random=False)
+    for size in (3, 3, 5, 5, 3):
+        batch = torch.zeros(size)
+        with watch.watch((batch,), {}) as run:
+            step(batch)
+        assert run.writes == []
+        assert run.is_complete
+
+
+def test_a_list_that_is_appended_to_now_and_then_is_a_write():
+    thing, seen = Thing(step=0), []
+
+    def step(batch):
+        if thing.step >= 1:
+            seen.append(1)
+        return batch.sum()
+
+    watch = HostWatch(step, on_device=_is_cpu, torch_random=False)
+    told = []
+    for thing.step in range(4):
+        with watch.watch((torch.zeros(3),), {}) as run:
+            step(torch.zeros(3))
+        told.append((names(run), run.is_complete))
+    assert told[0] == ([], True)
+    assert told[1] == ([], False)
+    assert told[2][0] == told[3][0] == ["seen"]
 
 
 # --- kept tensors ---
@@ -776,6 +818,62 @@ def test_a_class_attribute_a_default_and_code_are_guarded(monkeypatch):
         trainer.step, lambda: monkeypatch.setattr(_double, "__code__", _triple.__code__)
     )
     assert first is not None
+
+
+def test_an_attribute_that_hides_the_classs_is_seen():
+    trainer = Trainer()
+    first = change(trainer.step, lambda: setattr(trainer, "factor", 2.0))
+    assert (first.name, first.before, first.after) == ("self.factor", "nothing", "2.0")
+    trainer = Trainer()
+    assert change(trainer.step, lambda: setattr(trainer, "loss", _double)) is not None
+
+
+def test_a_cached_property_is_no_write():
+    class Owner:
+        base = 2.0
+
+        @functools.cached_property
+        def weight(self):
+            return self.base / 4
+
+        def step(self, batch):
+            return batch.sum() * self.weight
+
+    owner = Owner()
+    _, run = watched(owner.step)
+    assert run.writes == []
+    assert change(owner.step, lambda: vars(owner).pop("weight")).name == "self.weight"
+
+
+class Attributes(dict):
+    def __getattr__(self, name):
+        return self[name]
+
+
+class Registry:
+    known = {"smoothing": 0.1}  # noqa: RUF012
+
+    @classmethod
+    def get(cls, name):
+        return cls.known[name]
+
+
+def test_settings_behind_functions_and_special_objects_are_guarded():
+    config = Attributes(loss=Attributes(weight=1.0))
+    variable = contextvars.ContextVar("variable", default=1.0)
+    local = threading.local()
+    local.weight = 1.0
+
+    def step(batch):
+        return batch.sum() * (
+            config.loss.weight + Registry.get("smoothing") + variable.get() + local.weight
+        )
+
+    assert change(step, lambda: config.loss.update(weight=0.5)).name == "config.loss.weight"
+    assert change(step, lambda: Registry.known.update(smoothing=0.5)) is not None
+    assert change(step, lambda: variable.set(0.5)).name == "variable"
+    assert change(step, lambda: setattr(local, "weight", 0.5)).name == "local.weight"
+    Registry.known.update(smoothing=0.1)
 
 
 def test_a_property_is_not_called_but_what_it_reads_is_guarded():

@@ -24,8 +24,6 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
     known: list[tuple[str, Callable[[], Any]]] = [
         ("torch.is_grad_enabled()", torch.is_grad_enabled),
         ("torch.is_inference_mode_enabled()", torch.is_inference_mode_enabled),
-        ("autocast", partial(torch.is_autocast_enabled, device_type)),
-        ("autocast's dtype", partial(torch.get_autocast_dtype, device_type)),
         ("autocast's cache", torch.is_autocast_cache_enabled),
         ("torch.get_default_dtype()", torch.get_default_dtype),
         (
@@ -35,6 +33,11 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision),
         ("torch.autograd.set_multithreading_enabled", _multithreading()),
     ]
+    for kind in dict.fromkeys((device_type, "cpu")):
+        known += [
+            (f"autocast of {kind}", partial(torch.is_autocast_enabled, kind)),
+            (f"autocast's dtype of {kind}", partial(torch.get_autocast_dtype, kind)),
+        ]
     optional = {
         "torch.backends.cudnn.enabled": "_get_cudnn_enabled",
         "torch.backends.cudnn.benchmark": "_get_cudnn_benchmark",

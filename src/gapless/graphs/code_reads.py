@@ -452,10 +452,8 @@ class _Follower:
     def _call(self, callee: list[_Value], arguments: list[_Value]) -> None:
         method = next((value.method for value in callee if value.method is not None), None)
         first = arguments[0] if arguments else _UNKNOWN
-        if method is not None and method[1] == "get" and isinstance(first.constant, str | int):
-            for value in arguments[1:]:
-                self._use(value)
-            self._item(_Value(method[0]), first.constant)
+        if method is not None and method[1] == "get":
+            self._call_get(callee, method[0], arguments)
             return
         if Chain("global", "getattr") in callee[0].chains | callee[1].chains:
             self._attribute_by_name(first, arguments[1] if len(arguments) > 1 else _UNKNOWN)
@@ -474,6 +472,24 @@ class _Follower:
             if value.code is not None:
                 self._enter(value.code, [])
         self._push(frozenset(result))
+
+    def _call_get(
+        self, callee: list[_Value], base: frozenset[Chain], arguments: list[_Value]
+    ) -> None:
+        """Follow a call of `get`, which of a dictionary reads one item."""
+        for value in callee:
+            self._read(value.chains)
+        for value in arguments:
+            self._use(value)
+        key = arguments[0].constant if arguments else None
+        if isinstance(key, str | int):
+            chains = frozenset(chain.then("item", key) for chain in base)
+            self._read(chains)
+            self._out.whole |= chains
+        else:
+            self._out.whole |= base
+            chains = _each(base)
+        self._push(chains | {_RESULT})
 
     def _enter_callee(self, callee: list[_Value], arguments: list[_Value]) -> None:
         if callee[0].code is not None:

@@ -49,6 +49,7 @@ class Difference(NamedTuple):
         site: where the code names it, "" if unknown.
         before: the value, or a text about the object.
         after: the same.
+        is_fill: whether something was put where nothing was, as caches are filled.
     """
 
     place: Place | None
@@ -57,6 +58,7 @@ class Difference(NamedTuple):
     site: str
     before: Any
     after: Any
+    is_fill: bool = False
 
 
 class Text(str):
@@ -210,7 +212,10 @@ class HostState:
         for place, before in self._places:
             after = place.read()
             if not same(before, after):
-                yield Difference(place, place.owner, place.name, place.site, before, after)
+                is_fill = before is MISSING or before is None
+                yield Difference(
+                    place, place.owner, place.name, place.site, before, after, is_fill
+                )
         for value, copy, name, site, holder in self._dicts.values():
             yield from self._dict_differences(value, copy, name, site, holder)
         for sequence, items, name, site in self._lists.values():
@@ -221,12 +226,14 @@ class HostState:
         for members, before_members, name, site in self._sets.values():
             if members != before_members:
                 before, after = (Text(f"{len(each)} items") for each in (before_members, members))
-                yield Difference(None, members, name, site, before, after)
+                is_fill = len(members) > len(before_members)
+                yield Difference(None, members, name, site, before, after, is_fill)
         for thing, before_state, state, name, site in self._inner.values():
             after_state = state(thing)
             if before_state != after_state:
                 before, after = _about(before_state), _about(after_state)
-                yield Difference(None, thing, name, site, before, after)
+                is_fill = isinstance(thing, functools._lru_cache_wrapper)
+                yield Difference(None, thing, name, site, before, after, is_fill)
         for tensor, address, name, site in self._addresses:
             now = _address(tensor)
             if now != address:
@@ -248,9 +255,9 @@ class HostState:
             if not same(before, after):
                 shown = f"{name}.{key}" if holder is not None else f"{name}[{_key(key)}]"
                 place = Place("dict", value, key, name=shown, site=site, holder=holder)
-                yield Difference(
-                    place, holder if holder is not None else value, shown, site, before, after
-                )
+                owner = holder if holder is not None else value
+                is_fill = before is MISSING or before is None
+                yield Difference(place, owner, shown, site, before, after, is_fill)
 
 
 _OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
@@ -263,7 +270,8 @@ def _key(key: Any) -> str:
 def _list_differences(value: Any, items: list[Any], name: str, site: str) -> Iterator[Difference]:
     if len(value) != len(items):
         before, after = (Text(f"{len(each)} items") for each in (items, value))
-        yield Difference(None, value, name, site, before, after)
+        is_fill = len(value) > len(items)
+        yield Difference(None, value, name, site, before, after, is_fill)
         return
     for index, (before, after) in enumerate(zip(items, list(value), strict=True)):
         if not same(before, after):

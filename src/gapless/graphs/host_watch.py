@@ -30,7 +30,7 @@ from gapless.graphs.c_calls import SUSPECTS, effect_of
 from gapless.graphs.code_kinds import CodeKind, kind_of, site_of
 from gapless.graphs.code_reads import reads_of
 from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
-from gapless.graphs.plain_values import is_tensor_tree, same_but_tensors, shown
+from gapless.graphs.plain_values import is_number_like, is_tensor_tree, same_but_tensors, shown
 from gapless.graphs.reach import MISSING, Executed, Observed, Place, Reach
 from gapless.graphs.read_guards import ReadGuards
 from gapless.pipeline.containers import container_of
@@ -91,10 +91,14 @@ class KeptPath:
 class HostRun:
     """What one watched run did on the host; complete once the watch is over.
 
+    The first run of a kind of arguments may fill caches and set what is set once; its writes are
+    not told. What they change is read by the next runs as it is then.
+
     Attributes:
-        writes: what it changed or did, each once.
+        writes: what it changed or did, each once; empty in the first run of a kind.
         kept: places with other tensors of the device.
-        is_complete: False if torch compiled something: the watch was cut short, look once more.
+        is_complete: False if torch compiled something, so that the watch was cut short, or if a
+            cache was filled: look once more.
         runs_compiled: whether compiled code ran.
     """
 
@@ -128,6 +132,8 @@ class HostWatch:
         self._num_complete = 0
         # Weakly: batches are not kept.
         self._batch: list[weakref.ref[torch.Tensor]] = []
+        # By kind of arguments: what its runs have filled.
+        self._filled: dict[Any, set[Any]] = {}
 
     @contextmanager
     def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[HostRun]:
@@ -137,7 +143,7 @@ class HostWatch:
         """
         run = HostRun()
         self._num_runs += 1
-        skip, tensors = _parts_of_batch((args, kwargs))
+        skip, tensors, kind = _parts_of_batch((args, kwargs))
         self._batch = [weakref.ref(tensor) for tensor in tensors]
         del tensors
         before = HostState(
@@ -155,7 +161,7 @@ class HostWatch:
         reach = self._reach(least_runs=1, skip=skip)
         if self._find_functions(reach):
             reach = self._reach(least_runs=1, skip=skip)
-        self._sum_up(run, before, reach, profile, states.changed())
+        self._sum_up(run, before, reach, profile, states.changed(), kind)
 
     def guards(self, *, carried: Collection[KeptPath] = ()) -> ReadGuards:
         """Return guards for everything that the watched runs read, with the values of now.
@@ -203,7 +209,11 @@ class HostWatch:
         reach: Reach,
         profile: _Profile,
         random_states: list[str],
+        kind: Any,
     ) -> None:
+        filled = self._filled.get(kind)
+        is_first = filled is None
+        filled = self._filled.setdefault(kind, set())
         stores = _Stores(reach)
         writes: dict[tuple[str, str], HostWrite] = {}
 
@@ -217,6 +227,9 @@ class HostWatch:
                 assert difference.place is not None
                 empty = difference.before is MISSING or difference.before is None
                 run.kept.append(KeptPath(difference.place, name, site, empty))
+            elif difference.is_fill and _key_of(difference) not in filled:
+                filled.add(_key_of(difference))
+                run.is_complete = False
             else:
                 texts = (_text(difference.before), _text(difference.after))
                 note(name, site, *texts, _advice(difference))
@@ -225,7 +238,9 @@ class HostWatch:
         for name in random_states:
             site = profile.random_site if name == "random" else stores.site_of_name(name)
             note(name, site, "", "", "draw random numbers on the device, or in `on_host`")
-        run.writes = list(writes.values())
+        run.writes = [] if is_first else list(writes.values())
+        if is_first:
+            run.is_complete = profile.is_complete
 
     def _is_kept(self, difference: Difference) -> bool:
         place, before, after = difference.place, difference.before, difference.after
@@ -234,9 +249,22 @@ class HostWatch:
         if not is_tensor_tree(after, self._on_device):
             return False
         if before is MISSING or before is None:
-            is_growth = place.holder is None and self._num_runs > 1 and place.kind == "dict"
-            return not (is_growth and before is MISSING) or "__builtins__" in place.owner
+            # A dictionary that grows is no place to copy to.
+            return before is None or place.holder is not None or _is_variable(place)
         return is_tensor_tree(before, self._on_device) and same_but_tensors(before, after)
+
+
+def _key_of(difference: Difference) -> Any:
+    """Return what is filled: an attribute, or a container as a whole."""
+    place = difference.place
+    if place is None or place.holder is None:
+        is_variable = place is not None and _is_variable(place)
+        return place.id if is_variable and place is not None else id(difference.owner)
+    return place.id
+
+
+def _is_variable(place: Place) -> bool:
+    return place.kind == "cell" or (place.kind == "dict" and "__builtins__" in place.owner)
 
 
 def _text(value: Any) -> str:
@@ -258,9 +286,10 @@ def _stored_names(reach: Reach) -> set[str]:
     return names
 
 
-def _parts_of_batch(batch: Any) -> tuple[set[int], list[torch.Tensor]]:
-    """Return the ids of all containers and tensors in a batch, and the tensors."""
+def _parts_of_batch(batch: Any) -> tuple[set[int], list[torch.Tensor], Any]:
+    """Return the ids of all containers and tensors in a batch, the tensors, and its kind."""
     ids: set[int] = set()
+    kind: list[Any] = []
     tensors: list[torch.Tensor] = []
     todo = [batch]
     while todo:
@@ -270,6 +299,7 @@ def _parts_of_batch(batch: Any) -> tuple[set[int], list[torch.Tensor]]:
         if isinstance(value, torch.Tensor):
             ids.add(id(value))
             tensors.append(value)
+            kind.append((value.shape, value.dtype))
             continue
         if isinstance(value, nn.Module | torch.optim.Optimizer | type | ModuleType):
             continue
@@ -277,7 +307,10 @@ def _parts_of_batch(batch: Any) -> tuple[set[int], list[torch.Tensor]]:
         if container is not None:
             ids.add(id(value))
             todo += container.parts(value)
-    return ids, tensors
+            kind.append((type(value), len(container.names(value))))
+        else:
+            kind.append(value if is_number_like(value) else type(value))
+    return ids, tensors, tuple(kind)
 
 
 class _Stores:
@@ -378,9 +411,9 @@ def _keys(owner: Any) -> Any:
 
 
 _NOT_OBSERVED = (
-    torch.Tensor, str, bytes, int, float, complex, type(None), list, tuple, dict, set, type,
-    ModuleType, FunctionType, MethodType,
+    torch.Tensor, str, bytes, int, float, complex, type(None), FunctionType, MethodType,
 )  # fmt: skip
+_CONTAINERS = (list, tuple, dict, set)
 
 
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
@@ -503,7 +536,7 @@ class _Profile:
             self._observe(executed.observed.setdefault("", Observed()), value)
 
     def _observe(self, observed: Observed, value: Any) -> None:
-        if isinstance(value, _NOT_OBSERVED):
+        if isinstance(value, _NOT_OBSERVED) or type(value) in _CONTAINERS:
             return
         known = observed.runs.get(id(value))
         if known is not None and known[0]() is value:

@@ -8,8 +8,10 @@ look there: neither properties nor `__getattr__`.
 from __future__ import annotations
 
 import collections
+import contextvars
 import functools
 import os
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import (
@@ -54,7 +56,7 @@ class Place:
 
     Attributes:
         kind: "dict" (an entry), "item" (of a list, tuple or deque), "cell", "slot" (a descriptor
-            made in C), or "class" (an attribute of a class).
+            made in C), "class" (an attribute of a class) or "context" (a context variable).
         owner: the dictionary, container, cell, object or class.
         key: the key, index or attribute.
         name: as the code says it, such as `self.alpha`.
@@ -89,6 +91,8 @@ class Place:
         try:
             if self.kind == "cell":
                 return self.owner.cell_contents
+            if self.kind == "context":
+                return self.owner.get(MISSING)
             if self.kind == "slot":
                 return self.key.__get__(self.owner)
             if self.kind == "class":
@@ -342,6 +346,8 @@ class Reach:
             if key in ("__self__", "__func__"):
                 return [(getattr(value, key), shown)]
             return self._attribute(value.__func__, key, name, site)
+        if isinstance(value, contextvars.ContextVar) and key == "get":
+            return self._place("context", value, None, name, site)
         if isinstance(value, functools.partial) and key in ("func", "args", "keywords"):
             return [(getattr(value, key), shown)]
         return self._instance_attribute(value, key, name, site)
@@ -359,16 +365,25 @@ class Reach:
             if key in table:
                 return self._place("dict", table, key, shown, site, holder=value)
         if isinstance(value, CONTAINERS) and is_foreign(type(value)):
-            if key not in CHANGING_METHODS:
+            if key not in CHANGING_METHODS and key != "get":
                 self._use_whole(value, name, site)
             return []
-        return self._inherited(value, key, shown, site)
-
-    def _inherited(self, value: Any, key: str, shown: str, site: str) -> Iterable[tuple[Any, str]]:
         found = _class_attribute(type(value), key)
         if found is None:
+            # A mapping whose items can be read as attributes.
+            if isinstance(value, dict) and _class_attribute(type(value), "__getattr__"):
+                return self._place("dict", value, key, shown, site)
             return []
+        if entries_of(value) is not None and not is_foreign(found[0]):
+            # An attribute of the object's own would hide it.
+            self._place("dict", entries, key, shown, site, holder=value)
+        return self._inherited(value, found, shown, site)
+
+    def _inherited(
+        self, value: Any, found: tuple[type, Any], shown: str, site: str
+    ) -> Iterable[tuple[Any, str]]:
         owner, attribute = found
+        key = shown.rpartition(".")[2]
         if isinstance(attribute, MemberDescriptorType):
             if isinstance(value, torch.Tensor):
                 return []
@@ -636,8 +651,12 @@ HOOK_TABLES = (
 
 def entries_of(value: Any) -> dict[str, Any] | None:
     """Return an object's own attributes, None if it has no dictionary of them."""
+    entries: Any
     try:
-        entries = object.__getattribute__(value, "__dict__")
+        if isinstance(value, threading.local):
+            entries = value.__dict__
+        else:
+            entries = object.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError, RuntimeError):
         return None
     return entries if isinstance(entries, dict) else None

@@ -198,7 +198,9 @@ class ReadGuards:
         value = place.read()
         access, owner = _access(place)
         parts: tuple[Any, ...]
-        if value is MISSING:
+        if value is MISSING and type(place.owner) is dict:
+            test, parts = "{0} in {1}", (place.key, place.owner)
+        elif value is MISSING:
             test, parts = "{0}() is not {1}", (place.read, MISSING)
         elif _is_value(value):
             test = f"{access} is not {{2}} and not same({{2}}, {access})"
@@ -400,7 +402,7 @@ class ReadGuards:
         return made
 
 
-_FAILURES = (KeyError, IndexError, AttributeError, ValueError)
+_FAILURES = (LookupError, AttributeError, ValueError)
 
 # A version costs as much as two or three comparisons.
 _LEAST_PER_VERSION = 4
@@ -455,6 +457,8 @@ def _access(place: Place) -> tuple[str, Any]:
         return "{0}.cell_contents", place.owner
     if place.kind == "slot":
         return "{1}.__get__({0})", place.owner
+    if place.kind == "context":
+        return "{0}.get({1})", place.owner
     if place.kind == "class":
         return "{0}[{1}]", vars(place.owner)
     if type(place.owner) in (dict, list, tuple, collections.deque, MappingProxyType):
