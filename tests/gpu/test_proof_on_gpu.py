@@ -234,7 +234,7 @@ def test_large_and_odd_tensors_are_put_back(device):
         torch.randn(CHUNK_BYTES // 4 + 1001, device="cuda"),
         torch.randn(33, device="cuda", dtype=torch.float16),
         torch.randn(7, device="cuda").to(torch.float8_e4m3fn),
-        torch.rand(5, device="cuda") > 0.5,
+        torch.tensor([True, False, True, True, False], device="cuda"),
         torch.randn(6, 5, device="cuda", dtype=torch.complex64).t(),
         torch.tensor([float("nan"), -0.0, float("inf")], device="cuda", dtype=torch.float64),
         torch.randn(10_000, device="cuda", dtype=torch.bfloat16)[3:9_001],

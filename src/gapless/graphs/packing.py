@@ -159,7 +159,7 @@ def regions_of(tensors: Iterable[torch.Tensor], names: Iterable[str] = ()) -> li
     found: dict[int, dict[tuple[int, int], tuple[torch.dtype, str]]] = {}
     given = iter(names)
     for tensor in tensors:
-        name = next(given, None) or _described(tensor)
+        name = next(given, None) or described(tensor)
         for part in plain_parts(tensor):
             span, storage = span_of(part), part.untyped_storage()
             address = storage.data_ptr()
@@ -215,7 +215,8 @@ def _width_of(piece: Piece) -> tuple[int, torch.dtype]:
     )
 
 
-def _described(tensor: torch.Tensor) -> str:
+def described(tensor: torch.Tensor) -> str:
+    """Return what to call a tensor that has no name."""
     shape = "x".join(map(str, tensor.shape)) or "scalar"
     return f"a {str(tensor.dtype).removeprefix('torch.')} tensor of shape {shape}"
 

@@ -30,7 +30,7 @@ import torch
 from gapless.errors import GaplessError
 from gapless.graphs.device_state import unlike
 from gapless.graphs.fingerprints import NUM_PROJECTIONS
-from gapless.graphs.packing import chunks_of, joined_names, regions_of
+from gapless.graphs.packing import chunks_of, described, joined_names, regions_of
 from gapless.pipeline.tree import flatten
 
 
@@ -171,7 +171,8 @@ class _Run:
                         on_host.append(leaf.detach().clone())
                 else:
                     # Each for itself, so that they are as many if two share memory in one run.
-                    regions += regions_of([_dense(leaf)], [f"result {number}"])
+                    name = f"result {number} ({described(leaf)})"
+                    regions += regions_of([_dense(leaf)], [name])
             chunks = chunks_of(regions)
             return cls(out, tree, on_host, chunks, state.checksum(chunks), random)
 
