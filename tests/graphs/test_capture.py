@@ -140,17 +140,27 @@ def test_what_a_replay_cannot_return_is_refused(device):
     assert "returns a builtins.set" in step.report.refusal.text
 
 
-def test_what_cannot_be_taken_apart_is_returned_as_it_is(device):
+@pytest.mark.parametrize("trains", [False, True])
+def test_what_cannot_be_taken_apart_is_returned_as_it_is(device, trains):
     """A mapping that nobody can rebuild, as a step of its own returns it."""
+    training = Training(device)
+    compute = training.loss_of if trains else torch.sum
 
     class ReadOnly(dict):
         def __setitem__(self, name, value):
             raise TypeError("read-only")
 
-    step = gapless.capture(lambda batch: ReadOnly(loss=batch.sum()), device=device)
+    def work(batch):
+        loss = compute(batch)
+        if trains:
+            loss.backward()
+        return ReadOnly(loss=loss)
+
+    step = gapless.capture(work, device=device)
     found = [step(batch) for batch in gapless.prefetch(batches(*[4] * 6), device)]
 
     assert all(type(one) is ReadOnly for one in found)
+    assert step.report.refusal.kind == "result"
     assert "ReadOnly" in step.report.refusal.text
 
 
@@ -491,7 +501,7 @@ def test_batches_that_a_graph_takes_raise_nothing_after_a_refusal(device):
         lambda batch: batch * 2.0, device=device, max_graphs=1, on_refusal="raise"
     )
     small, large = gapless.prefetch(batches(2, 4), device)
-    for _ in range(4):
+    for _ in range(3):
         step(small)
     step(large)
     step(large)
@@ -653,7 +663,7 @@ def test_clear_drops_graphs_and_what_their_number_forbade(device):
     """A kind of batch that had its warm-up is captured again with its next batch."""
     step = gapless.capture(lambda batch: batch * 2.0, device=device, max_graphs=1)
     small, large = gapless.prefetch(batches(2, 4), device)
-    for batch in [small] * 4 + [large] * 3:
+    for batch in [small] * 3 + [large] * 3 + [small]:
         step(batch)
     assert step.report.refusal.kind == "graph_limit"
 

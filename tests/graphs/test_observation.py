@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gapless.graphs.optimizer_guards import KnownOptimizers
 from torch.optim import optimizer as torch_optimizers
 from torch.optim.lr_scheduler import LRScheduler, OneCycleLR, ReduceLROnPlateau, StepLR
 
 from gapless.device.cpu import CpuDevice
+from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
 from gapless.graphs.weight_guards import KnownWeights
 from toy_steps import Regression

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gapless.device.numerics import random_state, set_random_state
+from gapless.errors import BatchError
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, GraphCache
 from gapless.graphs.host_watch import HostWatch
@@ -265,7 +266,8 @@ class CapturedStep:
     def _may_capture(self, key: Hashable) -> bool:
         if not self._may_try() or not self._warm_ups.are_done(key):
             return False
-        limit = self._graphs.limit(key)
+        num_waiting = sum(kind.pending is not None for kind in self._kinds.values())
+        limit = self._graphs.limit(key, num_waiting=num_waiting)
         if limit is not None:
             self.report.refuse(limit)
         return limit is None
@@ -301,7 +303,10 @@ class CapturedStep:
         tree = flatten(out)
         if all(leaf.grad_fn is None for leaf in tree.leaves):
             return out
-        return tree.map(_detached).value
+        try:
+            return tree.map(_detached).value
+        except BatchError:  # a container that cannot be made anew, which refuses the step
+            return out
 
     def _warm_up(self, key: Hashable, tree: Tree) -> Any:
         # Compiled code tells views from tensors of their own, and nothing can be compiled during

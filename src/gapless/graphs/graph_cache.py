@@ -109,9 +109,18 @@ class GraphCache:
         self._graphs = {}
         self.newest = None
 
-    def limit(self, kind: Hashable) -> Refusal | None:
-        """Return why no graph of this kind may be captured, None if one may."""
-        return self._is_not_expected(kind) or self._has_most_graphs() or self._is_over_budget()
+    def limit(self, kind: Hashable, *, num_waiting: int = 0) -> Refusal | None:
+        """Return why no graph of this kind may be captured, None if one may.
+
+        Args:
+            kind: of call.
+            num_waiting: graphs that wait for the verdict on them, and will be added.
+        """
+        return (
+            self._is_not_expected(kind)
+            or self._has_most_graphs(len(self) + num_waiting)
+            or self._is_over_budget()
+        )
 
     def note_memory(self, num_bytes: int) -> None:
         """Take in how much memory a capture took."""
@@ -128,8 +137,8 @@ class GraphCache:
             return None
         return Refusal("not_ahead", "a batch is of the kind of no example input", is_final=False)
 
-    def _has_most_graphs(self) -> Refusal | None:
-        if len(self) < self._max_graphs:
+    def _has_most_graphs(self, num_graphs: int) -> Refusal | None:
+        if num_graphs < self._max_graphs:
             return None
         return Refusal(
             "graph_limit",

@@ -159,6 +159,8 @@ class HostState:
         for key, part in list(value.items()):
             if key in _TABLES and isinstance(holder, nn.Module):
                 continue
+            if _is_of_torch(holder) and isinstance(part, dict | list | set):
+                continue
             shown = f"{name}.{key}" if holder is not None else f"{name}[{key!r}]"
             self._take_value(part, shown, site)
 
@@ -243,9 +245,7 @@ class HostState:
     def _dict_differences(
         self, value: dict[Any, Any], copy: dict[Any, Any], name: str, site: str, holder: Any
     ) -> Iterator[Difference]:
-        is_torchs = isinstance(holder, nn.Module) or (
-            holder is not None and type(holder).__module__.partition(".")[0] == "torch"
-        )
+        is_torchs = isinstance(holder, nn.Module) or _is_of_torch(holder)
         for key in {**copy, **value}:
             before, after = copy.get(key, MISSING), value.get(key, MISSING)
             if before is after or (is_torchs and key not in self._stored_names):
@@ -261,6 +261,11 @@ class HostState:
 
 
 _OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
+
+
+def _is_of_torch(holder: Any) -> bool:
+    """Return whether torch made the class of an object, which then keeps its own accounts."""
+    return holder is not None and type(holder).__module__.partition(".")[0] == "torch"
 
 
 def _key(key: Any) -> str:

@@ -167,7 +167,8 @@ def objections_to(seen: Observation, *, former_calls: list[int]) -> list[Refusal
 
 def host_write(write: HostWrite) -> Refusal:
     """Refuse a step that does something on the host which a replay would skip."""
-    text = f"{write.site}: {write.name} {_change_of(write)}; {write.advice}"
+    where = f"{write.site}: " if write.site else ""
+    text = f"{where}{write.name} {_change_of(write)}; {write.advice}"
     return Refusal("host_write", text, site=write.site, name=write.name)
 
 

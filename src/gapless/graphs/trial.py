@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.graphs.capture_failure import capture_failed
@@ -222,7 +223,7 @@ class Trial:
         return StepGraph(
             graph,
             inputs=static.leaves,
-            results=Results(out, inputs=static.leaves, others=others),
+            results=_results(out, static, others),
             gradients=gradients,
             kept=kept,
             changes=changes,
@@ -328,6 +329,13 @@ class Trial:
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return not self._device.needs_copy(tensor)
+
+
+def _results(out: Tree, static: Tree, others: Sequence[torch.Tensor]) -> Results:
+    try:
+        return Results(out, inputs=static.leaves, others=others)
+    except BatchError as error:  # a container that cannot be made anew
+        raise _Refused(cannot_return(out.value)) from error
 
 
 class _Refused(Exception):  # noqa: N818
