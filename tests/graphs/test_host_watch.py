@@ -5,14 +5,18 @@ from __future__ import annotations
 import argparse
 import collections
 import contextvars
+import csv
 import enum
 import functools
+import io
 import itertools
 import logging
 import random
+import sys
 import threading
 import time
 import types
+import warnings
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -404,6 +408,42 @@ def test_a_rate_that_the_step_sets_is_a_write():
     _, run = watched(step)
     assert len(run.writes) == 1
     assert "lr" in run.writes[0].name
+
+
+def test_texts_in_memory_warnings_and_tables_are_writes(monkeypatch):
+    text, table = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stderr", io.StringIO())
+    rows = csv.writer(table)
+
+    def step(batch):
+        own = io.StringIO()
+        own.write("a")
+        own.write("b")
+        text.write("c")
+        sys.stderr.write(".")
+        rows.writerow([1])
+        warnings.warn("odd", stacklevel=1)
+        return batch.sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        _, run = watched(step)
+    lines = {int(write.site.partition(":")[2]) for write in run.writes}
+    first = step.__code__.co_firstlineno
+    assert lines == {first + number for number in (4, 5, 6, 7)}
+
+
+def test_a_generator_whose_send_is_the_step_is_a_write():
+    def training():
+        number = 0
+        while True:
+            yield number
+            number += 1
+
+    running = training()
+    next(running)
+    _, run = watched(running.send)
+    assert run.writes
 
 
 def test_a_cache_that_misses_every_time_is_a_write():
@@ -845,6 +885,19 @@ def test_a_cached_property_is_no_write():
     assert change(owner.step, lambda: vars(owner).pop("weight")).name == "self.weight"
 
 
+def test_a_logger_that_lets_more_through_is_seen():
+    logger = logging.getLogger("test_host_watch.quiet")
+
+    def step(batch):
+        logger.debug("step")
+        return batch.sum()
+
+    first = change(step, lambda: logger.setLevel(logging.DEBUG))
+    assert first.name == "logger.level"
+    assert change(step, lambda: logger.setLevel(logging.DEBUG)) is None
+    logger.setLevel(logging.NOTSET)
+
+
 class Attributes(dict):
     def __getattr__(self, name):
         return self[name]
@@ -1148,8 +1201,6 @@ def test_nothing_of_a_run_is_kept_alive():
 
 
 def test_a_profiler_that_is_there_goes_on():
-    import sys
-
     calls = []
 
     def profile(frame, event, arg):
@@ -1168,8 +1219,6 @@ def test_a_profiler_that_is_there_goes_on():
 
 
 def test_an_error_of_the_step_passes_through():
-    import sys
-
     def step(batch):
         raise ValueError("mine")
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import pickle
 import select
 import socket
-import sys
 import time
+import warnings
 from typing import TYPE_CHECKING, Any
 
 
@@ -46,6 +47,9 @@ def _named() -> dict[str, dict[int, str]]:
     for name in _SYSTEM:
         add(getattr(os, name, None), f"os.{name}")
     add(select.select, "select.select")
+    add(warnings.warn, "warnings.warn")
+    add(warnings.warn_explicit, "warnings.warn")
+    add(pickle.dump, "pickle.dump")
     return found
 
 
@@ -54,7 +58,8 @@ _BY_TYPE = {
     **dict.fromkeys(_FILES, io.IOBase),
     **dict.fromkeys(_SOCKETS, socket.socket.__base__),
 }
-SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | {"fork_exec"}
+_OTHERS = {"fork_exec": "subprocess", "writerow": "csv.writerow", "writerows": "csv.writerows"}
+SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | set(_OTHERS)
 
 
 def effect_of(function: Callable[..., Any]) -> str | None:
@@ -69,10 +74,12 @@ def effect_of(function: Callable[..., Any]) -> str | None:
     owner = getattr(function, "__self__", None)
     kind = _BY_TYPE.get(name)
     if kind is not None and isinstance(owner, kind):
-        # Those in memory are compared instead.
-        if isinstance(owner, io.StringIO | io.BytesIO):
-            return None
-        return "print" if owner is sys.stdout else f"file.{name}"
+        return f"file.{name}"
     if name in _QUEUES and type(owner).__name__ == "SimpleQueue":
         return f"queue.{name}"
-    return "subprocess" if name == "fork_exec" else None
+    return _OTHERS.get(name)
+
+
+def is_in_memory(function: Callable[..., Any]) -> bool:
+    """Return whether a method of a file is that of a text or bytes in memory."""
+    return isinstance(getattr(function, "__self__", None), io.StringIO | io.BytesIO)

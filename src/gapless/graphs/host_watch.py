@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gapless.graphs.c_calls import SUSPECTS, effect_of
+from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
 from gapless.graphs.code_kinds import CodeKind, kind_of, site_of
 from gapless.graphs.code_reads import reads_of
 from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
@@ -453,6 +453,7 @@ class _Profile:
         self.runs_compiled = False
         self.effects: dict[tuple[str, str], None] = {}
         self.random_site = ""
+        self._texts: dict[int, bool] = {}
         self._other: Any = None
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
@@ -549,12 +550,21 @@ class _Profile:
 
     def _note_c_call(self, frame: FrameType, function: Any) -> None:
         if getattr(function, "__name__", None) in SUSPECTS:
-            effect = effect_of(function)
+            effect = None if self._is_own_text(function) else effect_of(function)
             site = self._user_site(frame) if effect is not None else None
             if effect is not None and site is not None:
                 self.effects.setdefault((effect, site))
         elif isinstance(getattr(function, "__self__", None), random.Random):
             self.random_site = self.random_site or self._user_site(frame) or ""
+
+    def _is_own_text(self, function: Any) -> bool:
+        """Return whether a text in memory is written to that the run itself has begun."""
+        if not is_in_memory(function):
+            return False
+        text = function.__self__
+        if id(text) not in self._texts and not text.closed:
+            self._texts[id(text)] = text.tell() == 0
+        return self._texts.get(id(text), False)
 
     def _user_site(self, frame: FrameType | None) -> str | None:
         """Return the user's line behind a call, None if it is torch's or this package's."""

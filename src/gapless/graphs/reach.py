@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextvars
 import functools
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -22,6 +23,7 @@ from types import (
     MappingProxyType,
     MemberDescriptorType,
     MethodType,
+    MethodWrapperType,
     ModuleType,
 )
 from typing import TYPE_CHECKING, Any
@@ -218,6 +220,8 @@ class Reach:
     def _root(self, step: object) -> None:
         name = getattr(step, "__name__", None) or type(step).__name__
         self._arrive(step, name, "", in_full=True)
+        if isinstance(step, BuiltinFunctionType | MethodWrapperType):
+            self._arrive(step.__self__, name, "")
         call = _class_attribute(type(step), "__call__")
         if not isinstance(step, FunctionType | MethodType | nn.Module) and call is not None:
             self._note_function(_unwrapped(call[1]), must_follow=True)
@@ -346,11 +350,23 @@ class Reach:
             if key in ("__self__", "__func__"):
                 return [(getattr(value, key), shown)]
             return self._attribute(value.__func__, key, name, site)
+        if isinstance(value, logging.Logger):
+            self._add_levels(value, name, site)
         if isinstance(value, contextvars.ContextVar) and key == "get":
             return self._place("context", value, None, name, site)
         if isinstance(value, functools.partial) and key in ("func", "args", "keywords"):
             return [(getattr(value, key), shown)]
         return self._instance_attribute(value, key, name, site)
+
+    def _add_levels(self, logger: logging.Logger, name: str, site: str) -> None:
+        """Take note of what decides whether a logger lets messages through."""
+        manager = vars(logging.Logger.manager)
+        self._place("dict", manager, "_disable", "logging.disable()", site)
+        above: logging.Logger | None = logger
+        while above is not None:
+            self._place("dict", vars(above), "level", f"{name}.level", site, holder=above)
+            self._place("dict", vars(above), "disabled", f"{name}.disabled", site, holder=above)
+            above = above.parent
 
     def _instance_attribute(
         self, value: Any, key: str, name: str, site: str
