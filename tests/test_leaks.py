@@ -45,7 +45,7 @@ LEAKS_ON_A_GPU = {
 
 # One test for each leak, and a last one that leaks nothing.
 FILE = """
-import multiprocessing, os, signal, sys, threading, time, warnings
+import _thread, multiprocessing, os, signal, sys, threading, time, warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -135,6 +135,17 @@ def test_compiler():
     sys.modules.setdefault("torch._inductor.async_compile", sys)
     ThreadPoolExecutor().submit(time.time)
 
+def test_foreign_thread():
+    known = threading.Event()
+
+    def run():
+        threading.current_thread()
+        known.set()
+        threading.Event().wait(1.0)
+
+    _thread.start_new_thread(run, ())
+    known.wait()
+
 def test_nothing():
     set_numerics(CPU, "fp32", deterministic=False)
     torch.backends.cuda.enable_cudnn_sdp(True)
@@ -190,9 +201,14 @@ def test_threads_of_torchs_compiler_are_no_leak(found):
     assert found["compiler"] == []
 
 
+def test_threads_that_python_did_not_start_are_no_leak(found):
+    """Nobody can wait for their end, such as that of autograd's threads."""
+    assert found["foreign_thread"] == []
+
+
 def test_every_leak_of_the_file_is_looked_at(found):
     """No leaking test is left out of the table above."""
-    assert set(found) == {*LEAKS, "compiler", "nothing"}
+    assert set(found) == {*LEAKS, "compiler", "foreign_thread", "nothing"}
 
 
 def test_every_guard_is_shown_to_work():

@@ -774,3 +774,18 @@ def test_an_update_of_a_weight_on_the_host_is_outside(device):
     assert found.values == expected.values
     assert found.trainee.weight.tolist() == expected.trainee.weight.tolist()
     assert found.captured[0].inside == []
+
+
+@pytest.mark.parametrize(("name", "expected"), [("Adam, fused", True), ("Adam", False)])
+def test_torch_is_told_of_a_capture_that_it_would_refuse(device, monkeypatch, name, expected):
+    """Where fused kernels count on the device; and for no longer than that."""
+    seen, init_group = [], torch.optim.Adam._init_group
+
+    def noting(self, group, *args):
+        seen.append(group["capturable"])
+        return init_group(self, group, *args)
+
+    monkeypatch.setattr(torch.optim.Adam, "_init_group", noting)
+    train(device, {**INSIDE, **OUTSIDE}[name], captured=True, num=3)
+
+    assert seen == [False, False, expected]
