@@ -39,6 +39,9 @@ _TRUSTED = ("aten::", "prims::", "prim::")
 
 _BYTE = torch.uint8
 
+# The most common ones, which are no wrappers.
+_PLAIN_TYPES = frozenset((torch.Tensor, torch.nn.Parameter))
+
 
 class TouchWatch(TorchDispatchMode):
     """See which tensors of a device the body reads and writes, in backward passes too.
@@ -93,33 +96,34 @@ class TouchWatch(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        known = _knowledge_of(func)
         if torch.is_inference_mode_enabled() and _is_made_of_others(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        for value in (*args, *kwargs.values()):
-            if isinstance(value, torch.Generator):
-                self._generators.setdefault(value._cdata, value)  # type: ignore[attr-defined]
-        written = _written_by(func, args, kwargs)
-        for tensor in _tensors_in((args, kwargs)):
-            self._note(tensor, is_written=any(tensor is other for other in written))
+        for place, value in (*enumerate(args), *kwargs.items()):
+            is_written = known.written is None or place in known.written
+            for tensor in _tensors_in(value):
+                self._note(tensor, is_written=is_written)
+        if known.draws:
+            for value in (*args, *kwargs.values()):
+                if isinstance(value, torch.Generator):
+                    self._generators.setdefault(value._cdata, value)  # type: ignore[attr-defined]
         result = func(*args, **kwargs)
         for tensor in _tensors_in(result):
-            self._note_made(tensor)
+            for part in plain_parts(tensor):
+                key = part.untyped_storage()._cdata
+                if key not in self._seen:
+                    self._made.add(key)
         return result
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
         for part in plain_parts(tensor):
             storage = part.untyped_storage()
             key = storage._cdata
-            if key not in self._made:
-                memory = self._seen.setdefault(key, _Memory(storage))
-                memory.add(part, is_written=is_written)
-
-    def _note_made(self, tensor: torch.Tensor) -> None:
-        for part in plain_parts(tensor):
-            key = part.untyped_storage()._cdata
-            if key not in self._seen:
-                self._made.add(key)
+            if key in self._made:
+                continue
+            memory = self._seen.get(key) or self._seen.setdefault(key, _Memory(storage))
+            memory.add(part, is_written=is_written)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,70 +187,81 @@ def joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
     return found
 
 
-def plain_parts(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+def plain_parts(tensor: torch.Tensor) -> Iterable[torch.Tensor]:
     """Return the strided tensors that hold the elements of any tensor."""
-    if is_traceable_wrapper_subclass(tensor):
-        for name in tensor.__tensor_flatten__()[0]:
-            part = getattr(tensor, name)
-            if isinstance(part, torch.Tensor):
-                yield from plain_parts(part)
-    elif tensor.layout is torch.strided:
-        if not tensor._is_zerotensor() and not tensor.is_meta:
-            yield tensor
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    if type(tensor) in _PLAIN_TYPES or not is_traceable_wrapper_subclass(tensor):
+        if tensor.layout is torch.strided:
+            return () if tensor._is_zerotensor() or tensor.is_meta else (tensor,)
+        return _parts_of_sparse(tensor)
+    parts = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+    parts = [part for part in parts if isinstance(part, torch.Tensor)]
+    return [plain for part in parts for plain in plain_parts(part)]
+
+
+def _parts_of_sparse(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
 
 
 # --- operators ---
 
 
+@dataclass(frozen=True, slots=True)
+class _Knowledge:
+    """What is known of an operator.
+
+    Attributes:
+        written: positions and names of the arguments that it writes; None for all.
+        draws: it may be given a generator.
+    """
+
+    written: frozenset[int | str] | None
+    draws: bool
+
+
+@cache
+def _knowledge_of(func: Any) -> _Knowledge:
+    if not isinstance(func, torch._ops.OpOverload):
+        return _Knowledge(written=None, draws=True)
+    schema = func._schema
+    draws = any("Generator" in str(argument.type) for argument in schema.arguments)
+    written: set[int | str] | None = None
+    if schema.name.startswith(_TRUSTED):
+        written = set()
+        also = _ALSO_WRITTEN.get(schema.name, ())
+        for place, argument in enumerate(schema.arguments):
+            is_written = argument.alias_info is not None and argument.alias_info.is_write
+            if is_written or argument.name in also:
+                written |= {place, argument.name}
+    return _Knowledge(None if written is None else frozenset(written), draws)
+
+
 @cache
 def _is_made_of_others(func: Any) -> bool:
     """Whether torch takes an operator apart itself, outside of inference mode."""
-    key = torch._C.DispatchKey
-    return (
-        isinstance(func, torch._ops.OpOverload)
-        and func.has_kernel_for_dispatch_key(key.CompositeImplicitAutograd)
-        and not func.has_kernel_for_dispatch_key(key.CUDA)
-        and not func.has_kernel_for_dispatch_key(key.CPU)
-    )
-
-
-@cache
-def _written_arguments(func: Any) -> tuple[tuple[int, str], ...] | None:
-    """Return position and name of the arguments that an operator writes; None for all."""
     if not isinstance(func, torch._ops.OpOverload):
-        return None
-    schema = func._schema
-    if not schema.name.startswith(_TRUSTED):
-        return None
-    also = _ALSO_WRITTEN.get(schema.name, ())
-    return tuple(
-        (at, argument.name)
-        for at, argument in enumerate(schema.arguments)
-        if (argument.alias_info is not None and argument.alias_info.is_write)
-        or argument.name in also
-    )
+        return False
+    key = torch._C.DispatchKey
+    try:
+        return (
+            func.has_kernel_for_dispatch_key(key.CompositeImplicitAutograd)
+            and not func.has_kernel_for_dispatch_key(key.CUDA)
+            and not func.has_kernel_for_dispatch_key(key.CPU)
+        )
+    except RuntimeError:
+        return False  # one of torch's own, which has no kernels
 
 
-def _written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    places = _written_arguments(func)
-    if places is None:
-        return list(_tensors_in((args, kwargs)))
-    found = [args[at] if at < len(args) else kwargs.get(name) for at, name in places]
-    return list(_tensors_in(found))
-
-
-def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+def _tensors_in(value: Any) -> Iterable[torch.Tensor]:
     if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, list | tuple):
-        for part in value:
-            yield from _tensors_in(part)
-    elif isinstance(value, dict):
-        for part in value.values():
-            yield from _tensors_in(part)
+        return (value,)
+    if isinstance(value, list | tuple):
+        return [tensor for part in value for tensor in _tensors_in(part)]
+    if isinstance(value, dict):
+        return [tensor for part in value.values() for tensor in _tensors_in(part)]
+    return ()
