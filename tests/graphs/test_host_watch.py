@@ -433,6 +433,40 @@ def test_texts_in_memory_warnings_and_tables_are_writes(monkeypatch):
     assert lines == {first + number for number in (4, 5, 6, 7)}
 
 
+def test_a_scheduler_a_saved_file_and_a_deferred_loss_are_writes(tmp_path):
+    weight = nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
+
+    def step(batch):
+        (batch * weight).sum().backward()
+        optimizer.step()
+        scheduler.step()
+        torch.save(weight, tmp_path / "weight")
+
+    _, run = watched(step)
+    found = {write.name: write.site for write in run.writes}
+    first = step.__code__.co_firstlineno
+    assert found["StepLR.step"] == f"test_host_watch.py:{first + 3}"
+    assert found["torch.save"] == f"test_host_watch.py:{first + 4}"
+
+
+def test_what_is_stored_again_and_again_is_guarded():
+    thing = Thing(phase="train", table={"phase": "train"})
+
+    def step(batch):
+        thing.phase = "train"
+        thing.table["phase"] = "train"
+        return batch.sum()
+
+    _, run = watched(step)
+    assert run.writes == []
+    first = change(step, lambda: setattr(thing, "phase", "validate"))
+    assert (first.name, first.after) == ("thing.phase", "'validate'")
+    first = change(step, lambda: thing.table.update(phase="validate"))
+    assert first.name == "thing.table['phase']"
+
+
 def test_a_generator_whose_send_is_the_step_is_a_write():
     def training():
         number = 0

@@ -30,6 +30,8 @@ class CodeKind(Enum):
     """Torch, compiling."""
     COMPILED = auto()
     """Torch, calling what it has compiled."""
+    ACTING = auto()
+    """Torch or this package, doing something on the host: see `is_acting`."""
     TORCH = auto()
     """Torch, anything else."""
     LIBRARY = auto()
@@ -115,3 +117,32 @@ def is_foreign(kind: type) -> bool:
 def site_of(code: CodeType, line: int | None) -> str:
     """Return `file:line` as shown to people."""
     return f"{code.co_filename.rpartition(os.sep)[2]}:{line or code.co_firstlineno}"
+
+
+def _path(folder: str, *parts: str) -> str:
+    return str(Path(folder, *parts))
+
+
+# Functions in Python that do something on the host which a replay would skip: by file, the names.
+_ACTING = {
+    _path(_TORCH, "optim", "lr_scheduler.py"): ("step",),
+    _path(_TORCH, "optim", "swa_utils.py"): ("step",),
+    _TORCH + "serialization.py": ("save", "load"),
+    _path(_TORCH, "utils", "tensorboard", "writer.py"): ("add_",),
+    _path(_OWN, "pipeline", "readback.py"): (
+        "add",
+        "flush",
+        "mean",
+        "running_mean",
+        "drain",
+        "reset",
+        "update",
+    ),
+    _path(_OWN, "pipeline", "prefetch.py"): ("__next__", "__iter__"),
+}
+
+
+def is_acting(code: CodeType) -> bool:
+    """Return whether a function of torch or of this package acts on the host, when it is called."""
+    names = _ACTING.get(code.co_filename)
+    return names is not None and code.co_name.startswith(names)

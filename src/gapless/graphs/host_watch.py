@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
-from gapless.graphs.code_kinds import CodeKind, kind_of, site_of
+from gapless.graphs.code_kinds import CodeKind, is_acting, kind_of, site_of
 from gapless.graphs.code_reads import reads_of
 from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
 from gapless.graphs.plain_values import is_number_like, is_tensor_tree, same_but_tensors, shown
@@ -431,6 +431,10 @@ def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
     return executed
 
 
+# Decorators and functions that stand in for the one that is called.
+_MOST_FRAMES_BETWEEN = 6
+
+
 class _Profile:
     """Sees which code runs, with what, and which functions made in C it calls.
 
@@ -490,25 +494,31 @@ class _Profile:
         if event == "c_call":
             self._note_c_call(frame, arg)
         elif event == "call":
-            code = frame.f_code
-            known = self._kinds.get(id(code))
-            if known is None:
-                known = self._kinds[id(code)] = (code, kind_of(code, frame.f_globals))
-            kind = known[1]
-            if kind is CodeKind.USER or kind is CodeKind.MODULE:
-                self._note_call(frame, code, kind)
-            elif kind is CodeKind.COMPILED:
-                self.runs_compiled = True
-            elif kind is CodeKind.COMPILER:
-                self.runs_compiled = True
-                self.is_complete = False
-                sys.setprofile(self._other)
-        elif event == "return":
-            known = self._kinds.get(id(frame.f_code))
-            if known is not None and known[1] is CodeKind.USER:
-                self._note_return(frame, arg)
+            self._note_call(frame, self._kind(frame))
+        elif event == "return" and self._kind(frame) is CodeKind.USER:
+            self._note_return(frame, arg)
 
-    def _note_call(self, frame: FrameType, code: CodeType, kind: CodeKind) -> None:
+    def _kind(self, frame: FrameType) -> CodeKind:
+        code = frame.f_code
+        known = self._kinds.get(id(code))
+        if known is None:
+            kind = CodeKind.ACTING if is_acting(code) else kind_of(code, frame.f_globals)
+            known = self._kinds[id(code)] = (code, kind)
+        return known[1]
+
+    def _note_call(self, frame: FrameType, kind: CodeKind) -> None:
+        if kind is CodeKind.USER or kind is CodeKind.MODULE:
+            self._note_code(frame, frame.f_code, kind)
+        elif kind is CodeKind.ACTING:
+            self._note_act(frame)
+        elif kind is CodeKind.COMPILED:
+            self.runs_compiled = True
+        elif kind is CodeKind.COMPILER:
+            self.runs_compiled = True
+            self.is_complete = False
+            sys.setprofile(self._other)
+
+    def _note_code(self, frame: FrameType, code: CodeType, kind: CodeKind) -> None:
         executed = self._executed.get(id(code))
         if executed is None:
             if self._is_in_import(frame):
@@ -556,6 +566,21 @@ class _Profile:
                 self.effects.setdefault((effect, site))
         elif isinstance(getattr(function, "__self__", None), random.Random):
             self.random_site = self.random_site or self._user_site(frame) or ""
+
+    def _note_act(self, frame: FrameType) -> None:
+        """Note a function of torch or of this package, if the user's code has called it."""
+        owner = frame.f_locals.get("self")
+        name = frame.f_code.co_name
+        shown_name = f"torch.{name}" if owner is None else f"{type(owner).__name__}.{name}"
+        caller = frame.f_back
+        for _ in range(_MOST_FRAMES_BETWEEN):
+            if caller is None or id(caller) in self._around:
+                return
+            if kind_of(caller.f_code, caller.f_globals) is CodeKind.USER:
+                site = site_of(caller.f_code, caller.f_lineno)
+                self.effects.setdefault((shown_name, site))
+                return
+            caller = caller.f_back
 
     def _is_own_text(self, function: Any) -> bool:
         """Return whether a text in memory is written to that the run itself has begun."""

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import CodeType
 
-    from gapless.graphs.code_reads import Chain
+    from gapless.graphs.code_reads import Chain, Store
 
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "nothing"})()
@@ -64,10 +64,9 @@ class Place:
         name: as the code says it, such as `self.alpha`.
         site: where it says so, `file:line`; "" if that is not known.
         holder: the object whose attribute it is, None if it is none.
-        is_read: whether the code reads what stands there; else it only stores.
     """
 
-    __slots__ = ("holder", "is_read", "key", "kind", "name", "owner", "site")
+    __slots__ = ("holder", "key", "kind", "name", "owner", "site")
 
     def __init__(
         self,
@@ -78,9 +77,7 @@ class Place:
         name: str,
         site: str,
         holder: Any = None,
-        is_read: bool = True,
     ) -> None:
-        self.is_read = is_read
         self.kind = kind
         self.owner = owner
         self.key = key
@@ -258,11 +255,21 @@ class Reach:
                 for value, name in values:
                     self._use_whole(value, name, site_of(executed.code, line))
         for store in executed.reads.stores:
-            for chain in store.bases:
-                self._values(executed, chain, store.line)
-            if store.kind == "global":
-                site = site_of(executed.code, store.line)
-                self._place("dict", executed.names, store.key, store.key, site, is_read=False)
+            self._follow_store(executed, store)
+
+    def _follow_store(self, executed: Executed, store: Store) -> None:
+        """Take note of where a value is stored: whoever stores another there has to be seen."""
+        site = site_of(executed.code, store.line)
+        if store.kind == "global":
+            self._place("dict", executed.names, store.key, store.key, site)
+        for chain in store.bases:
+            for value, name in self._values(executed, chain, store.line):
+                if id(value) in self._skip or isinstance(value, torch.Tensor):
+                    continue
+                if store.kind == "attr":
+                    self._attribute(value, store.key, name, site)
+                elif store.kind == "item" and isinstance(store.key, str | int):
+                    self._item(value, store.key, name, site)
 
     def values_of(self, executed: Executed, chain: Chain) -> list[Any]:
         """Return what a chain stands for."""
@@ -486,11 +493,9 @@ class Reach:
         site: str,
         *,
         holder: Any = None,
-        is_read: bool = True,
     ) -> list[tuple[Any, str]]:
-        place = Place(kind, owner, key, name=name, site=site, holder=holder, is_read=is_read)
+        place = Place(kind, owner, key, name=name, site=site, holder=holder)
         known = self.places.setdefault(place.id, place)
-        known.is_read |= is_read
         value = known.read()
         if value is MISSING or id(value) in self._skip:
             return []

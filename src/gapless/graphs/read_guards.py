@@ -131,8 +131,7 @@ class ReadGuards:
         self._compiled_modules = reach.compiled
         self._add_environment(device_type)
         for place in reach.places.values():
-            if place.is_read:
-                self._add_place(place)
+            self._add_place(place)
         for value, name, site in reach.whole.values():
             self._add_container(value, name, site)
         for module, name in reach.modules.values():
