@@ -27,8 +27,9 @@ from benchmarks.facts import place_and_time
 from gapless.device.capture_edges import call
 from gapless.device.cpu import CpuDevice
 from gapless.device.find import find_device
-from gapless.pipeline.step import Call, call_host_part
-from gapless.pipeline.tree import flatten
+from gapless.graphs import trial
+from gapless.graphs.proof import NotProved
+from gapless.pipeline.step import call_host_part
 
 
 if TYPE_CHECKING:
@@ -73,6 +74,10 @@ class LaunchesNothing(CpuDevice):
         del like
         work(call)
         return _NoReplay()
+
+
+def _proves_nothing(*_: Any, **__: Any) -> Any:
+    raise NotProved("graphs do nothing here")
 
 
 class Step:
@@ -198,24 +203,25 @@ class Timer:
 def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable[[], object]]:
     """Return the parts of a captured call, each as a function."""
     captured, batch = step._captured, timer.batch
-    tree = flatten(Call((batch,), {}))
-    key = captured._keys.of(tree)
-    graph = captured._graphs.get(key)
+    tree = step._trees.of((batch,), {})
+    key = tree.key()
+    graph = captured._graphs.find(key)
     if graph is None:
         raise RuntimeError(f"nothing was captured: {step.report}")
 
     return {
         "order of calls": lambda: step._side.launch(lambda: None),
         "host part": lambda: call_host_part(captured.step, batch),
-        "flatten": lambda: flatten(Call((batch,), {})),
+        "arguments": lambda: step._trees.of((batch,), {}),
         "kind of batch": lambda: captured._objection_to(tree),
-        "key": lambda: captured._keys.of(tree),
-        "guards of optimizers": captured._checks.first_failed,
-        "guards of weights": graph.guards.first_failed,
+        "key": tree.key,
+        "graph of the kind": lambda: captured._graphs._graphs.get(key),
+        "guards": graph.guards.hold,
         "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
+        "updates": graph.updates.before_replay,
         "replay": graph._graph.replay,
         "gradients": graph._gradients.hand_out,
-        "copy of what it returns": graph._results.copies,
+        "copy of what it returns": lambda: graph._results.own(tree),
     }
 
 
@@ -304,6 +310,8 @@ def main(arguments: list[str] | None = None) -> int:
     device = find_device(options.device)
     if device.torch_device.type == "cpu":
         device = LaunchesNothing()
+        # A graph without work would prove nothing.
+        trial.prove = _proves_nothing
     timer = Timer(device=device, steps=options.steps, host_batches=host_batches(16))
     facts = place_and_time(options.device, module="benchmarks.captured_call")
     print(f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}")

@@ -26,11 +26,11 @@ from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
 from gapless.graphs.step_call import is_at_work, work_of
-from gapless.graphs.step_group import checked_group, tree_of_group, work_of_group
+from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
+from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
-from gapless.pipeline.step import Call, call_host_part, do_work
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.step import call_host_part, do_work
 
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.pipeline.step import SplitStep
+    from gapless.pipeline.step import Call, SplitStep
     from gapless.pipeline.tree import Tree
     from gapless.records.wait_stats import WaitStats
 
@@ -127,6 +127,7 @@ class CapturedFunction:
         self._device = settings.device
         self._side = SideStream(self._device)
         self._owner: type | None = None
+        self._trees = CallTrees()
         self._captured = settings.wrap(step, self._side, work=work_of(step))
         self.report.rates = settings.rates
         self._group: CapturedStep | None = None
@@ -202,8 +203,7 @@ class CapturedFunction:
             return do_work(step, *args, **kwargs)
         self._side.come_after_runs()
         call_host_part(step, *args, **kwargs)
-        tree = flatten(Call(args, kwargs))
-        return self._run(self._captured, tree)
+        return self._run(self._captured, self._trees.of(args, kwargs))
 
     def _call_all(self, group: CapturedStep, batches: Sequence[Any], size: int) -> list[Any]:
         """Do a step for each batch, by one launch if they are as many and alike."""
@@ -230,12 +230,13 @@ class CapturedFunction:
             return None
         if self.report.refusals and not group.has_graphs:
             return None
-        return tree_of_group(batches)
+        tree = self._trees.of(tuple(batches), {})
+        return tree if is_of_one_shape(tree, len(batches)) else None
 
     def _run(self, captured: CapturedStep, tree: Tree, group: Sequence[Any] = ()) -> Any:
         done = captured.run(tree)
         if done.way != "replay":
-            for call in [flatten(Call((batch,), {})) for batch in group] or [tree]:
+            for call in [self._trees.of((batch,), {}) for batch in group] or [tree]:
                 self.report.kinds.add(call)
             self._tell()
         return done.out
@@ -268,7 +269,7 @@ class CapturedFunction:
             moved = [tree.value for tree in prefetch(batches, self._device).trees()]
             for captured in self._all_captured():
                 size = self._settings.steps_per_launch if captured is self._group else None
-                calls = [flatten(Call((batch,) * (size or 1), {})) for batch in moved]
+                calls = [self._trees.of((batch,) * (size or 1), {}) for batch in moved]
                 captured.capture_ahead(calls, snapshot=snapshot(), only_these=True)
         self._tell()
 

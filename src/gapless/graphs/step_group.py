@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 from gapless.errors import UserError
 from gapless.graphs.step_call import work_of
 from gapless.pipeline.step import Call
-from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -42,12 +41,11 @@ def checked_group(args: tuple[Any, ...], kwargs: dict[str, Any], *, size: int) -
     return batches
 
 
-def tree_of_group(batches: Sequence[Any]) -> Tree | None:
-    """Return the call of a longer step with all these batches; None if their shapes differ.
+def is_of_one_shape(group: Tree, size: int) -> bool:
+    """Return whether the batches of a group have tensors of the same shapes.
 
     Plain values may differ from batch to batch: they are part of the group's kind.
     """
-    tree = flatten(Call(tuple(batches), {}))
-    shapes = [leaf.shape for leaf in tree.leaves]
-    num_each, rest = divmod(len(shapes), len(batches))
-    return None if rest or shapes != shapes[:num_each] * len(batches) else tree
+    shapes = [leaf.shape for leaf in group.leaves]
+    num_each, rest = divmod(len(shapes), size)
+    return not rest and shapes == shapes[:num_each] * size

@@ -37,12 +37,16 @@ class Tree:
         value: the batch.
         leaves: its tensors, in the order of the walk.
         unknown: what is neither tensor, container nor plain value; nobody looks into it.
+        known_key: its key, if that is known from another batch.
     """
 
     value: Any
     leaves: list[torch.Tensor]
     unknown: list[Any]
-    _root: _Node
+    # None if nobody has asked for the nodes yet; then there is a form instead.
+    _root: _Node | None
+    _form: Hashable | None = None
+    known_key: Hashable | None = None
 
     def with_leaves(self, leaves: Sequence[torch.Tensor]) -> Tree:
         """Return a batch of the same structure with these tensors in place of its own.
@@ -55,8 +59,8 @@ class Tree:
 
         Sync: Does not block the host.
         """
-        value, root = self._root.rebuild(iter(leaves))
-        return Tree(value, list(leaves), self.unknown, root)
+        value, root = self._nodes().rebuild(iter(leaves))
+        return Tree(value, list(leaves), self.unknown, root, self._form)
 
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
         """Return a batch of the same structure with `change(tensor)` for every tensor.
@@ -73,21 +77,28 @@ class Tree:
 
         Sync: Does not block the host.
         """
+        if self.known_key is not None:
+            return self.known_key
         tensors = tuple(
             [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in self.leaves]
         )
-        return (self._root.key(), tensors)
+        return (self.structure(), tensors)
 
     def structure(self) -> Hashable:
         """Return the part of the key that does not depend on tensors.
 
         Sync: Does not block the host.
         """
-        return self._root.key()
+        return self._nodes().key() if self._form is None else self._form
+
+    def _nodes(self) -> _Node:
+        if self._root is None:
+            self._root = _node_of(self.value, [], [])
+        return self._root
 
     def difference(self, other: Tree) -> str:
         """Return in a few words where the key of another batch differs from this one's."""
-        found = next(self._root.differences(other._root, "batch"), None)
+        found = next(self._nodes().differences(other._nodes(), "batch"), None)
         if found is None:
             return "the shape of its tensors"
         return _named_as_called(found) if isinstance(self.value, Call) else found

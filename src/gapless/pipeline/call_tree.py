@@ -1,0 +1,171 @@
+"""The trees of calls, made quickly: this runs before every replay.
+
+Most calls have a few tensors and plain values as arguments, or one tuple, list or dict of them. Their
+tensors are found without a general walk; its nodes are made only if somebody asks for them. The key
+of a call is known from calls before, if torch's own comparison says that its tensors are alike.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Final
+
+import torch
+from torch._C._dynamo import guards as _of_compiler
+
+from gapless.pipeline.step import Call
+from gapless.pipeline.tree import Tree, flatten
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+
+
+# Kinds of plain values that are equal if they are equal in Python, and of the same type.
+_SIMPLE: Final = frozenset((int, bool, str, bytes, type(None), torch.dtype, torch.device))
+
+# Kinds of calls that are known at one time.
+_MAX_KNOWN = 1_000
+
+# Calls of one structure whose first tensors have one shape are compared one after the other.
+_MAX_ALIKE = 4
+
+# Stands between arguments by position and by name.
+_NAMED: Final = "named"
+
+_TensorGuards: Any = getattr(_of_compiler, "TensorGuards", None)
+
+
+class CallTrees:
+    """Makes the trees of one function's calls."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, list[tuple[Callable[..., bool], Hashable]]] = {}
+        self._num_known = 0
+
+    def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
+        """Return the tree of a call.
+
+        Sync: Does not block the host.
+        """
+        leaves: list[torch.Tensor] = []
+        form = _form_of(args, kwargs, leaves)
+        call = Call(args, kwargs)
+        if form is None:
+            return flatten(call)
+        tree = Tree(call, leaves, [], None, form)
+        tree.known_key = self._key_of(tree, form)
+        return tree
+
+    def _key_of(self, tree: Tree, form: Hashable) -> Hashable:
+        place = (form, tree.leaves[0].shape if tree.leaves else None)
+        alike = self._known.get(place)
+        if alike is None:
+            if self._num_known >= _MAX_KNOWN:
+                self._known.clear()
+                self._num_known = 0
+            alike = self._known[place] = []
+        for number, (check, key) in enumerate(alike):
+            if check(*tree.leaves):
+                if number:
+                    alike.insert(0, alike.pop(number))
+                return key
+        key = _Key(tree.key())
+        check_of = _check_of(tree.leaves)
+        if check_of is not None:
+            alike.insert(0, (check_of, key))
+            self._num_known += 1
+            if len(alike) > _MAX_ALIKE:
+                alike.pop()
+        return key
+
+
+class _Key:
+    """A key whose hash is known."""
+
+    __slots__ = ("_hash", "_value")
+
+    def __init__(self, value: Hashable) -> None:
+        self._value = value
+        self._hash = hash(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return self is other or self._value == getattr(other, "_value", other)
+
+
+def _form_of(
+    args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[torch.Tensor]
+) -> Hashable | None:
+    """Return what a call is apart from its tensors, which are added to `leaves`.
+
+    None if it has other parts than tensors, plain values, and flat containers of them.
+    """
+    form: list[Hashable] = []
+    if not _add_all(args, form, leaves):
+        return None
+    if kwargs:
+        form.extend((_NAMED, *kwargs))
+        if not _add_all(kwargs.values(), form, leaves):
+            return None
+    return tuple(form)
+
+
+def _add_all(values: Any, form: list[Hashable], leaves: list[torch.Tensor]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor:
+            leaves.append(value)
+            form.append(kind)
+        elif kind is tuple or kind is list:
+            form.extend((kind, len(value)))
+            if not _add_flat(value, form, leaves):
+                return False
+        elif kind is dict:
+            form.extend((kind, len(value), *map(_name_of, value)))
+            if not _add_flat(value.values(), form, leaves):
+                return False
+        elif not _add_plain(value, kind, form):
+            return False
+    return True
+
+
+def _add_flat(values: Any, form: list[Hashable], leaves: list[torch.Tensor]) -> bool:
+    for value in values:
+        kind = type(value)
+        if kind is torch.Tensor:
+            leaves.append(value)
+            form.append(kind)
+        elif not _add_plain(value, kind, form):
+            return False
+    return True
+
+
+def _add_plain(value: Any, kind: type, form: list[Hashable]) -> bool:
+    if kind in _SIMPLE:
+        form.extend((kind, value))
+    elif kind is float:
+        form.extend((kind, repr(value)))
+    else:
+        return False
+    return True
+
+
+def _name_of(name: Any) -> Hashable:
+    # 1, True and 1.0 are equal.
+    return name if type(name) is str else (type(name), repr(name))
+
+
+def _check_of(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
+    """Return torch's own comparison of types, dtypes, devices, shapes and strides, if there is one."""
+    if _TensorGuards is None or not tensors:
+        return None
+    try:
+        sizes = [list(tensor.size()) for tensor in tensors]
+        strides = [list(tensor.stride()) for tensor in tensors]
+        guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+        check: Callable[..., bool] = guards.check
+    except (RuntimeError, TypeError, SystemError):
+        return None
+    return check
