@@ -129,15 +129,30 @@ class GraphGradients:
             [_UNHELD - 1 + times[id(tensor)] if tensor is not None else None for tensor in tensors]
             for tensors in self._lists
         ]
+        made = {id(tensor) for tensor in self._made}
+        # The same where each is the gradient of its weight.
+        self._counts_in_place = [
+            [
+                None if count is None else count + _HELD_BY_WEIGHT * (id(tensor) in made)
+                for tensor, count in zip(tensors, counts, strict=True)
+            ]
+            for tensors, counts in zip(self._lists, self._counts, strict=True)
+        ]
+        self._are_in_place = False
 
     def let_go(self) -> None:
         """Give memory of their own to gradients that somebody keeps from an earlier replay.
 
         Sync: Does not block the host.
         """
-        for tensors, expected in zip(self._lists, self._counts, strict=True):
+        self._are_in_place = _have(self._weights, self._made)
+        if not self._are_in_place:
+            # Some may be gradients of their weights, and some not: make all alike.
+            self._hand_out()
+        for tensors, expected in zip(self._lists, self._counts_in_place, strict=True):
             if list(map(getrefcount, tensors)) != expected:
                 self._let_go_of(tensors, expected)
+                self._are_in_place = False
 
     def _let_go_of(
         self, tensors: list[torch.Tensor | None], expected: Sequence[int | None]
@@ -153,10 +168,12 @@ class GraphGradients:
 
     def hand_out(self) -> None:
         """Give the weights the gradients that a replay made."""
-        # Most replays find those of the replay before, and to look takes half the time.
-        if not _have(self._weights, self._made):
-            for weight, gradient in zip(self._weights, self._made, strict=True):
-                weight.grad = gradient
+        if not self._are_in_place:
+            self._hand_out()
+
+    def _hand_out(self) -> None:
+        for weight, gradient in zip(self._weights, self._made, strict=True):
+            weight.grad = gradient
 
 
 def _count_of_one_in_a_list() -> int:
@@ -165,7 +182,18 @@ def _count_of_one_in_a_list() -> int:
     return count
 
 
+def _count_for_a_weight() -> int:
+    """Return what `getrefcount` says more of a tensor that is the gradient of a weight."""
+    held = [torch.zeros(1)]
+    weight = torch.nn.Parameter(torch.zeros(1))
+    (before,) = map(getrefcount, held)
+    weight.grad = held[0]
+    (after,) = map(getrefcount, held)
+    return after - before
+
+
 _UNHELD = _count_of_one_in_a_list()
+_HELD_BY_WEIGHT = _count_for_a_weight()
 
 
 def _have(weights: list[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> bool:

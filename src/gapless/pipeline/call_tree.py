@@ -102,7 +102,7 @@ def _form_of(
 
     None if it has other parts than tensors, plain values, and flat containers of them.
     """
-    form: list[Hashable] = []
+    form: list[Any] = []
     if not _add_all(args, form, leaves):
         return None
     if kwargs:
@@ -112,14 +112,15 @@ def _form_of(
     return tuple(form)
 
 
-def _add_all(values: Any, form: list[Hashable], leaves: list[torch.Tensor]) -> bool:
+def _add_all(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
     for value in values:
         kind = type(value)
         if kind is torch.Tensor:
             leaves.append(value)
             form.append(kind)
         elif kind is tuple or kind is list:
-            form.extend((kind, len(value)))
+            form.append(kind)
+            form.append(len(value))
             if not _add_flat(value, form, leaves):
                 return False
         elif kind is dict:
@@ -131,7 +132,7 @@ def _add_all(values: Any, form: list[Hashable], leaves: list[torch.Tensor]) -> b
     return True
 
 
-def _add_flat(values: Any, form: list[Hashable], leaves: list[torch.Tensor]) -> bool:
+def _add_flat(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
     for value in values:
         kind = type(value)
         if kind is torch.Tensor:
@@ -142,7 +143,7 @@ def _add_flat(values: Any, form: list[Hashable], leaves: list[torch.Tensor]) -> 
     return True
 
 
-def _add_plain(value: Any, kind: type, form: list[Hashable]) -> bool:
+def _add_plain(value: Any, kind: type, form: list[Any]) -> bool:
     if kind in _SIMPLE:
         form.extend((kind, value))
     elif kind is float:
