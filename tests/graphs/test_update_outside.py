@@ -800,3 +800,19 @@ def test_torch_is_told_of_a_capture_that_it_would_refuse(device, monkeypatch, na
     train(device, {**INSIDE, **OUTSIDE}[name], captured=True, num=3)
 
     assert seen == [False, False, expected]
+
+
+REASONS = {
+    "Adam": "it counts its steps on the host; fused=True counts on the device",
+    "Adamax": "it counts its steps on the host",
+    "a subclass": "it may use new numbers at every step",
+    "of others": "it may use new numbers at every step",
+}
+
+
+@pytest.mark.parametrize("name", REASONS)
+def test_the_reason_for_a_cut_says_what_to_change(device, name):
+    """In a few words, for a report."""
+    found = train(device, OUTSIDE[name], captured=True, num=3)
+
+    assert list(found.captured[0].outside.values()) == [REASONS[name]]
