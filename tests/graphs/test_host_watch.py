@@ -229,6 +229,7 @@ def test_a_slot_that_changes_is_named():
 
 class Static:
     total = 0
+    scale = 1.0
 
 
 def test_a_class_attribute_that_changes_is_named():
@@ -900,6 +901,12 @@ def test_an_attribute_that_hides_the_classs_is_seen():
     assert (first.name, first.before, first.after) == ("self.factor", "nothing", "2.0")
     trainer = Trainer()
     assert change(trainer.step, lambda: setattr(trainer, "loss", _double)) is not None
+    static = Static()  # has no attribute of its own yet
+
+    def step(batch):
+        return batch.sum() * static.scale
+
+    assert change(step, lambda: setattr(static, "scale", 2.0)) is not None
 
 
 def test_a_cached_property_is_no_write():

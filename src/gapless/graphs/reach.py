@@ -381,11 +381,11 @@ class Reach:
         shown = f"{name}.{key}"
         if key == "__class__":
             return [(type(value), shown)]
-        entries = entries_of(value) or {}
+        entries = entries_of(value)
         if key == "__dict__":
-            return [(entries, shown)] if entries else []
+            return [] if entries is None else [(entries, shown)]
         for table in (entries, *_tables_of(value)):
-            if key in table:
+            if table is not None and key in table:
                 return self._place("dict", table, key, shown, site, holder=value)
         if isinstance(value, CONTAINERS) and is_foreign(type(value)):
             if key not in CHANGING_METHODS and key != "get":
@@ -397,7 +397,7 @@ class Reach:
             if isinstance(value, dict) and _class_attribute(type(value), "__getattr__"):
                 return self._place("dict", value, key, shown, site)
             return []
-        if entries_of(value) is not None and not is_foreign(found[0]):
+        if entries is not None and not is_foreign(found[0]):
             # An attribute of the object's own would hide it.
             self._place("dict", entries, key, shown, site, holder=value)
         return self._inherited(value, found, shown, site)
