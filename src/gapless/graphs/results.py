@@ -2,18 +2,45 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.tensor_copies import TensorCopies
-from gapless.pipeline.containers import container_of
+from gapless.graphs.addresses import address_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from gapless.pipeline.tree import Tree
+
+
+@dataclass(frozen=True, slots=True)
+class _OfBatch:
+    """A result that is a tensor of the batch, or a view of one.
+
+    Attributes:
+        number: of the tensor.
+        is_whole: whether it is the tensor itself.
+        size: of the view.
+        stride: of the view.
+        offset: of the view, from where the tensor begins.
+    """
+
+    number: int
+    is_whole: bool
+    size: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+    def of(self, batch: Tree) -> torch.Tensor:
+        """Return the same of another batch."""
+        tensor = batch.leaves[self.number]
+        if self.is_whole:
+            return tensor
+        begin = tensor.storage_offset() + self.offset
+        return tensor.detach().as_strided(self.size, self.stride, begin)
 
 
 class Results:
@@ -23,30 +50,32 @@ class Results:
         out: what the step returned.
         inputs: the tensors of the batch that it was captured with.
         others: tensors that were there before the step.
+
+    Attributes:
+        in_place: the results in the graph's memory, valid until the next replay.
     """
 
     def __init__(
         self, out: Tree, *, inputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
     ) -> None:
-        self._inputs = {id(tensor): number for number, tensor in enumerate(inputs)}
-        there = {id(tensor) for tensor in others}
-        self._numbers = [self._inputs.get(id(leaf)) for leaf in out.leaves]
-        self._is_there = [id(leaf) in there for leaf in out.leaves]
+        there = set(map(address_of, others))
+        self._of_batch = [_place_in(leaf, inputs) for leaf in out.leaves]
+        # These and views of them go on changing after the step, for whoever holds them.
+        self._is_there = [address_of(leaf) in there for leaf in out.leaves]
+        objects = {id(other) for other in others}
         # Without its graph of gradients, which would hold on to more of the memory.
         seen: dict[int, torch.Tensor] = {}
         detached = [
-            leaf if is_there else seen.setdefault(id(leaf), leaf.detach())
-            for leaf, is_there in zip(out.leaves, self._is_there, strict=True)
+            leaf if id(leaf) in objects else seen.setdefault(id(leaf), leaf.detach())
+            for leaf in out.leaves
         ]
-        self.in_place = out.with_leaves(detached).value
-        self._leaves = detached
-        parts = zip(detached, self._numbers, self._is_there, strict=True)
-        overwritten = {
-            id(leaf): leaf for leaf, number, there in parts if number is None and not there
-        }
-        self._copies = TensorCopies(list(overwritten.values()))
-        self._place = {key: place for place, key in enumerate(overwritten)}
-        self._is_one_tensor = bool(overwritten) and self.in_place is detached[0]
+        self._tree = out.with_leaves(detached)
+        self.in_place = self._tree.value
+        self._is_one_tensor = (
+            isinstance(out.value, torch.Tensor)
+            and self._of_batch == [None]
+            and self._is_there == [False]
+        )
 
     def own(self, batch: Tree) -> Any:
         """Return results that no replay overwrites.
@@ -56,29 +85,31 @@ class Results:
 
         Sync: Does not block the host.
         """
-        copies = self._copies.make()
-        if self._is_one_tensor:  # as nearly all steps return
-            return copies[0]
+        if self._is_one_tensor:  # as nearly all steps return; a tree would cost microseconds
+            return self.in_place.clone()
+        copies: dict[int, torch.Tensor] = {}
         leaves = []
-        for leaf, number in zip(self._leaves, self._numbers, strict=True):
-            place = self._place.get(id(leaf))
-            if number is not None:
-                leaves.append(batch.leaves[number])
+        for leaf, of_batch, is_there in zip(
+            self._tree.leaves, self._of_batch, self._is_there, strict=True
+        ):
+            if of_batch is not None:
+                leaves.append(of_batch.of(batch))
+            elif is_there:
+                leaves.append(leaf)
             else:
-                leaves.append(leaf if place is None else copies[place])
-        return _rebuilt(self.in_place, iter(leaves))
+                if id(leaf) not in copies:
+                    copies[id(leaf)] = leaf.clone()
+                leaves.append(copies[id(leaf)])
+        return self._tree.with_leaves(leaves).value
 
 
-def _rebuilt(value: Any, leaves: Iterator[torch.Tensor]) -> Any:
-    """Return the same structure with other tensors; much quicker than a tree."""
-    kind = type(value)
-    if isinstance(value, torch.Tensor):
-        return next(leaves)
-    if kind is tuple or kind is list:
-        return kind([_rebuilt(part, leaves) for part in value])
-    if kind is dict:
-        return {name: _rebuilt(part, leaves) for name, part in value.items()}
-    container = container_of(kind)
-    if container is None:
-        return value
-    return container.with_parts(value, [_rebuilt(part, leaves) for part in container.parts(value)])
+def _place_in(leaf: torch.Tensor, inputs: Sequence[torch.Tensor]) -> _OfBatch | None:
+    """Return where a result lies in a batch, None if it does not."""
+    if leaf.layout is not torch.strided or leaf.is_nested:
+        return None
+    for number, tensor in enumerate(inputs):
+        if address_of(leaf) == address_of(tensor) and leaf.dtype == tensor.dtype:
+            offset = leaf.storage_offset() - tensor.storage_offset()
+            is_whole = leaf is tensor
+            return _OfBatch(number, is_whole, tuple(leaf.size()), leaf.stride(), offset)
+    return None

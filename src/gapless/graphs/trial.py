@@ -169,7 +169,6 @@ class Trial:
 
             with self._updates.during_capture(cut) as captured:
                 updates.append(captured)
-                kept.begin_capture()
                 out = flatten(self._work(static.value))
                 kept.end_capture()
             if out.unknown:
@@ -180,6 +179,8 @@ class Trial:
                 raise _Refused(_BACKWARD_IS_OUTSIDE)
             outs.append(out)
 
+        # Its copies are not part of the graph.
+        kept.begin_capture()
         with self._host_waits.blocking("capture"):
             graph = self._device.capture(queue, like=self._graphs.newest)
         self._graphs.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
