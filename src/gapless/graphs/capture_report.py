@@ -73,6 +73,11 @@ class CaptureReport:
         else:
             self.refuse(refusal)
 
+    @property
+    def forbids_all(self) -> bool:
+        """Whether something forbids to capture more, whatever the call."""
+        return any(not refusal.is_of_call for refusal in self.refusals)
+
     def refuse(self, refusal: Refusal) -> None:
         """Add a reason, unless it is there already."""
         if len(self.refusals) < _MAX_REFUSALS and all(

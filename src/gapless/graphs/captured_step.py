@@ -28,7 +28,7 @@ from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, GraphCache
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
-from gapless.graphs.refusal import Refusal, objection_to_batch
+from gapless.graphs.refusal import Refusal, objection_to_autocast, objection_to_batch
 from gapless.graphs.step_guards import failure_of_reads
 from gapless.graphs.trial import Trial
 from gapless.graphs.update_outside import Updates
@@ -240,7 +240,9 @@ class CapturedStep:
     # --- parts of a run ---
 
     def _objection_to(self, tree: Tree) -> Refusal | None:
-        return objection_to_batch(tree, needs_copy=self._device.needs_copy)
+        return objection_to_batch(
+            tree, needs_copy=self._device.needs_copy
+        ) or objection_to_autocast(self._device.torch_device.type)
 
     def _replay(self, graph: StepGraph, tree: Tree) -> Any:
         out = self._launch(lambda: graph.replay(tree, is_own=self._returns_copies))
@@ -276,7 +278,7 @@ class CapturedStep:
         if self._rests_until and self._num_steps >= self._rests_until:
             self._rests_until = 0
             self.lift_refusal()
-        return self.report.refusal is None
+        return not self.report.forbids_all
 
     @property
     def _num_steps(self) -> int:
@@ -284,7 +286,7 @@ class CapturedStep:
 
     def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
         self.report.num_eager += 1
-        if self.report.refusal is not None:
+        if self.report.forbids_all:
             return self._work(tree.value)
         if key is None or self._warm_ups.are_done(key):
             return self._result(self._work(tree.value))
@@ -425,11 +427,11 @@ class CapturedStep:
 
     def _capture_one_ahead(self, tree: Tree) -> None:
         key = tree.key()
-        if key in self._kinds or self.report.refusal is not None:
+        if key in self._kinds or self.report.forbids_all:
             return
         self._graphs.expected.add(key)
         tree = tree.map(torch.clone)
-        while not self._warm_ups.are_done(key) and self.report.refusal is None:
+        while not self._warm_ups.are_done(key) and not self.report.forbids_all:
             self._warm_up(key, tree)
         if self._may_capture(key):
             self._try(key, self._kinds[key], tree)

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 
+import torch
+
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    import torch
 
     from gapless.graphs.host_watch import HostWrite
     from gapless.graphs.observation import Observation
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 RefusalKind: TypeAlias = Literal[
     "cpu",  # a CPU has nothing to launch
     "unknown_batch",  # the batch is of a kind that cannot be taken apart
+    "inside_autocast",  # the call stands inside autocast
     "batch_on_host",  # a tensor of the batch is not on the device
     "batch_requires_grad",  # a tensor of the batch requires gradients
     "optimizer_calls_differ",  # two runs of the step call other optimizers
@@ -60,6 +62,7 @@ class Refusal:
             been measured again; it is then tried anew.
         site: file:line of what forbids the capture, if it is a line.
         name: of the thing that forbids it, such as "self.count", if it has one.
+        is_of_call: whether it is of some calls alone; others are captured all the same.
     """
 
     kind: RefusalKind
@@ -67,6 +70,7 @@ class Refusal:
     is_final: bool = True
     site: str | None = None
     name: str | None = None
+    is_of_call: bool = False
 
     def __str__(self) -> str:
         return self.text
@@ -114,6 +118,25 @@ def objection_to_batch(
     return None
 
 
+def objection_to_autocast(device_type: str) -> Refusal | None:
+    """Return why no graph can take a call in the modes of now, None if one can.
+
+    Autocast keeps its casts of weights until its outermost block ends, so what a step computes
+    depends on what ran in the block before, which nobody can see.
+
+    Sync: Does not block the host.
+    """
+    if not (torch.is_autocast_enabled(device_type) and torch.is_autocast_cache_enabled()):
+        return None
+    return Refusal(
+        "inside_autocast",
+        "the step is called inside autocast, whose cached casts of weights a graph does not "
+        "renew; enter autocast within the step, or give it cache_enabled=False",
+        name="autocast",
+        is_of_call=True,
+    )
+
+
 def _is_unknown(value: object) -> Refusal:
     return Refusal(
         "unknown_batch",
@@ -122,15 +145,18 @@ def _is_unknown(value: object) -> Refusal:
         "dataclasses: convert it in the loader's collate_fn, or bind it to the step with "
         "functools.partial",
         name=f"a {type(value).__qualname__} in a batch",
+        is_of_call=True,
     )
 
 
 def _is_on_the_host(tensor: torch.Tensor) -> Refusal | None:
     return Refusal(
-        "batch_on_host",
+        "inside_autocast",  # the call stands inside autocast
+    "batch_on_host",
         f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the device, "
         "or make it a plain value",
         name="a batch",
+        is_of_call=True,
     )
 
 
@@ -140,6 +166,7 @@ def _requires_gradients(tensor: torch.Tensor) -> Refusal | None:
         f"a batch holds {_named(tensor)} that requires gradients, which a graph would not bring "
         "to it; call requires_grad_() in the step",
         name="a batch",
+        is_of_call=True,
     )
 
 

@@ -43,6 +43,40 @@ class _OfBatch:
         return tensor.detach().as_strided(self.size, self.stride, begin)
 
 
+@dataclass(frozen=True, slots=True)
+class _Shared:
+    """Results that lie in one memory of the graph: whoever writes to one writes to the others.
+
+    Attributes:
+        first: one of them.
+        begin: where the memory begins that they lie in, in elements of the storage.
+        length: of that memory.
+        leaves: the results.
+    """
+
+    first: torch.Tensor
+    begin: int
+    length: int
+    leaves: list[torch.Tensor]
+
+    @classmethod
+    def of(cls, leaves: list[torch.Tensor]) -> _Shared:
+        """Find the memory of results of one dtype and one storage."""
+        begin = min(leaf.storage_offset() for leaf in leaves)
+        end = max(leaf.storage_offset() + _span(leaf) for leaf in leaves)
+        return cls(leaves[0], begin, end - begin, leaves)
+
+    def copies(self) -> dict[int, torch.Tensor]:
+        """Return copies that lie in one memory of their own, by the ids of the results."""
+        memory = self.first.as_strided((self.length,), (1,), self.begin).clone()
+        return {
+            id(leaf): memory.as_strided(
+                leaf.size(), leaf.stride(), leaf.storage_offset() - self.begin
+            )
+            for leaf in self.leaves
+        }
+
+
 class Results:
     """What a step returned in its capture, and what its replays return for it.
 
@@ -71,11 +105,15 @@ class Results:
         ]
         self._tree = out.with_leaves(detached)
         self.in_place = self._tree.value
-        self._is_one_tensor = (
-            isinstance(out.value, torch.Tensor)
-            and self._of_batch == [None]
-            and self._is_there == [False]
-        )
+        made = [
+            leaf
+            for leaf, of_batch, is_there in zip(
+                detached, self._of_batch, self._is_there, strict=True
+            )
+            if of_batch is None and not is_there
+        ]
+        self._shared = _shared(made)
+        self._is_one_tensor = isinstance(out.value, torch.Tensor) and len(made) == 1
 
     def own(self, batch: Tree) -> Any:
         """Return results that no replay overwrites.
@@ -88,6 +126,8 @@ class Results:
         if self._is_one_tensor:  # as nearly all steps return; a tree would cost microseconds
             return self.in_place.clone()
         copies: dict[int, torch.Tensor] = {}
+        for shared in self._shared:
+            copies.update(shared.copies())
         leaves = []
         for leaf, of_batch, is_there in zip(
             self._tree.leaves, self._of_batch, self._is_there, strict=True
@@ -101,6 +141,23 @@ class Results:
                     copies[id(leaf)] = leaf.clone()
                 leaves.append(copies[id(leaf)])
         return self._tree.with_leaves(leaves).value
+
+
+def _shared(leaves: list[torch.Tensor]) -> list[_Shared]:
+    """Return which results lie in one memory."""
+    groups: dict[tuple[int, torch.dtype], dict[int, torch.Tensor]] = {}
+    for leaf in leaves:
+        if leaf.layout is torch.strided and not leaf.is_nested:
+            groups.setdefault((address_of(leaf), leaf.dtype), {})[id(leaf)] = leaf
+    return [_Shared.of(list(group.values())) for group in groups.values() if len(group) > 1]
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return how many elements of its storage a tensor reaches over."""
+    if not tensor.numel():
+        return 0
+    pairs = zip(tensor.size(), tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs)
 
 
 def _place_in(leaf: torch.Tensor, inputs: Sequence[torch.Tensor]) -> _OfBatch | None:

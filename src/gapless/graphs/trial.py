@@ -315,9 +315,8 @@ class Trial:
             {address_of(tensor): tensor for tensor in [*look.read, *look.written]}
             for look in (watched.touched, second_look)
         )
-        for address in (some.keys() ^ others.keys()) - known:
-            tensor = others.get(address, some.get(address))
-            assert tensor is not None
+        for address in others.keys() - some.keys() - known:
+            tensor = others[address]
             return [
                 Refusal(
                     "replaced_tensor",

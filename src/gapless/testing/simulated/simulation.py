@@ -142,6 +142,11 @@ class SimulatedGraph:
                 part.replay()
 
 
+def _stream_of(block: Block) -> object:
+    """Return the stream that a block was allocated on, in or outside of a capture."""
+    return block.stream[1] if isinstance(block.stream, tuple) else block.stream
+
+
 def _run_all(tasks: list[Callable[[], None]]) -> None:
     for task in tasks:
         task()
@@ -225,13 +230,15 @@ class Simulation:
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return device memory of the current stream, or of the graph being captured."""
-        pool = self.current if self._segment is None else self._segment.pool
-        return self.memory.allocate(num_bytes, stream=pool)
+        if self._segment is None:
+            return self.memory.allocate(num_bytes, stream=self.current)
+        # As torch's pools, which keep the memory of each stream apart.
+        return self.memory.allocate(num_bytes, stream=(self._segment.pool, self.current))
 
     def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
         """Keep a tensor's memory from being reused before `stream` is done with it."""
         block = self.find(tensor)
-        if block is not None and block.stream is not stream:
+        if block is not None and stream is not _stream_of(block):
             block.used_by.add(stream)
 
     def _release(self, block: Block) -> dict[SimulatedStream, Mark]:
