@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-
 import torch
 
 
@@ -151,8 +150,7 @@ def _is_unknown(value: object) -> Refusal:
 
 def _is_on_the_host(tensor: torch.Tensor) -> Refusal | None:
     return Refusal(
-        "inside_autocast",  # the call stands inside autocast
-    "batch_on_host",
+        "batch_on_host",
         f"a batch holds {_named(tensor)}, whose values a graph would keep; move it to the device, "
         "or make it a plain value",
         name="a batch",

@@ -182,7 +182,9 @@ class Trial:
         # Its copies are not part of the graph.
         kept.begin_capture()
         with self._host_waits.blocking("capture"):
-            graph = self._device.capture(queue, like=self._graphs.newest)
+            graph = self._device.capture(
+                queue, like=self._graphs.newest, generators=self._generators(watched)
+            )
         self._graphs.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
         self._graphs.newest = graph
         return self._step_graph(
@@ -197,6 +199,12 @@ class Trial:
             before=before,
             kept=kept,
         )
+
+    def _generators(self, watched: Watched) -> list[torch.Generator]:
+        """Return the generators on the device that the step draws from, beside its default."""
+        found = [] if watched.touched is None else watched.touched.generators
+        kind = self._device.torch_device.type
+        return [one for one in found if one.device.type == kind and kind != "cpu"]
 
     def _step_graph(
         self,
@@ -220,7 +228,8 @@ class Trial:
         touched = watched.touched
         others = [*reads.tensors, *[weight for weight, _ in before]]
         if touched is not None:
-            others += [*touched.read, *touched.written]
+            found = [*touched.read, *touched.written]
+            others += [tensor for tensor in found if address_of(tensor) not in watched.known]
         return StepGraph(
             graph,
             inputs=static.leaves,
@@ -246,8 +255,13 @@ class Trial:
         side: PythonSide,
         kept: KeptTensors,
     ) -> Tried:
-        state = DeviceState(self._changed_tensors(graph, watched, before, kept), self._device)
-        second_look = None if watched.touched is None else TouchWatch(self._device)
+        touched = watched.touched
+        state = DeviceState(
+            self._changed_tensors(graph, watched, before, kept),
+            self._device,
+            generators=() if touched is None else touched.generators,
+        )
+        second_look = None if touched is None else TouchWatch(self._device)
         # For the replay, a run that is only compared, and the run that counts.
         compared = tree.map(torch.clone)
         batches = [tree, compared, tree.map(torch.clone)]
