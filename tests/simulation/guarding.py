@@ -122,13 +122,9 @@ class ReadOnly(dict):
 @scenario(only=ONE)
 def what_a_replay_cannot_return_is_returned_by_the_step(device):
     """Sets, containers that cannot be made anew, tensors on the host: the step goes on running."""
-    for value, said in (
-        ({1}, "set"),
-        (ReadOnly(value=1), "ReadOnly"),
-        (torch.ones(1), "DeferredLoss"),
-    ):
+    for value in ({1}, ReadOnly(value=1), torch.ones(1)):
         captured = gapless.capture(lambda batch, value=value: (value, batch * 1.0), device=device)
         found = [captured(batch) for batch in gapless.prefetch([torch.ones(1)] * 5, device)]
         assert all(one is value for one, _ in found)
         assert captured.report.num_replays == 0
-        assert said in captured.report.refusal.text
+        assert captured.report.refusal.kind == "result"

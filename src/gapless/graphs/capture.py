@@ -128,6 +128,7 @@ class CapturedFunction:
         self._side = SideStream(self._device)
         self._owner: type | None = None
         self._trees = CallTrees()
+        self._is_never_captured = settings.is_off or not self._device.is_accelerator
         self._captured = settings.wrap(step, self._side, work=work_of(step))
         self.report.rates = settings.rates
         self._group: CapturedStep | None = None
@@ -201,8 +202,9 @@ class CapturedFunction:
             self.report.num_eager += 1
             call_host_part(step, *args, **kwargs)
             return do_work(step, *args, **kwargs)
-        self._side.come_after_runs()
-        call_host_part(step, *args, **kwargs)
+        if hasattr(step, "on_host"):
+            self._side.come_after_runs()
+            call_host_part(step, *args, **kwargs)
         return self._run(self._captured, self._trees.of(args, kwargs))
 
     def _call_all(self, group: CapturedStep, batches: Sequence[Any], size: int) -> list[Any]:

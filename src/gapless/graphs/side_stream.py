@@ -36,7 +36,6 @@ class SideStream:
     def __init__(self, device: Device) -> None:
         self._device = device
         self._stream = device.shared_stream("gapless.capture")
-        self._done = device.create_event()
         self._order = _ORDERS.setdefault(device, _Order())
 
     def come_after_runs(self) -> None:
@@ -56,12 +55,8 @@ class SideStream:
         """
         with self._order.lock:
             if not self._order.num_inside:
-                caller = self._come_after_runs()
-                try:
-                    return replay()
-                finally:
-                    self._device.record_event(self._done, caller)
-                    self._device.wait_event(self._stream, self._done)
+                self._come_after_runs()
+                return replay()
         with self.use():
             return replay()
 
@@ -74,6 +69,7 @@ class SideStream:
         caller = self._device.current_stream()
         with self._order.lock:
             self._order.num_inside += 1
+            self._wait_for_replays(caller)
         self._device.wait_stream(self._stream, caller)
         try:
             with self._device.use_stream(self._stream):
@@ -84,19 +80,26 @@ class SideStream:
                 self._device.wait_stream(caller, self._stream)
                 self._order.newest = caller
 
-    def _come_after_runs(self) -> Stream:
+    def _come_after_runs(self) -> None:
         caller = self._device.current_stream()
         if caller is not self._order.newest:
+            self._wait_for_replays(caller)
             self._device.wait_stream(caller, self._stream)
             self._order.newest = caller
-        return caller
+
+    def _wait_for_replays(self, caller: Stream) -> None:
+        """Let the side stream come after the replays on another stream than the caller's."""
+        newest = self._order.newest
+        # Not after each replay: as long as all come from one stream, that would cost for nothing.
+        if newest is not None and newest is not caller:
+            self._device.wait_stream(self._stream, newest)
 
 
 class _Order:
     """What all side streams of a device know.
 
     Attributes:
-        newest: the stream that came after the side stream last.
+        newest: the stream that came after the side stream last; replays since are on it.
         num_inside: how many bodies of `use` run now, of this thread and others.
         lock: of both, and of every launch.
     """
