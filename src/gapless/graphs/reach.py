@@ -64,9 +64,10 @@ class Place:
         name: as the code says it, such as `self.alpha`.
         site: where it says so, `file:line`; "" if that is not known.
         holder: the object whose attribute it is, None if it is none.
+        behind: what the name leads to as long as nothing stands here: the class's attribute.
     """
 
-    __slots__ = ("holder", "key", "kind", "name", "owner", "site")
+    __slots__ = ("behind", "holder", "key", "kind", "name", "owner", "site")
 
     def __init__(
         self,
@@ -77,7 +78,9 @@ class Place:
         name: str,
         site: str,
         holder: Any = None,
+        behind: Any = MISSING,
     ) -> None:
+        self.behind = behind
         self.kind = kind
         self.owner = owner
         self.key = key
@@ -399,7 +402,7 @@ class Reach:
             return []
         if entries is not None and not is_foreign(found[0]):
             # An attribute of the object's own would hide it.
-            self._place("dict", entries, key, shown, site, holder=value)
+            self._place("dict", entries, key, shown, site, holder=value, behind=found[1])
         return self._inherited(value, found, shown, site)
 
     def _inherited(
@@ -493,8 +496,9 @@ class Reach:
         site: str,
         *,
         holder: Any = None,
+        behind: Any = MISSING,
     ) -> list[tuple[Any, str]]:
-        place = Place(kind, owner, key, name=name, site=site, holder=holder)
+        place = Place(kind, owner, key, name=name, site=site, holder=holder, behind=behind)
         known = self.places.setdefault(place.id, place)
         value = known.read()
         if value is MISSING or id(value) in self._skip:

@@ -80,6 +80,7 @@ class _Check:
         site: where the code reads it.
         is_memory: as of `Change`.
         by_value: whether an equal value is as good.
+        behind: as of `Place`.
         table: the dictionary that cannot change without a new version of it, None if there is none.
     """
 
@@ -92,6 +93,12 @@ class _Check:
     is_memory: bool
     by_value: bool
     table: dict[Any, Any] | None = None
+    behind: Any = MISSING
+
+    @property
+    def before(self) -> str:
+        """What there was, as text; of an attribute that hides its class's, the class's."""
+        return _shown(self.behind if self.expected is MISSING else self.expected)
 
     def holds(self, now: Any) -> bool:
         return now is self.expected or (self.by_value and same(self.expected, now))
@@ -154,7 +161,7 @@ class ReadGuards:
         for check in self._checks:
             now = check.read()
             if not check.holds(now):
-                before, after = _shown(check.expected), _shown(now)
+                before, after = check.before, _shown(now)
                 if before == after:
                     after = f"another {type(now).__name__}"
                 return Change(check.name, check.site, before, after, check.is_memory)
@@ -212,6 +219,7 @@ class ReadGuards:
             test, parts, read=place.read, expected=value, name=place.name, site=place.site,
             table=None if is_scalar_of_numpy(value) else place.owner,
         )  # fmt: skip
+        self._checks[-1].behind = place.behind
         if is_array(value):
             self._add_array(value, place.name, place.site)
         elif isinstance(value, torch.Tensor):
