@@ -446,7 +446,6 @@ def capture(
     Args:
         step: trains on its arguments, which are on the device, and returns its loss or any
             structure of tensors: a function, a method, a callable object, or a step in two parts.
-            Adam and AdamW need `capturable=True`.
         device: a device or its name.
         example_inputs: batches, one of each kind, for a step of one argument: captured now in this order, as far as the
             limits go, without training on them, and no other kinds later. Needs `model` and
