@@ -434,6 +434,11 @@ class OnTheHost(Trainer):
         return self.train((x * scale.to(x.device), y))
 
 
+class ReturningToTheHost(Trainer):
+    def step(self, pair):
+        return self.train(pair).detach().to("cpu", non_blocking=True)
+
+
 def words_of(trainer_of):
     """Return the refusals of a trainer's step, with `train.py:12` for each line."""
 
@@ -450,7 +455,17 @@ def words_of(trainer_of):
 
 @pytest.mark.parametrize(
     "trainer_of",
-    [Reading, Counting, Printing, Drawing, Annealing, Renewing, Updating, OnTheHost],
+    [
+        Reading,
+        Counting,
+        Printing,
+        Drawing,
+        Annealing,
+        Renewing,
+        Updating,
+        OnTheHost,
+        ReturningToTheHost,
+    ],
 )
 def test_refusals_say_what_the_page_says(trainer_of):
     """The page has the words of each kind of refusal, with `train.py:12` for the line."""
