@@ -9,6 +9,7 @@ entered, except functions that are defined inside.
 from __future__ import annotations
 
 import dis
+import sys
 from dataclasses import dataclass, field
 from types import CodeType
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -330,7 +331,7 @@ class _Follower:
         self._push(frozenset({chain}))
 
     def _on_load_attr(self, at: dis.Instruction) -> None:
-        if dis_has_method_flag(at):
+        if _has_method_flag(at):
             self._on_load_method(at)
             return
         base = self._pop()
@@ -633,12 +634,13 @@ class _Follower:
         self._stack.append(_UNKNOWN)
 
 
+_LOADS_METHODS_AS_ATTRIBUTES = sys.version_info >= (3, 12)
 _NULL_FIRST = "KW_NAMES" in dis.opmap  # 3.11 and 3.12
 
 
-def dis_has_method_flag(at: dis.Instruction) -> bool:
+def _has_method_flag(at: dis.Instruction) -> bool:
     """Return whether an instruction loads an attribute in order to call it."""
-    return "LOAD_METHOD" not in dis.opmap and bool((at.arg or 0) & 1)
+    return _LOADS_METHODS_AS_ATTRIBUTES and bool((at.arg or 0) & 1)
 
 
 def _each(chains: frozenset[Chain]) -> frozenset[Chain]:
