@@ -69,9 +69,11 @@ class LaunchesNothing(CpuDevice):
         """Return whether a tensor lies elsewhere."""
         return tensor.device != self.torch_device
 
-    def capture(self, work: Callable[[Any], object], *, like: Any = None) -> Any:
+    def capture(
+        self, work: Callable[[Any], object], *, like: Any = None, generators: Any = ()
+    ) -> Any:
         """Run the work once, for what it returns."""
-        del like
+        del like, generators
         work(call)
         return _NoReplay()
 
