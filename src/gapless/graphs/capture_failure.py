@@ -29,3 +29,9 @@ def capture_failed(error: Exception) -> Refusal:
     what = next(iter(str(error).splitlines()), type(error).__name__)
     hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
     return Refusal("capture_failed", where + what + hint)
+
+
+def reads_for_a_scaler(error: Exception) -> bool:
+    """Return whether a GradScaler made the host wait, as it does for unfused optimizers."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.endswith("grad_scaler.py") for frame in frames)

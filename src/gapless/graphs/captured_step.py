@@ -24,7 +24,7 @@ import torch
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, GraphCache
+from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, MAX_VARIANTS, GraphCache
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
@@ -39,7 +39,7 @@ from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterable
+    from collections.abc import Callable, Hashable, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
@@ -174,7 +174,7 @@ class CapturedStep:
             optimizers=self._optimizers,
             updates=self._updates,
         )
-        self._kinds: dict[Hashable, _Kind] = {}
+        self._kinds: dict[Hashable, list[_Kind]] = {}
         self._num_changes = 0
         self._rest = _FIRST_REST
         self._rests_until = 0
@@ -222,7 +222,7 @@ class CapturedStep:
     @property
     def has_graphs(self) -> bool:
         """Whether there are graphs now, or one that waits for the verdict on it."""
-        return len(self._graphs) > 0 or any(kind.pending for kind in self._kinds.values())
+        return len(self._graphs) > 0 or any(kind.pending for kind in self._all_kinds())
 
     def drop_graphs(self) -> None:
         """Let go of all graphs and their memory; kinds that had their warm-up need no other.
@@ -230,8 +230,8 @@ class CapturedStep:
         Sync: Does not block the host.
         """
         self._graphs.clear()
-        for kind in self._kinds.values():
-            kind.pending = None
+        for kind in self._all_kinds():
+            kind.pending, kind.graph = None, None
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
@@ -250,25 +250,26 @@ class CapturedStep:
         return out
 
     def _run_without_graph(self, key: Hashable, tree: Tree) -> StepRun:
-        kind = self._kinds.get(key)
-        if kind is None:
+        kinds = self._kinds.get(key)
+        if kinds is None:
             return StepRun(self._run_eagerly(key, tree), "eager", key)
-        if kind.pending is not None:
-            self._take_verdict(key, kind)
+        if self._take_verdicts(key, kinds):
             graph = self._graphs.find(key)
             if graph is not None and graph.takes(tree):
                 return StepRun(self._replay(graph, tree), "replay", key)
-        if kind.pending is not None or not self._may_try():
+        if not self._may_try():
             return StepRun(self._run_eagerly(None, tree), "eager", key)
-        self._note_change(key, kind)
-        if self._may_capture(key):
-            return StepRun(self._try(key, kind, tree), "capture", key)
+        kind = self._kind_of_now(key, kinds)
+        if kind is not None and kind.pending is not None:
+            return StepRun(self._run_eagerly(None, tree), "eager", key)
+        if kind is not None and kind.graph is None and self._may_capture(key):
+            return StepRun(self._try(kind, tree), "capture", key)
         return StepRun(self._run_eagerly(key, tree), "eager", key)
 
     def _may_capture(self, key: Hashable) -> bool:
         if not self._may_try() or not self._warm_ups.are_done(key):
             return False
-        num_waiting = sum(kind.pending is not None for kind in self._kinds.values())
+        num_waiting = sum(kind.pending is not None for kind in self._all_kinds())
         limit = self._graphs.limit(key, num_waiting=num_waiting)
         if limit is not None:
             self.report.refuse(limit)
@@ -320,36 +321,61 @@ class CapturedStep:
             self.report.refuse(refusal)
         self.report.note = self._warm_ups.note or self.report.note
         if self._warm_ups.are_done(key) and not refusals:
-            self._kinds[key] = _Kind(watched, self._host_watch.guards(carried=watched.kept))
+            kind = _Kind(watched, self._host_watch.guards(carried=watched.kept))
+            kinds = self._kinds.setdefault(key, [])
+            kinds.insert(0, kind)
+            del kinds[MAX_VARIANTS:]
         return out if refusals else self._result(out)
 
     # --- changes of what graphs bake in ---
 
-    def _note_change(self, key: Hashable, kind: _Kind) -> None:
-        """Look at what changed since the last watched run or since the graphs were captured."""
-        if not self._warm_ups.are_done(key):
-            return
-        graph = kind.graph
-        failure = failure_of_reads(kind.reads) if graph is None else graph.guards.failure()
+    def _all_kinds(self) -> Iterator[_Kind]:
+        for kinds in self._kinds.values():
+            yield from kinds
+
+    def _kind_of_now(self, key: Hashable, kinds: list[_Kind]) -> _Kind | None:
+        """Return what was seen with the values that the step reads now, None if nothing was.
+
+        The kind is then to be watched again.
+        """
+        for kind in kinds:
+            if kind.failure() is None:
+                if kind.graph is not None and kind.graph not in self._graphs:
+                    kind.graph = None
+                return kind
+        if self._warm_ups.are_done(key):
+            self._note_change(kinds[0])
+            self._warm_ups.once_more(key)
+        return None
+
+    def _note_change(self, kind: _Kind) -> None:
+        failure = kind.failure()
         if failure is None:
             return
         self.report.note_change(failure.text)
+        self._num_changes += 1
         if failure.optimizer is not None and self._num_steps - kind.num_steps < _OFTEN:
             # From here on its numbers are read anew in every step.
             self._updates.number_changed(failure.optimizer)
             self._num_changes -= 1
         if failure.is_memory:
-            self._graphs.drop_dead()
-        self._warm_ups.once_more(key)
-        self._num_changes += 1
+            self._drop_dead()
         if self._num_changes > max(_MAX_CHANGES, self._num_steps / _MIN_STEPS_PER_CHANGE):
             self.report.refuse(_too_many_changes(failure, self._num_changes))
             self._rests_until = self._num_steps + self._rest
             self._rest *= 2
 
+    def _drop_dead(self) -> None:
+        """Let go of graphs that read memory which is not used any more, and of what led to them."""
+        self._graphs.drop_dead()
+        for key, kinds in list(self._kinds.items()):
+            alive = [kind for kind in kinds if not kind.is_dead()]
+            # The first stays, to be compared with.
+            self._kinds[key] = alive or kinds[:1]
+
     # --- captures ---
 
-    def _try(self, key: Hashable, kind: _Kind, tree: Tree) -> Any:
+    def _try(self, kind: _Kind, tree: Tree) -> Any:
         self.report.num_eager += 1
         start = self._device.now_ms()
         try:
@@ -367,25 +393,30 @@ class CapturedStep:
                 self.report.note = f"not proved: {tried.not_proved}"
         return tried.out if tried.refusals else self._result(tried.out)
 
-    def _take_verdict(self, key: Hashable, kind: _Kind) -> None:
-        """Use a graph if the verdict on it has arrived and is good.
+    def _take_verdicts(self, key: Hashable, kinds: list[_Kind]) -> bool:
+        """Use graphs whose verdict has arrived and is good; return whether there are any.
 
         Sync: Does not block the host.
         """
+        taken = [self._take_verdict(key, kind) for kind in kinds if kind.pending is not None]
+        return any(taken)
+
+    def _take_verdict(self, key: Hashable, kind: _Kind) -> bool:
         assert kind.pending is not None
         graph, verdict = kind.pending.graph, kind.pending.verdict
         if verdict is not None:
             if not verdict.arrived():
-                return
+                return False
             if not verdict.holds:
                 self.report.refuse(_proved_wrong(verdict.text))
                 kind.pending = None
-                return
+                return False
             self.report.proved += 1
             if not verdict.repeats:
                 self.report.note = verdict.text
         kind.pending, kind.graph = None, graph
         self._graphs.add(key, graph)
+        return True
 
     # --- ahead of a run ---
 
@@ -434,7 +465,7 @@ class CapturedStep:
         while not self._warm_ups.are_done(key) and not self.report.forbids_all:
             self._warm_up(key, tree)
         if self._may_capture(key):
-            self._try(key, self._kinds[key], tree)
+            self._try(self._kinds[key][0], tree)
 
 
 @dataclass(slots=True)
@@ -447,7 +478,7 @@ class _Pending:
 
 @dataclass(slots=True)
 class _Kind:
-    """What is known of one kind of call.
+    """What is known of one kind of call, with what the step reads from Python.
 
     Attributes:
         watched: what the last watched run showed.
@@ -462,6 +493,19 @@ class _Kind:
     pending: _Pending | None = None
     graph: StepGraph | None = None
     num_steps: int = 0
+
+    def failure(self) -> Failure | None:
+        """Return what is otherwise now, None if nothing is.
+
+        Sync: Does not block the host.
+        """
+        graph = self.graph if self.pending is None else self.pending.graph
+        return failure_of_reads(self.reads) if graph is None else graph.guards.failure()
+
+    def is_dead(self) -> bool:
+        """Return whether the step reads other memory by now."""
+        failure = self.failure()
+        return failure is not None and failure.is_memory
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:

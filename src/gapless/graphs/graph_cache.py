@@ -21,7 +21,7 @@ DEFAULT_MEMORY_FRACTION = 0.8
 DEFAULT_MAX_GRAPHS = 100
 
 # Graphs of one kind of call that differ in what the step reads from Python.
-_MAX_VARIANTS = 8
+MAX_VARIANTS = 8
 
 
 class GraphCache:
@@ -89,7 +89,7 @@ class GraphCache:
         """Keep a graph for a kind; the one that was not used for longest may go for it."""
         variants = self._graphs.setdefault(kind, [])
         variants.insert(0, graph)
-        del variants[_MAX_VARIANTS:]
+        del variants[MAX_VARIANTS:]
 
     def drop_dead(self) -> None:
         """Let go of graphs that read memory which is not used any more."""

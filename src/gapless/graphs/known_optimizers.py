@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Iterator
 
     import torch
 
@@ -37,16 +37,3 @@ class KnownOptimizers:
     def weights(self) -> list[torch.Tensor]:
         """Return the weights of all optimizers."""
         return list(chain.from_iterable([group["params"] for group in self.groups()]))
-
-    def state_ids(self) -> Hashable:
-        """Return the ids of all values of the optimizers' state.
-
-        A Python counter gets a new id every step: state that a graph cannot update.
-        """
-        return tuple(
-            id(part)
-            for optimizer in self
-            for state in optimizer.state.values()
-            if isinstance(state, dict)
-            for part in state.values()
-        )

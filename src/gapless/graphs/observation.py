@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from gapless.device.call_site import call_site, hide_folder
 
 
 if TYPE_CHECKING:
@@ -24,21 +27,21 @@ if TYPE_CHECKING:
     from gapless.graphs.weight_guards import KnownWeights
 
 
+# What is replaced below calls on behalf of the step.
+hide_folder(Path(__file__).parent)
+
+
 @dataclass
 class Observation:
     """What one eager run did.
 
     Attributes:
-        optimizer_calls: ids of the optimizers that it called, in the order of the calls.
-        schedulers: types of the learning rate schedulers that it called.
-        replaces_state: whether the state of an optimizer consists of other objects than before.
+        schedulers: types of the learning rate schedulers that it called, each with file:line.
         host_reads: file:line of every read of a value of the device.
         ran_backward: whether a backward pass ran.
     """
 
-    optimizer_calls: list[int] = field(default_factory=list)
-    schedulers: list[str] = field(default_factory=list)
-    replaces_state: bool = False
+    schedulers: list[tuple[str, str]] = field(default_factory=list)
     host_reads: list[str] = field(default_factory=list)
     ran_backward: bool = False
 
@@ -70,21 +73,18 @@ class Observer:
         Sync: Does not block the host.
         """
         seen = Observation()
-        state = self._optimizers.state_ids()
         with ExitStack() as stack:
-            stack.enter_context(self._optimizer_calls_noted(seen))
+            stack.enter_context(self._optimizers_noted())
             stack.enter_context(_schedulers_noted(seen))
             stack.enter_context(self._backward_noted(seen))
             if is_first or is_last:
                 stack.enter_context(self._device.watch_reads(seen.host_reads.append))
             yield seen
-        seen.replaces_state = not is_first and state != self._optimizers.state_ids()
 
     @contextmanager
-    def _optimizer_calls_noted(self, seen: Observation) -> Iterator[None]:
+    def _optimizers_noted(self) -> Iterator[None]:
         def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             self._optimizers.add(optimizer)
-            seen.optimizer_calls.append(id(optimizer))
 
         handle = register_optimizer_step_pre_hook(note)
         try:
@@ -149,9 +149,9 @@ def _scheduler_types() -> Iterator[type[LRScheduler]]:
             yield kind
 
 
-def _noted(step: Callable[..., None], names: list[str]) -> Callable[..., None]:
+def _noted(step: Callable[..., None], sites: list[tuple[str, str]]) -> Callable[..., None]:
     def note_and_run(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        names.append(type(self).__name__)
+        sites.append((type(self).__name__, call_site()))
         step(self, *args, **kwargs)
 
     return note_and_run

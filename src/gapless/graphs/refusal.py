@@ -27,9 +27,7 @@ RefusalKind: TypeAlias = Literal[
     "inside_autocast",  # the call stands inside autocast
     "batch_on_host",  # a tensor of the batch is not on the device
     "batch_requires_grad",  # a tensor of the batch requires gradients
-    "optimizer_calls_differ",  # two runs of the step call other optimizers
     "scheduler",  # the step calls a learning rate scheduler
-    "replaced_state",  # the optimizer makes its state anew, or counts on the host
     "host_read",  # the step reads a value of the device
     "too_many_keys",  # hardly any two batches are of one kind
     "too_many_changes",  # what graphs bake in changes too often
@@ -82,14 +80,15 @@ class Refusal:
         return (self.kind, self.site or "", self.name or "")
 
 
-def host_read(site: str, *, is_final: bool = True) -> Refusal:
+def host_read(site: str, *, advice: str = "", is_final: bool = True) -> Refusal:
     """Refuse a step that reads a value of the device.
 
     Args:
         site: file and line of the read.
+        advice: what to write instead, if that is known.
         is_final: False if later runs of the step may not read there.
     """
-    text = f"{site} makes the host wait for the device"
+    text = f"{site} makes the host wait for the device" + (f"; {advice}" if advice else "")
     return Refusal("host_read", text, is_final, site=site)
 
 
@@ -175,19 +174,9 @@ def _named(tensor: torch.Tensor) -> str:
 # --- what an eager run did ---
 
 
-def objections_to(seen: Observation, *, former_calls: list[int]) -> list[Refusal]:
-    """Return all reasons why a graph could not repeat a run that did this.
-
-    Args:
-        seen: in the run.
-        former_calls: ids of the optimizers that the run before called.
-    """
-    found = (
-        _optimizer_calls_differ(seen, former_calls),
-        _calls_a_scheduler(seen),
-        _replaces_state(seen),
-    )
-    return [refusal for refusal in found if refusal is not None]
+def objections_to(seen: Observation) -> list[Refusal]:
+    """Return all reasons why a graph could not repeat a run that did this."""
+    return [_calls_a_scheduler(kind, site) for kind, site in dict.fromkeys(seen.schedulers)]
 
 
 def host_write(write: HostWrite) -> Refusal:
@@ -203,31 +192,10 @@ def _change_of(write: HostWrite) -> str:
     return f"changes on the host, from {write.before} to {write.after}, which a replay would skip"
 
 
-def _optimizer_calls_differ(seen: Observation, former_calls: list[int]) -> Refusal | None:
-    if seen.optimizer_calls == former_calls:
-        return None
-    return Refusal(
-        "optimizer_calls_differ",
-        "the step calls optimizers in some runs and not in others, as its own code on the host "
-        "decides; let a plain value in the batch decide it",
-    )
-
-
-def _calls_a_scheduler(seen: Observation) -> Refusal | None:
-    if not seen.schedulers:
-        return None
+def _calls_a_scheduler(kind: str, site: str) -> Refusal:
     return Refusal(
         "scheduler",
-        f"the step calls {seen.schedulers[0]}.step(), which counts on the host; call it after the "
-        "step, or in a method on_host of the step",
-    )
-
-
-def _replaces_state(seen: Observation) -> Refusal | None:
-    if not seen.replaces_state:
-        return None
-    return Refusal(
-        "replaced_state",
-        "the step's optimizer replaces its state, or counts on the host, and a graph keeps the "
-        "state with which it was captured",
+        f"{site}: the step calls {kind}.step(), which counts on the host; call it after the step, "
+        "or in a method on_host of the step",
+        site=site,
     )

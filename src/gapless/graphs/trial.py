@@ -15,7 +15,7 @@ import torch
 from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of
 from gapless.graphs.batch_changes import BatchWatch
-from gapless.graphs.capture_failure import capture_failed
+from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.device_state import DeviceState, RandomStates
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
@@ -379,8 +379,12 @@ def _why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]
     """Return the reasons why a capture failed, all lines that read on the host among them."""
     if isinstance(error, _Refused):
         return [error.refusal]
-    reads = [host_read(site) for site in dict.fromkeys(host_reads)]
+    advice = _UNFUSED if reads_for_a_scaler(error) else ""
+    reads = [host_read(site, advice=advice) for site in dict.fromkeys(host_reads)]
     return reads or [capture_failed(error)]
+
+
+_UNFUSED = "GradScaler reads for an optimizer that is not fused; give it fused=True"
 
 
 def _keeps_what_it_cannot(path: Any) -> Refusal:

@@ -98,7 +98,6 @@ class WarmUps:
         # By the hash of a key: keys themselves hold every plain value of their batch.
         self._num_runs: Counter[int] = Counter()
         self._num_looks = 0
-        self._optimizer_calls: dict[int, list[int]] = {}
         self._former: Tree | None = None
 
     def are_done(self, key: Hashable) -> bool:
@@ -137,8 +136,7 @@ class WarmUps:
         self._num_looks += looks
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
-        former_calls = self._optimizer_calls.get(number, seen.optimizer_calls)
-        refusals = objections_to(seen, former_calls=former_calls)
+        refusals = objections_to(seen)
         objection = self._updates.objection()
         refusals += [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
@@ -146,7 +144,6 @@ class WarmUps:
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
-        self._optimizer_calls[number] = seen.optimizer_calls
         # What torch compiles in a run hides the rest of it.
         if host.is_complete:
             self._num_runs[number] += 1
