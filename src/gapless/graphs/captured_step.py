@@ -63,6 +63,9 @@ _MIN_STEPS_PER_CHANGE = 20
 # A number of an optimizer that changes after fewer steps is not captured again.
 _OFTEN = 50
 
+# Proofs of a step that does not repeat itself, before it is refused.
+_MAX_PROOFS = 3
+
 # After too many changes the step runs as written for so many calls, and twice as many each time.
 _FIRST_REST = 50
 
@@ -382,6 +385,7 @@ class CapturedStep:
             tried = self._trial.run(tree, kind.reads, kind.watched)
         finally:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
+        self.report.proof_seconds += tried.proof_seconds
         for refusal in tried.refusals:
             self.report.refuse(refusal)
         if tried.graph is not None:
@@ -408,8 +412,11 @@ class CapturedStep:
             if not verdict.arrived():
                 return False
             if not verdict.holds:
-                self.report.refuse(_proved_wrong(verdict.text))
                 kind.pending = None
+                kind.num_failed += 1
+                # What does not repeat itself may be out of bounds by chance.
+                if verdict.repeats or kind.num_failed >= _MAX_PROOFS:
+                    self.report.refuse(_proved_wrong(verdict.text))
                 return False
             self.report.proved += 1
             if not verdict.repeats:
@@ -454,6 +461,10 @@ class CapturedStep:
         finally:
             snapshot.restore()
             set_random_state(self._device, random)
+        with self._host_waits.blocking("capture"):
+            self._device.synchronize_stream(self._device.current_stream())
+        for key, kinds in self._kinds.items():
+            self._take_verdicts(key, kinds)
         self._graphs.only_expected = only_these
 
     def _capture_one_ahead(self, tree: Tree) -> None:
@@ -486,6 +497,7 @@ class _Kind:
         pending: a graph that is not used yet.
         graph: that was captured since, None if there is none yet.
         num_steps: taken before that capture.
+        num_failed: proofs that failed.
     """
 
     watched: Watched
@@ -493,6 +505,7 @@ class _Kind:
     pending: _Pending | None = None
     graph: StepGraph | None = None
     num_steps: int = 0
+    num_failed: int = 0
 
     def failure(self) -> Failure | None:
         """Return what is otherwise now, None if nothing is.

@@ -42,6 +42,7 @@ class GraphCache:
         expected: the kinds of the examples that were given ahead of a run.
         only_expected: whether other kinds are not captured.
         newest: the graph whose memory the next one shares, None before the first.
+        budget: bytes of the device that the process may hold, None if there is no limit.
     """
 
     def __init__(
@@ -56,9 +57,9 @@ class GraphCache:
         self.newest: Graph | None = None
         self._device = device
         self._max_graphs = max_graphs
-        self._budget = memory_budget_bytes
-        if self._budget is None:
-            self._budget = memory_share(device, DEFAULT_MEMORY_FRACTION)
+        self.budget = memory_budget_bytes
+        if self.budget is None:
+            self.budget = memory_share(device, DEFAULT_MEMORY_FRACTION)
         self._largest_bytes = 0
         self._graphs: dict[Hashable, list[StepGraph]] = {}
 
@@ -126,12 +127,6 @@ class GraphCache:
         """Take in how much memory a capture took."""
         self._largest_bytes = max(self._largest_bytes, num_bytes)
 
-    def budget_left(self) -> int | None:
-        """Return the bytes that the process may still hold; None if there is no limit."""
-        if self._budget is None:
-            return None
-        return self._budget - self._device.reserved_memory_bytes()
-
     def _is_not_expected(self, kind: Hashable) -> Refusal | None:
         if not self.only_expected or kind in self.expected:
             return None
@@ -149,12 +144,12 @@ class GraphCache:
 
     def _is_over_budget(self) -> Refusal | None:
         held = self._device.reserved_memory_bytes()
-        if self._budget is None or held + self._largest_bytes <= self._budget:
+        if self.budget is None or held + self._largest_bytes <= self.budget:
             return None
         return Refusal(
             "memory_budget",
-            f"the process holds {held:,} bytes and a capture took up to {self._largest_bytes:,}, "
-            f"which is over its budget of {self._budget:,}",
+            f"the process holds {held:,} bytes of the device's memory and a capture took up to "
+            f"{self._largest_bytes:,}, which is over its budget of {self.budget:,}",
             is_final=False,
             name="memory",
         )

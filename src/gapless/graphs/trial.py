@@ -14,6 +14,7 @@ import torch
 
 from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of
+from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.device_state import DeviceState, RandomStates
@@ -60,6 +61,7 @@ class Tried:
         verdict: on the graph, which arrives later; None if it is not proved.
         refusals: why there is no graph.
         not_proved: why the graph is not proved, None if it is being proved.
+        proof_seconds: of the host, for the proof.
     """
 
     out: Any
@@ -67,6 +69,7 @@ class Tried:
     verdict: Verdict | None = None
     refusals: list[Refusal] = field(default_factory=list)
     not_proved: str | None = None
+    proof_seconds: float = 0.0
 
 
 class Trial:
@@ -114,6 +117,10 @@ class Trial:
 
         Sync: Blocks the host ("capture").
         """
+        with AT_WORK:
+            return self._run(tree, reads, watched)
+
+    def _run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         kept = KeptTensors(watched.kept, on_device=self._is_on_device)
         if kept.objection is not None:
             return Tried(self._work(tree.value), refusals=[_keeps_what_it_cannot(kept.objection)])
@@ -281,24 +288,29 @@ class Trial:
             with looks, graph.updates.rates_in_place():
                 return left(self._work(batch.value), batch)
 
-        proof: tuple[Any, Verdict] | str | None = None
+        start = self._device.now_ms()
+        proof: tuple[Any, Verdict] | Exception
         try:
             proof = prove(
-                self._device, state, replay=replay, as_written=as_written, reset=side.restore
+                self._device,
+                state,
+                replay=replay,
+                as_written=as_written,
+                reset=side.restore,
+                memory_budget_bytes=self._graphs.budget,
             )
-        except NotProved as reason:
-            proof = str(reason)
-        except Exception:
-            proof = None
-        if proof is None:
-            return Tried(self._work(tree.value))
-        if isinstance(proof, str):
-            return Tried(self._work(tree.value), graph, not_proved=proof)
+        except Exception as error:
+            proof = error
+        seconds = (self._device.now_ms() - start) / 1000.0
+        if isinstance(proof, NotProved):
+            return Tried(self._work(tree.value), graph, not_proved=str(proof))
+        if isinstance(proof, Exception):
+            return Tried(self._work(tree.value), refusals=[capture_failed(proof)])
         (result, *_), verdict = proof
         refusals = []
         if second_look is not None:
             refusals = self._touches_others(watched, second_look, before, kept, compared)
-        return Tried(result, None if refusals else graph, verdict, refusals)
+        return Tried(result, None if refusals else graph, verdict, refusals, proof_seconds=seconds)
 
     def _changed_tensors(
         self, graph: StepGraph, watched: Watched, before: Gradients, kept: KeptTensors

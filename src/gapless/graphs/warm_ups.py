@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.addresses import address_of
+from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.host_watch import HostRun
 from gapless.graphs.refusal import Refusal, host_read, host_write, objections_to
 from gapless.graphs.touched import TouchWatch
@@ -30,8 +31,8 @@ if TYPE_CHECKING:
 # counted up to here, so that memory stays bounded.
 _MAX_KEYS = 10_000
 
-# The first run of a step looks for compiled code, the second sees what was there before it.
-_NUM_FIRST_LOOKS = 2
+# From here on the first run of a kind is not looked at, and does not count.
+_NUM_LOOKED_AT_ONCE = 50
 
 # Say so if this many batches are all of different keys.
 _NUM_UNLIKE = 200
@@ -97,7 +98,8 @@ class WarmUps:
         self.ran_backward = False
         # By the hash of a key: keys themselves hold every plain value of their batch.
         self._num_runs: Counter[int] = Counter()
-        self._num_looks = 0
+        self._seen: set[int] = set()
+        self._num_calls = 0
         self._former: Tree | None = None
 
     def are_done(self, key: Hashable) -> bool:
@@ -122,18 +124,20 @@ class WarmUps:
         number = hash(key)
         is_first, is_last = self._num_runs[number] == 0, self.is_last(key)
         touched = TouchWatch(self._device) if is_last and not self.use_compiled_code else None
-        # Not every first run: where no two batches are alike, that would be all runs there are.
-        looks = is_last or self._num_looks < _NUM_FIRST_LOOKS
+        # Where no two batches are alike, to look would slow all runs that there are.
+        looks = number in self._seen or len(self._seen) < _NUM_LOOKED_AT_ONCE
+        self._seen.add(number)
         known = {address_of(grad) for _, grad in self._weights.gradients() if grad is not None}
         known |= set(map(address_of, tree.leaves))
         with (
+            # What is replaced for the watch is put back in the reverse order.
+            AT_WORK,
             self._observer.watch(is_first=is_first, is_last=is_last) as seen,
             self._updates.watch(),
             self._watch_host(tree) if looks else nullcontext(HostRun()) as host,
             nullcontext() if touched is None else touched,
         ):
             out = work(tree.value)
-        self._num_looks += looks
         self.ran_backward = self.ran_backward or seen.ran_backward
         self.use_compiled_code = self.use_compiled_code or host.runs_compiled
         refusals = objections_to(seen)
@@ -145,7 +149,7 @@ class WarmUps:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
         # What torch compiles in a run hides the rest of it.
-        if host.is_complete:
+        if looks and host.is_complete:
             self._num_runs[number] += 1
         self._note_unlike(tree)
         return (
@@ -161,7 +165,7 @@ class WarmUps:
         return self._host_watch.watch((call,), {})
 
     def _too_many_keys(self) -> list[Refusal]:
-        if len(self._num_runs) <= _MAX_KEYS:
+        if len(self._seen) <= _MAX_KEYS:
             return []
         return [
             Refusal(
@@ -172,9 +176,10 @@ class WarmUps:
 
     def _note_unlike(self, tree: Tree) -> None:
         """Say so if no two batches of the first many have one key."""
-        if len(self._num_runs) == _NUM_UNLIKE - 1:
+        self._num_calls += 1
+        if len(self._seen) == _NUM_UNLIKE - 1:
             self._former = tree
-        elif self._former and len(self._num_runs) == _NUM_UNLIKE == self._num_runs.total():
+        elif self._former and len(self._seen) == _NUM_UNLIKE == self._num_calls:
             self.note = (
                 f"no two of {_NUM_UNLIKE} batches are alike, so nothing is captured: "
                 f"{self._former.difference(tree)} differs; pad tensors to fewer shapes, and keep "

@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from gapless.testing.simulated.virtual_clock import Timeline
 
 
+# As a large GPU has; memory is taken from the host as it is used.
+_TOTAL_BYTES = 128 << 30
+
+
 class SimulatedDevice:
     """Streams that run late, over real CPU tensors, with a race checker and a virtual clock.
 
@@ -344,8 +348,9 @@ class SimulatedDevice:
         """Return the host's virtual time in milliseconds."""
         return self.timeline.now_ms
 
-    def total_memory_bytes(self) -> None:
-        """Return None: there is as much as the host has."""
+    def total_memory_bytes(self) -> int:
+        """Return a size that nobody reaches, so that budgets count as on a GPU."""
+        return _TOTAL_BYTES
 
     def free_memory_bytes(self) -> None:
         """Return None: there is as much as the host has."""
