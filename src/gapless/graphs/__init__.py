@@ -1,5 +1,6 @@
-"""Captured steps: a whole training step launched as one CUDA graph for each kind of batch.
+"""Captured steps: a whole training step launched as one CUDA graph for each kind of call.
 
-`captured_step.py` is the page to begin with. `capture.py` offers it to any loop. `guards.py` says what a
-guard is; `mode_guards.py`, `optimizer_guards.py` and `weight_guards.py` have the guards.
+`captured_step.py` is the page to begin with. `capture.py` offers it to any loop. `host_watch.py` and
+`touched.py` see what runs as written do; `trial.py` captures a step and lets the graph prove itself;
+`step_guards.py` says what has to hold before a replay.
 """

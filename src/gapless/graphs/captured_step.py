@@ -461,8 +461,7 @@ class CapturedStep:
         finally:
             snapshot.restore()
             set_random_state(self._device, random)
-        with self._host_waits.blocking("capture"):
-            self._device.synchronize_stream(self._device.current_stream())
+        self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
         for key, kinds in self._kinds.items():
             self._take_verdicts(key, kinds)
         self._graphs.only_expected = only_these
