@@ -251,7 +251,10 @@ def test_large_and_odd_tensors_are_put_back(device):
 
     pairs = zip(before, tensors, strict=True)
     assert all(torch.equal(bits(a), bits(b)) for a, b in pairs)
-    assert torch.equal(first, again)
+    # Sums of floating-point numbers of several rows come in any order.
+    assert torch.equal(first[:, 0], again[:, 0])
+    numbers = [found[:, 1:].contiguous().view(torch.float64) for found in (first, again)]
+    assert torch.allclose(*numbers, rtol=1e-9, equal_nan=True)
     assert (first[:, 0] != zero[:, 0]).all()
 
 

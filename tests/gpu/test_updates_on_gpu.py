@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import struct
 from functools import partial
 
 import pytest
@@ -207,6 +208,43 @@ def test_a_failed_capture_leaves_nothing_behind(device, fail, num_cuts):
     graph = device.capture(begin, generators=[own])
     graph.replay()
     assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize("fail", [synchronize, synchronize_and_go_on, raise_at_once])
+def test_a_capture_works_in_the_pool_of_one_that_failed(device, fail):
+    """The graphs of before go on, and further ones are captured beside them."""
+    x = floats(1 << 16, 1.0)
+    outs = [floats(1 << 16) for _ in range(3)]
+
+    def work_of(number):
+        def work(cut):
+            y = x * (number + 2)
+            cut(lambda: x.add_(1))
+            outs[number].copy_(F.dropout(y + x, 0.5))
+
+        return work
+
+    def spoiled(cut):
+        work_of(0)(cut)
+        fail(x, cut)
+
+    warm(work_of(0))
+    graphs = [device.capture(work_of(0))]
+    for number in (1, 2):
+        with pytest.raises(RuntimeError):
+            device.capture(spoiled, like=graphs[-1])
+        F.dropout(x, 0.5)
+        graphs.append(device.capture(work_of(number), like=graphs[-1]))
+
+    found = []
+    as_written = [partial(work_of(number), lambda call: call()) for number in range(3)]
+    for runs in (as_written, [graph.replay for graph in graphs]):
+        x.fill_(1.0)
+        torch.manual_seed(2)
+        for run in runs:
+            run()
+        found.append([out.clone() for out in outs])
+    assert all(map(torch.equal, *found))
 
 
 @pytest.mark.parametrize("fails", [False, True])
@@ -487,11 +525,14 @@ def test_schedulers_see_every_step(device, name):
 
 
 class Scaled(Trainee):
-    """A step under a gradient scaler, whose loss overflows now and then."""
+    """A step under a gradient scaler, whose gradients overflow now and then.
+
+    Not in the first step: torch's fused SGD would take memory that nobody wrote for its momentum.
+    """
 
     def __init__(self, device, make):
         super().__init__(device, make)
-        self.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**20, growth_interval=2)
+        self.scaler = torch.amp.GradScaler("cuda", init_scale=2.0**15, growth_interval=1)
 
     def step(self):
         self.optimizer.zero_grad()
@@ -504,6 +545,13 @@ class Scaled(Trainee):
             self.loss.copy_(loss)
 
 
+def bits_of(values):
+    """Return nested lists of numbers with NaN equal to itself."""
+    if isinstance(values, list):
+        return [bits_of(value) for value in values]
+    return struct.pack("d", values)
+
+
 @pytest.mark.parametrize("between", [None, halve_the_rate])
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused"])
 def test_a_scaler_unscales_and_skips_at_every_replay(device, name, between):
@@ -511,8 +559,8 @@ def test_a_scaler_unscales_and_skips_at_every_replay(device, name, between):
     expected = train(device, INSIDE[name], captured=False, between=between, kind=Scaled, num=14)
     found = train(device, INSIDE[name], captured=True, between=between, kind=Scaled, num=14)
 
-    assert found.values == expected.values
-    assert found.trainee.scaler.get_scale() == expected.trainee.scaler.get_scale()
+    assert bits_of(found.values) == bits_of(expected.values)
+    assert found.trainee.scaler.get_scale() == expected.trainee.scaler.get_scale() < 2.0**29
     assert "grad_scale" not in vars(found.trainee.optimizer)
 
 

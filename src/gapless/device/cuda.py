@@ -230,7 +230,7 @@ class CudaDevice:
         capture = CudaCapture(
             self.torch_device,
             stream=stream,
-            pool=torch.cuda.graph_pool_handle() if like is None else like.pool,
+            pool=None if like is None else like.pool,
             generators=generators,
         )
         _free_idle_memory(self.torch_device)

@@ -19,9 +19,11 @@ if TYPE_CHECKING:
 _EMPTY = "The CUDA Graph is empty"
 
 
-# Graphs whose capture CUDA has invalidated. Torch's allocator of page-locked memory goes on asking
-# them whether a stream belongs to their capture, so they must not be freed (torch 2.13).
-_INVALIDATED: list[torch.cuda.CUDAGraph] = []
+# Graphs whose capture has failed, and the pools that they were to allocate from. Torch's allocator
+# of page-locked memory takes such a capture for one under way (torch 2.11 to 2.13): it asks the
+# graph whether a stream belongs to it, so it must not be freed, and begins no other in its pool.
+_FAILED: list[torch.cuda.CUDAGraph] = []
+_SPOILED_POOLS: set[Any] = set()
 
 
 class CudaGraph:
@@ -63,7 +65,7 @@ class CudaCapture:
     Args:
         device: of the stream.
         stream: which is captured.
-        pool: of memory.
+        pool: of memory; None, or one in which a capture has failed, for a new one.
         generators: of random numbers that the work draws from, beside the device's own.
     """
 
@@ -77,7 +79,7 @@ class CudaCapture:
     ) -> None:
         self._device = device
         self._stream = stream
-        self._pool = pool
+        self._pool = _new_pool() if pool is None or pool in _SPOILED_POOLS else pool
         self._generators = generators
         self._under_way: torch.cuda.CUDAGraph | None = None
         self._segments: list[tuple[torch.cuda.CUDAGraph, bool]] = []
@@ -85,11 +87,19 @@ class CudaCapture:
         self._failure: RuntimeError | None = None
 
     def begin(self) -> None:
-        """Begin a segment."""
+        """Begin a segment.
+
+        Raises:
+            RuntimeError: CUDA or torch refuses it, or has no memory for it.
+        """
         segment = self._new_graph()
-        with torch.cuda.stream(self._stream):
-            # "thread_local", so that a user's thread that pins memory does not end the capture.
-            segment.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            with torch.cuda.stream(self._stream):
+                # "thread_local", so that a user's thread that pins memory does not end the capture.
+                segment.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        except RuntimeError:
+            self._recover(segment)
+            raise
         self._under_way = segment
 
     def cut(self, call: Callable[[], object]) -> None:
@@ -121,9 +131,10 @@ class CudaCapture:
         Raises:
             RuntimeError: CUDA has invalidated the capture, now or at a cut.
         """
-        self._end()
         if self._failure is not None:
+            self.abandon()
             raise self._failure
+        self._end()
         return CudaGraph(self._segments, self._calls, self._pool)
 
     def abandon(self) -> None:
@@ -133,9 +144,9 @@ class CudaCapture:
                 self._end()
 
     def _end(self) -> None:
-        segment = self._under_way
-        assert segment is not None
-        self._under_way = None
+        segment, self._under_way = self._under_way, None
+        if segment is None:
+            raise RuntimeError("the capture could not go on after a failure")
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             try:
@@ -150,15 +161,20 @@ class CudaCapture:
         self._segments.append((segment, len(others) == len(caught)))
 
     def _recover(self, segment: torch.cuda.CUDAGraph) -> None:
-        """Restore torch's state after CUDA has invalidated a capture.
+        """Restore torch's state after a segment has failed to begin or to end.
 
-        Torch then still allocates from the capture's pool, and until 2.12 its random generators
-        are in capture mode until a capture of theirs succeeds (`CUDAGraph::capture_end` stops at
-        CUDA's error).
+        `CUDAGraph` stops at the first error. Torch then still allocates from the capture's pool,
+        and until 2.12 its random generators are in capture mode until a capture of theirs succeeds.
         """
-        _INVALIDATED.append(segment)
-        torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
-        torch._C._cuda_releasePool(self._device.index, self._pool)
+        if _has_ended(segment):
+            return
+        _FAILED.append(segment)
+        _SPOILED_POOLS.add(self._pool)
+        # Not under way on this side if `capture_begin` failed before.
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._device.index, self._pool)
+            torch._C._cuda_releasePool(self._device.index, self._pool)
+        self._pool = _new_pool()
         number = torch.zeros((), device=self._device)
         with torch.cuda.graph(self._new_graph(), capture_error_mode="thread_local"):
             number.add_(1)
@@ -168,3 +184,16 @@ class CudaCapture:
         for generator in self._generators:
             graph.register_generator_state(generator)
         return graph
+
+
+def _new_pool() -> Any:
+    return torch.cuda.graph_pool_handle()
+
+
+def _has_ended(segment: torch.cuda.CUDAGraph) -> bool:
+    """Whether torch has ended the capture, so that only its instantiation failed."""
+    try:
+        segment.pool()
+    except RuntimeError:
+        return False
+    return True

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
 from gapless.graphs.code_kinds import CodeKind, is_acting, kind_of, site_of
 from gapless.graphs.code_reads import reads_of
@@ -410,8 +411,9 @@ def _keys(owner: Any) -> Any:
 # --- the profiler ---
 
 
-_NOT_OBSERVED = (
+_NOT_OBSERVED: tuple[type, ...] = (
     torch.Tensor, str, bytes, int, float, complex, type(None), FunctionType, MethodType,
+    *STREAM_TYPES,
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -83,8 +84,11 @@ class Observer:
 
     @contextmanager
     def _optimizers_noted(self) -> Iterator[None]:
+        thread = get_ident()
+
         def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
-            self._optimizers.add(optimizer)
+            if _is_of_the_step_in(thread):
+                self._optimizers.add(optimizer)
 
         handle = register_optimizer_step_pre_hook(note)
         try:
@@ -94,15 +98,17 @@ class Observer:
 
     @contextmanager
     def _backward_noted(self, seen: Observation) -> Iterator[None]:
-        backward, grad = torch.autograd.backward, torch.autograd.grad
+        backward, grad, thread = torch.autograd.backward, torch.autograd.grad, get_ident()
 
         def note_and_run(tensors: Any, *args: Any, **kwargs: Any) -> None:
-            seen.ran_backward = True
-            self._weights.add_leaves_behind(tensors)
+            if _is_of_the_step_in(thread):
+                seen.ran_backward = True
+                self._weights.add_leaves_behind(tensors)
             backward(tensors, *args, **kwargs)
 
         def note_and_return(*args: Any, **kwargs: Any) -> Any:
-            seen.ran_backward = True
+            if _is_of_the_step_in(thread):
+                seen.ran_backward = True
             return grad(*args, **kwargs)
 
         with (
@@ -150,8 +156,19 @@ def _scheduler_types() -> Iterator[type[LRScheduler]]:
 
 
 def _noted(step: Callable[..., None], sites: list[tuple[str, str]]) -> Callable[..., None]:
+    thread = get_ident()
+
     def note_and_run(self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        sites.append((type(self).__name__, call_site()))
+        if _is_of_the_step_in(thread):
+            sites.append((type(self).__name__, call_site()))
         step(self, *args, **kwargs)
 
     return note_and_run
+
+
+def _is_of_the_step_in(thread: int) -> bool:
+    """Whether what happens here belongs to the step that a thread runs.
+
+    Backward passes run in threads of autograd, which all loops share.
+    """
+    return get_ident() == thread or torch._C._current_graph_task_id() != -1
