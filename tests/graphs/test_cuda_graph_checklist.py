@@ -414,18 +414,35 @@ class Renewing(Trainer):
         del number
 
 
-class Updating(Trainer):
-    number = 0
+class Scheduling(Trainer):
+    def __init__(self, place):
+        super().__init__(place)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 7)
 
     def step(self, pair):
-        loss = self.loss(pair)
-        loss.backward()
-        if self.number % 3 == 2:
-            self.optimizer.step()
+        loss = self.train(pair)
+        self.scheduler.step()
         return loss
 
-    def before(self, number):
-        self.number = number
+
+class InsideAutocast(Trainer):
+    def step(self, pair):
+        return self.train(pair)
+
+
+class Scaling(Trainer):
+    def __init__(self, place):
+        super().__init__(place)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.scaler = torch.amp.GradScaler(place.torch_device.type, init_scale=4.0)
+
+    def step(self, pair):
+        self.optimizer.zero_grad()
+        loss = self.loss(pair)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        return loss
 
 
 class OnTheHost(Trainer):
@@ -445,10 +462,12 @@ def words_of(trainer_of):
     def loop(place):
         trainer = trainer_of(place)
         step, before = place.capture(trainer.step), getattr(trainer, "before", lambda number: None)
-        for number, pair in enumerate(batches(place, 2 * NUM)):
-            before(number)
-            extra = (torch.ones(8),) if trainer_of is OnTheHost else ()
-            step((*pair, *extra))
+        kind, is_inside = place.torch_device.type, trainer_of is InsideAutocast
+        with torch.autocast(kind, torch.bfloat16, enabled=is_inside):
+            for number, pair in enumerate(batches(place, 2 * NUM)):
+                before(number)
+                extra = (torch.ones(8),) if trainer_of is OnTheHost else ()
+                step((*pair, *extra))
 
     return [re.sub(r"\w+\.py:\d+", "train.py:12", text) for text in refusals_of(loop)]
 
@@ -462,7 +481,9 @@ def words_of(trainer_of):
         Drawing,
         Annealing,
         Renewing,
-        Updating,
+        Scheduling,
+        Scaling,
+        InsideAutocast,
         OnTheHost,
         ReturningToTheHost,
     ],
