@@ -37,6 +37,7 @@ PLAIN = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("case", "kind"), PLAIN)
 def test_the_loop_equals_itself(case, kind):
     """No case depends on time, on running first, or on what ran before."""

@@ -10,7 +10,7 @@ from hazards.themes import CAPTURED_CASES
 
 SCHEDULES = [
     pytest.param("asap", 0, id="asap"),
-    pytest.param("lazy", 0, id="lazy"),
+    pytest.param("lazy", 0, id="lazy", marks=pytest.mark.slow),
     pytest.param("random", 0, id="random", marks=pytest.mark.slow),
 ]
 

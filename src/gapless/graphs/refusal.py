@@ -186,6 +186,17 @@ def host_write(write: HostWrite) -> Refusal:
     return Refusal("host_write", text, site=write.site, name=write.name)
 
 
+def host_draw(site: str) -> Refusal:
+    """Refuse a step that draws random numbers of torch on the host."""
+    return Refusal(
+        "host_write",
+        f"{site} draws random numbers on the host, which a replay would not draw again; draw them "
+        "on the device, or in `on_host`",
+        site=site,
+        name="random numbers of torch",
+    )
+
+
 def _change_of(write: HostWrite) -> str:
     if write.before == write.after:
         return "is work of the host, which a replay would skip"

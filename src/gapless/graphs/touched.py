@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
+from gapless.device.call_site import call_site
+
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,6 +57,9 @@ class TouchWatch(TorchDispatchMode):
 
     Args:
         device: whose tensors are looked for.
+
+    Attributes:
+        host_draws: file:line of every random tensor that was made on the host.
     """
 
     supports_higher_order_operators = True
@@ -67,6 +72,7 @@ class TouchWatch(TorchDispatchMode):
     def __init__(self, device: Device) -> None:
         super().__init__()
         self._generators: dict[int, torch.Generator] = {}
+        self.host_draws: list[str] = []
         self._device = device
         self._seen: dict[int, _Memory] = {}
         self._made: set[int] = set()
@@ -104,17 +110,22 @@ class TouchWatch(TorchDispatchMode):
             is_written = known.written is None or place in known.written
             for tensor in _tensors_in(value):
                 self._note(tensor, is_written=is_written)
-        if known.draws:
-            for value in (*args, *kwargs.values()):
-                if isinstance(value, torch.Generator):
-                    self._generators.setdefault(value._cdata, value)  # type: ignore[attr-defined]
         result = func(*args, **kwargs)
+        self._note_draws(known, (*args, *kwargs.values()), result)
         for tensor in _tensors_in(result):
             for part in plain_parts(tensor):
                 key = part.untyped_storage()._cdata
                 if key not in self._seen:
                     self._made.add(key)
         return result
+
+    def _note_draws(self, known: _Knowledge, values: tuple[Any, ...], result: Any) -> None:
+        if known.draws:
+            for value in values:
+                if isinstance(value, torch.Generator):
+                    self._generators.setdefault(value._cdata, value)  # type: ignore[attr-defined]
+        if known.is_random and any(map(self._device.needs_copy, _tensors_in(result))):
+            self.host_draws.append(call_site())
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
         for part in plain_parts(tensor):
@@ -218,10 +229,12 @@ class _Knowledge:
     Attributes:
         written: positions and names of the arguments that it writes; None for all.
         draws: it may be given a generator.
+        is_random: it draws random numbers.
     """
 
     written: frozenset[int | str] | None
     draws: bool
+    is_random: bool = False
 
 
 @cache
@@ -238,7 +251,8 @@ def _knowledge_of(func: Any) -> _Knowledge:
             is_written = argument.alias_info is not None and argument.alias_info.is_write
             if is_written or argument.name in also:
                 written |= {place, argument.name}
-    return _Knowledge(None if written is None else frozenset(written), draws)
+    is_random = torch.Tag.nondeterministic_seeded in func.tags
+    return _Knowledge(None if written is None else frozenset(written), draws, is_random)
 
 
 @cache

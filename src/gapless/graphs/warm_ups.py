@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.graphs.addresses import address_of
 from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.host_watch import HostRun
-from gapless.graphs.refusal import Refusal, host_read, host_write, objections_to
+from gapless.graphs.refusal import Refusal, host_draw, host_read, host_write, objections_to
 from gapless.graphs.touched import TouchWatch
 from gapless.pipeline.step import Call
 
@@ -144,6 +144,8 @@ class WarmUps:
         objection = self._updates.objection()
         refusals += [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
+        if touched is not None:
+            refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
         refusals += self._too_many_keys()
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
