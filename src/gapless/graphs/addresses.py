@@ -21,14 +21,23 @@ def lie_as_now(tensors: Sequence[torch.Tensor]) -> Callable[[], bool]:
 
     Sync: The function does not block the host.
     """
-    tensors = [tensor for tensor in tensors if _has_address(tensor)]
+    tensors = [tensor for tensor in tensors if has_address(tensor)]
+    lie_there = lie_where(tensors)
+    return lambda: lie_there(tensors)
+
+
+def lie_where(tensors: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]], bool]:
+    """Return a function that says whether as many other tensors lie where these lie now.
+
+    Sync: The function does not block the host.
+    """
     addresses = list(map(torch.Tensor.data_ptr, tensors))
     # In builds with CUDA torch compares them all in one call.
     are_equal = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
     if are_equal is None:
-        return lambda: list(map(torch.Tensor.data_ptr, tensors)) == addresses
+        return lambda others: list(map(torch.Tensor.data_ptr, others)) == addresses
     numbers = list(range(len(tensors)))
-    return lambda: are_equal(tensors, addresses, numbers)
+    return lambda others: are_equal(others, addresses, numbers)
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
@@ -36,5 +45,6 @@ def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     return len(set(map(address_of, tensors))) < len(tensors)
 
 
-def _has_address(tensor: torch.Tensor) -> bool:
+def has_address(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory of one piece."""
     return tensor.layout is torch.strided and not tensor.is_nested

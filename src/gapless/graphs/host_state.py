@@ -22,7 +22,7 @@ from torch import nn
 
 from gapless.graphs.code_kinds import CodeKind, is_foreign, kind_of
 from gapless.graphs.plain_values import is_array, is_plain, same
-from gapless.graphs.reach import MISSING, Place, entries_of
+from gapless.graphs.reach import MISSING, Place, entries_of, shown_key
 
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ class HostState:
                 continue
             if _is_of_torch(holder) and isinstance(part, dict | list | set):
                 continue
-            shown = f"{name}.{key}" if holder is not None else f"{name}[{key!r}]"
+            shown = f"{name}.{key}" if holder is not None else f"{name}[{shown_key(key)}]"
             self._take_value(part, shown, site)
 
     def _take_value(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
@@ -253,7 +253,7 @@ class HostState:
             if isinstance(holder, torch.optim.Optimizer) and key in _OF_OPTIMIZERS:
                 continue
             if not same(before, after):
-                shown = f"{name}.{key}" if holder is not None else f"{name}[{_key(key)}]"
+                shown = f"{name}.{key}" if holder is not None else f"{name}[{shown_key(key)}]"
                 place = Place("dict", value, key, name=shown, site=site, holder=holder)
                 owner = holder if holder is not None else value
                 is_fill = before is MISSING or before is None
@@ -266,10 +266,6 @@ _OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
 def _is_of_torch(holder: Any) -> bool:
     """Return whether torch made the class of an object, which then keeps its own accounts."""
     return holder is not None and type(holder).__module__.partition(".")[0] == "torch"
-
-
-def _key(key: Any) -> str:
-    return repr(key) if is_plain(key) else "..."
 
 
 def _list_differences(value: Any, items: list[Any], name: str, site: str) -> Iterator[Difference]:

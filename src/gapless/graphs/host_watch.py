@@ -32,7 +32,7 @@ from gapless.graphs.code_kinds import CodeKind, is_acting, kind_of, site_of
 from gapless.graphs.code_reads import reads_of
 from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
 from gapless.graphs.plain_values import is_number_like, is_tensor_tree, same_but_tensors, shown
-from gapless.graphs.reach import MISSING, Executed, Observed, Place, Reach
+from gapless.graphs.reach import MISSING, Executed, Observed, Place, Reach, shown_key
 from gapless.graphs.read_guards import ReadGuards
 from gapless.pipeline.containers import container_of
 
@@ -101,12 +101,14 @@ class HostRun:
         is_complete: False if torch compiled something, so that the watch was cut short, or if a
             cache was filled: look once more.
         runs_compiled: whether compiled code ran.
+        found_code: whether code ran that no watched run had shown before.
     """
 
     writes: list[HostWrite] = field(default_factory=list)
     kept: list[KeptPath] = field(default_factory=list)
     is_complete: bool = True
     runs_compiled: bool = False
+    found_code: bool = False
 
 
 class HostWatch:
@@ -153,11 +155,13 @@ class HostWatch:
             skip=skip,
         )
         states = RandomStates(torchs=self._torch_random)
+        num_known = len(self._executed)
         profile = _Profile(self._executed, self._num_runs)
         with profile.running(), _collector_paused():
             yield run
         run.is_complete = profile.is_complete
         run.runs_compiled = profile.runs_compiled
+        run.found_code = len(self._executed) > num_known
         self._num_complete += run.is_complete
         reach = self._reach(least_runs=1, skip=skip)
         if self._find_functions(reach):
@@ -344,7 +348,7 @@ class _Stores:
         owner = difference.owner
         found = self._of("item", None, owner)
         if found is not None and place is not None:
-            return f"{found[0]}[{place.key!r}]", found[1]
+            return f"{found[0]}[{shown_key(place.key)}]", found[1]
         found = found or self._of("call", None, owner)
         if found is not None:
             return found

@@ -45,6 +45,12 @@ if TYPE_CHECKING:
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "nothing"})()
 
+
+def shown_key(key: Any) -> str:
+    """Return a short text for a key of a dict; the text of a tensor would need its values."""
+    return repr(key) if isinstance(key, str | bytes | int | float) else "..."
+
+
 # Longer containers are not looked into item by item, unless their items are plain.
 _MOST_ITEMS = 1_000
 _DEPTH = 6
@@ -458,7 +464,7 @@ class Reach:
         return self._place("class", owner, key, shown, site)
 
     def _item(self, value: Any, key: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
-        shown = f"{name}[{key!r}]"
+        shown = f"{name}[{shown_key(key)}]"
         if isinstance(value, list | tuple | collections.deque):
             if isinstance(key, int) and -len(value) <= key < len(value):
                 return self._place("item", value, key, shown, site)
@@ -480,7 +486,10 @@ class Reach:
         if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | FunctionType):
             return [(value, name)]
         if isinstance(value, dict | MappingProxyType):
-            return [(part, f"{name}[{key!r}]") for key, part in list(value.items())[:_MOST_ITEMS]]
+            return [
+                (part, f"{name}[{shown_key(key)}]")
+                for key, part in list(value.items())[:_MOST_ITEMS]
+            ]
         if isinstance(value, list | tuple | set | frozenset | collections.deque):
             return [(part, shown) for part in list(value)[:_MOST_ITEMS]]
         return [(value, name)]
@@ -610,7 +619,7 @@ class Reach:
         if len(value) > _MOST_ITEMS:
             return
         if isinstance(value, dict | MappingProxyType):
-            parts = [(f"{name}[{key!r}]", part) for key, part in list(value.items())]
+            parts = [(f"{name}[{shown_key(key)}]", part) for key, part in list(value.items())]
         elif isinstance(value, list | tuple | collections.deque):
             parts = [(f"{name}[{index}]", part) for index, part in enumerate(list(value))]
         else:

@@ -112,4 +112,5 @@ _ADVICE = (
 
 def _text_of(change: Change) -> str:
     values = "" if change.is_memory else f" from {change.before} to {change.after}"
-    return f"{change.name} ({change.site}) changed{values}"
+    where = f" ({change.site})" if change.site else ""
+    return f"{change.name}{where} changed{values}"

@@ -337,6 +337,8 @@ class Trial:
         assert watched.touched is not None
         known = {address_of(gradient) for _, gradient in before if gradient is not None}
         known |= set(map(address_of, [*kept.tensors(), *batch.leaves])) | watched.known
+        # Guarded, and made by the run before if it was their first update.
+        known |= {address_of(tensor) for each in self._optimizers for tensor in _tensors_of(each)}
         some, others = (
             {address_of(tensor): tensor for tensor in [*look.read, *look.written]}
             for look in (watched.touched, second_look)

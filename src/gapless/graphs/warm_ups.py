@@ -150,8 +150,9 @@ class WarmUps:
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
-        # What torch compiles in a run hides the rest of it.
-        if looks and host.is_complete:
+        # What torch compiles in a run hides the rest of it. In the last run no code is new: what
+        # a function gets as arguments shows in two runs.
+        if looks and host.is_complete and not (is_last and host.found_code):
             self._num_runs[number] += 1
         self._note_unlike(tree)
         return (

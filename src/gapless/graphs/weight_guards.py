@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from operator import attrgetter, is_
+from itertools import repeat
+from operator import attrgetter, is_, is_not
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from gapless.graphs.addresses import lie_as_now
+from gapless.graphs.addresses import has_address, lie_as_now, lie_where
 from gapless.graphs.guards import Guard
 
 
@@ -85,13 +86,28 @@ class GradientsInPlace(Guard):
     advice: ClassVar[str] = "call zero_grad() in the step, or with set_to_none=False"
 
     def __init__(self, expected: Gradients) -> None:
-        self._expected = expected
+        pairs = [
+            (weight, grad) for weight, grad in expected if grad is None or not has_address(grad)
+        ]
+        self._others = [weight for weight, _ in pairs], [grad for _, grad in pairs]
+        there = [
+            (weight, grad) for weight, grad in expected if grad is not None and has_address(grad)
+        ]
+        self._weights = [weight for weight, _ in there]
+        # Another tensor object, since a graph looks at who holds those that it made.
+        self._memory = [grad.detach() for _, grad in there]
 
     def check(self) -> Callable[[], bool]:
-        """Return a function that says whether a replay finds these gradients."""
-        weights = [weight for weight, _ in self._expected]
-        gradients = [gradient for _, gradient in self._expected]
-        return lambda: _have(weights, gradients)
+        """Return a function that says whether a replay finds gradients in this memory."""
+        others, weights, lie_there = self._others, self._weights, lie_where(self._memory)
+
+        def check() -> bool:
+            if not _have(*others):
+                return False
+            gradients = list(map(attrgetter("grad"), weights))
+            return all(map(is_not, gradients, repeat(None))) and lie_there(gradients)
+
+        return check
 
 
 class GraphGradients:
