@@ -1,23 +1,24 @@
-"""Guards: what each says of itself, how they fail, and which modules are found for them."""
+"""Guards: what each says of itself, how they fail, and how often they may."""
 
 from __future__ import annotations
 
 import ast
-from functools import partial
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
-from gapless.graphs.mode_guards import modules_of
 
 import gapless
 from gapless import graphs
-from gapless.graphs.guards import Guard, GuardSet
+from gapless.graphs.read_guards import Change
+from gapless.graphs.step_guards import StepGuards
+from gapless.graphs.update_changes import UpdateChange
+from gapless.graphs.weight_guards import GradientsInPlace, WeightsInPlace
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from simulation.mutations import guards
-from toy_steps import AlwaysChangesTheRate, Training, UpdatesOutsideAfterTwo, batches, train
+from toy_steps import Training, batches
 
 
 @pytest.fixture
@@ -38,17 +39,55 @@ def all_guards():
 
 @pytest.mark.parametrize("kind", all_guards(), ids=lambda kind: kind.__name__)
 def test_each_guard_says_what_it_watches_in_one_line(kind):
-    """A guard of graphs also says what to do if it fails too often."""
-    assert kind.on_failure in ("select", "recapture", "refuse")
-    texts = [kind.watches] if kind.on_failure == "select" else [kind.watches, kind.advice]
+    """It also says what to do if it fails too often, and whether memory is gone."""
+    texts = [kind.watches, kind.advice]
+
     assert all(text and len(text) < 80 and "\n" not in text for text in texts)
+    assert isinstance(kind.is_memory, bool)
 
 
-class Level(Guard):
+def test_guards_are_found_by_the_mutants():
+    """The tool that takes guards away finds them all by their base."""
+    source = Path(graphs.__path__[0], "guards.py").read_text(encoding="utf-8")
+    protocols = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
+
+    assert protocols == ["Guard"]
+    assert set(all_guards()) == {GradientsInPlace, WeightsInPlace}
+
+
+# --- the guards of one graph ---
+
+
+@dataclass
+class Reads:
+    """What the code of a step reads."""
+
+    change: Change | None = None
+
+    def holds(self):
+        return self.change is None
+
+    def first_changed(self):
+        return self.change
+
+
+@dataclass
+class Updates:
+    """Optimizers inside a graph."""
+
+    change: UpdateChange | None = None
+    inside: bool = True
+
+    def changed(self):
+        return self.change
+
+
+class Level:
     """Watches a number."""
 
-    watches: ClassVar[str] = "the level"
-    advice: ClassVar[str] = "keep it"
+    watches = "the level"
+    is_memory = True
+    advice = "keep it"
 
     def __init__(self, value):
         self.value = value
@@ -58,106 +97,144 @@ class Level(Guard):
         return lambda: self.value == found
 
 
-def test_a_set_of_guards_names_the_first_that_fails():
-    """Checks begin with the set: a set that is made later holds."""
-    levels = [Level(1), Level(2), Level(3)]
-    checks = GuardSet(levels)
-    assert checks.first_failed() is None
-
-    levels[1].value = levels[2].value = 5
-
-    assert checks.first_failed() is levels[1]
-    assert GuardSet(levels).first_failed() is None
+@dataclass
+class Place:
+    name: str
 
 
-class LevelThatRefuses(Level):
-    """Ends capturing with its first change."""
+class Kept:
+    """Places of a step."""
 
-    on_failure: ClassVar[str] = "refuse"
+    paths = (Place("self.h"),)
+
+    def __init__(self):
+        self.alike = True
+
+    def are_alike(self):
+        return self.alike
 
 
-@pytest.mark.parametrize(("kind", "most"), [(Level, 3), (LevelThatRefuses, 0)])
-def test_guards_that_fail_too_often_end_capturing(device, kind, most):
-    """A guard that recaptures may fail three times, one that refuses never."""
-    level, refusals = kind(0), []
-    step = gapless.capture(lambda batch: batch * 2.0, device=device)
-    step._captured._guards.append(level)
-    for number, batch in enumerate(gapless.prefetch(batches(*[4] * 12), device)):
-        level.value = number // 2
+OPTIMIZER = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+
+
+def change_what_is_read(reads, **_):
+    reads.change = Change("self.alpha", "train.py:3", "0.5", "0.25", is_memory=False)
+
+
+def change_the_memory_that_is_read(reads, **_):
+    reads.change = Change("self.table", "train.py:4", "a tensor", "a tensor", is_memory=True)
+
+
+def change_the_level(level, **_):
+    level.value = 7
+
+
+def change_a_number_of_the_optimizer(updates, **_):
+    updates.change = UpdateChange(OPTIMIZER, "lr", "0.1", "0.2", is_number=True)
+
+
+def change_the_state_of_the_optimizer(updates, **_):
+    updates.change = UpdateChange(OPTIMIZER, "its state", "some tensors", "others")
+
+
+def change_the_shape_of_a_kept_tensor(kept, **_):
+    kept.alike = False
+
+
+CHANGES = {
+    change_what_is_read: ("self.alpha (train.py:3) changed from 0.5 to 0.25", False, None),
+    change_the_memory_that_is_read: ("self.table (train.py:4) changed", True, None),
+    change_the_level: ("the level", True, None),
+    change_a_number_of_the_optimizer: ("lr of SGD changed from 0.1 to 0.2", False, OPTIMIZER),
+    change_the_state_of_the_optimizer: (
+        "its state of SGD changed from some tensors to others",
+        True,
+        None,
+    ),
+    change_the_shape_of_a_kept_tensor: ("the shapes in self.h", False, None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_the_guards_of_a_graph_say_what_has_changed(change):
+    """In one line, with what to do, and whether the graph reads memory that is gone."""
+    parts = {"reads": Reads(), "level": Level(1), "updates": Updates(), "kept": Kept()}
+    checks = StepGuards(parts["reads"], [parts["level"]], parts["updates"], parts["kept"])
+    assert checks.hold()
+    assert checks.failure() is None
+
+    change(**parts)
+
+    assert not checks.hold()
+    failure = checks.failure()
+    assert (failure.text, failure.is_memory, failure.optimizer) == CHANGES[change]
+    assert failure.advice
+
+
+# --- changes in a loop ---
+
+
+class Annealing(Training):
+    """A number of its own is another one in every period of the loop."""
+
+    alpha = 1.0
+
+    def loss_of(self, batch):
+        return super().loss_of(batch) * self.alpha
+
+
+def anneal(device, values):
+    """Return the report of a step, and its refusal after each call, one for each value."""
+    training, refusals = Annealing(device), []
+    step = gapless.capture(training.step, device=device)
+    data = gapless.prefetch(batches(*[4] * len(values)), device)
+    for batch, training.alpha in zip(data, values, strict=True):
         step(batch)
         refusals.append(step.report.refusal)
+    return step.report, refusals
 
-    times = "once" if most == 0 else "4 times"
+
+def test_a_number_that_changes_too_often_ends_capturing(device):
+    """A refusal says how often it has changed, and what to do; three changes are allowed."""
+    report, refusals = anneal(device, [number // 4 for number in range(24)])
+
+    assert report.num_graphs == 4
+    assert refusals[15] is None
     assert refusals[-1].kind == "too_many_changes"
-    assert f"the level, changed {times}" in refusals[-1].text
-    assert "keep it" in refusals[-1].text
-    assert step.report.num_graphs == max(most, 1) + (most > 0)
+    assert "self.alpha" in refusals[-1].text
+    assert "changes so far: 4 times" in refusals[-1].text
+    assert "pass it as an argument of the step" in refusals[-1].text
 
 
-@pytest.mark.parametrize(
-    ("kind", "named"),
-    [
-        (AlwaysChangesTheRate, "make the learning rate a tensor on the device"),
-        (UpdatesOutsideAfterTwo, "set_to_none=False"),
-    ],
-)
-def test_a_refusal_for_changes_says_how_many_and_what_to_do(device, kind, named):
-    """It has the count and the advice of the guard."""
-    text = train(kind, device, captured=True).report.refusal.text
+def test_after_too_many_changes_a_step_is_tried_again(device):
+    """A loop may come to rest: 50 calls later the step is captured."""
+    report, refusals = anneal(device, [*range(8), *[8.0] * 80])
 
-    assert "changed 4 times" in text
-    assert named in text
+    assert refusals[20].kind == "too_many_changes"
+    assert refusals[-1] is None
+    assert report.num_replays > 20
 
 
-# --- modules behind a step ---
+def test_a_value_that_comes_back_finds_its_graph(device):
+    """Two values in turns have a graph each."""
+    report, _ = anneal(device, [0.5, 0.25] * 20)
+
+    assert (report.num_graphs, report.refusal) == (2, None)
+    assert report.num_replays > 30
 
 
-class Step:
-    def __init__(self, model):
-        self.parts = {"model": model}
+def test_at_most_eight_values_have_a_graph_at_one_time(device):
+    """The one that was not used for longest goes."""
+    values = [float(number) for number in range(12) for _ in range(60)]
+    training = Annealing(device)
+    step = gapless.capture(lambda batch: batch.sum() * training.alpha, device=device)
+    (batch,) = gapless.prefetch(batches(4), device)
+    for training.alpha in values:
+        step(batch)
 
-    def __call__(self, batch):
-        return self.parts["model"](batch).sum()
-
-
-HERE = {}
-
-
-def calls_the_model(batch):
-    return HERE["model"](batch)
-
-
-@pytest.mark.parametrize("way", ["lambda", "partial", "object", "global", "method"])
-def test_modules_are_found_behind_whatever_a_step_is(way, monkeypatch):
-    """They are found by name, also behind a function that the step calls."""
-    training = Training(None)
-    monkeypatch.setitem(HERE, "model", training.model)
-    step = {
-        "lambda": lambda batch: training.model(batch).sum(),
-        "partial": partial(lambda model, batch: model(batch).sum(), training.model),
-        "object": Step(training.model),
-        "global": lambda batch: calls_the_model(batch).sum(),
-        "method": training.step,
-    }[way]
-
-    assert modules_of(step) == list(training.model.modules())
-
-
-def test_names_that_are_not_bound_yet_are_passed_over():
-    """A closure may name what is assigned later."""
-
-    def step(batch):
-        return model(batch)
-
-    assert modules_of(step) == []
-    model = torch.nn.Linear(1, 1)
-    assert modules_of(step) == [model]
-
-
-def test_guards_are_found_by_the_mutants():
-    """The tool that takes guards away finds them all by their bases."""
-    source = Path(graphs.__path__[0], "guards.py").read_text(encoding="utf-8")
-    protocols = [node.name for node in ast.parse(source).body if isinstance(node, ast.ClassDef)]
-
-    assert {"Guard", "SelectingGuard"} < set(protocols)
-    assert len(set(guards())) == 8
+    assert step.report.num_graphs == 12
+    assert len(step._captured._graphs) == 8
+    num_replays = step.report.num_replays
+    training.alpha = 11.0
+    step(batch)
+    assert step.report.num_replays == num_replays + 1
