@@ -9,10 +9,11 @@ import pytest
 import torch
 
 import gapless
+from gapless.graphs.device_state import DeviceState
 from gapless.graphs.warm_ups import WarmUps
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-from toy_steps import CutsItsBatch, Scales, Training, WrapsItsBatch, batches, train
+from toy_steps import CutsItsBatch, Scales, Training, WrapsItsBatch, batches, on, train
 
 
 @pytest.fixture
@@ -176,3 +177,33 @@ def test_a_method_keeps_its_graphs_from_epoch_to_epoch(device):
             loop.run_epoch(training.data, training.step)
 
     assert (loop.capture_report.num_eager, loop.capture_report.num_replays) == (3, 33)
+
+
+def test_a_proof_knows_names_of_what_a_step_changes(device, monkeypatch):
+    """Of weights, their gradients and the optimizer's state: they are what a refusal names."""
+    found = []
+
+    class Named(DeviceState):
+        def __init__(self, tensors, device, *, names=(), generators=()):
+            found.extend(names)
+            super().__init__(tensors, device, names=names, generators=generators)
+
+    monkeypatch.setattr("gapless.graphs.trial.DeviceState", Named)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 2), torch.nn.Linear(2, 1))
+    for weight in model.parameters():
+        weight.data = on(device, weight.data)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+    def step(rows):
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(rows).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    captured = gapless.capture(step, device=device)
+    for _ in range(4):
+        captured(on(device, torch.ones(3, 4)))
+
+    name = "model.1.weight"
+    assert {name, f"the gradient of {name}", f"momentum_buffer of {name}"} <= set(found)

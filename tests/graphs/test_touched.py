@@ -183,3 +183,38 @@ def test_compiled_code_runs_as_without_the_watch():
         function(x)
 
     assert runs == ["compiled", "run", "run"]
+
+
+def test_operators_that_may_give_other_bits_each_time_are_named():
+    """In backward passes too, and only those that are asked to add."""
+    rows, weights = torch.tensor([0, 1, 0]), torch.ones(3)
+    table = torch.ones(2, requires_grad=True)
+
+    def work():
+        torch.zeros(2).scatter_add_(0, rows, weights)
+        torch.zeros(2).scatter_(0, rows, weights)
+        torch.zeros(2).scatter_reduce(0, rows, weights, "amax")
+        torch.bincount(rows)
+        rows.cumsum(0)
+        torch.index_select(table, 0, rows).sum().backward()
+
+    with SimulatedDevice() as device, TouchWatch(device) as seen:
+        work()
+    assert seen.nondeterministic == ["aten.scatter_add", "aten.index_add"]
+
+    with TouchWatch(CpuDevice()) as seen:
+        work()
+    assert seen.nondeterministic == []
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_where_algorithms_are_deterministic_no_operator_is_named(numerics, warn_only):
+    """Unless torch has none for it and only warns."""
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    values, rows = torch.ones(3), torch.tensor([0, 1, 0])
+
+    with SimulatedDevice() as device, TouchWatch(device) as seen:
+        values.scatter_reduce(0, rows, values, reduce="sum")
+        torch.bincount(rows, values)
+
+    assert seen.nondeterministic == (["aten.scatter_reduce", "aten.bincount"] if warn_only else [])

@@ -6,7 +6,8 @@ counts: training goes on with it, whatever the verdict. The verdict is copied to
 this work, and read when it has arrived; nobody waits for it.
 
 If the step as written does not give the same bits twice (atomic additions in another order, say),
-no graph of it can. Then a tensor of the replay may differ in Euclidean norm from that of a run as
+no graph of it can. The same goes where the two runs agree, but the step has operators that are known
+for it and the replay differs. Then a tensor of the replay may differ in Euclidean norm from that of a run as
 written by the larger of
 
     10 * d                                                              the runs' own distance
@@ -35,7 +36,7 @@ from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gapless.device.base import Device
     from gapless.graphs.device_state import DeviceState
@@ -67,6 +68,7 @@ def prove(
     as_written: Callable[[], Any],
     reset: Callable[[], None],
     memory_budget_bytes: int | None = None,
+    nondeterministic: Sequence[str] = (),
 ) -> tuple[Any, Verdict]:
     """Run a graph once and its step twice from one state; return the last result and a verdict.
 
@@ -81,6 +83,7 @@ def prove(
         reset: puts back what they change in Python; called before each run as written.
         memory_budget_bytes: device memory of the process that the copy may lead to; None: four
             fifths of the device's.
+        nondeterministic: operators of the step that may give other bits each time.
 
     Raises:
         NotProved: the copy would need more memory, or the device does not have it.
@@ -100,7 +103,9 @@ def prove(
         ) from error
     finally:
         state.forget()
-    return runs[-1].out, Verdict(device, state.chunks, before, runs)
+    return runs[-1].out, Verdict(
+        device, state.chunks, before, runs, nondeterministic=nondeterministic
+    )
 
 
 def _check_budget(device: Device, state: DeviceState, budget: int | None) -> None:
@@ -197,11 +202,19 @@ class Verdict:
         chunks: of the state.
         before: the fingerprint of the saved state.
         runs: the replay, and two runs as written.
+        nondeterministic: operators of the step that may give other bits each time.
     """
 
     def __init__(
-        self, device: Device, chunks: list[Chunk], before: torch.Tensor, runs: list[_Run]
+        self,
+        device: Device,
+        chunks: list[Chunk],
+        before: torch.Tensor,
+        runs: list[_Run],
+        *,
+        nondeterministic: Sequence[str] = (),
     ) -> None:
+        self._nondeterministic = nondeterministic
         self._device = device
         self._result: _Result | None = None
         replayed, first, second = runs
@@ -239,7 +252,7 @@ class Verdict:
 
     @property
     def repeats(self) -> bool:
-        """Whether the step as written gives the same bits twice."""
+        """Whether the step as written gives the same bits twice, as far as is known."""
         return self._known.repeats
 
     @property
@@ -261,6 +274,8 @@ class Verdict:
         changing = first[:, 0] != second[:, 0]
         unlike_both = (replayed[:, 0] != second[:, 0]) & (replayed[:, 0] != first[:, 0])
         repeats = not (bool(changing.any()) or self._differs_itself)
+        # Two runs may agree by chance where the next one would not.
+        repeats &= not (self._nondeterministic and bool(unlike_both.any()))
         if not repeats:
             runs = [_projections(part) for part in (replayed, first, second)]
             most = _tolerances(*runs[1:], before=_projections(before), parts=self._parts)
@@ -269,7 +284,8 @@ class Verdict:
         # What is not the same twice as written is not asked for of the graph.
         wrong = [name for name in wrong if name not in self._differs_itself]
         own = [*self._differs_itself, *self._names(changing)]
-        return _Result(not wrong, repeats, _text(wrong, own))
+        text = _text(wrong, own, repeats=repeats, nondeterministic=self._nondeterministic)
+        return _Result(not wrong, repeats, text)
 
     def _names(self, chosen: torch.Tensor) -> list[str]:
         if not bool(chosen.any()):
@@ -314,15 +330,19 @@ class _Result:
     text: str
 
 
-def _text(wrong: list[str], own: list[str]) -> str:
+def _text(
+    wrong: list[str], own: list[str], *, repeats: bool, nondeterministic: Sequence[str]
+) -> str:
     parts = []
     if wrong:
         parts.append(f"a replay gives other bits than the step as written: {joined_names(wrong)}")
-    if own:
-        parts.append(
-            f"the step as written does not give the same bits twice: {joined_names(own)}"
-            + ("" if wrong else "; a replay differs no more than that")
-        )
+    if not repeats:
+        does = "does not" if own else "need not"
+        by = f" ({joined_names(nondeterministic)})" if nondeterministic else ""
+        names = f": {joined_names(own)}" if own else ""
+        parts.append(f"the step as written {does} give the same bits twice{by}{names}")
+        if not wrong:
+            parts.append("a replay differs no more than that")
     return "; ".join(parts)
 
 

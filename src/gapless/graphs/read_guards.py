@@ -17,6 +17,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gapless.device.environment import environment_readers
+from gapless.graphs.addresses import address_of
 from gapless.graphs.code_kinds import CodeKind, site_of
 from gapless.graphs.plain_values import (
     is_array,
@@ -152,6 +153,14 @@ class ReadGuards:
         self._add_tensors()
         self._form = _Form(list(self._tensors.values()), list(reach.modules.values()))
         self.holds: Callable[[], bool] = self._compiled()
+
+    def names_by_address(self) -> dict[int, str]:
+        """Return what the step's code calls the memory of `tensors`, such as model.0.weight."""
+        names: dict[int, str] = {}
+        for tensor, name, _ in self._tensors.values():
+            if self._on_device(tensor):
+                names.setdefault(address_of(tensor), name)
+        return names
 
     def first_changed(self) -> Change | None:
         """Return the first thing that is not as it was, None if all is.

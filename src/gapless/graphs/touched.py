@@ -15,6 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from gapless.device.call_site import call_site
+from gapless.device.nondeterministic import nondeterministic_name
 
 
 if TYPE_CHECKING:
@@ -76,6 +77,7 @@ class TouchWatch(TorchDispatchMode):
         self._device = device
         self._seen: dict[int, _Memory] = {}
         self._made: set[int] = set()
+        self._nondeterministic: dict[str, None] = {}
 
     @property
     def read(self) -> list[torch.Tensor]:
@@ -96,6 +98,11 @@ class TouchWatch(TorchDispatchMode):
         """The generators that operations were given."""
         return list(self._generators.values())
 
+    @property
+    def nondeterministic(self) -> list[str]:
+        """The operators on an accelerator that may give other bits each time."""
+        return list(self._nondeterministic)
+
     def _tensors(self, kind: str) -> list[torch.Tensor]:
         found = [tensor for memory in self._seen.values() for tensor in memory.tensors(kind)]
         return [tensor for tensor in found if not self._device.needs_copy(tensor)]
@@ -110,6 +117,10 @@ class TouchWatch(TorchDispatchMode):
             is_written = known.written is None or place in known.written
             for tensor in _tensors_in(value):
                 self._note(tensor, is_written=is_written)
+        if self._device.is_accelerator:
+            name = nondeterministic_name(func, args, kwargs)
+            if name is not None:
+                self._nondeterministic[name] = None
         result = func(*args, **kwargs)
         self._note_draws(known, (*args, *kwargs.values()), result)
         for tensor in _tensors_in(result):

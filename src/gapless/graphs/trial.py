@@ -36,7 +36,7 @@ from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gapless.device.base import Cut, Device, Graph
     from gapless.graphs.graph_cache import GraphCache
@@ -263,9 +263,11 @@ class Trial:
         kept: KeptTensors,
     ) -> Tried:
         touched = watched.touched
+        changed = self._changed_tensors(graph, watched, before, kept)
         state = DeviceState(
-            self._changed_tensors(graph, watched, before, kept),
+            [tensor for tensor, _ in changed],
             self._device,
+            names=[name for _, name in changed],
             generators=() if touched is None else touched.generators,
         )
         second_look = None if touched is None else TouchWatch(self._device)
@@ -298,6 +300,7 @@ class Trial:
                 as_written=as_written,
                 reset=side.restore,
                 memory_budget_bytes=self._graphs.budget,
+                nondeterministic=() if touched is None else touched.nondeterministic,
             )
         except Exception as error:
             proof = error
@@ -314,16 +317,28 @@ class Trial:
 
     def _changed_tensors(
         self, graph: StepGraph, watched: Watched, before: Gradients, kept: KeptTensors
-    ) -> list[torch.Tensor]:
-        """Return the tensors on the device that a run of the step may write to."""
-        tensors = [weight for weight, _ in before]
-        tensors += [gradient for _, gradient in before if gradient is not None]
-        tensors += kept.tensors()
+    ) -> list[tuple[torch.Tensor, str]]:
+        """Return the tensors on the device that a run of the step may write to, with names.
+
+        The name is "" where none is known.
+        """
+        names = graph.reads.names_by_address()
+
+        def named(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, str]]:
+            return [(tensor, names.get(address_of(tensor), "")) for tensor in tensors]
+
+        found = named(weight for weight, _ in before)
+        for weight, gradient in before:
+            if gradient is not None:
+                name = names.get(address_of(weight))
+                found.append((gradient, f"the gradient of {name}" if name else ""))
+        found += named(kept.tensors())
         for optimizer in self._optimizers:
-            tensors += _tensors_of(optimizer)
+            found += _tensors_of(optimizer, names)
         # Compiled code shows nothing of what it writes to.
-        tensors += graph.reads.tensors if watched.touched is None else watched.touched.written
-        return [tensor for tensor in tensors if self._is_on_device(tensor)]
+        written = graph.reads.tensors if watched.touched is None else watched.touched.written
+        found += named(written)
+        return [(tensor, name) for tensor, name in found if self._is_on_device(tensor)]
 
     def _touches_others(
         self,
@@ -338,7 +353,8 @@ class Trial:
         known = {address_of(gradient) for _, gradient in before if gradient is not None}
         known |= set(map(address_of, [*kept.tensors(), *batch.leaves])) | watched.known
         # Guarded, and made by the run before if it was their first update.
-        known |= {address_of(tensor) for each in self._optimizers for tensor in _tensors_of(each)}
+        for optimizer in self._optimizers:
+            known |= {address_of(tensor) for tensor, _ in _tensors_of(optimizer, {})}
         some, others = (
             {address_of(tensor): tensor for tensor in [*look.read, *look.written]}
             for look in (watched.touched, second_look)
@@ -409,7 +425,14 @@ def _keeps_what_it_cannot(path: Any) -> Refusal:
     )
 
 
-def _tensors_of(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    states = [state for state in optimizer.state.values() if isinstance(state, dict)]
-    values = [value for parts in [*states, *optimizer.param_groups] for value in parts.values()]
-    return [value for value in values if isinstance(value, torch.Tensor)]
+def _tensors_of(
+    optimizer: torch.optim.Optimizer, names: dict[int, str]
+) -> list[tuple[torch.Tensor, str]]:
+    """Return the tensors of an optimizer's state and settings, with names."""
+    found: list[tuple[Any, str]] = []
+    for weight, state in optimizer.state.items():
+        if isinstance(state, dict):
+            name = names.get(address_of(weight))
+            found += [(part, f"{key} of {name}" if name else "") for key, part in state.items()]
+    found += [(part, "") for group in optimizer.param_groups for part in group.values()]
+    return [(part, name) for part, name in found if isinstance(part, torch.Tensor)]
