@@ -111,13 +111,11 @@ def _trees():
 
 def guards():
     """Return the names of all classes that are guards."""
-    protocols = {"Guard", "SelectingGuard"}
     return [
         node.name
         for tree in _trees()
         for node in ast.walk(tree)
-        if isinstance(node, ast.ClassDef)
-        and protocols & {ast.unparse(base) for base in node.bases}
+        if isinstance(node, ast.ClassDef) and "Guard" in {ast.unparse(base) for base in node.bases}
     ]
 
 
@@ -135,10 +133,7 @@ def refusers():
 
 
 def _guard_that_holds(node):
-    return _expression(
-        "__import__('types').SimpleNamespace("
-        "check=lambda: lambda: True, reader=lambda: lambda: None)"
-    )
+    return _expression("__import__('types').SimpleNamespace(check=lambda: lambda: True)")
 
 
 def _fresh_event(node):
@@ -188,6 +183,8 @@ KINDS = [
             "staged.reads_loader_memory = False",
             "staged.num_bytes += source.nbytes",
             "self._in_flight.append(staged)",
+            "checks.append(lambda: updates.changed() is None)",
+            "checks.append(kept.are_alike)",
         ),
         lambda node: ast.Pass(),
     ),
@@ -214,6 +211,14 @@ KINDS = [
         _null_context,
     ),
     Kind("always holds", question(*guards()), _guard_that_holds),
+    Kind(
+        "always holds",
+        written(ast.Attribute, "reads.holds"),
+        lambda node: _expression("lambda: True"),
+    ),
+    Kind(
+        "always holds", written(ast.UnaryOp, "not verdict.holds"), lambda node: ast.Constant(False)
+    ),
     Kind("refuses nothing", question(*refusers()), lambda node: ast.Constant(None)),
 ]
 

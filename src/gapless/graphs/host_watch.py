@@ -481,7 +481,7 @@ class _Profile:
             yield
         finally:
             sys.setprofile(self._other)
-            self._around.clear()
+            self._around = {}
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if not self.runs_compiled or _set_eval_frame is None:

@@ -244,7 +244,7 @@ class Reach:
                 self._follow(self._queue.pop(0))
             if before == self._size():
                 break
-            self._memo.clear()
+            self._memo = {}
             self._queue = list(self.codes.values())
 
     def _size(self) -> tuple[int, ...]:

@@ -146,7 +146,8 @@ class WarmUps:
         refusals += [host_write(write) for write in host.writes]
         if touched is not None:
             refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
-        refusals += self._too_many_keys()
+        too_many = self._too_many_keys()
+        refusals += [] if too_many is None else [too_many]
         if refusals:
             # Alone they refuse nothing before a capture was tried: some code reads in no capture.
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
@@ -167,15 +168,13 @@ class WarmUps:
             return self._host_watch.watch(call.args, call.kwargs)
         return self._host_watch.watch((call,), {})
 
-    def _too_many_keys(self) -> list[Refusal]:
+    def _too_many_keys(self) -> Refusal | None:
         if len(self._seen) <= _MAX_KEYS:
-            return []
-        return [
-            Refusal(
-                "too_many_keys",
-                f"there are more than {_MAX_KEYS:,} kinds of batches, by shapes and plain values",
-            )
-        ]
+            return None
+        return Refusal(
+            "too_many_keys",
+            f"there are more than {_MAX_KEYS:,} kinds of batches, by shapes and plain values",
+        )
 
     def _note_unlike(self, tree: Tree) -> None:
         """Say so if no two batches of the first many have one key."""

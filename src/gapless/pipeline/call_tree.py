@@ -61,7 +61,7 @@ class CallTrees:
         alike = self._known.get(place)
         if alike is None:
             if self._num_known >= _MAX_KNOWN:
-                self._known.clear()
+                self._known = {}
                 self._num_known = 0
             alike = self._known[place] = []
         for number, (check, key) in enumerate(alike):
