@@ -17,6 +17,7 @@ import threading
 import time
 import types
 import warnings
+import weakref
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -1267,3 +1268,23 @@ def test_an_error_of_the_step_passes_through():
     with pytest.raises(ValueError, match="mine"), watch.watch((1,), {}):
         step(1)
     assert sys.getprofile() is None
+
+
+@pytest.mark.parametrize("make", [lambda: torch.Stream("cpu"), lambda: torch.Event("cpu")])
+def test_streams_and_events_are_not_referred_to_weakly(make):
+    """Torch leaves weak references to those of CUDA behind that crash the process."""
+    found = make()
+
+    def use(handle):
+        return handle.device
+
+    def step(batch):
+        handle = passed_on(found)
+        return use(handle), use(found)
+
+    def passed_on(handle):
+        return handle
+
+    watched(step)
+
+    assert weakref.getweakrefcount(found) == 0
