@@ -1285,6 +1285,7 @@ def test_streams_and_events_are_not_referred_to_weakly(make):
     def passed_on(handle):
         return handle
 
-    watched(step)
+    watch, _ = watched(step)
 
     assert weakref.getweakrefcount(found) == 0
+    assert watch.guards().holds()
