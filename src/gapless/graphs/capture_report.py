@@ -79,10 +79,13 @@ class CaptureReport:
         return any(not refusal.is_of_call for refusal in self.refusals)
 
     def refuse(self, refusal: Refusal) -> None:
-        """Add a reason, unless it is there already."""
-        if len(self.refusals) < _MAX_REFUSALS and all(
-            refusal.reason != known.reason for known in self.refusals
-        ):
+        """Add a reason, unless it is there already; it may be of all calls from now on."""
+        for number, known in enumerate(self.refusals):
+            if known.reason == refusal.reason:
+                if known.is_of_call and not refusal.is_of_call:
+                    self.refusals[number] = refusal
+                return
+        if len(self.refusals) < _MAX_REFUSALS:
             self.refusals.append(refusal)
 
     def note_change(self, text: str) -> None:

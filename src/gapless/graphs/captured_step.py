@@ -15,7 +15,7 @@ to be copied out of it before the next replay overwrites it.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -62,6 +62,10 @@ _MIN_STEPS_PER_CHANGE = 20
 
 # A number of an optimizer that changes after fewer steps is not captured again.
 _OFTEN = 50
+
+# Kinds of calls that are refused before no other is tried: if none was captured, and in any case.
+_MAX_REFUSED = 3
+_MOST_REFUSED = 100
 
 # Proofs of a step that does not repeat itself, before it is refused.
 _MAX_PROOFS = 3
@@ -178,6 +182,8 @@ class CapturedStep:
             updates=self._updates,
         )
         self._kinds: dict[Hashable, list[_Kind]] = {}
+        # By the hash of a key: keys themselves hold every plain value of their batch.
+        self._refused: set[int] = set()
         self._num_changes = 0
         self._rest = _FIRST_REST
         self._rests_until = 0
@@ -239,6 +245,8 @@ class CapturedStep:
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
         self.report.lift_refusals()
+        if not self.report.refusals:
+            self._refused.clear()
 
     # --- parts of a run ---
 
@@ -253,6 +261,9 @@ class CapturedStep:
         return out
 
     def _run_without_graph(self, key: Hashable, tree: Tree) -> StepRun:
+        if hash(key) in self._refused:
+            self.report.num_eager += 1
+            return StepRun(self._work(tree.value), "eager", key)
         kinds = self._kinds.get(key)
         if kinds is None:
             return StepRun(self._run_eagerly(key, tree), "eager", key)
@@ -266,8 +277,21 @@ class CapturedStep:
         if kind is not None and kind.pending is not None:
             return StepRun(self._run_eagerly(None, tree), "eager", key)
         if kind is not None and kind.graph is None and self._may_capture(key):
-            return StepRun(self._try(kind, tree), "capture", key)
+            return StepRun(self._try(key, kind, tree), "capture", key)
         return StepRun(self._run_eagerly(key, tree), "eager", key)
+
+    def _refuse(self, key: Hashable, refusals: list[Refusal]) -> None:
+        """Refuse calls of a key; all calls, if no key was captured and some were refused.
+
+        What a step does depends on its arguments: it may train on some and validate on others.
+        """
+        if not refusals:
+            return
+        self._refused.add(hash(key))
+        is_hopeless = not self.report.num_graphs and len(self._refused) >= _MAX_REFUSED
+        is_of_all = is_hopeless or len(self._refused) >= _MOST_REFUSED
+        for refusal in refusals:
+            self.report.refuse(replace(refusal, is_of_call=not is_of_all))
 
     def _may_capture(self, key: Hashable) -> bool:
         if not self._may_try() or not self._warm_ups.are_done(key):
@@ -320,8 +344,7 @@ class CapturedStep:
         if self._warm_ups.use_compiled_code and self._warm_ups.is_last(key):
             tree = tree.map(torch.clone)
         out, refusals, watched = self._warm_ups.run(key, tree, self._work)
-        for refusal in refusals:
-            self.report.refuse(refusal)
+        self._refuse(key, refusals)
         self.report.note = self._warm_ups.note or self.report.note
         if self._warm_ups.are_done(key) and not refusals:
             kind = _Kind(watched, self._host_watch.guards(carried=watched.kept))
@@ -378,7 +401,7 @@ class CapturedStep:
 
     # --- captures ---
 
-    def _try(self, kind: _Kind, tree: Tree) -> Any:
+    def _try(self, key: Hashable, kind: _Kind, tree: Tree) -> Any:
         self.report.num_eager += 1
         start = self._device.now_ms()
         try:
@@ -386,8 +409,7 @@ class CapturedStep:
         finally:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
         self.report.proof_seconds += tried.proof_seconds
-        for refusal in tried.refusals:
-            self.report.refuse(refusal)
+        self._refuse(key, tried.refusals)
         if tried.graph is not None:
             self.report.num_graphs += 1
             kind.pending = _Pending(tried.graph, tried.verdict)
@@ -416,7 +438,7 @@ class CapturedStep:
                 kind.num_failed += 1
                 # What does not repeat itself may be out of bounds by chance.
                 if verdict.repeats or kind.num_failed >= _MAX_PROOFS:
-                    self.report.refuse(_proved_wrong(verdict.text))
+                    self._refuse(key, [_proved_wrong(verdict.text)])
                 return False
             self.report.proved += 1
             if not verdict.repeats:
@@ -475,7 +497,7 @@ class CapturedStep:
         while not self._warm_ups.are_done(key) and not self.report.forbids_all:
             self._warm_up(key, tree)
         if self._may_capture(key):
-            self._try(self._kinds[key][0], tree)
+            self._try(key, self._kinds[key][0], tree)
 
 
 @dataclass(slots=True)

@@ -135,7 +135,9 @@ class TouchWatch(TorchDispatchMode):
             for value in values:
                 if isinstance(value, torch.Generator):
                     self._generators.setdefault(value._cdata, value)  # type: ignore[attr-defined]
-        if known.is_random and any(map(self._device.needs_copy, _tensors_in(result))):
+        made = list(_tensors_in(result)) if known.is_random else []
+        # Attention on the device also returns seeds that lie on the host.
+        if made and all(map(self._device.needs_copy, made)):
             self.host_draws.append(call_site())
 
     def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
