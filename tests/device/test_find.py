@@ -76,7 +76,7 @@ def test_a_device_is_an_instrument():
     assert "copy" not in members(Instruments)
 
 
-@pytest.mark.parametrize("make", [CpuDevice, SimulatedDevice, lambda: poisoned("cpu")])
+@pytest.mark.parametrize("make", [CpuDevice, lambda: poisoned("cpu")])
 def test_a_device_without_memory_of_its_own_says_so(make):
     """Total and free memory are unknown, and nothing of the driver can be read."""
     device = make()
