@@ -83,7 +83,10 @@ def line_of(function, text):
         found = [
             number
             for number, line in enumerate(everything, 1)
-            if text in line and "refused(" not in line and "at=" not in line
+            if text in line
+            and f'"{text}"' not in line
+            and "refused(" not in line
+            and "at=" not in line
         ]
     assert len(found) == 1, f"{text!r} stands in {len(found)} lines of {function.__name__}"
     return f"{path.name}:{found[0]}"
