@@ -28,6 +28,7 @@ from gapless.graphs.plain_values import (
     shown,
 )
 from gapless.graphs.reach import HOOK_TABLES, MISSING, Place, Reach
+from gapless.graphs.same_tensors import are_the_same
 
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
 # Items of longer containers are compared in a loop.
 _MOST_INLINE = 8
 _MOST_BYTES = 1 << 20
+
+# Subclasses may compare as they like.
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 # In builds of torch for a GPU only.
 _ptrs_equal: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
@@ -73,7 +77,8 @@ class _Check:
     """One thing to compare.
 
     Attributes:
-        test: an expression that is true if it has changed; `{n}` stands for `parts[n]`.
+        test: an expression that is true if it has changed; `{n}` stands for `parts[n]`. "" if
+            what it stands in is compared as a whole.
         parts: what the expression is about.
         read: returns what there is now.
         expected: what there was.
@@ -134,6 +139,9 @@ class ReadGuards:
         self._seen: set[tuple[Any, ...]] = set()
         self.tensors: list[torch.Tensor] = []
         self._tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
+        # Lists of tensors, as they were, and as they are.
+        self._lists: list[list[Any]] = []
+        self._lists_now: list[list[Any]] = []
         # Owners of what is compared: their ids must not be given to others.
         self._owners: list[Any] = []
         self._compiled_modules = reach.compiled
@@ -161,6 +169,10 @@ class ReadGuards:
             if self._on_device(tensor):
                 names.setdefault(address_of(tensor), name)
         return names
+
+    def compares(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor's memory, shape and `requires_grad` are compared."""
+        return self._form.compares(tensor)
 
     def first_changed(self) -> Change | None:
         """Return the first thing that is not as it was, None if all is.
@@ -205,7 +217,7 @@ class ReadGuards:
                 "{0}() != {1}", (reader, value), read=reader, expected=value, name=name, site=""
             )
 
-    def _add_place(self, place: Place) -> None:
+    def _add_place(self, place: Place, *, is_in_whole: bool = False) -> None:
         if place.id in self._seen or place.id in self._carried:
             return
         self._seen.add(place.id)
@@ -224,6 +236,8 @@ class ReadGuards:
             test, parts = f"not same({{2}}, {access})", (owner, place.key, value)
         else:
             test, parts = f"{access} is not {{2}}", (owner, place.key, value)
+        if is_in_whole:
+            test, parts = "", ()
         self._add(
             test, parts, read=place.read, expected=value, name=place.name, site=place.site,
             table=None if is_scalar_of_numpy(value) else place.owner,
@@ -291,6 +305,10 @@ class ReadGuards:
                 name=name, site=site, is_memory=not all(map(is_number_like, items)),
             )  # fmt: skip
             return
+        is_whole = self._is_compared_as_a_whole(value)
+        if is_whole:
+            self._lists.append(items)
+            self._lists_now.append(value)
         if not isinstance(value, tuple):
             self._add_length(value, name, site)
         for index, item in enumerate(items):
@@ -300,7 +318,15 @@ class ReadGuards:
                 elif is_array(item):
                     self._add_array(item, f"{name}[{index}]", site)
             else:
-                self._add_place(Place("item", value, index, name=f"{name}[{index}]", site=site))
+                place = Place("item", value, index, name=f"{name}[{index}]", site=site)
+                self._add_place(place, is_in_whole=is_whole)
+
+    def _is_compared_as_a_whole(self, value: Any) -> bool:
+        """Return whether a list holds tensors alone, none of which is carried."""
+        if type(value) is not list or not all(type(item) in _TENSORS for item in value):
+            return False
+        # Items of one list have ids that differ in their index alone.
+        return not any(kind == "item" and owner == id(value) for kind, owner, _ in self._carried)
 
     def _add_length(self, value: Any, name: str, site: str) -> None:
         number = len(value)
@@ -385,7 +411,7 @@ class ReadGuards:
 
         lines = []
         versions: list[int] = []
-        for table, checks in _by_table(self._checks):
+        for table, checks in _by_table([check for check in self._checks if check.test]):
             indent = " " * 12
             if table is not None and _dict_version is not None:
                 # As long as it has the version at which all was seen to be as it was, it is.
@@ -397,10 +423,13 @@ class ReadGuards:
                 lines.append(f"{indent}{version} = dict_version({constant(table)})")
             else:
                 lines += [f"{indent}if {test_of(check)}: return False" for check in checks]
+        if self._lists:
+            lists, lists_now = constant(self._lists), constant(self._lists_now)
+            lines.append(f"            if not are_the_same({lists}, {lists_now}): return False")
         lines.append(f"            return {constant(self._form.holds)}()")
         text = "\n".join(
             [
-                "def make(values, same, changed, versions, dict_version, failures):",
+                "def make(values, same, changed, are_the_same, versions, dict_version, failures):",
                 f"    {', '.join(f'c{key}' for key in values)}, = values",
                 "    def holds():",
                 "        try:",
@@ -413,7 +442,7 @@ class ReadGuards:
         namespace: dict[str, Any] = {}
         exec(text, namespace)
         made: Callable[[], bool] = namespace["make"](
-            list(values.values()), same, _changed, versions, _dict_version, _FAILURES
+            list(values.values()), same, _changed, are_the_same, versions, _dict_version, _FAILURES
         )
         return made
 
@@ -503,6 +532,7 @@ class _Form:
     ) -> None:
         self._known = [each for each in tensors if _has_address(each[0])]
         self._tensors = [tensor for tensor, _, _ in self._known]
+        self._ids = frozenset(map(id, self._tensors))
         self._addresses = list(map(_address_of, self._tensors))
         self._forms = list(map(_form_of, self._tensors))
         self._indices = list(range(len(self._tensors)))
@@ -511,6 +541,10 @@ class _Form:
         self._hooked += [(tensor, name) for tensor, name, _ in tensors]
         self._hooks = self._hooks_now()
         self._next_hook = RemovableHandle.next_id
+
+    def compares(self, tensor: torch.Tensor) -> bool:
+        """Return whether a tensor is one of these."""
+        return id(tensor) in self._ids
 
     def holds(self) -> bool:
         if RemovableHandle.next_id != self._next_hook:

@@ -230,8 +230,10 @@ class Trial:
         changes = batch.changes(frozenset())
         if changes.unsupported is not None:
             raise _Refused(_changes_batch(changes.unsupported))
-        memory: list[Guard] = [WeightsInPlace([weight for weight, _ in before])]
-        memory.append(GradientsInPlace(gradients.expected))
+        # What the step's code reaches is compared where its reads are.
+        weights = [weight for weight, _ in before if not reads.compares(weight)]
+        memory: list[Guard] = [WeightsInPlace(weights)] if weights else []
+        memory += [GradientsInPlace(gradients.expected)] if gradients.expected else []
         touched = watched.touched
         others = [*reads.tensors, *[weight for weight, _ in before]]
         if touched is not None:

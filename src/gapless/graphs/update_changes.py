@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from numbers import Number
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Never
+from typing import TYPE_CHECKING
 
-from torch.overrides import TorchFunctionMode
-
+from gapless.graphs.same_tensors import are_the_same
 from gapless.graphs.update_rules import has_hooks
 
 
@@ -53,7 +52,7 @@ class UpdateAsCaptured:
             (list(params), *numbers)
             for params, *numbers in map(self._read, optimizer.param_groups)
         ]
-        self._states = [dict(state) for state in optimizer.state.values()]
+        self._expected = [self._groups, [dict(state) for state in optimizer.state.values()]]
 
     def change(self) -> UpdateChange | None:
         """Return the first difference, None if there is none.
@@ -62,16 +61,12 @@ class UpdateAsCaptured:
         """
         if has_hooks(self._optimizer):
             return self._changed("its hooks", "none", "some")
-        # Lists and dicts ask first whether objects are the same, which is quick.
         try:
-            with _NoTensorIsCompared():
-                is_same = (
-                    list(map(self._read, self._optimizer.param_groups)) == self._groups
-                    and list(self._optimizer.state.values()) == self._states
-                )
-        except (_OtherTensorError, KeyError):
-            is_same = False
-        return None if is_same else self._first()
+            groups = list(map(self._read, self._optimizer.param_groups))
+        except KeyError:
+            return self._first()
+        now = [groups, list(self._optimizer.state.values())]
+        return None if are_the_same(self._expected, now) else self._first()
 
     def _first(self) -> UpdateChange:
         groups = self._optimizer.param_groups
@@ -89,17 +84,6 @@ class UpdateAsCaptured:
         self, name: str, before: str, after: str, *, is_number: bool = False
     ) -> UpdateChange:
         return UpdateChange(self._optimizer, name, before, after, is_number=is_number)
-
-
-class _OtherTensorError(Exception):
-    """A tensor is compared with another one, so they are not the same object."""
-
-
-class _NoTensorIsCompared(TorchFunctionMode):
-    """Raise, where lists are compared, instead of comparing the values of two tensors."""
-
-    def __torch_function__(self, *_: Any) -> Never:
-        raise _OtherTensorError
 
 
 def _comparable(value: object) -> object:

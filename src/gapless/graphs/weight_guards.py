@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import repeat
-from operator import attrgetter, is_, is_not
+from operator import attrgetter, is_not
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
@@ -13,6 +13,7 @@ from torch.utils.weak import TensorWeakRef
 
 from gapless.graphs.addresses import has_address, lie_as_now, lie_where
 from gapless.graphs.guards import Guard
+from gapless.graphs.same_tensors import are_the_same
 
 
 if TYPE_CHECKING:
@@ -54,10 +55,10 @@ class KnownWeights:
 
 
 class WeightsInPlace(Guard):
-    """Where the weights of a graph lie, and which are frozen.
+    """Where weights of a graph lie, and which are frozen.
 
     Args:
-        weights: that the graph trains.
+        weights: that the graph trains, and that no other guard compares.
     """
 
     watches: ClassVar[str] = "the memory of weights, and which of them are frozen"
@@ -104,7 +105,7 @@ class GradientsInPlace(Guard):
         def check() -> bool:
             if not _have(*others):
                 return False
-            gradients = list(map(attrgetter("grad"), weights))
+            gradients = list(map(_gradient_of, weights))
             return all(map(is_not, gradients, repeat(None))) and lie_there(gradients)
 
         return check
@@ -161,7 +162,7 @@ class GraphGradients:
 
         Sync: Does not block the host.
         """
-        self._are_in_place = _have(self._weights, self._made)
+        self._are_in_place = not self._made or _have(self._weights, self._made)
         if not self._are_in_place:
             # Some may be gradients of their weights, and some not: make all alike.
             self._hand_out()
@@ -212,8 +213,11 @@ _UNHELD = _count_of_one_in_a_list()
 _HELD_BY_WEIGHT = _count_for_a_weight()
 
 
-def _have(weights: list[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> bool:
-    return all(map(is_, map(attrgetter("grad"), weights), gradients))
+_gradient_of = attrgetter("grad")
+
+
+def _have(weights: list[torch.Tensor], gradients: list[torch.Tensor | None]) -> bool:
+    return are_the_same(gradients, list(map(_gradient_of, weights)))
 
 
 def _leaves_behind(tensors: Any) -> Iterator[torch.Tensor]:
