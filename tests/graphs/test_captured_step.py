@@ -98,6 +98,32 @@ def test_batches_of_which_no_two_are_alike_are_told_from_what(device, case, monk
     assert what in str(step.report)
 
 
+LABELS = {
+    "in a row": lambda labels: labels,
+    "every other one": lambda labels: labels.repeat_interleave(2)[::2],
+    "one": lambda labels: labels[1],
+    "in columns": lambda labels: labels.view(2, 2).t(),
+}
+
+
+@pytest.mark.parametrize("kind", LABELS)
+def test_labels_beside_floats_keep_all_their_bits(device, kind):
+    """They are copied into a graph in one launch with the floats."""
+
+    def step(batch):
+        rows, labels = batch
+        return rows * 1.0, labels + 0
+
+    seen_as_float = [0x7F800001_7FC00001, -1, 1, -(2**63)]
+    data = [(torch.ones(3), torch.tensor(seen_as_float) ^ number) for number in range(12)]
+    data = [(rows, LABELS[kind](labels)) for rows, labels in data]
+    captured = gapless.capture(step, device=device)
+    found = [captured(batch)[1].tolist() for batch in gapless.prefetch(data, device)]
+
+    assert found == [labels.tolist() for _, labels in data]
+    assert captured.report.num_replays == 9
+
+
 # --- warm-up ---
 
 

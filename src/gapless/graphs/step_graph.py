@@ -35,6 +35,7 @@ class StepGraph:
     Args:
         graph: the captured work.
         inputs: the tensors that it reads a batch from.
+        batch: the tensors that those are copies of.
         results: what the step returned in the capture.
         gradients: what the capture did with them.
         updates: of the optimizers that the step calls.
@@ -50,6 +51,7 @@ class StepGraph:
         graph: Graph,
         *,
         inputs: list[torch.Tensor],
+        batch: list[torch.Tensor],
         results: Results,
         gradients: GraphGradients,
         updates: CapturedUpdates,
@@ -62,7 +64,7 @@ class StepGraph:
         self.guards = guards
         self.reads = reads
         self._graph = graph
-        self._inputs = _Inputs(inputs)
+        self._inputs = _Inputs(inputs, batch)
         self._results = results
         self._gradients = gradients
         self.updates = updates
@@ -107,11 +109,15 @@ class _Inputs:
 
     Args:
         tensors: in that memory.
+        batch: those that they are copies of; all batches of the kind have the same strides.
     """
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], batch: list[torch.Tensor]) -> None:
         # A step may have made its input require gradients, and autograd is not to keep batches.
         targets = [tensor.detach() for tensor in tensors]
+        self._as_floats = _seen_as_floats(targets, batch)
+        for number in self._as_floats:
+            targets[number] = targets[number].view(torch.float32)
         alike: dict[torch.dtype, list[int]] = {}
         for number, target in enumerate(targets):
             if _is_plain(target) and target.dtype in _COPIED_TOGETHER:
@@ -126,10 +132,35 @@ class _Inputs:
 
     def fill(self, sources: list[torch.Tensor]) -> None:
         """Copy the tensors of a batch there."""
+        if self._as_floats:
+            sources = sources.copy()
+            for number in self._as_floats:
+                sources[number] = sources[number].view(torch.float32)
         for number, target in self._alone:
             target.copy_(sources[number])
         for targets, numbers in self._groups:
             torch._foreach_copy_(targets, [sources[number] for number in numbers])
+
+
+def _seen_as_floats(targets: list[torch.Tensor], batch: list[torch.Tensor]) -> list[int]:
+    """Return which int64 tensors can be copied, bit by bit, in one launch with others of float32.
+
+    A copy of float32 keeps all bits. One of float16 or bfloat16 may not: it goes by float32.
+    """
+    if not any(_is_plain(target) and target.dtype is torch.float32 for target in targets):
+        return []
+    return [
+        number
+        for number, pair in enumerate(zip(targets, batch, strict=True))
+        if all(
+            _is_plain(tensor)
+            and tensor.dtype is torch.int64
+            and tensor.is_contiguous()
+            and tensor.dim() > 0
+            and tensor.stride(-1) == 1
+            for tensor in pair
+        )
+    ]
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

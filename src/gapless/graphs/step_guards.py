@@ -67,7 +67,10 @@ class StepGuards:
 
         Sync: Does not block the host.
         """
-        return all(check() for check in self._all)
+        for check in self._all:  # noqa: SIM110 - a generator costs half a microsecond
+            if not check():
+                return False
+        return True
 
     def failure(self) -> Failure | None:
         """Return the first that does not hold, None if all do.

@@ -198,6 +198,7 @@ class Trial:
             graph,
             gradients=GraphGradients(before, updates[0].gradients),
             updates=updates[0],
+            tree=tree,
             static=static,
             out=outs[0],
             reads=reads,
@@ -219,6 +220,7 @@ class Trial:
         *,
         gradients: GraphGradients,
         updates: CapturedUpdates,
+        tree: Tree,
         static: Tree,
         out: Tree,
         reads: ReadGuards,
@@ -242,6 +244,7 @@ class Trial:
         return StepGraph(
             graph,
             inputs=static.leaves,
+            batch=tree.leaves,
             results=_results(out, static, others),
             gradients=gradients,
             kept=kept,
