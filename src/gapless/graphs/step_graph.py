@@ -155,7 +155,6 @@ def _seen_as_floats(targets: list[torch.Tensor], batch: list[torch.Tensor]) -> l
         if all(
             _is_plain(tensor)
             and tensor.dtype is torch.int64
-            and tensor.is_contiguous()
             and tensor.dim() > 0
             and tensor.stride(-1) == 1
             for tensor in pair
