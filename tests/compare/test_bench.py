@@ -145,7 +145,7 @@ class Accelerator:
     def needs_copy(self, tensor):
         return tensor.device.type != "cpu"
 
-    def capture(self, work, *, like=None):
+    def capture(self, work, **_):
         work(call)
         return CPU.capture(work)
 

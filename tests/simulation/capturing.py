@@ -19,6 +19,13 @@ def mixed_shapes():
     return [tuple(part[: 4 - number % 3] for part in batch) for number, batch in enumerate(data)]
 
 
+def check_counts(report, *, num_graphs, num_steps, most_replays):
+    """See that all steps are counted; replays begin when the verdict on a graph has arrived."""
+    assert report.num_graphs == num_graphs
+    assert report.num_replays + report.num_eager == num_steps
+    assert report.num_replays <= most_replays
+
+
 def train_plainly(batches):
     model = Regression()
     losses = []
@@ -32,21 +39,23 @@ def train_plainly(batches):
 @scenario()
 def a_graph_for_each_shape(device):
     """Graphs that share memory and are launched in turns give the sequential result."""
-    losses, weight = train_plainly(mixed_shapes())
+    losses, weight = train_plainly(mixed_shapes() * 2)
     model = Regression()
     with TrainLoop(plan="captured", device=device) as loop:
-        result = loop.run_epoch(mixed_shapes(), model)
+        results = [loop.run_epoch(mixed_shapes(), model) for _ in range(2)]
         copied = read_back(device, model.weight)
     report = loop.capture_report
-    assert losses == result.losses
+    assert losses == results[0].losses + results[1].losses
     assert torch.equal(weight, copied)
-    assert counts(result) == {"capture": 3, "epoch_end": 1}
-    assert (report.num_graphs, report.num_eager, report.num_replays) == (3, 6, 16)
+    assert list(map(counts, results)) == [{"capture": 3, "epoch_end": 1}, {"epoch_end": 1}]
+    check_counts(report, num_graphs=3, num_steps=44, most_replays=35)
+    # The end of an epoch waits for all verdicts.
+    assert report.num_replays >= 22
 
 
 @scenario(num_seeds=FEW)
 def a_step_that_cannot_be_captured(device):
-    """It runs on as it did, and the line that forbids a capture is named without an attempt."""
+    """It runs on as it did, and the line that forbids a capture is named after one attempt."""
 
     class Curious(Regression):
         def backward(self, out):
@@ -60,7 +69,7 @@ def a_step_that_cannot_be_captured(device):
         copied = read_back(device, model.weight)
     assert losses == result.losses
     assert torch.equal(weight, copied)
-    assert counts(result) == {"epoch_end": 1}
+    assert counts(result) == {"capture": 1, "epoch_end": 1}
     assert loop.capture_report.num_eager == 6
     assert loop.capture_report.refusal.text.startswith("capturing.py:")
     assert loop.capture_report.refusal.text.endswith("makes the host wait for the device")
@@ -164,7 +173,7 @@ def a_captured_step_in_a_loop_of_ones_own(device):
     found = a_loop_of_three_lines(device, step)
     assert losses == found
     assert torch.equal(weight, read_back(device, model.weight))
-    assert (step.report.num_graphs, step.report.num_eager, step.report.num_replays) == (3, 6, 16)
+    check_counts(step.report, num_graphs=3, num_steps=22, most_replays=13)
     assert step.report.refusal is None
 
 
@@ -303,10 +312,10 @@ def hold_more_with_every_graph(device):
     """Let the device say that it holds 30,000 bytes, and with every capture as many again."""
     held, capture = [30_000], device.capture
 
-    def count(work, *, like=None):
+    def count(work, **settings):
         # What is free is given back first, and more is taken.
         held[0] -= 10_000
-        graph = capture(work, like=like)
+        graph = capture(work, **settings)
         held[0] += 40_000
         return graph
 
@@ -339,8 +348,10 @@ def a_capture_that_breaks_the_budget_is_the_last(device):
         hold_more_with_every_graph(device)
         assert losses == loop.run_epoch(mixed_shapes(), model).losses
     report = loop.capture_report
-    assert (report.num_graphs, report.num_replays, report.num_eager) == (1, 6, 16)
-    assert "holds 60,000 bytes and a capture took up to 40,000" in report.refusal.text
+    check_counts(report, num_graphs=1, num_steps=22, most_replays=5)
+    assert "holds 60,000 bytes of the device's memory and a capture took up to 40,000" in (
+        report.refusal.text
+    )
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -365,7 +376,7 @@ def more_shapes_than_graphs_are_allowed(device):
     step = gapless.capture(model, device=device, max_graphs=2)
     assert losses == a_loop_of_three_lines(device, step)
     report = step.report
-    assert (report.num_graphs, report.num_replays, report.num_eager) == (2, 11, 11)
+    check_counts(report, num_graphs=2, num_steps=22, most_replays=9)
     assert report.refusal.kind == "graph_limit"
     assert "there are 2 graphs already" in report.refusal.text
 
@@ -449,7 +460,7 @@ def rates_of_epochs(run_epoch, optimizer):
     return losses
 
 
-def check_a_rate_that_changes(device, rate):
+def check_a_rate_that_changes(device, rate, *, num_graphs):
     """Train plainly and captured with `rate()`, halved after every epoch; compare."""
 
     def plainly():
@@ -472,20 +483,20 @@ def check_a_rate_that_changes(device, rate):
         )
         assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
     assert expected == found
-    assert (loop.capture_report.num_graphs, loop.capture_report.num_eager) == (3, 2)
+    check_counts(loop.capture_report, num_graphs=num_graphs, num_steps=18, most_replays=15)
     assert loop.capture_report.refusal is None
 
 
 @scenario(num_seeds=VERY_FEW)
 def a_rate_that_changes_is_captured_anew(device):
     """A learning rate that is a Python number takes effect also where work is captured."""
-    check_a_rate_that_changes(device, lambda: 0.1)
+    check_a_rate_that_changes(device, lambda: 0.1, num_graphs=2)
 
 
 @scenario(num_seeds=VERY_FEW)
-def a_rate_in_a_tensor_on_the_host_is_captured_anew(device):
-    """It is a number for the graph, whatever it is kept in."""
-    check_a_rate_that_changes(device, lambda: torch.tensor(0.1))
+def a_rate_in_a_tensor_on_the_host_is_read_in_each_step(device):
+    """Its update stands between two segments of the graph."""
+    check_a_rate_that_changes(device, lambda: torch.tensor(0.1), num_graphs=1)
 
 
 @dataclass(frozen=True)
@@ -520,8 +531,8 @@ def a_plain_value_that_a_batch_does_not_print(device):
 
 
 @scenario(num_seeds=VERY_FEW)
-def a_rate_that_always_changes_ends_capturing(device):
-    """A schedule on the host for every step is followed, and the way out is named."""
+def a_rate_that_always_changes_is_read_in_each_step(device):
+    """A schedule on the host for every step is followed, after its first change by one graph."""
 
     class Scheduled(WithSgd):
         def on_host(self, batch):
@@ -541,9 +552,8 @@ def a_rate_that_always_changes_ends_capturing(device):
     with TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
         assert torch.equal(plain.weight.detach(), read_back(device, model.weight))
-    assert loop.capture_report.num_replays == 4
-    assert "changed 4 times" in loop.capture_report.refusal.text
-    assert "make the learning rate a tensor on the device" in loop.capture_report.refusal.text
+    check_counts(loop.capture_report, num_graphs=2, num_steps=11, most_replays=6)
+    assert loop.capture_report.refusal is None
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -553,13 +563,10 @@ def a_capture_that_fails_leaves_no_gradients(device):
     class Curious(WithSgd):
         def backward(self, out):
             out.loss.backward()
-            grads.append(self.weight.grad)
-            if len(grads) == 3:
-                raise RuntimeError("cannot be captured")
+            out.loss.item()
             self.optimizer.step()
             self.optimizer.zero_grad()
 
-    grads = []
     plain = WithSgd()
     plain.train_by(torch.optim.SGD([plain.weight], lr=0.1))
     expected = []
@@ -572,10 +579,7 @@ def a_capture_that_fails_leaves_no_gradients(device):
     with device.allow_waits(), TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
     assert loop.capture_report.num_graphs == 0
-    assert "cannot be captured" in loop.capture_report.refusal.text
-    # The third was captured; the fourth, of the same batch, is another tensor.
-    assert len(grads) == 12
-    assert grads[2] is not grads[3]
+    assert loop.capture_report.refusal.kind == "host_read"
 
 
 @scenario(num_seeds=VERY_FEW)
@@ -604,4 +608,4 @@ def updates_that_a_counter_decides_are_not_captured(device):
     with TrainLoop(plan="captured", device=device) as loop:
         assert expected == loop.run_epoch(regression_data(), model).losses
     assert loop.capture_report.num_graphs == 0
-    assert loop.capture_report.refusal.text.startswith("the step calls optimizers in some runs")
+    assert "self.count changes on the host" in loop.capture_report.refusal.text

@@ -62,7 +62,8 @@ def values_that_are_new_in_every_batch_end_capturing(device):
 class TrainsByNadam(toy_steps.Training):
     """The state of its optimizer begins at one. It is not called: its counts are on the host."""
 
-    step = toy_steps.Training.loss_of
+    def step(self, batch):
+        return self.loss_of(batch).detach()
 
     def __init__(self, device):
         super().__init__(device)

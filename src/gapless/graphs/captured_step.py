@@ -277,6 +277,7 @@ class CapturedStep:
         if kind is not None and kind.pending is not None:
             return StepRun(self._run_eagerly(None, tree), "eager", key)
         if kind is not None and kind.graph is None and self._may_capture(key):
+            self.report.num_eager += 1
             return StepRun(self._try(key, kind, tree), "capture", key)
         return StepRun(self._run_eagerly(key, tree), "eager", key)
 
@@ -402,7 +403,6 @@ class CapturedStep:
     # --- captures ---
 
     def _try(self, key: Hashable, kind: _Kind, tree: Tree) -> Any:
-        self.report.num_eager += 1
         start = self._device.now_ms()
         try:
             tried = self._trial.run(tree, kind.reads, kind.watched)
