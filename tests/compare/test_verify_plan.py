@@ -48,13 +48,17 @@ class Small:
 
     def step(self, batch):
         self.done += 1
+        loss = self.train(batch)
+        if self.after is not None:
+            self.after(self)
+        return loss if self.report is None else self.report(self, loss)
+
+    def train(self, batch):
         loss = self.model(batch).square().mean()
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()
-        if self.after is not None:
-            self.after(self)
-        return loss if self.report is None else self.report(self, loss)
+        return loss
 
     def workload(self, **changed):
         parts = {"model": self.model, "optimizer": self.optimizer}
@@ -548,7 +552,7 @@ class Counted(Small):
                 self.model.weight[0, 2] += 0.5
 
     def __call__(self, batch):
-        return self.step(batch)
+        return self.train(batch)
 
 
 @pytest.mark.parametrize("turns", [False, True])
