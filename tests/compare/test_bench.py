@@ -11,7 +11,6 @@ import torch
 
 from gapless.compare import entrant as entrants
 from gapless.compare.bench import run_bench
-from gapless.device.capture_edges import call
 from gapless.device.instruments.clocks import CompileClock
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -135,7 +134,7 @@ def test_a_single_plan_that_does_not_fit_is_an_error():
 
 
 class Accelerator:
-    """The CPU posing as an accelerator: plans capture, and figures of a device are asked for."""
+    """The CPU posing as an accelerator: figures of a device are asked for."""
 
     is_accelerator = True
 
