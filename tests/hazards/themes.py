@@ -5,6 +5,7 @@ from __future__ import annotations
 from hazards import (  # noqa: F401
     captured_batch,
     captured_forms,
+    captured_found,
     captured_late,
     captured_many,
     captured_memory,

@@ -90,7 +90,8 @@ def kind_of(code: CodeType, names: dict[str, Any]) -> CodeKind:
 @cache
 def _kind_of_file(path: str) -> CodeKind:
     if path.startswith("<frozen"):
-        return CodeKind.SILENT
+        is_import = path.startswith(("<frozen importlib", "<frozen zipimport", "<frozen runpy"))
+        return CodeKind.SILENT if is_import else CodeKind.LIBRARY
     if path.startswith(_TORCH):
         if path.startswith(_MODULES) and not path.endswith(_FRAME):
             return CodeKind.MODULE

@@ -17,7 +17,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 RootKind: TypeAlias = Literal["argument", "global", "cell", "result"]
 
-# A step along a chain: ("attr", name), ("item", constant) or ("each", None), any item of a container.
+# A step along a chain: ("attr", name), ("item", constant), ("each", None), any item of a container,
+# ("super", None), an object whose attributes are looked up in its classes, or ("referent", None), what
+# a weak reference that is called leads to.
 Link: TypeAlias = tuple[str, Any]
 
 
@@ -45,7 +47,11 @@ class Chain(NamedTuple):
         """The chain as code, such as `self.sizes[0]`."""
         words = [self.root or "(...)"]
         for kind, key in self.links:
-            words.append({"attr": f".{key}", "item": f"[{key!r}]"}.get(kind, "[...]"))
+            words.append(
+                {"attr": f".{key}", "item": f"[{key!r}]", "super": "", "referent": "()"}.get(
+                    kind, "[...]"
+                )
+            )
         return "".join(words)
 
 
@@ -74,12 +80,14 @@ class CodeReads:
         whole: chains whose value is used in another way than by an attribute or a constant item.
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
+        getters: attributes of attributes that `operator.attrgetter` is made for.
     """
 
     reads: dict[Chain, int] = field(default_factory=dict)
     whole: set[Chain] = field(default_factory=set)
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    getters: list[tuple[str, ...]] = field(default_factory=list)
 
 
 # Methods of containers that change them; a call of one of them reads nothing that a graph keeps.
@@ -148,6 +156,7 @@ class _Value(NamedTuple):
 _UNKNOWN = _Value()
 _NULL = _Value(constant=object())
 _RESULT = Chain("result", "")
+_GLOBALS = Chain("result", "globals()")
 
 # How many values an instruction takes from the stack and puts on it, where it is not the number of
 # values that the stack loses.
@@ -157,11 +166,11 @@ _UPDATES = {"LIST_EXTEND", "SET_UPDATE", "DICT_UPDATE", "DICT_MERGE", "LIST_APPE
 _TO_ONE |= dict.fromkeys(
     (
         "GET_AWAITABLE", "GET_LEN", "UNARY_NEGATIVE", "UNARY_INVERT", "UNARY_NOT",
-        "UNARY_POSITIVE", "TO_BOOL", "CONVERT_VALUE", "FORMAT_SIMPLE", "LIST_TO_TUPLE",
-        "CALL_INTRINSIC_1",
+        "UNARY_POSITIVE", "TO_BOOL", "CONVERT_VALUE", "FORMAT_SIMPLE",
     ),
     1,
 )  # fmt: skip
+_LIST_TO_TUPLE = 6  # the intrinsic function of Python 3.12
 _ENDS = {"RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "JUMP_FORWARD",
          "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}  # fmt: skip
 _MOST_TO_JOIN = 200
@@ -326,9 +335,12 @@ class _Follower:
             self._stack.append(_NULL)
 
     def _on_load_name(self, at: dis.Instruction) -> None:
-        chain = Chain("global", at.argval)
-        self._read(frozenset({chain}))
-        self._push(frozenset({chain}))
+        chains = frozenset({Chain("global", at.argval)})
+        if at.opname == "LOAD_NAME":
+            # Code for `eval` may be given its caller's variables.
+            chains |= {Chain("argument", at.argval)}
+        self._read(chains)
+        self._push(chains)
 
     def _on_load_attr(self, at: dis.Instruction) -> None:
         if _has_method_flag(at):
@@ -346,10 +358,13 @@ class _Follower:
         self._stack.append(_NULL)
 
     def _on_load_super_attr(self, at: dis.Instruction) -> None:
-        for _ in range(3):
-            self._pop()
-        self._stack.append(_UNKNOWN)
-        if (at.arg or 0) & 1:
+        own, _, _ = self._pop(), self._pop(), self._pop()
+        supers = frozenset(chain.then("super") for chain in own.chains)
+        chains = frozenset(chain.then("attr", at.argval) for chain in supers)
+        self._read(chains)
+        is_method = bool((at.arg or 0) & 1)
+        self._push(chains, method=(supers, at.argval) if is_method else None)
+        if is_method:
             self._stack.append(_NULL)
 
     def _on_binary_subscr(self, _at: dis.Instruction) -> None:
@@ -358,6 +373,11 @@ class _Follower:
         self._item(base, index.constant)
 
     def _item(self, base: _Value, key: Any) -> None:
+        if _GLOBALS in base.chains and isinstance(key, str):
+            chains = frozenset({Chain("global", key)})
+            self._read(chains)
+            self._push(chains)
+            return
         if isinstance(key, str | int):
             chains = frozenset(chain.then("item", key) for chain in base.chains)
             self._read(chains)
@@ -452,17 +472,19 @@ class _Follower:
 
     def _call(self, callee: list[_Value], arguments: list[_Value]) -> None:
         method = next((value.method for value in callee if value.method is not None), None)
-        first = arguments[0] if arguments else _UNKNOWN
         if method is not None and method[1] == "get":
             self._call_get(callee, method[0], arguments)
             return
-        if Chain("global", "getattr") in callee[0].chains | callee[1].chains:
-            self._attribute_by_name(first, arguments[1] if len(arguments) > 1 else _UNKNOWN)
+        names = callee[0].chains | callee[1].chains
+        if self._call_by_name(names, arguments):
             return
+        if any(_last_name(chain) == "attrgetter" for chain in names):
+            self._out.getters += [_path_of(value.constant) for value in arguments]
         for value in callee:
             self._read(value.chains)
+        callee_chains = [chain for chain in names if len(chain.links) < _MOST_LINKS]
         self._enter_callee(callee, arguments)
-        result: set[Chain] = {_RESULT}
+        result: set[Chain] = {_RESULT, *(chain.then("referent") for chain in callee_chains)}
         if method is not None:
             if method[1] in CHANGING_METHODS or method[1].endswith("_"):
                 self._store("call", method[0], method[1])
@@ -473,6 +495,34 @@ class _Follower:
             if value.code is not None:
                 self._enter(value.code, [])
         self._push(frozenset(result))
+
+    def _call_by_name(self, names: frozenset[Chain], arguments: list[_Value]) -> bool:
+        """Follow a call of a built-in function that leads to attributes; say whether it is one."""
+        first = arguments[0] if arguments else _UNKNOWN
+        if Chain("global", "getattr") in names:
+            self._attribute_by_name(first, arguments[1] if len(arguments) > 1 else _UNKNOWN)
+        elif Chain("global", "vars") in names and arguments:
+            self._attribute_by_name(first, _Value(constant="__dict__"))
+        elif Chain("global", "globals") in names:
+            self._push(frozenset({_GLOBALS}))
+        elif Chain("global", "super") in names:
+            self._call_super(arguments)
+        else:
+            return False
+        return True
+
+    def _call_super(self, arguments: list[_Value]) -> None:
+        """Follow `super()`, whose attributes are those of the object's classes."""
+        if arguments:
+            bases = arguments[-1].chains
+        else:
+            own = self._code.co_varnames[:1]
+            bases = frozenset(
+                chain for name in own for chain in self._scope.arguments.get(name, ())
+            ) or frozenset(Chain("argument", name) for name in own)
+        chains = frozenset(chain.then("super") for chain in bases)
+        self._read(chains)
+        self._push(chains)
 
     def _call_get(
         self, callee: list[_Value], base: frozenset[Chain], arguments: list[_Value]
@@ -551,6 +601,7 @@ class _Follower:
             self._out.reads.setdefault(chain, line)
         self._out.whole |= found.whole
         self._out.names |= found.names
+        self._out.getters += found.getters
         self._out.stores += [store for store in found.stores if store not in self._out.stores]
 
     # --- the rest ---
@@ -568,6 +619,14 @@ class _Follower:
 
     def _on_build_const_key_map(self, at: dis.Instruction) -> None:
         self._build((at.arg or 0) + 1)
+
+    def _on_list_to_tuple(self, _at: dis.Instruction) -> None:
+        pass
+
+    def _on_call_intrinsic_1(self, at: dis.Instruction) -> None:
+        if at.arg != _LIST_TO_TUPLE:
+            self._use(self._pop())
+            self._stack.append(_UNKNOWN)
 
     def _on_format_value(self, at: dis.Instruction) -> None:
         if (at.arg or 0) & 4:
@@ -607,6 +666,17 @@ class _Follower:
         for _ in range((arg & 0xFF) + (arg >> 8) + 1):
             self._push(_each(value.chains))
 
+    def _on_match_class(self, at: dis.Instruction) -> None:
+        names, kind, subject = self._pop(), self._pop(), self._pop()
+        self._read(kind.chains)
+        given = names.constant if isinstance(names.constant, tuple) else ()
+        # Which attributes stand for positions, the class says.
+        keys = (*given, "__dict__") if at.arg else given
+        chains = frozenset(chain.then("attr", key) for chain in subject.chains for key in keys)
+        self._read(chains)
+        self._out.whole |= chains
+        self._push(chains)
+
     def _on_before_with(self, _at: dis.Instruction) -> None:
         value = self._pop()
         self._push(frozenset())
@@ -641,6 +711,14 @@ _NULL_FIRST = "KW_NAMES" in dis.opmap  # 3.11 and 3.12
 def _has_method_flag(at: dis.Instruction) -> bool:
     """Return whether an instruction loads an attribute in order to call it."""
     return _LOADS_METHODS_AS_ATTRIBUTES and bool((at.arg or 0) & 1)
+
+
+def _last_name(chain: Chain) -> Any:
+    return chain.links[-1][1] if chain.links else chain.root
+
+
+def _path_of(name: Any) -> tuple[str, ...]:
+    return tuple(name.split(".")) if isinstance(name, str) else ()
 
 
 def _each(chains: frozenset[Chain]) -> frozenset[Chain]:

@@ -22,7 +22,7 @@ from torch import nn
 
 from gapless.graphs.code_kinds import CodeKind, is_foreign, kind_of
 from gapless.graphs.plain_values import is_array, is_plain, same
-from gapless.graphs.reach import MISSING, Place, entries_of, shown_key
+from gapless.graphs.reach import BUFFERS, MISSING, Place, entries_of, shown_key
 
 
 if TYPE_CHECKING:
@@ -316,6 +316,8 @@ def _inner_state_of(value: Any) -> Callable[[Any], Any] | None:
         return _generator_state if value.device.type == "cpu" else None
     if is_array(value):
         return _array_bytes
+    if isinstance(value, BUFFERS):
+        return _bytes
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState):
         return _numpy_state
@@ -388,6 +390,10 @@ def _array_bytes(value: Any) -> _State:
     if value.nbytes > _MOST_BYTES or value.dtype.hasobject:
         return _State("its content", None)
     return _State("its content", (value.shape, value.tobytes()))
+
+
+def _bytes(value: Any) -> _State:
+    return _State("its content", bytes(value))
 
 
 def _version(value: torch.Tensor) -> _State:

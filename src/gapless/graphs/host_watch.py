@@ -15,6 +15,7 @@ Nothing that the step makes is kept alive once the watch is over.
 from __future__ import annotations
 
 import gc
+import inspect
 import random
 import sys
 import weakref
@@ -420,6 +421,7 @@ _NOT_OBSERVED: tuple[type, ...] = (
     *STREAM_TYPES,
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set)
+_MOST_OBSERVED_ITEMS = 100
 
 
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
@@ -526,6 +528,10 @@ class _Profile:
 
     def _note_code(self, frame: FrameType, code: CodeType, kind: CodeKind) -> None:
         executed = self._executed.get(id(code))
+        if executed is None and not code.co_flags & inspect.CO_OPTIMIZED:
+            # `eval` of a text makes its code anew each time.
+            equal = (each for each in self._executed.values() if each.code == code)
+            executed = next(equal, None)
         if executed is None:
             if self._is_in_import(frame):
                 return
@@ -553,7 +559,14 @@ class _Profile:
             self._observe(executed.observed.setdefault("", Observed()), value)
 
     def _observe(self, observed: Observed, value: Any) -> None:
-        if isinstance(value, _NOT_OBSERVED) or type(value) in _CONTAINERS:
+        if type(value) in _CONTAINERS:
+            # No weak reference leads to it; its items stand for it.
+            if len(value) <= _MOST_OBSERVED_ITEMS:
+                for part in value.values() if isinstance(value, dict) else value:
+                    if type(part) not in _CONTAINERS:
+                        self._observe(observed, part)
+            return
+        if isinstance(value, _NOT_OBSERVED):
             return
         known = observed.runs.get(id(value))
         if known is not None and known[0]() is value:

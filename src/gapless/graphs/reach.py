@@ -7,12 +7,18 @@ look there: neither properties nor `__getattr__`.
 
 from __future__ import annotations
 
+import argparse
+import array
 import collections
 import contextvars
+import ctypes
 import functools
 import logging
+import operator
 import os
+import sys
 import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import (
@@ -25,6 +31,7 @@ from types import (
     MethodType,
     MethodWrapperType,
     ModuleType,
+    SimpleNamespace,
 )
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +43,6 @@ from gapless.graphs.code_reads import CHANGING_METHODS, CodeReads, reads_of
 
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Iterable, Iterator
     from types import CodeType
 
@@ -57,6 +63,10 @@ _DEPTH = 6
 _MOST_UNSEEN = 500
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
+
+
+# Objects that are compared by their bytes.
+BUFFERS = (array.array, bytearray, ctypes.c_int.__mro__[2])
 
 
 class Place:
@@ -263,8 +273,26 @@ class Reach:
             if chain in executed.reads.whole:
                 for value, name in values:
                     self._use_whole(value, name, site_of(executed.code, line))
+                    if isinstance(value, Mapping) and _is_looked_into(type(value)):
+                        self._use_object_whole(value, name, site_of(executed.code, line))
         for store in executed.reads.stores:
             self._follow_store(executed, store)
+        self._follow_getters(executed)
+
+    def _follow_getters(self, executed: Executed) -> None:
+        """Follow `operator.attrgetter`, which is made in C, to what the code may give it."""
+        paths = list(executed.reads.getters)
+        for chain, line in executed.reads.reads.items():
+            for value, _ in self._values(executed, chain, line):
+                if isinstance(value, operator.attrgetter):
+                    names = value.__reduce__()[1]
+                    paths += [tuple(name.split(".")) for name in names]
+        for path in filter(None, paths):
+            for chain in executed.reads.whole:
+                for base in (chain, chain.then("each")):
+                    for key in path:
+                        base = base.then("attr", key)
+                        self._values(executed, base, executed.reads.reads.get(chain))
 
     def _follow_store(self, executed: Executed, store: Store) -> None:
         """Take note of where a value is stored: whoever stores another there has to be seen."""
@@ -311,6 +339,10 @@ class Reach:
                 found = self._attribute(value, key, name, site)
             elif kind == "item":
                 found = self._item(value, key, name, site)
+            elif kind == "super":
+                found = [(_Super(value), name)]
+            elif kind == "referent":
+                found = self._referent(value, name, site)
             else:
                 found = self._each(value, name, site)
             yield from found
@@ -372,7 +404,35 @@ class Reach:
             return self._place("context", value, None, name, site)
         if isinstance(value, functools.partial) and key in ("func", "args", "keywords"):
             return [(getattr(value, key), shown)]
+        if isinstance(value, _Super):
+            return self._super_attribute(value.of, key, shown, site)
+        if type(value) in weakref.ProxyTypes:
+            return [
+                found
+                for referent, _ in self._referent(value, name, site)
+                for found in self._attribute(referent, key, name, site)
+            ]
         return self._instance_attribute(value, key, name, site)
+
+    def _super_attribute(
+        self, value: Any, key: str, shown: str, site: str
+    ) -> Iterable[tuple[Any, str]]:
+        """Return an attribute of any of an object's classes."""
+        kind = value if isinstance(value, type) else type(value)
+        found: list[tuple[Any, str]] = []
+        for owner in type.__getattribute__(kind, "__mro__"):
+            entries = type.__getattribute__(owner, "__dict__")
+            if key in entries:
+                found += self._inherited(value, (owner, entries[key]), shown, site)
+        return found
+
+    def _referent(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
+        """Return what a weak reference leads to, nothing for other values."""
+        target = _target_of(value)
+        if target is None or id(target) in self._skip:
+            return []
+        self._arrive(target, name, site)
+        return [(target, name)]
 
     def _add_levels(self, logger: logging.Logger, name: str, site: str) -> None:
         """Take note of what decides whether a logger lets messages through."""
@@ -388,11 +448,9 @@ class Reach:
         self, value: Any, key: str, name: str, site: str
     ) -> Iterable[tuple[Any, str]]:
         shown = f"{name}.{key}"
-        if key == "__class__":
-            return [(type(value), shown)]
         entries = entries_of(value)
-        if key == "__dict__":
-            return [] if entries is None else [(entries, shown)]
+        if key in ("__class__", "__dict__"):
+            return _of_any_object(value, key, shown)
         for table in (entries, *_tables_of(value)):
             if table is not None and key in table:
                 return self._place("dict", table, key, shown, site, holder=value)
@@ -401,6 +459,8 @@ class Reach:
                 self._use_whole(value, name, site)
             return []
         found = _class_attribute(type(value), key)
+        if found is not None and _is_looked_into(found[0]) and entries is not None:
+            self._use_object_whole(value, name, site)
         if found is None:
             # A mapping whose items can be read as attributes.
             if isinstance(value, dict) and _class_attribute(type(value), "__getattr__"):
@@ -453,7 +513,7 @@ class Reach:
     def _class_attribute(
         self, value: type, key: str, shown: str, site: str
     ) -> Iterable[tuple[Any, str]]:
-        found = _class_attribute(value, key)
+        found = _class_attribute(value, key) or _class_attribute(type(value), key)
         if found is None:
             return []
         owner, attribute = found
@@ -475,9 +535,10 @@ class Reach:
             return self._each(value, name, site)
         if isinstance(value, Mapping) and hasattr(value, "data"):
             entries = entries_of(value) or {}
-            if isinstance(entries.get("data"), dict):
+            if isinstance(entries.get("data"), dict) and not _is_of_weakref(value):
                 return self._place("dict", entries["data"], key, shown, site)
-        return []
+        # What stands for all items of an argument, or an object that is asked for one.
+        return self._each(value, name, site)
 
     def _each(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         shown = f"{name}[...]"
@@ -492,6 +553,8 @@ class Reach:
             ]
         if isinstance(value, list | tuple | set | frozenset | collections.deque):
             return [(part, shown) for part in list(value)[:_MOST_ITEMS]]
+        if _is_looked_into(type(value)):
+            return [(value, name), *self._use_object_whole(value, name, site)]
         return [(value, name)]
 
     # --- arriving at a value ---
@@ -557,7 +620,7 @@ class Reach:
 
     def _arrive_at_object(self, value: Any, name: str) -> None:
         entries = entries_of(value)
-        is_known = isinstance(value, CONTAINERS) or hasattr(type(value), "__next__")
+        is_known = isinstance(value, (*CONTAINERS, *BUFFERS)) or hasattr(type(value), "__next__")
         if entries is not None or is_known or not is_foreign(type(value)):
             self.objects.setdefault(id(value), (value, name))
         original = (entries or {}).get("__wrapped__")
@@ -628,6 +691,38 @@ class Reach:
             self._arrive(part, shown, site)
             self._use_whole(part, shown, site, depth - 1)
 
+    def _use_object_whole(
+        self, value: Any, name: str, site: str, depth: int = _DEPTH
+    ) -> list[tuple[Any, str]]:
+        """Take note of all that an object of a library has, whose code is not followed.
+
+        Returns what its containers and weak references lead to.
+        """
+        entries = entries_of(value)
+        if entries is None or id(value) in self._skip or depth == 0:
+            return []
+        self._use_whole(entries, name, site)
+        found: list[tuple[Any, str]] = []
+        todo: list[Any] = [entries]
+        seen: set[int] = set()
+        while todo:
+            part = todo.pop()
+            if id(part) in seen or len(seen) > _MOST_ITEMS:
+                continue
+            seen.add(id(part))
+            target = _target_of(part)
+            if isinstance(part, CONTAINERS):
+                todo += part.values() if isinstance(part, dict | MappingProxyType) else part
+                todo += part if isinstance(part, dict) else ()
+            elif target is not None:
+                self._arrive(target, name, site)
+                found.append((target, name))
+            elif _is_looked_into(type(part)):
+                found += self._use_object_whole(part, name, site, depth - 1)
+            elif entries_of(part) is not None:
+                found.append((part, name))
+        return found
+
     # --- functions ---
 
     def _note_function(self, function: Any, *, must_follow: bool = False) -> None:
@@ -640,6 +735,9 @@ class Reach:
             if any(each is function for each in known):
                 return
             known.append(function)
+            registry = vars(function).get("registry")
+            if isinstance(registry, MappingProxyType):  # of `functools.singledispatch`
+                self._use_whole(registry, function.__name__, site_of(code, None))
             for cell in function.__closure__ or ():
                 content = _content(cell)
                 if isinstance(content, FunctionType):
@@ -663,6 +761,52 @@ class Reach:
         code = function.__code__
         if code.co_argcount > 0:
             self._given.setdefault((id(code), code.co_varnames[0]), {})[id(value)] = value
+
+
+class _Super:
+    """An object whose attributes are looked up in its classes."""
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+
+
+def _target_of(value: Any) -> Any:
+    """Return what a weak reference leads to, None for other values."""
+    if isinstance(value, weakref.ref):
+        return weakref.ref.__call__(value)
+    if type(value) in weakref.ProxyTypes:
+        try:
+            return value.__repr__.__self__
+        except (AttributeError, ReferenceError):
+            return None
+    return None
+
+
+def _is_of_weakref(value: Any) -> bool:
+    return isinstance(value, weakref.WeakValueDictionary | weakref.WeakKeyDictionary)
+
+
+def _is_looked_into(kind: type) -> bool:
+    """Return whether a class is a library's, whose objects are compared with all they have."""
+    if issubclass(
+        kind, (type, argparse.Namespace, SimpleNamespace, logging.Logger, nn.Module, *CONTAINERS)
+    ):
+        return False
+    package = kind.__module__.partition(".")[0]
+    if kind is object:
+        return False
+    if package == "torch":
+        return kind.__module__.startswith("torch.distributions")
+    return package in sys.stdlib_module_names and package != "builtins"
+
+
+def _of_any_object(value: Any, key: str, shown: str) -> list[tuple[Any, str]]:
+    """Return an object's class or dictionary; optimizers are guarded by themselves."""
+    if key == "__class__":
+        return [(type(value), shown)]
+    entries = entries_of(value)
+    is_guarded = entries is None or isinstance(value, torch.optim.Optimizer)
+    return [] if is_guarded else [(entries, shown)]
 
 
 def _tables_of(value: Any) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from torch.utils.hooks import RemovableHandle
 
 from gapless.device.environment import environment_readers
 from gapless.graphs.addresses import address_of
-from gapless.graphs.code_kinds import CodeKind, site_of
+from gapless.graphs.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.plain_values import (
     is_array,
     is_number_like,
@@ -27,7 +27,7 @@ from gapless.graphs.plain_values import (
     same,
     shown,
 )
-from gapless.graphs.reach import HOOK_TABLES, MISSING, Place, Reach
+from gapless.graphs.reach import BUFFERS, HOOK_TABLES, MISSING, Place, Reach, entries_of
 from gapless.graphs.same_tensors import are_the_same
 
 
@@ -150,6 +150,8 @@ class ReadGuards:
             self._add_place(place)
         for value, name, site in reach.whole.values():
             self._add_container(value, name, site)
+        for value, name in reach.objects.values():
+            self._add_object(value, name)
         for module, name in reach.modules.values():
             self._add_module(module, name)
         for executed in reach.codes.values():
@@ -258,6 +260,23 @@ class ReadGuards:
             "{0}() != {1}", (value.tobytes, content), read=lambda: _Content(value.tobytes()),
             expected=_Content(content), name=name, site=site, is_memory=False,
         )  # fmt: skip
+
+    def _add_object(self, value: Any, name: str) -> None:
+        """Compare an object's class, and the bytes of what is made of bytes."""
+        if isinstance(value, BUFFERS):
+            data: Any = value
+            content = bytes(data)
+            if len(content) <= _MOST_BYTES:
+                self._add(
+                    "bytes({0}) != {1}", (value, content), read=lambda: _Content(bytes(data)),
+                    expected=_Content(content), name=name, site="", is_memory=False,
+                )  # fmt: skip
+        elif not is_foreign(type(value)) and entries_of(value) is not None:
+            kind = type(value)
+            self._add(
+                "type({0}) is not {1}", (value, kind), read=lambda: type(value), expected=kind,
+                name=f"the class of {name}", site="", is_memory=False,
+            )  # fmt: skip
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
         if isinstance(value, type(os.environ)):
@@ -379,12 +398,31 @@ class ReadGuards:
             self._add_hooks(tensor, name)
             if not self._on_device(tensor):
                 self._add_version(tensor, name, site)
+                self._add_content(tensor, name, site)
 
     def _add_hooks(self, tensor: torch.Tensor, name: str) -> None:
         for table in HOOK_TABLES:
             hooks = getattr(tensor, table, None)
             if hooks:
                 self._add_length(hooks, f"{name}.{table}", "")
+
+    def _add_content(self, tensor: torch.Tensor, name: str, site: str) -> None:
+        """Compare the bytes: writes through `.data` and numpy move no version."""
+        memory = _memory_of(tensor)
+        if memory is None:
+            return
+        address, content = tensor.data_ptr(), memory.tobytes()
+        self._add(
+            "{0}.data_ptr() != {1}", (tensor, address), read=lambda: _Shown("other memory"),
+            expected=_Shown("its memory"), name=name, site=site, is_memory=True,
+        )  # fmt: skip
+        self._checks[-1].read = lambda: _Shown(
+            "its memory" if tensor.data_ptr() == address else "other memory"
+        )
+        self._add(
+            "{0}() != {1}", (memory.tobytes, content), read=lambda: _Content(memory.tobytes()),
+            expected=_Content(content), name=name, site=site, is_memory=False,
+        )  # fmt: skip
 
     def _add_version(self, tensor: torch.Tensor, name: str, site: str) -> None:
         if tensor.is_inference():
@@ -483,6 +521,16 @@ def _shown(value: Any) -> str:
     if isinstance(value, _Shown):
         return str(value)
     return "its content" if isinstance(value, _Content) else shown(value)
+
+
+def _memory_of(tensor: torch.Tensor) -> Any:
+    """Return an array of the bytes of a plain tensor on the host, None of others."""
+    is_plain_tensor = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    if not is_plain_tensor or tensor.device.type != "cpu" or tensor.layout != torch.strided:
+        return None
+    if not tensor.is_contiguous() or tensor.nbytes > _MOST_BYTES or tensor.is_conj():
+        return None
+    return tensor.detach().view(-1).view(torch.uint8).numpy()
 
 
 def _attribute_reader(thing: Any, name: str) -> Callable[[], Any]:

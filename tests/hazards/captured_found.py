@@ -1,0 +1,316 @@
+"""Ways of writing Python that lead a step to a value past its names: found by trying to break it."""
+
+from __future__ import annotations
+
+import array
+import collections
+import ctypes
+import functools
+import itertools
+import operator
+import threading
+import weakref
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch.nn import functional as F
+
+from hazards.captured_harness import CAPTURED, captured_case, refused
+from hazards.captured_models import losses_of, mlp, sgd, state, updated
+
+
+def weighted(place, weight, change):
+    """Train with `weight()` as a weight of the loss; the loop calls `change()` once."""
+    model = mlp(place)
+    optimizer = sgd(model, momentum=0.9)
+
+    def train(pair):
+        x, y = pair
+        return updated(optimizer, F.cross_entropy(model(x), y) * weight())
+
+    def before(number):
+        if number == 15:
+            change()
+
+    step = place.capture(train)
+    return losses_of(place, step, 30, before=before), state(model, optimizer)
+
+
+class Weights:
+    """An object with a weight."""
+
+    def __init__(self, weight=1.0):
+        self.weight = weight
+
+
+@dataclass
+class Settings:
+    """Settings whose fields are matched by position."""
+
+    weight: float = 1.0
+    sizes: list = field(default_factory=lambda: [1.0, 2.0])
+
+
+@captured_case("`super().weight` is read, and the base class's weight changes.", expect=CAPTURED)
+def attribute_by_super(place):
+    class Base:
+        weight = 1.0
+
+    class Child(Base):
+        weight = 5.0
+
+        def get(self):
+            return super().weight
+
+    weight = Child().get
+    return weighted(place, weight, lambda: setattr(Base, "weight", 0.2))
+
+
+@captured_case(
+    "A `match` statement takes settings apart by position and by name.", expect=CAPTURED
+)
+def class_pattern(place):
+    settings = Settings()
+
+    def weight():
+        match settings:
+            case Settings(number, sizes=[_, last]) if number > 0.5:
+                return number * last
+            case Settings(sizes=[first, _]):
+                return first * 0.1
+
+    return weighted(place, weight, lambda: setattr(settings, "weight", 0.7))
+
+
+@captured_case(
+    "A `match` statement reaches into a list of an object, which changes in place.",
+    expect=CAPTURED,
+)
+def list_in_a_class_pattern(place):
+    settings = Settings()
+
+    def weight():
+        match settings:
+            case Settings(sizes=[_, last]):
+                return last
+
+    return weighted(place, weight, lambda: settings.sizes.__setitem__(1, 0.3))
+
+
+@captured_case("`operator.attrgetter` reads an attribute of an attribute.", expect=CAPTURED)
+def attribute_getter(place):
+    outer, get = SimpleNamespace(inner=Weights()), operator.attrgetter("inner.weight")
+    return weighted(place, lambda: get(outer), lambda: setattr(outer.inner, "weight", 0.2))
+
+
+@captured_case("`max` with an `attrgetter` chooses among objects.", expect=CAPTURED)
+def key_of_a_maximum(place):
+    terms = [SimpleNamespace(weight=1.0, rank=1), SimpleNamespace(weight=2.0, rank=2)]
+    best = operator.attrgetter("rank")
+    return weighted(
+        place, lambda: max(terms, key=best).weight, lambda: setattr(terms[0], "rank", 3)
+    )
+
+
+@captured_case("The step holds its trainer by a weak reference.", expect=CAPTURED)
+def weak_reference(place):
+    trainer = Weights()
+    reference = weakref.ref(trainer)
+    return weighted(place, lambda: reference().weight, lambda: setattr(trainer, "weight", 0.2))
+
+
+@captured_case("The step holds its trainer by a weak proxy.", expect=CAPTURED)
+def weak_proxy(place):
+    trainer = Weights()
+    proxy = weakref.proxy(trainer)
+    return weighted(place, lambda: proxy.weight, lambda: setattr(trainer, "weight", 0.2))
+
+
+@captured_case("A registry holds its objects weakly.", expect=CAPTURED)
+def weak_values(place):
+    term = Weights()
+    registry = weakref.WeakValueDictionary(ce=term)
+    return weighted(place, lambda: registry["ce"].weight, lambda: setattr(term, "weight", 0.2))
+
+
+@captured_case("A descriptor keeps its values by weak keys.", expect=CAPTURED)
+def descriptor_with_weak_keys(place):
+    class Kept:
+        def __init__(self):
+            self.values = weakref.WeakKeyDictionary()
+
+        def __get__(self, instance, owner=None):
+            return self.values[instance]
+
+        def __set__(self, instance, value):
+            self.values[instance] = value
+
+    class Term:
+        weight = Kept()
+
+    term = Term()
+    term.weight = 1.0
+    return weighted(place, lambda: term.weight, lambda: setattr(term, "weight", 0.2))
+
+
+@captured_case("Settings are a ChainMap of overrides and defaults.", expect=CAPTURED)
+def chain_of_maps(place):
+    overrides = {}
+    settings = collections.ChainMap(overrides, {"weight": 1.0})
+    return weighted(place, lambda: settings["weight"], lambda: overrides.update(weight=0.2))
+
+
+@captured_case("A weight stands in an `array.array`.", expect=CAPTURED)
+def array_of_python(place):
+    weights = array.array("d", [1.0, 2.0])
+    return weighted(place, lambda: weights[1], lambda: weights.__setitem__(1, 0.2))
+
+
+@captured_case("A mask is a bytearray.", expect=CAPTURED)
+def byte_array(place):
+    mask = bytearray([1, 1, 0])
+    return weighted(place, lambda: sum(mask), lambda: mask.__setitem__(2, 1))
+
+
+@captured_case("A number is shared with code in C.", expect=CAPTURED)
+def number_of_c(place):
+    number = ctypes.c_double(1.0)
+    return weighted(place, lambda: number.value, lambda: setattr(number, "value", 0.2))
+
+
+@captured_case("The step asks an event of `threading`, which the loop sets.", expect=CAPTURED)
+def event_is_asked(place):
+    cooled = threading.Event()
+    return weighted(place, lambda: 0.2 if cooled.is_set() else 1.0, cooled.set)
+
+
+@captured_case("An object gets another class, and so other methods.", expect=CAPTURED)
+def object_gets_another_class(place):
+    class Early:
+        def weight(self):
+            return 1.0
+
+    class Late:
+        def weight(self):
+            return 0.2
+
+    phase = Early()
+    return weighted(place, lambda: phase.weight(), lambda: setattr(phase, "__class__", Late))
+
+
+@captured_case("A class takes a number from its metaclass.", expect=CAPTURED)
+def attribute_of_a_metaclass(place):
+    class Meta(type):
+        weight = 1.0
+
+    class Terms(metaclass=Meta):
+        pass
+
+    return weighted(place, lambda: Terms.weight, lambda: setattr(Meta, "weight", 0.2))
+
+
+@captured_case(
+    "A number on the host is filled through `.data`, which moves no version.", expect=CAPTURED
+)
+def host_tensor_by_data(place):
+    number = torch.tensor(1.0)
+    return weighted(place, lambda: number, lambda: number.data.fill_(0.2))
+
+
+@captured_case(
+    "A tensor on the host is written through the array of numpy that it shares.", expect=CAPTURED
+)
+def host_tensor_by_numpy(place):
+    numbers = torch.ones(3)
+    shared = numbers.numpy()
+    return weighted(place, lambda: float(numbers[0]), lambda: shared.__setitem__(0, 0.2))
+
+
+@captured_case("`eval` of a text reads an attribute of a variable.", expect=CAPTURED)
+def text_is_evaluated(place):
+    term = Weights()
+
+    def weight():
+        own = term  # noqa: F841
+        return eval("own.weight")
+
+    return weighted(place, weight, lambda: setattr(term, "weight", 0.2))
+
+
+@captured_case("Terms of the loss are given on as `*terms` and `**terms`.", expect=CAPTURED)
+def objects_as_star_arguments(place):
+    terms = [Weights(1.0), Weights(2.0)]
+    named = {"other": Weights(3.0)}
+
+    def total(*given, **others):
+        return sum(term.weight for term in (*given, *others.values()))
+
+    def change():
+        terms[1].weight = 0.2
+        named["other"].weight = 0.1
+
+    return weighted(place, lambda: total(*terms, **named), change)
+
+
+@captured_case(
+    "A function for another type is registered late with `singledispatch`.", expect=CAPTURED
+)
+def dispatch_by_type(place):
+    @functools.singledispatch
+    def weight_of(value):
+        return 1.0
+
+    def change():
+        weight_of.register(int, lambda value: 0.2)
+
+    return weighted(place, lambda: weight_of(3), change)
+
+
+@captured_case("The scale of a distribution of torch is replaced.", expect=CAPTURED)
+def prior_is_changed(place):
+    ones = torch.ones(4, device=place.torch_device)
+    prior = torch.distributions.Normal(0 * ones, ones, validate_args=False)
+    return weighted(
+        place,
+        lambda: -prior.log_prob(ones).mean(),
+        lambda: setattr(prior, "scale", prior.scale * 0.5),
+    )
+
+
+@captured_case("A global is read by `globals()`, and an attribute by `vars()`.", expect=CAPTURED)
+def global_by_its_name(place):
+    globals()["WEIGHT"], term = 1.0, Weights()
+
+    def change():
+        globals()["WEIGHT"] = 0.2
+        term.weight = 0.3
+
+    return weighted(place, lambda: globals()["WEIGHT"] * vars(term)["weight"], change)
+
+
+@captured_case("Objects come through `chain`, `zip` and `reversed`.", expect=CAPTURED)
+def objects_through_itertools(place):
+    first, second = [Weights(1.0)], (Weights(2.0),)
+
+    def weight():
+        pairs = zip(itertools.chain(first, second), reversed([*second, *first]), strict=True)
+        return sum(one.weight * other.weight for one, other in pairs)
+
+    return weighted(place, weight, lambda: setattr(second[0], "weight", 0.2))
+
+
+@captured_case(
+    "The step asks whether a file exists.",
+    expect=refused("os.stat", at="if flag.exists()"),
+)
+def file_is_asked_for(place):
+    flag = Path("no-such-file-of-a-test")
+
+    def weight():
+        if flag.exists():
+            return 0.2
+        return 1.0
+
+    return weighted(place, weight, lambda: None)
