@@ -129,3 +129,53 @@ def what_a_replay_cannot_return_is_returned_by_the_step(device):
         assert all(one is value for one, _ in found)
         assert captured.report.num_replays == 0
         assert captured.report.refusal.kind == "result"
+
+
+class HasAnotherWeightInEachPeriod(toy_steps.Training):
+    """A number that its step reads changes again and again."""
+
+    weight = 0.0
+
+    def loss_of(self, batch):
+        return super().loss_of(batch) * (1.0 + self.weight)
+
+
+@scenario(only=ONE)
+def a_number_that_changes_too_often_ends_capturing(device):
+    """After four changes the step runs as written, and the report says so."""
+    losses = []
+    for captured in (False, True):
+        with device.allow_waits():
+            training = HasAnotherWeightInEachPeriod(device)
+            run = gapless.capture(training.step, device=device) if captured else training.step
+            losses.append([])
+            data = gapless.prefetch(toy_steps.batches(*[4] * 24), device)
+            for number, batch in enumerate(data):
+                training.weight = number // 4
+                losses[-1].append(toy_steps.read_back(device, run(batch).detach()).item())
+    assert losses[0] == losses[1]
+    assert run.report.num_graphs == 4
+    assert run.report.refusal.kind == "too_many_changes"
+
+
+def normalized(batch):
+    """Compute from a batch that is changed on the way."""
+    batch["x"] = batch.pop("raw") * 2.0
+    batch["y"].add_(1.0)
+    return batch["x"].sum() + batch["y"].sum()
+
+
+@scenario(only=ONE)
+def a_step_that_changes_its_batch(device):
+    """A replay leaves its own batch as the step as written would."""
+    step = gapless.capture(normalized, device=device)
+    data = [{"raw": torch.full((3,), float(number)), "y": torch.ones(2)} for number in range(8)]
+    left = []
+    for batch in gapless.prefetch(data, device):
+        step(batch)
+        left.append({name: toy_steps.read_back(device, part) for name, part in batch.items()})
+    assert step.report.num_replays == 5
+    for number, batch in enumerate(left):
+        assert list(batch) == ["y", "x"]
+        assert batch["x"].tolist() == [2.0 * number] * 3
+        assert batch["y"].tolist() == [2.0] * 2
