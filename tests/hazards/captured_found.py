@@ -18,7 +18,17 @@ import torch
 from torch.nn import functional as F
 
 from hazards.captured_harness import CAPTURED, captured_case, refused
-from hazards.captured_models import losses_of, mlp, sgd, state, updated
+from hazards.captured_models import (
+    batches,
+    kept,
+    losses_of,
+    mlp,
+    run,
+    sgd,
+    state,
+    training_step,
+    updated,
+)
 
 
 def weighted(place, weight, change):
@@ -299,6 +309,65 @@ def objects_through_itertools(place):
         return sum(one.weight * other.weight for one, other in pairs)
 
     return weighted(place, weight, lambda: setattr(second[0], "weight", 0.2))
+
+
+@captured_case(
+    "The loop goes on with the graph of gradients of a result, after the step's own backward pass.",
+    expect=refused("still needs its backward pass"),
+)
+def graph_of_a_result_is_used(place):
+    generator, critic = mlp(place, num_out=8), mlp(place, num_out=1)
+    of_generator, of_critic = sgd(generator), sgd(critic)
+
+    def train_critic(pair):
+        fake = generator(pair[0])
+        loss = critic(fake.detach()).mean() - critic(pair[0]).mean()
+        return updated(of_critic, loss), fake
+
+    step = place.capture(train_critic)
+    losses = []
+    for pair in batches(place, 12):
+        loss, fake = step(pair)
+        losses += [kept(loss), kept(updated(of_generator, -critic(fake).mean()))]
+    return losses, state(generator, of_generator), state(critic, of_critic)
+
+
+@captured_case(
+    "Some steps run under anomaly detection, and one of them raises.",
+    expect=refused("set_detect_anomaly"),
+)
+def anomalies_are_detected_for_a_while(place):
+    model = mlp(place)
+    step = place.capture(training_step(model, sgd(model)))
+    results = []
+    for number, (x, y) in enumerate(batches(place, 20)):
+        if number == 12:
+            x[0, 0] = float("nan")
+        with torch.autograd.set_detect_anomaly(number in range(9, 13)):
+            try:
+                results.append(kept(step((x, y))))
+            except RuntimeError as error:
+                results.append(type(error).__name__)
+    return results
+
+
+@captured_case(
+    "Operations of some steps are counted by a mode of the user.", expect=refused("Counting")
+)
+def operations_are_counted(place):
+    seen = []
+
+    class Counting(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            seen.append(function.__name__)
+            return function(*args, **(kwargs or {}))
+
+    model = mlp(place)
+    step = place.capture(training_step(model, sgd(model)))
+    losses = run(step, batches(place, 10))
+    with Counting():
+        losses += [step(pair) for pair in batches(place, 4)]
+    return [kept(loss) for loss in losses], seen.count("cross_entropy")
 
 
 @captured_case(

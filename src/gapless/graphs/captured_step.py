@@ -24,11 +24,17 @@ import torch
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.gradient_graph import is_used_up
 from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, MAX_VARIANTS, GraphCache
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
-from gapless.graphs.refusal import Refusal, objection_to_autocast, objection_to_batch
+from gapless.graphs.refusal import (
+    Refusal,
+    objection_to_autocast,
+    objection_to_batch,
+    objection_to_modes,
+)
 from gapless.graphs.step_guards import failure_of_reads
 from gapless.graphs.trial import Trial
 from gapless.graphs.update_outside import Updates
@@ -251,9 +257,11 @@ class CapturedStep:
     # --- parts of a run ---
 
     def _objection_to(self, tree: Tree) -> Refusal | None:
-        return objection_to_batch(
-            tree, needs_copy=self._device.needs_copy
-        ) or objection_to_autocast(self._device.torch_device.type)
+        return (
+            objection_to_batch(tree, needs_copy=self._device.needs_copy)
+            or objection_to_autocast(self._device.torch_device.type)
+            or objection_to_modes()
+        )
 
     def _replay(self, graph: StepGraph, tree: Tree) -> Any:
         out = self._launch(lambda: graph.replay(tree, is_own=self._returns_copies))
@@ -329,10 +337,8 @@ class CapturedStep:
         """
         if not (self._returns_copies and self._warm_ups.ran_backward):
             return out
-        if isinstance(out, torch.Tensor):
-            return _detached(out)
         tree = flatten(out)
-        if all(leaf.grad_fn is None for leaf in tree.leaves):
+        if not any(map(is_used_up, tree.leaves)):
             return out
         try:
             return tree.map(_detached).value
@@ -543,7 +549,7 @@ class _Kind:
 
 
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach() if tensor.grad_fn is not None else tensor
+    return tensor.detach() if is_used_up(tensor) else tensor
 
 
 def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:

@@ -8,9 +8,11 @@ Rules on batches and on what eager runs did are here. The limits on graphs are i
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
+
+from gapless.graphs.code_kinds import is_foreign
 
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 RefusalKind: TypeAlias = Literal[
     "cpu",  # a CPU has nothing to launch
     "unknown_batch",  # the batch is of a kind that cannot be taken apart
+    "watched_by_mode",  # the call stands inside a mode of torch that watches operations
     "inside_autocast",  # the call stands inside autocast
     "batch_on_host",  # a tensor of the batch is not on the device
     "batch_requires_grad",  # a tensor of the batch requires gradients
@@ -131,6 +134,34 @@ def objection_to_autocast(device_type: str) -> Refusal | None:
         "the step is called inside autocast, whose cached casts of weights a graph does not "
         "renew; enter autocast within the step, or give it cache_enabled=False",
         name="autocast",
+        is_of_call=True,
+    )
+
+
+def _function_modes() -> list[Any]:
+    number = torch._C._len_torch_function_stack()
+    return [torch._C._get_function_stack_at(index) for index in range(number)]
+
+
+def objection_to_modes() -> Refusal | None:
+    """Return why no graph can take a call in the modes that watch operations, None if one can.
+
+    Sync: Does not block the host.
+    """
+    if torch.is_anomaly_enabled():
+        return _watched("torch.autograd.set_detect_anomaly")
+    for mode in _function_modes():
+        if not is_foreign(type(mode)):
+            return _watched(type(mode).__name__)
+    return None
+
+
+def _watched(name: str) -> Refusal:
+    return Refusal(
+        "watched_by_mode",
+        f"the step is called inside {name}, which sees operations that a replay does not run "
+        "again; leave it before the call",
+        name=name,
         is_of_call=True,
     )
 

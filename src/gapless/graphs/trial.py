@@ -18,6 +18,7 @@ from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.device_state import DeviceState, RandomStates
+from gapless.graphs.gradient_graph import is_used_up
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
@@ -182,7 +183,7 @@ class Trial:
                 raise _Refused(cannot_return(out.unknown[0]))
             if not all(map(self._is_on_device, out.leaves)):
                 raise _Refused(cannot_return_from_host())
-            if not watched.ran_backward and any(leaf.grad_fn is not None for leaf in out.leaves):
+            if any(leaf.grad_fn is not None and not is_used_up(leaf) for leaf in out.leaves):
                 raise _Refused(_BACKWARD_IS_OUTSIDE)
             outs.append(out)
 
