@@ -371,6 +371,28 @@ def operations_are_counted(place):
 
 
 @captured_case(
+    "Groups of an optimizer are edited by hand: a rate, their order, and a weight that leaves.",
+    expect=CAPTURED,
+)
+def groups_are_edited(place):
+    model = mlp(place)
+    first, *others = model.parameters()
+    groups = [{"params": [first]}, {"params": others, "lr": 0.05}]
+    optimizer = torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+    def before(number):
+        if number == 10:
+            optimizer.param_groups[1]["lr"] *= 0.3
+        if number == 18:
+            optimizer.param_groups.reverse()
+        if number == 24:
+            optimizer.param_groups[0]["params"].pop()
+
+    step = place.capture(training_step(model, optimizer))
+    return losses_of(place, step, 40, before=before), state(model)
+
+
+@captured_case(
     "The step asks whether a file exists.",
     expect=refused("os.stat", at="if flag.exists()"),
 )

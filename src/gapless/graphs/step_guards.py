@@ -56,7 +56,7 @@ class StepGuards:
         self._checks = [(guard.check(), guard) for guard in memory]
         self._kept = kept
         checks: list[Callable[[], bool]] = [reads.holds, *[check for check, _ in self._checks]]
-        if updates.inside:
+        if updates.inside or updates.outside:
             checks.append(lambda: updates.changed() is None)
         if kept:
             checks.append(kept.are_alike)

@@ -86,6 +86,28 @@ class UpdateAsCaptured:
         return UpdateChange(self._optimizer, name, before, after, is_number=is_number)
 
 
+class WeightsAsCaptured:
+    """Which weights an optimizer had whose update is outside: `zero_grad()` is inside.
+
+    Args:
+        optimizer: one of torch's own, as it is captured.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._weights = [list(group["params"]) for group in optimizer.param_groups]
+
+    def change(self) -> UpdateChange | None:
+        """Return that there are others, None if there are not.
+
+        Sync: Does not block the host.
+        """
+        weights = [group["params"] for group in self._optimizer.param_groups]
+        if are_the_same(self._weights, weights):
+            return None
+        return UpdateChange(self._optimizer, "its weights", "some", "others")
+
+
 def _comparable(value: object) -> object:
     """Return numbers, and what stands for other objects."""
     if isinstance(value, tuple | list):

@@ -52,7 +52,7 @@ from gapless.graphs.update_calls import (
     optimizer_restored_on_failure,
     scalers_restored_on_failure,
 )
-from gapless.graphs.update_changes import UpdateAsCaptured, UpdateChange
+from gapless.graphs.update_changes import UpdateAsCaptured, UpdateChange, WeightsAsCaptured
 from gapless.graphs.update_rules import (
     CALL_A_CLOSURE_ONCE,
     closure_of,
@@ -317,7 +317,7 @@ class _Capture:
             if reason is None:
                 self._capture(optimizer, lambda: as_written(*args, **kwargs))
             else:
-                self.captured.outside[optimizer] = reason
+                self.captured.add_outside(optimizer, reason)
                 device_type = self._updates.device.torch_device.type
                 update = UpdateAsWritten(optimizer, args, kwargs, device_type=device_type)
                 self.captured.gradients.append(update.gradients)
@@ -350,7 +350,7 @@ class CapturedUpdates:
         self.inside: list[Optimizer] = []
         self.outside: dict[Optimizer, str] = {}
         self.gradients: list[list[torch.Tensor | None]] = []
-        self._as_captured: list[UpdateAsCaptured] = []
+        self._as_captured: list[UpdateAsCaptured | WeightsAsCaptured] = []
         self._rates: list[tuple[Optimizer, list[_Rate]]] = []
 
     def before_replay(self) -> None:
@@ -391,6 +391,12 @@ class CapturedUpdates:
             for optimizer, rates in self._rates:
                 stack.enter_context(_rates_in_place(_pairs(optimizer, rates)))
             yield
+
+    def add_outside(self, optimizer: Optimizer, reason: str) -> None:
+        """Note that a replay calls the update of an optimizer."""
+        if optimizer not in self.outside:
+            self._as_captured.append(WeightsAsCaptured(optimizer))
+        self.outside[optimizer] = reason
 
     def add_inside(self, optimizer: Optimizer, rates: list[_Rate]) -> None:
         """Note that the update of an optimizer has been captured."""
