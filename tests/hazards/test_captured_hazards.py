@@ -15,8 +15,16 @@ SCHEDULES = [
 ]
 
 
+# Of all cases, one in so many is run by `make test`; `make check` runs the others.
+_ONE_IN = 4
+
+
 def cases_on(kind):
-    return [pytest.param(case, id=str(case)) for case in CAPTURED_CASES if kind in case.devices]
+    cases = [case for case in CAPTURED_CASES if kind in case.devices]
+    return [
+        pytest.param(case, id=str(case), marks=[pytest.mark.slow] if number % _ONE_IN else [])
+        for number, case in enumerate(cases)
+    ]
 
 
 @pytest.mark.parametrize("case", cases_on(CPU))
