@@ -86,8 +86,8 @@ class StepRun:
 
     Attributes:
         out: what the step returned, valid until the next batch.
-        way: how it ran: eagerly, as a graph (`replay`), or eagerly while a graph was captured for
-            it just now (`capture`).
+        way: how it ran: eagerly, as a graph (`replay`), or eagerly while it was watched or a graph
+            was captured for it (`capture`), which takes longer.
         key: what the batch shares with others that the same graph can take; None if no graph can
             take it.
     """
@@ -222,7 +222,10 @@ class CapturedStep:
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
         kind = tree.key()
-        return StepRun(self._run_eagerly(kind if may_come_again else None, tree), "eager", kind)
+        # A watched run takes longer than others.
+        is_watched = may_come_again and not self._warm_ups.are_done(kind)
+        out = self._run_eagerly(kind if may_come_again else None, tree)
+        return StepRun(out, "capture" if is_watched else "eager", kind)
 
     def run_refused(self, batch: Any, refusal: Refusal) -> Any:
         """Train eagerly on a batch that no graph can take; return what the step returns.
