@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import gapless
 from gapless.loop.train_loop import TrainLoop
@@ -609,3 +611,117 @@ def updates_that_a_counter_decides_are_not_captured(device):
         assert expected == loop.run_epoch(regression_data(), model).losses
     assert loop.capture_report.num_graphs == 0
     assert "self.count changes on the host" in loop.capture_report.refusal.text
+
+
+# --- graphs that are not used ---
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_graph_that_computes_something_else_is_refused(device):
+    """It is never replayed for a batch that counts, and the report says what is wrong."""
+    losses, weight = train_plainly(regression_data())
+    model = Regression()
+    on_device(device, model)
+    capture = device.capture
+
+    def capture_more(work, **settings):
+        def queue(cut):
+            work(cut)
+            model.weight.detach().add_(1.0)
+
+        return capture(queue, **settings)
+
+    device.capture = capture_more
+    step = gapless.capture(model, device=device)
+    batches = gapless.prefetch(regression_data(), device)
+    # To read a loss lets the verdict arrive.
+    assert losses == [read_back(device, step(batch).loss).item() for batch in batches]
+    assert torch.equal(weight, read_back(device, model.weight))
+    check_counts(step.report, num_graphs=1, num_steps=11, most_replays=0)
+    assert step.report.refusal.kind == "proved_wrong"
+    assert "self.weight" in step.report.refusal.text
+
+
+class _Counts(TorchFunctionMode):
+    """Counts the functions of torch that are called inside it."""
+
+    count = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **kwargs or {})
+
+
+def check_calls_that_are_watched(device, watched, name):
+    """Call a captured step inside a mode, which is to see every call."""
+    step = gapless.capture(lambda batch: batch[0] * 2.0, device=device)
+    batch = put(device, (torch.ones(1),))
+    for _ in range(5):
+        with watched:
+            assert read_back(device, step(batch)).item() == 2.0
+    assert (step.report.num_replays, step.report.num_eager) == (0, 5)
+    assert (step.report.refusal.kind, step.report.refusal.name) == ("watched_by_mode", name)
+
+
+@scenario(num_seeds=1)
+def calls_inside_a_mode_run_as_written(device):
+    """A mode that counts what is called counts in every call."""
+    check_calls_that_are_watched(device, _Counts(), "_Counts")
+
+
+@scenario(num_seeds=1)
+def calls_inside_anomaly_detection_run_as_written(device):
+    """It looks at the gradients of every backward pass."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        watched = torch.autograd.detect_anomaly()
+    check_calls_that_are_watched(device, watched, "torch.autograd.set_detect_anomaly")
+
+
+class _Carries:
+    """Keeps a tensor from call to call."""
+
+    def __init__(self, h):
+        self.h = h
+
+    def __call__(self, batch):
+        out = self.h * batch[0]
+        self.h = out + self.h
+        return out.clone()
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_kept_tensor(device):
+    """Each call reads what the one before left, and one call leaves one call's work."""
+    expected = list(map(_Carries(torch.ones(1)), [(torch.ones(1),)] * 8))
+    h, *batch = put(device, (torch.ones(1), torch.ones(1)))
+    step = gapless.capture(_Carries(h), device=device)
+    assert expected == [read_back(device, step(tuple(batch))) for _ in range(8)]
+    assert step.report.refusal is None
+    assert step.report.num_replays > 0
+
+
+class _CarriesGradients(_Carries):
+    """Asks for the gradients of what it keeps."""
+
+    def __call__(self, batch):
+        self.h.requires_grad_()
+        out = (self.h * self.h * batch[0]).sum()
+        (gradient,) = torch.autograd.grad(out, self.h)
+        self.h = gradient.detach().clone()
+        return out.detach()
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_kept_tensor_that_is_to_have_gradients(device):
+    """What the next call reads is copied in, whatever the step asked of the one before."""
+    h, other, *batch = put(device, (torch.ones(1), 3.0 * torch.ones(1), 0.5 * torch.ones(1)))
+    keeps = _CarriesGradients(h)
+    step = gapless.capture(keeps, device=device)
+    # Half of the gradient's two: the number that is kept stays.
+    found = [read_back(device, step(tuple(batch))).item() for _ in range(4)]
+    keeps.h = other
+    found += [read_back(device, step(tuple(batch))).item() for _ in range(4)]
+    assert found == [0.5] * 4 + [4.5] * 4
+    assert step.report.refusal is None
+    assert step.report.num_replays > 0

@@ -113,6 +113,20 @@ def examples_are_left_out_where_momentum_begins_as_a_gradient(device):
     check_examples_left_out(device, TrainsByDampenedMomentum)
 
 
+class TrainsByAdam(toy_steps.Training):
+    """Its counts are on the host."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=0.05)
+
+
+@scenario(only=ONE)
+def counts_of_an_optimizer_on_the_host(device):
+    """Runs that only compare are not counted."""
+    check_case(device, kind=TrainsByAdam, expected=(1, 9, None))
+
+
 class ReadOnly(dict):
     """Nobody can put anything into it."""
 

@@ -254,8 +254,6 @@ class CapturedStep:
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
         self.report.lift_refusals()
-        if not self.report.refusals:
-            self._refused.clear()
 
     # --- parts of a run ---
 
@@ -306,7 +304,8 @@ class CapturedStep:
             self.report.refuse(replace(refusal, is_of_call=not is_of_all))
 
     def _may_capture(self, key: Hashable) -> bool:
-        if not self._may_try() or not self._warm_ups.are_done(key):
+        # A verdict that has just arrived may have refused it.
+        if hash(key) in self._refused or not self._may_try() or not self._warm_ups.are_done(key):
             return False
         num_waiting = sum(kind.pending is not None for kind in self._all_kinds())
         limit = self._graphs.limit(key, num_waiting=num_waiting)

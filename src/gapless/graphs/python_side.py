@@ -79,12 +79,11 @@ class _OptimizerObjects:
 
     def restore(self) -> None:
         state: dict[Any, Any] = self._optimizer.state
-        for key in [key for key in state if key not in self._states]:
-            del state[key]
+        _drop_new(state, self._states)
         for key, parts in self._states.items():
             _put_back(state, key, parts)
         for group, parts in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.clear()
+            _drop_new(group, parts)
             group.update(parts)
         for tensor, copy in self._on_host:
             tensor.detach().copy_(copy)
@@ -93,7 +92,12 @@ class _OptimizerObjects:
 def _put_back(state: dict[Any, Any], key: Any, parts: Any) -> None:
     now = state.get(key)
     if isinstance(parts, dict) and isinstance(now, dict):
-        now.clear()
+        _drop_new(now, parts)
         now.update(parts)
     else:
         state[key] = parts
+
+
+def _drop_new(now: dict[Any, Any], parts: dict[Any, Any]) -> None:
+    for key in [key for key in now if key not in parts]:
+        del now[key]
