@@ -7,6 +7,7 @@ are those of the plain loop, and a change leads to other graphs, to new ones or 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -193,3 +194,170 @@ def a_step_that_changes_its_batch(device):
         assert list(batch) == ["y", "x"]
         assert batch["x"].tolist() == [2.0 * number] * 3
         assert batch["y"].tolist() == [2.0] * 2
+
+
+def refusal_of(device, step, make=lambda number: torch.full((1,), float(number))):
+    """Return why a step that doubles its batch is refused; it runs as written."""
+    captured = gapless.capture(step, device=device)
+    batches = gapless.prefetch(map(make, range(6)), device)
+    with device.allow_waits():
+        found = [toy_steps.read_back(device, captured(batch)).item() for batch in batches]
+    assert found == [2.0 * number for number in range(6)]
+    assert captured.report.num_replays == 0
+    return captured.report.refusal
+
+
+class Keeps:
+    """Keeps a tensor from call to call."""
+
+    def __init__(self, kept):
+        self.kept = kept
+
+    def __call__(self, batch):
+        out = self.kept * batch
+        self.kept = self.kept + 1.0
+        return out
+
+
+def call_with_another_kept_tensor(device, number, other):
+    """Call a step that keeps a tensor; put another in its place before that call."""
+    with device.allow_waits():
+        keeps, found = Keeps(toy_steps.on(device, torch.ones(1))), []
+        step = gapless.capture(keeps, device=device)
+        for now, batch in enumerate(gapless.prefetch([torch.ones(1)] * 8, device)):
+            if now == number:
+                keeps.kept = other()
+            found.append(toy_steps.read_back(device, step(batch)).tolist())
+    return found, step.report
+
+
+@scenario(only=ONE)
+def a_kept_tensor_that_is_on_the_host_when_it_is_captured(device):
+    """A graph could not leave it there; the step runs as written."""
+    found, report = call_with_another_kept_tensor(device, 2, lambda: torch.full((1,), 3.0))
+    assert found == [[float(number)] for number in range(1, 9)]
+    assert report.refusal.kind == "keeps_unknown"
+
+
+@scenario(only=ONE)
+def a_kept_tensor_of_another_shape(device):
+    """Its graph is not replayed."""
+    found, report = call_with_another_kept_tensor(
+        device, 5, lambda: toy_steps.on(device, torch.full((2,), 6.0))
+    )
+    assert found == [[float(number)] * (1 + (number > 5)) for number in range(1, 9)]
+    assert report.num_replays > 0
+
+
+class CountsAndReads:
+    """Counts on the host, and reads a value of the device."""
+
+    count = 0
+
+    def __call__(self, batch):
+        self.count += 1
+        batch.item()
+        return batch * 2.0
+
+
+@scenario(only=ONE)
+def a_step_that_is_refused_for_two_reasons(device):
+    """Both are told, so that both can be mended at once."""
+    counts = CountsAndReads()
+    with device.allow_waits():
+        step = gapless.capture(counts, device=device)
+        for batch in gapless.prefetch([torch.ones(1)] * 4, device):
+            step(batch)
+    assert {refusal.kind for refusal in step.report.refusals} == {"host_write", "host_read"}
+    assert counts.count == 4
+
+
+@dataclass(slots=True)
+class Slotted:
+    """A batch without a dict of its own."""
+
+    x: torch.Tensor
+
+
+def doubled_in_place_of(batch):
+    """Put another tensor into a batch."""
+    batch.x = batch.x * 2.0
+    return batch.x.clone()
+
+
+@scenario(only=ONE)
+def a_batch_that_cannot_be_changed_again(device):
+    """Its parts are in slots."""
+    refusal = refusal_of(
+        device, doubled_in_place_of, lambda number: Slotted(torch.full((1,), float(number)))
+    )
+    assert refusal.kind == "changes_batch"
+
+
+def fails(*_, **settings):
+    """Fail as a device does."""
+    raise RuntimeError("mine")
+
+
+@scenario(only=ONE)
+def a_device_that_cannot_capture(device):
+    """The error is what the report says."""
+    device.capture = fails
+    refusal = refusal_of(device, lambda batch: batch * 2.0)
+    assert refusal.kind == "capture_failed"
+    assert "mine" in refusal.text
+
+
+@scenario(only=ONE)
+def a_graph_that_cannot_be_replayed(device):
+    """It fails where it is proved, and the batch is trained on as written."""
+    capture = device.capture
+
+    def capture_what_fails(work, **settings):
+        graph = capture(work, **settings)
+        graph.parts.append(fails)
+        return graph
+
+    device.capture = capture_what_fails
+    refusal = refusal_of(device, lambda batch: batch * 2.0)
+    assert refusal.kind == "capture_failed"
+    assert "mine" in refusal.text
+
+
+class TrainsByAClosure(toy_steps.Training):
+    """Its optimizer calls the model."""
+
+    def step(self, batch):
+        def closure():
+            self.optimizer.zero_grad()
+            return self.add_gradients(batch)
+
+        return self.optimizer.step(closure)
+
+
+class TrainsByAClosureWithHooks(TrainsByAClosure):
+    """Hooks of an optimizer run before the model that it calls."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.optimizer.register_step_post_hook(lambda *_: None)
+
+
+@scenario(only=ONE)
+def an_update_with_a_closure_and_hooks(device):
+    """No graph can hold it."""
+    check_case(device, kind=TrainsByAClosureWithHooks, expected=(0, 0, "update"))
+
+
+class TrainsByAClosureAndAddsHooks(TrainsByAClosure):
+    """The hooks come after all warm-up runs."""
+
+    def before(self, number):
+        if number == 2:
+            self.optimizer.register_step_post_hook(lambda *_: None)
+
+
+@scenario(only=ONE)
+def an_update_that_gets_hooks_before_it_is_captured(device):
+    """It is refused where it is captured."""
+    check_case(device, kind=TrainsByAClosureAndAddsHooks, expected=(0, 0, "capture_failed"))

@@ -174,8 +174,9 @@ def scalers_restored_on_failure() -> Iterator[None]:
             yield
         except BaseException:
             for scaler, attributes in touched.values():
-                vars(scaler).clear()
                 vars(scaler).update(attributes)
+                for name in vars(scaler).keys() - attributes:
+                    delattr(scaler, name)
             raise
 
 
