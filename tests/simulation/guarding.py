@@ -361,3 +361,17 @@ class TrainsByAClosureAndAddsHooks(TrainsByAClosure):
 def an_update_that_gets_hooks_before_it_is_captured(device):
     """It is refused where it is captured."""
     check_case(device, kind=TrainsByAClosureAndAddsHooks, expected=(0, 0, "capture_failed"))
+
+
+def doubled_after_a_draw(batch):
+    """Draw a random number on the host."""
+    torch.rand(1)
+    return batch * 2.0
+
+
+@scenario(only=ONE)
+def a_step_that_draws_random_numbers_on_the_host(device):
+    """A replay would not draw them again."""
+    refusal = refusal_of(device, doubled_after_a_draw)
+    assert refusal.kind == "host_write"
+    assert refusal.name == "random numbers of torch"
