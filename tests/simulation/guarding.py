@@ -375,3 +375,26 @@ def a_step_that_draws_random_numbers_on_the_host(device):
     refusal = refusal_of(device, doubled_after_a_draw)
     assert refusal.kind == "host_write"
     assert refusal.name == "random numbers of torch"
+
+
+class HasARateOnTheDevice(toy_steps.Training):
+    """Its optimizer reads the rate on the device."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        rate = toy_steps.on(device, torch.tensor(0.05))
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=rate, fused=True)
+
+
+@scenario(only=ONE)
+def an_update_by_a_rate_on_the_device_is_part_of_the_graph(device):
+    """Nothing of it is left to the host."""
+    graphs, capture = [], device.capture
+
+    def capture_and_note(work, **settings):
+        graphs.append(capture(work, **settings))
+        return graphs[-1]
+
+    device.capture = capture_and_note
+    check_case(device, kind=HasARateOnTheDevice, expected=(1, 9, None))
+    assert [len(graph.parts) for graph in graphs] == [1]
