@@ -8,6 +8,7 @@ its step captured or not, on a device or on the host.
 from __future__ import annotations
 
 import copy
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -282,6 +283,24 @@ class MovesWeightsUpdatedOutside(MovesWeights):
         return []
 
 
+class MovesWeightsOfAModelThatNoReadShows(MovesWeights):
+    """Weights are known from the backward passes of the step alone."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        sys.modules["hidden_model"] = self.model
+
+    def step(self, batch):
+        model = sys.modules["hidden_model"]
+        model.zero_grad()
+        loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+        loss.backward()
+        with torch.no_grad():
+            for weight in model.parameters():
+                weight.sub_(weight.grad, alpha=0.05)
+        return loss.detach()
+
+
 class Freezes(ChangesOnce):
     def change(self):
         self.model[0].requires_grad_(False)
@@ -476,6 +495,7 @@ CASES = {
     ReplacesMomentum: (2, 7, None),
     MovesWeights: (2, 7, None),
     MovesWeightsUpdatedOutside: (2, 7, None),
+    MovesWeightsOfAModelThatNoReadShows: (2, 7, None),
     HasNoMomentumAnyMore: (2, 7, None),
     Freezes: (2, 7, None),
     Unfreezes: (2, 7, None),
