@@ -288,16 +288,17 @@ class MovesWeightsOfAModelThatNoReadShows(MovesWeights):
 
     def __init__(self, device):
         super().__init__(device)
-        sys.modules["hidden_model"] = self.model
+        sys.modules["hidden_weights"] = list(self.model.parameters())
 
     def step(self, batch):
-        model = sys.modules["hidden_model"]
-        model.zero_grad()
-        loss = (model(batch) - batch.sum(1, keepdim=True)).square().mean()
+        first, shift, second, bias = sys.modules["hidden_weights"]
+        hidden = torch.tanh(batch @ first.t() + shift)
+        loss = (hidden @ second.t() + bias - batch.sum(1, keepdim=True)).square().mean()
         loss.backward()
         with torch.no_grad():
-            for weight in model.parameters():
+            for weight in (first, shift, second, bias):
                 weight.sub_(weight.grad, alpha=0.05)
+                weight.grad = None
         return loss.detach()
 
 
