@@ -128,7 +128,6 @@ class CapturedFunction:
         self._side = SideStream(self._device)
         self._owner: type | None = None
         self._trees = CallTrees()
-        self._is_never_captured = settings.is_off or not self._device.is_accelerator
         self._captured = settings.wrap(step, self._side, work=work_of(step))
         self.report.rates = settings.rates
         self._group: CapturedStep | None = None

@@ -173,7 +173,6 @@ _TO_ONE |= dict.fromkeys(
 _LIST_TO_TUPLE = 6  # the intrinsic function of Python 3.12
 _ENDS = {"RETURN_VALUE", "RAISE_VARARGS", "RERAISE", "RETURN_CONST", "JUMP_FORWARD",
          "JUMP_BACKWARD", "JUMP_BACKWARD_NO_INTERRUPT"}  # fmt: skip
-_MOST_TO_JOIN = 200
 
 
 class _Follower:
@@ -191,7 +190,6 @@ class _Follower:
         self._arguments = set(code.co_varnames[:num])
         self._locals: dict[str, frozenset[Chain]] = {}
         self._codes: dict[str, CodeType] = {}
-        self._keywords = 0
 
     def run(self) -> CodeReads:
         instructions = list(dis.get_instructions(self._code))

@@ -71,13 +71,11 @@ class KeptPath:
         place: where.
         name: as the code says it, such as `self.hidden`.
         site: where it is stored, as `file:line`.
-        was_empty: whether nothing or None stood there before.
     """
 
     place: Place
     name: str
     site: str
-    was_empty: bool
 
     def get(self) -> Any:
         """Return what stands there now, None if nothing does."""
@@ -231,8 +229,7 @@ class HostWatch:
             name, site = stores.name_and_site(difference)
             if self._is_kept(difference):
                 assert difference.place is not None
-                empty = difference.before is MISSING or difference.before is None
-                run.kept.append(KeptPath(difference.place, name, site, empty))
+                run.kept.append(KeptPath(difference.place, name, site))
             elif difference.is_fill and _key_of(difference) not in filled:
                 filled.add(_key_of(difference))
                 run.is_complete = False

@@ -96,17 +96,6 @@ class KeptTensors:
         for path, tree in zip(self._paths, self._after, strict=True):
             path.set(tree.map(_copy).value)
 
-    def keeps_graph_of_gradients(self) -> KeptPath | None:
-        """Return a place that holds a tensor with the graph of its gradients, which is read."""
-        return next(
-            (
-                path
-                for path, tree in zip(self._paths, self._before, strict=True)
-                if any(leaf.grad_fn is not None for leaf in tree.leaves)
-            ),
-            None,
-        )
-
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().clone()
