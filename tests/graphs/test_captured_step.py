@@ -164,6 +164,18 @@ def test_the_last_run_before_a_capture_takes_a_batch_of_its_own(device, is_view)
     assert step.report.num_graphs == 1
 
 
+def test_code_that_was_compiled_before_is_seen_to_run(device, is_view):
+    """Nothing is compiled in the first run that is watched, and the next takes its own batch."""
+    compiled, data = compiled_sum(), views_on(device)
+    compiled(data[0])
+    step = gapless.capture(compiled, device=device)
+    for batch in gapless.prefetch(data, device):
+        step(batch)
+
+    assert is_view == [True, False]
+    assert step.report.num_graphs == 1
+
+
 def test_without_compiled_code_no_batch_is_copied_for_a_warm_up_run(device, is_view):
     """Only compiled code tells the difference."""
     step = gapless.capture(plain_sum, device=device)

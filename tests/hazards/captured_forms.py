@@ -1070,6 +1070,22 @@ def compiled_model_of_two_sizes(place):
 
 
 @captured_case(
+    "A compiled model with running averages runs before its step is captured.",
+    expect=CAPTURED,
+    devices=(GPU,),
+)
+def compiled_model_that_ran_before(place):
+    torch.compiler.reset()
+    model = mlp(place).insert(1, nn.BatchNorm1d(16).to(place.torch_device))
+    optimizer = sgd(model)
+    train = training_step(torch.compile(model), optimizer)
+    losses = run(train, batches(place, 3))
+    losses += run(place.capture(train), batches(place, 16))
+    torch.compiler.reset()
+    return losses, state(model, optimizer)
+
+
+@captured_case(
     "Rows are summed into bins: index_add and a gather.", expect=CAPTURED, devices=(GPU,)
 )
 def sums_into_bins(place):

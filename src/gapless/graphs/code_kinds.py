@@ -56,7 +56,7 @@ _MODULES = _TORCH + "nn" + os.sep + "modules" + os.sep
 # What calls a module is the same for all.
 _FRAME = (os.sep + "module.py", os.sep + "container.py")
 _COMPILER = _TORCH + "_dynamo" + os.sep + "convert_frame.py"
-_COMPILED_CALLS = f"{_TORCH}_dynamo{os.sep}eval_frame.py"
+_COMPILED = _TORCH + "_dynamo" + os.sep + "eval_frame.py"
 _FUNCTIONS = {CodeKind.COMPILER: "__call__", CodeKind.COMPILED: "compile_wrapper"}
 _SILENT = {"warnings.py", "linecache.py", "traceback.py", "inspect.py", "tokenize.py"}
 _TAKEN_FOR_GRANTED = {
@@ -95,6 +95,8 @@ def _kind_of_file(path: str) -> CodeKind:
     if path.startswith(_TORCH):
         if path.startswith(_MODULES) and not path.endswith(_FRAME):
             return CodeKind.MODULE
+        if path == _COMPILED:
+            return CodeKind.COMPILED
         return CodeKind.COMPILER if path == _COMPILER else CodeKind.TORCH
     if path.startswith(_OWN) and not path.startswith(_TRAINER):
         return CodeKind.OWN
