@@ -216,14 +216,14 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
         "order of calls": lambda: step._side.launch(lambda: None),
         "host part": lambda: call_host_part(captured.step, batch),
         "arguments": lambda: step._trees.of((batch,), {}),
-        "kind of batch": lambda: captured._objection_to(tree),
         "key": tree.key,
         "graph of the kind": lambda: captured._graphs._graphs.get(key),
         "guards": graph.guards.hold,
+        "kind of batch": lambda: graph.takes(tree),
         "batch into the graph": lambda: graph._inputs.fill(tree.leaves),
         "updates": graph.updates.before_replay,
         "replay": graph._graph.replay,
-        "gradients": graph._gradients.hand_out,
+        "gradients": lambda: (graph._gradients.let_go(), graph._gradients.hand_out()),
         "copy of what it returns": lambda: graph._results.own(tree),
     }
 

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._device import DeviceContext
 
 import gapless
 from gapless.graphs.device_state import DeviceState
@@ -67,6 +69,40 @@ def test_batches_that_require_gradients_are_let_go(device):
 
     assert [reference() for reference in kept] == [None] * 12
     assert "requires gradients" in step.report.refusal.text
+
+
+def test_a_batch_that_requires_gradients_is_not_taken_by_a_graph_of_others(device):
+    """Gradients of it are asked for after the call."""
+    training = Training(device)
+    step = gapless.capture(training.step, device=device)
+    for number, batch in enumerate(gapless.prefetch(training.data, device)):
+        own = batch.clone().requires_grad_(number >= 10)
+        step(own)
+
+    assert step.report.num_replays > 0
+    assert "requires gradients" in step.report.refusal.text
+    assert own.grad is not None
+
+
+class Doubles(TorchFunctionMode):
+    """Changes what is called inside it."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **kwargs or {})
+        return found * 2.0 if function is torch.Tensor.mul else found
+
+
+def test_a_mode_in_place_of_one_of_torch_is_seen(device):
+    """As many modes are active as in the capture, and another one."""
+    step = gapless.capture(lambda x: x.mul(3.0), device=device)
+    found = []
+    for number in range(8):
+        with Doubles() if number == 7 else DeviceContext(torch.device("cpu")):
+            found.append(step(on(device, torch.ones(1))))
+
+    assert [one.item() for one in found] == [3.0] * 7 + [6.0]
+    assert step.report.num_replays > 0
+    assert step.report.refusal.name == "Doubles"
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ),
         ("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision),
         ("torch.autograd.set_multithreading_enabled", _multithreading()),
+        ("torch.is_anomaly_enabled()", torch.is_anomaly_enabled),
+        ("torch function modes", _kinds_of_modes),
     ]
     for kind in dict.fromkeys((device_type, "cpu")):
         known += [
@@ -48,7 +50,6 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         "memory efficient attention": "_get_mem_efficient_sdp_enabled",
         "attention by plain operations": "_get_math_sdp_enabled",
         "cuDNN's attention": "_get_cudnn_sdp_enabled",
-        "the number of torch function modes": "_len_torch_function_stack",
     }
     for name, function in optional.items():
         reader = getattr(of_c, function, None)
@@ -59,6 +60,13 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         if reader is not None:
             known.append(("torch.backends.cuda.matmul.allow_fp16_reduced...", reader))
     return [(name, reader) for name, reader in known if _can_read(reader)]
+
+
+def _kinds_of_modes() -> tuple[type, ...]:
+    number = torch._C._len_torch_function_stack()
+    if not number:
+        return ()
+    return tuple([type(torch._C._get_function_stack_at(index)) for index in range(number)])
 
 
 def _multithreading() -> Callable[[], Any]:

@@ -128,6 +128,7 @@ class CapturedFunction:
         self._side = SideStream(self._device)
         self._owner: type | None = None
         self._trees = CallTrees()
+        self._is_never_captured = settings.is_off or not self._device.is_accelerator
         self._captured = settings.wrap(step, self._side, work=work_of(step))
         self.report.rates = settings.rates
         self._group: CapturedStep | None = None
@@ -166,7 +167,7 @@ class CapturedFunction:
         if self._group is not None:
             size = self._settings.steps_per_launch or 1
             return self._call_all(self._group, checked_group(args, kwargs, size=size), size)
-        return self._call_one(*args, **kwargs)
+        return self._call_one(args, kwargs)
 
     def __repr__(self) -> str:
         return f"<captured {self._name}>"
@@ -181,8 +182,7 @@ class CapturedFunction:
 
     @property
     def _runs_as_written(self) -> bool:
-        is_captured_outside = is_at_work()
-        return is_captured_outside or not self._device.is_accelerator or self._settings.is_off
+        return self._is_never_captured or is_at_work()
 
     def clear(self) -> None:
         """Let go of all graphs and their memory, such as before a step with other work.
@@ -195,7 +195,7 @@ class CapturedFunction:
             captured.drop_graphs()
             captured.lift_refusal()
 
-    def _call_one(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _call_one(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         step = self._captured.step
         if self._runs_as_written:
             self.report.num_eager += 1
@@ -212,7 +212,7 @@ class CapturedFunction:
         if 1 < size == len(batches) and not self._runs_as_written:
             tree = self._tree_of_group(group, batches)
         if tree is None:
-            return [self._call_one(batch) for batch in batches]
+            return [self._call_one((batch,), {}) for batch in batches]
         self._side.come_after_runs()
         before = self.report.num_replays
         try:

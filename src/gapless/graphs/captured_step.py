@@ -199,13 +199,13 @@ class CapturedStep:
 
         Sync: Does not block the host, except where a graph is captured ("capture").
         """
-        objection = self._objection_to(tree)
-        if objection is not None:
-            return StepRun(self.run_refused(tree.value, objection), "eager", None)
         kind = tree.key()
         graph = self._graphs.find(kind)
         if graph is not None and graph.takes(tree):
             return StepRun(self._replay(graph, tree), "replay", kind)
+        objection = self._objection_to(tree)
+        if objection is not None:
+            return StepRun(self.run_refused(tree.value, objection), "eager", None)
         with self._on_side_stream():
             return self._run_without_graph(kind, tree)
 
@@ -258,6 +258,7 @@ class CapturedStep:
     # --- parts of a run ---
 
     def _objection_to(self, tree: Tree) -> Refusal | None:
+        # What a graph takes is asked less: its key and guards say that nothing else has changed.
         return (
             objection_to_batch(tree, needs_copy=self._device.needs_copy)
             or objection_to_autocast(self._device.torch_device.type)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import os
 from dataclasses import dataclass
+from functools import partial
 from operator import is_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gapless.device.environment import environment_readers
-from gapless.graphs.addresses import address_of
+from gapless.graphs.addresses import address_of, lie_where
 from gapless.graphs.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.plain_values import (
     is_array,
@@ -41,11 +42,11 @@ if TYPE_CHECKING:
 _MOST_INLINE = 8
 _MOST_BYTES = 1 << 20
 
+# Of each value of these there is one object.
+_SINGLE = (bool, torch.dtype)
+
 # Subclasses may compare as they like.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
-
-# In builds of torch for a GPU only.
-_ptrs_equal: Any = getattr(torch._C, "_tensors_data_ptrs_at_indices_equal", None)
 
 # What torch's compiler uses for the same purpose.
 _of_compiler: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
@@ -215,9 +216,8 @@ class ReadGuards:
     def _add_environment(self, device_type: str) -> None:
         for name, reader in environment_readers(device_type):
             value = reader()
-            self._add(
-                "{0}() != {1}", (reader, value), read=reader, expected=value, name=name, site=""
-            )
+            test = "{0}() is not {1}" if isinstance(value, _SINGLE) else "{0}() != {1}"
+            self._add(test, (reader, value), read=reader, expected=value, name=name, site="")
 
     def _add_place(self, place: Place, *, is_in_whole: bool = False) -> None:
         if place.id in self._seen or place.id in self._carried:
@@ -581,9 +581,9 @@ class _Form:
         self._known = [each for each in tensors if _has_address(each[0])]
         self._tensors = [tensor for tensor, _, _ in self._known]
         self._ids = frozenset(map(id, self._tensors))
+        self._lie_still = partial(lie_where(self._tensors), self._tensors)
         self._addresses = list(map(_address_of, self._tensors))
         self._forms = list(map(_form_of, self._tensors))
-        self._indices = list(range(len(self._tensors)))
         self._match: Callable[..., bool] | None = None
         self._hooked: list[tuple[Any, str]] = [(None, "torch.nn"), *modules]
         self._hooked += [(tensor, name) for tensor, name, _ in tensors]
@@ -599,14 +599,9 @@ class _Form:
             if self._hooks_now() != self._hooks:
                 return False
             self._next_hook = RemovableHandle.next_id
-        return self._addresses_hold() and (
+        return self._lie_still() and (
             (self._match is not None and self._match(*self._tensors)) or self._forms_hold()
         )
-
-    def _addresses_hold(self) -> bool:
-        if _ptrs_equal is not None:
-            return bool(_ptrs_equal(self._tensors, self._addresses, self._indices))
-        return list(map(_address_of, self._tensors)) == self._addresses
 
     def _forms_hold(self) -> bool:
         """Compare the forms one by one, and let torch do so from now on."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Never
 
+import torch
 from torch.overrides import TorchFunctionMode
 
 
@@ -31,8 +32,11 @@ def are_the_same(before: Any, now: Any) -> bool:
 
     Sync: Does not block the host.
     """
+    # A `with` body of the mode does the same, and takes three times as long.
+    torch._C._push_on_torch_function_stack(_NO_TENSOR_IS_COMPARED)
     try:
-        with _NO_TENSOR_IS_COMPARED:
-            return bool(before == now)
+        return bool(before == now)
     except _OtherTensorError:
         return False
+    finally:
+        torch._C._pop_torch_function_stack()

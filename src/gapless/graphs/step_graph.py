@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _INTEGERS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)
 _COPIED_TOGETHER = frozenset((*_FLOATS, *_INTEGERS))
+
+_requires_grad = attrgetter("requires_grad")
 
 
 class StepGraph:
@@ -70,15 +73,18 @@ class StepGraph:
         self.updates = updates
         self._kept = kept
         self._changes = changes
+        self._writes_batch = changes.writes_tensors
         self._held = held
 
     def takes(self, tree: Tree) -> bool:
-        """Return whether a replay changes the batch as the step as written would.
+        """Return whether a replay does to the batch what the step as written would.
 
         The graph's own tensors share no memory, so what the step writes into one of them does not
-        show in another.
+        show in another. Nobody can ask a replay for gradients of its batch.
         """
-        return not (self._changes.writes_tensors and share_memory(tree.leaves))
+        if any(map(_requires_grad, tree.leaves)):
+            return False
+        return not (self._writes_batch and share_memory(tree.leaves))
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the step on a batch; return what it returns.

@@ -163,10 +163,11 @@ def has_hooks(optimizer: Optimizer) -> bool:
     """
     if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
         return True
-    common = (
-        *torch_optimizer._global_optimizer_pre_hooks.values(),
-        *torch_optimizer._global_optimizer_post_hooks.values(),
-    )
+    before = torch_optimizer._global_optimizer_pre_hooks
+    after = torch_optimizer._global_optimizer_post_hooks
+    if not (before or after):
+        return False
+    common = (*before.values(), *after.values())
     return not all(getattr(hook, "__module__", "").startswith("gapless.") for hook in common)
 
 

@@ -155,6 +155,7 @@ class GraphGradients:
             ]
             for tensors, counts in zip(self._lists, self._counts, strict=True)
         ]
+        self._looked_at = list(zip(self._lists, self._counts_in_place, strict=True))
         self._are_in_place = False
 
     def let_go(self) -> None:
@@ -166,7 +167,7 @@ class GraphGradients:
         if not self._are_in_place:
             # Some may be gradients of their weights, and some not: make all alike.
             self._hand_out()
-        for tensors, expected in zip(self._lists, self._counts_in_place, strict=True):
+        for tensors, expected in self._looked_at:
             if list(map(getrefcount, tensors)) != expected:
                 self._let_go_of(tensors, expected)
                 self._are_in_place = False

@@ -41,6 +41,8 @@ class CallTrees:
     def __init__(self) -> None:
         self._known: dict[Hashable, list[tuple[Callable[..., bool], Hashable]]] = {}
         self._num_known = 0
+        self._newest: tuple[Hashable, Callable[..., bool], Hashable]
+        self._newest = None, _is_never_alike, None
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         """Return the tree of a call.
@@ -57,6 +59,13 @@ class CallTrees:
         return tree
 
     def _key_of(self, tree: Tree, form: Hashable) -> Hashable:
+        newest, check, key = self._newest
+        if form != newest or not check(*tree.leaves):
+            check, key = self._find(tree, form)
+            self._newest = form, check, key
+        return key
+
+    def _find(self, tree: Tree, form: Hashable) -> tuple[Callable[..., bool], Hashable]:
         place = (form, tree.leaves[0].shape if tree.leaves else None)
         alike = self._known.get(place)
         if alike is None:
@@ -68,15 +77,16 @@ class CallTrees:
             if check(*tree.leaves):
                 if number:
                     alike.insert(0, alike.pop(number))
-                return key
+                return check, key
         key = _Key(tree.key())
         check_of = _check_of(tree.leaves)
-        if check_of is not None:
-            alike.insert(0, (check_of, key))
-            self._num_known += 1
-            if len(alike) > _MAX_ALIKE:
-                alike.pop()
-        return key
+        if check_of is None:
+            return _is_never_alike, key
+        alike.insert(0, (check_of, key))
+        self._num_known += 1
+        if len(alike) > _MAX_ALIKE:
+            alike.pop()
+        return check_of, key
 
 
 class _Key:
@@ -156,6 +166,10 @@ def _add_plain(value: Any, kind: type, form: list[Any]) -> bool:
 def _name_of(name: Any) -> Hashable:
     # 1, True and 1.0 are equal.
     return name if type(name) is str else (type(name), repr(name))
+
+
+def _is_never_alike(*_: torch.Tensor) -> bool:
+    return False
 
 
 def _check_of(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
