@@ -10,7 +10,7 @@ from gapless.device.cpu import CpuDevice
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.captured_step import CapturedStep, StepRun
 from gapless.graphs.observation import Observer
-from gapless.graphs.refusal import Refusal
+from gapless.graphs.refusal import Refusal, host_read
 from gapless.loop import auto as autostep
 from gapless.loop.auto import AutoSteps
 from gapless.pipeline.host_waits import HostWaits
@@ -45,7 +45,7 @@ class ScriptedStep:
         batch = tree.value
         if batch not in self.seen or self.refuses_after == "capture":
             if batch in self.seen:
-                self.report.refusal = Refusal("capture_failed", "train.py:1: no")
+                self.report.refuse(Refusal("capture_failed", "train.py:1: no"))
             return self.run_eagerly(tree, may_come_again=True)
         is_new = not self.seen[batch]
         if is_new:
@@ -55,6 +55,9 @@ class ScriptedStep:
         self.report.num_replays += 1
         self.clock.now += self.captured_ms
         return StepRun("captured", "capture" if is_new else "replay", batch)
+
+    def lift_refusal(self):
+        self.report.lift_refusals()
 
     def drop_graphs(self):
         self.seen = dict.fromkeys(self.seen, False)
@@ -157,6 +160,19 @@ def test_measuring_again_has_an_end(num_changes):
         found.append(scripted.auto.diagnosis)
 
     assert min(num_changes, autostep._MAX_RECHECKS) + 1 == len(set(map(id, found)))
+
+
+def test_measuring_again_forgets_what_may_be_gone_alone():
+    """Waits are looked for again; a refusal that is final stays."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=25.0)
+    scripted.run(["a"] * 260)
+    final = Refusal("host_write", "it counts", is_of_call=True)
+    for refusal in (host_read("train.py:1", is_final=False), final):
+        scripted.step.report.refuse(refusal)
+    scripted.step.eager_ms *= 2.0
+    scripted.run(["a"] * 120)
+
+    assert scripted.step.report.refusals == [final]
 
 
 def test_an_even_pace_is_not_measured_again():

@@ -229,6 +229,8 @@ class CapturedFunction:
         if hasattr(group.step, "on_host"):
             self.report.note = "steps with a part on the host are launched one by one"
             return None
+        if self.report.is_rest_over:
+            group.lift_refusal()
         if self.report.refusals and not group.has_graphs:
             return None
         tree = self._trees.of(tuple(batches), {})

@@ -28,7 +28,9 @@ def capture_failed(error: Exception) -> Refusal:
     where = f"{Path(own[-1].filename).name}:{own[-1].lineno}: " if own else ""
     what = next(iter(str(error).splitlines()), type(error).__name__)
     hint = next((hint for sign, hint in _HINTS.items() if sign in what), "")
-    return Refusal("capture_failed", where + what + hint)
+    # Other graphs may be let go.
+    is_final = not isinstance(error, torch.OutOfMemoryError)
+    return Refusal("capture_failed", where + what + hint, is_final=is_final)
 
 
 def reads_for_a_scaler(error: Exception) -> bool:

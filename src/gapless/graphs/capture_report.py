@@ -24,6 +24,9 @@ _WORTH_A_LINE = 0.01
 _MAX_REFUSALS = 100
 _MAX_CHANGES = 20
 
+# A step that changes too much runs as written for so many calls, and twice as many each time.
+_FIRST_REST = 50
+
 
 @dataclass(kw_only=True)
 class CaptureReport:
@@ -58,6 +61,8 @@ class CaptureReport:
     rates: Literal["exact", "tensor"] = "exact"
     note: str | None = None
     kinds: KindsSeen = field(default_factory=KindsSeen, compare=False, repr=False)
+    _rest: int = field(default=_FIRST_REST, compare=False, repr=False)
+    _rests_until: int | None = field(default=None, compare=False, repr=False)
     _told: set[tuple[str, ...]] = field(default_factory=set, compare=False, repr=False)
 
     @property
@@ -65,13 +70,10 @@ class CaptureReport:
         """The first of the refusals, None if nothing forbids to capture more."""
         return self.refusals[0] if self.refusals else None
 
-    @refusal.setter
-    def refusal(self, refusal: Refusal | None) -> None:
-        """Add a reason; None: forget all."""
-        if refusal is None:
-            del self.refusals[:]
-        else:
-            self.refuse(refusal)
+    @property
+    def num_steps(self) -> int:
+        """How many steps there were."""
+        return self.num_replays + self.num_eager
 
     @property
     def forbids_all(self) -> bool:
@@ -93,9 +95,21 @@ class CaptureReport:
         if len(self.changes) < _MAX_CHANGES and text not in self.changes:
             self.changes.append(text)
 
+    def rest(self, refusal: Refusal) -> None:
+        """Add a reason that is to be lifted after a number of steps, which doubles each time."""
+        self.refuse(refusal)
+        self._rests_until = self.num_steps + self._rest
+        self._rest *= 2
+
+    @property
+    def is_rest_over(self) -> bool:
+        """Whether there is a reason whose steps are over."""
+        return self._rests_until is not None and self.num_steps >= self._rests_until
+
     def lift_refusals(self) -> None:
         """Forget reasons that may be gone."""
         self.refusals[:] = [refusal for refusal in self.refusals if refusal.is_final]
+        self._rests_until = None
 
     def untold(self) -> Iterator[str]:
         """Yield the reasons that were never yielded before; those of one line as one text."""
@@ -148,8 +162,7 @@ class CaptureReport:
 
     def _padding_line(self) -> list[str]:
         shares = self.padding
-        num_calls = self.num_replays + self.num_eager
-        if not shares or max(shares.values()) < self.num_replays / num_calls + _WORTH_A_LINE:
+        if not shares or max(shares.values()) < self.num_replays / self.num_steps + _WORTH_A_LINE:
             return []
         found = ", ".join(f"{share:.0%} to multiples of {of}" for of, share in shares.items())
         return [f"shapes vary; with padding these would have been replayed: {found}"]

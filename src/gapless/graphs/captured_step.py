@@ -76,9 +76,6 @@ _MOST_REFUSED = 100
 # Proofs of a step that does not repeat itself, before it is refused.
 _MAX_PROOFS = 3
 
-# After too many changes the step runs as written for so many calls, and twice as many each time.
-_FIRST_REST = 50
-
 
 @dataclass(slots=True)
 class StepRun:
@@ -188,11 +185,10 @@ class CapturedStep:
             updates=self._updates,
         )
         self._kinds: dict[Hashable, list[_Kind]] = {}
-        # By the hash of a key: keys themselves hold every plain value of their batch.
-        self._refused: set[int] = set()
+        # By the hash of a key: keys themselves hold every plain value of their batch. Whether
+        # that is final.
+        self._refused: dict[int, bool] = {}
         self._num_changes = 0
-        self._rest = _FIRST_REST
-        self._rests_until = 0
 
     def run(self, tree: Tree) -> StepRun:
         """Train on a batch, by a graph if there is or can be one.
@@ -254,6 +250,7 @@ class CapturedStep:
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
         self.report.lift_refusals()
+        self._refused = {number: True for number, is_final in self._refused.items() if is_final}
 
     # --- parts of a run ---
 
@@ -271,6 +268,8 @@ class CapturedStep:
         return out
 
     def _run_without_graph(self, key: Hashable, tree: Tree) -> StepRun:
+        if self.report.is_rest_over:
+            self.lift_refusal()
         if hash(key) in self._refused:
             self.report.num_eager += 1
             return StepRun(self._work(tree.value), "eager", key)
@@ -281,7 +280,7 @@ class CapturedStep:
             graph = self._graphs.find(key)
             if graph is not None and graph.takes(tree):
                 return StepRun(self._replay(graph, tree), "replay", key)
-        if not self._may_try():
+        if self.report.forbids_all:
             return StepRun(self._run_eagerly(None, tree), "eager", key)
         kind = self._kind_of_now(key, kinds)
         if kind is not None and kind.pending is not None:
@@ -298,7 +297,7 @@ class CapturedStep:
         """
         if not refusals:
             return
-        self._refused.add(hash(key))
+        self._refused[hash(key)] = any(refusal.is_final for refusal in refusals)
         is_hopeless = not self.report.num_graphs and len(self._refused) >= _MAX_REFUSED
         is_of_all = is_hopeless or len(self._refused) >= _MOST_REFUSED
         for refusal in refusals:
@@ -306,23 +305,15 @@ class CapturedStep:
 
     def _may_capture(self, key: Hashable) -> bool:
         # A verdict that has just arrived may have refused it.
-        if hash(key) in self._refused or not self._may_try() or not self._warm_ups.are_done(key):
+        if hash(key) in self._refused or self.report.forbids_all:
+            return False
+        if not self._warm_ups.are_done(key):
             return False
         num_waiting = sum(kind.pending is not None for kind in self._all_kinds())
         limit = self._graphs.limit(key, num_waiting=num_waiting)
         if limit is not None:
             self.report.refuse(limit)
         return limit is None
-
-    def _may_try(self) -> bool:
-        if self._rests_until and self._num_steps >= self._rests_until:
-            self._rests_until = 0
-            self.lift_refusal()
-        return not self.report.forbids_all
-
-    @property
-    def _num_steps(self) -> int:
-        return self.report.num_replays + self.report.num_eager
 
     def _run_eagerly(self, key: Hashable | None, tree: Tree) -> Any:
         self.report.num_eager += 1
@@ -390,16 +381,14 @@ class CapturedStep:
             return
         self.report.note_change(failure.text)
         self._num_changes += 1
-        if failure.optimizer is not None and self._num_steps - kind.num_steps < _OFTEN:
+        if failure.optimizer is not None and self.report.num_steps - kind.num_steps < _OFTEN:
             # From here on its numbers are read anew in every step.
             self._updates.number_changed(failure.optimizer)
             self._num_changes -= 1
         if failure.is_memory:
             self._drop_dead()
-        if self._num_changes > max(_MAX_CHANGES, self._num_steps / _MIN_STEPS_PER_CHANGE):
-            self.report.refuse(_too_many_changes(failure, self._num_changes))
-            self._rests_until = self._num_steps + self._rest
-            self._rest *= 2
+        if self._num_changes > max(_MAX_CHANGES, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
+            self.report.rest(_too_many_changes(failure, self._num_changes))
 
     def _drop_dead(self) -> None:
         """Let go of graphs that read memory which is not used any more, and of what led to them."""
@@ -422,7 +411,7 @@ class CapturedStep:
         if tried.graph is not None:
             self.report.num_graphs += 1
             kind.pending = _Pending(tried.graph, tried.verdict)
-            kind.num_steps = self._num_steps
+            kind.num_steps = self.report.num_steps
             if tried.not_proved is not None:
                 self.report.not_proved += 1
                 self.report.note = f"not proved: {tried.not_proved}"

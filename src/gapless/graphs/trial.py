@@ -416,7 +416,8 @@ def _why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]
     if isinstance(error, _Refused):
         return [error.refusal]
     advice = _UNFUSED if reads_for_a_scaler(error) else ""
-    reads = [host_read(site, advice=advice) for site in dict.fromkeys(host_reads)]
+    sites = () if isinstance(error, torch.OutOfMemoryError) else dict.fromkeys(host_reads)
+    reads = [host_read(site, advice=advice) for site in sites]
     return reads or [capture_failed(error)]
 
 

@@ -185,7 +185,7 @@ class AutoSteps:
         waits = [site for sample in self._eager for site in sample.launch.waits]
         if waits and self.captured.report.refusal is None:
             # Known without an attempt, which would fail there.
-            self.captured.report.refusal = host_read(waits[0], is_final=False)
+            self.captured.report.refuse(host_read(waits[0], is_final=False))
         if waits or self._cannot_capture():
             self._decide()
         else:
@@ -225,11 +225,6 @@ class AutoSteps:
             self._pace = pace
         elif pace.has_changed(self._pace) and self._num_rechecks < _MAX_RECHECKS:
             self._num_rechecks += 1
-            self._lift_refusal_for_waits()
+            # The waits that a measurement found are looked for again.
+            self.captured.lift_refusal()
             self._enter("measure")
-
-    def _lift_refusal_for_waits(self) -> None:
-        """Forget that a measurement found waits: the next one looks for them again."""
-        refusal = self.captured.report.refusal
-        if refusal is not None and refusal.kind == "host_read" and not refusal.is_final:
-            self.captured.report.refusal = None
