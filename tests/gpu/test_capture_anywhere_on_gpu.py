@@ -18,6 +18,10 @@ pytestmark = [
 ]
 
 
+# Steps that may run as written until the verdicts on new graphs have arrived.
+UNTIL_VERDICTS = 9
+
+
 def make_training(*, kind="sgd", rows=(16,), count=40):
     """Return batches in turns of these many rows, and a step, its model and its optimizer."""
     set_numerics(find_device("cuda"), "fp32", deterministic=True)
@@ -73,7 +77,8 @@ def test_a_captured_step_gives_the_same_bits(kind):
 
     assert losses == found
     assert all(map(torch.equal, weights, weights_of(model)))
-    assert (step.report.num_graphs, step.report.num_eager) == (3, 6), step.report
+    assert step.report.num_graphs == 3, step.report
+    assert 9 <= step.report.num_eager <= 9 + UNTIL_VERDICTS, step.report
     assert step.report.refusal is None
 
 
@@ -170,8 +175,8 @@ def test_a_step_that_waits_is_not_captured_and_goes_on(wait):
     assert step.report.num_graphs == 1, step.report
 
 
-def test_an_optimizer_that_cannot_be_captured_is_named():
-    """Adam as torch makes it runs as written, and the report says what to change."""
+def test_adam_as_torch_makes_it_updates_outside_the_graph():
+    """Its count of steps lies on the host: the rest of the step is captured."""
     losses, weights = plainly(kind="adam")
     data, step, model, _ = make_training(kind="adam")
 
@@ -180,11 +185,11 @@ def test_an_optimizer_that_cannot_be_captured_is_named():
 
     assert losses == found
     assert all(map(torch.equal, weights, weights_of(model)))
-    assert "capturable=True" in step.report.refusal.text, step.report
+    assert (step.report.num_graphs, step.report.refusal) == (1, None), step.report
 
 
-def test_a_rate_that_changes_is_captured_anew():
-    """A learning rate that is a Python number takes effect after a capture."""
+def test_a_rate_that_changes_takes_effect():
+    """A learning rate that is a Python number is read by the graph that follows its first change."""
 
     def train(run):
         data, step, model, optimizer = make_training(count=60)
@@ -210,7 +215,7 @@ def test_a_rate_that_changes_is_captured_anew():
 
     assert losses == found
     assert all(map(torch.equal, weights, found_weights))
-    assert (reports[0].num_graphs, reports[0].refusal) == (3, None), reports[0]
+    assert (reports[0].num_graphs, reports[0].refusal) == (2, None), reports[0]
 
 
 def test_a_memory_budget_stops_captures_and_nothing_else():
@@ -235,4 +240,5 @@ def test_losses_that_are_kept_are_not_overwritten():
     kept = [step(batch) for batch in gapless.prefetch(data, "cuda")]
 
     assert losses == [loss.item() for loss in kept]
-    assert step.report.num_replays == len(data) - 2
+    num_eager = len(data) - step.report.num_replays
+    assert 3 <= num_eager <= 3 + UNTIL_VERDICTS

@@ -27,34 +27,44 @@ def sync_mode():
     torch.cuda.set_sync_debug_mode("default")
 
 
-def make(device, *, after=None, capturable=False):
-    """A classifier with dropout and Adam, whose `step` counter lives on the host unless told.
+class Step:
+    """Train a model; count steps in the part for the host.
 
-    From its fifth step on, every synchronisation that is not declared raises.
+    From the fifth step on, every synchronisation that is not declared raises.
     """
+
+    def __init__(self, model, optimizer, after):
+        self.model = model
+        self.optimizer = optimizer
+        self.after = after
+        self.is_gapless = plan_of_run() == "gapless"
+        self.num_done = 0
+
+    def on_host(self, batch):
+        self.num_done += 1
+        if self.num_done == 5:
+            torch.cuda.set_sync_debug_mode("error")
+
+    def __call__(self, batch):
+        x, y = batch
+        loss = torch.nn.functional.cross_entropy(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if self.after is not None:
+            self.after(self.model, self.optimizer, done=self.num_done, is_gapless=self.is_gapless)
+        return loss
+
+
+def make(device, *, after=None, capturable=False):
+    """A classifier with dropout and Adam, whose `step` counter lives on the host unless told."""
     torch.cuda.set_sync_debug_mode("default")
     model = torch.nn.Sequential(
         torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(64, 4)
     ).to(device)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, capturable=capturable)
     batches = [(torch.full((8, 32), n % 5 + 1.0), torch.arange(8) % 4) for n in range(16)]
-    is_gapless = plan_of_run() == "gapless"
-    done = 0
-
-    def step(batch):
-        nonlocal done
-        done += 1
-        if done == 5:
-            torch.cuda.set_sync_debug_mode("error")
-        x, y = batch
-        loss = torch.nn.functional.cross_entropy(model(x), y)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        if after is not None:
-            after(model, optimizer, done=done, is_gapless=is_gapless)
-        return loss
-
+    step = Step(model, optimizer, after)
     return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
 
 

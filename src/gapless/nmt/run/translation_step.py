@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_waits import HostWaits
 
 
+@dataclass(frozen=True, kw_only=True)
+class TranslationLoss(StepLoss):
+    """The loss of a batch of translations.
+
+    Attributes:
+        ends_update: whether the batch is the last of its update.
+    """
+
+    ends_update: bool
+
+
 class TranslationStep:
     """Train a model on batches of token ids.
 
@@ -35,7 +47,6 @@ class TranslationStep:
         optimizer: fused Adam, which skips fp16 overflows on the device.
         scaler: of gradients, in use with fp16 only.
         num_updates: updates made so far.
-        at_update_end: whether the last batch ended an update.
     """
 
     def __init__(
@@ -70,7 +81,6 @@ class TranslationStep:
             device.torch_device.type, enabled=config.precision == "fp16"
         )
         self.num_updates = 0
-        self.at_update_end = True
 
     def learning_rate(self) -> float:
         """Return the rate of the next update."""
@@ -93,7 +103,7 @@ class TranslationStep:
             self._rate.fill_(self.learning_rate())
             self.num_updates += 1
 
-    def forward(self, tokens: AnyBatch) -> StepLoss:
+    def forward(self, tokens: AnyBatch) -> TranslationLoss:
         """Return the loss of a batch, smoothed, per token.
 
         The gradient is that of the sum over the batch divided by the tokens of the whole update.
@@ -103,17 +113,18 @@ class TranslationStep:
         with autocast(self._device, self._config.precision):
             out, targets = self._out_and_targets(tokens)
             loss = self._compute.normalized(out, targets, tokens.norm)
-        self.at_update_end = tokens.ends_update
         report = loss.detach() * (tokens.norm / tokens.ntokens)
-        return StepLoss(loss=loss, logged=report, weight=tokens.ntokens)
+        return TranslationLoss(
+            loss=loss, logged=report, weight=tokens.ntokens, ends_update=tokens.ends_update
+        )
 
-    def backward(self, out: StepLoss) -> None:
+    def backward(self, out: TranslationLoss) -> None:
         """Add the gradients of a batch, and update the weights after the last of an update.
 
         Sync: Does not block the host.
         """
         self.scaler.scale(out.loss).backward()
-        if self.at_update_end:
+        if out.ends_update:
             self._update()
 
     def evaluate(self, tokens: AnyBatch) -> torch.Tensor:
