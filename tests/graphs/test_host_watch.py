@@ -710,6 +710,30 @@ def test_a_tree_of_tensors_kept_at_an_attribute(make):
     assert kept(run) == ["thing.state"]
 
 
+def test_a_plain_value_that_every_run_leaves_is_kept_and_what_it_reads_first_is_guarded():
+    """A note that nobody reads is not guarded; one that is read is, as it stood before the run."""
+    thing = Thing(noted=None, used=None, count=0)
+
+    def step(batch):
+        thing.noted = len(batch)
+        thing.used = thing.used or "last"
+        thing.count += 1
+        return batch.sum()
+
+    watch = HostWatch(step, on_device=_is_cpu, torch_random=False)
+    for _ in range(2):
+        thing.noted = thing.used = None
+        with watch.watch((torch.zeros(3),), {}) as run:
+            step(torch.zeros(3))
+    assert kept(run) == ["thing.noted", "thing.used"]
+    assert names(run) == ["thing.count"]
+    guards = watch.guards(carried=run.kept)
+    assert (thing.noted, thing.used) == (3, "last")
+    assert guards.first_changed().name == "thing.used"
+    thing.noted, thing.used = 7, None
+    assert guards.holds()
+
+
 def _keep_global(batch):
     global LAST
     LAST = batch.sum()

@@ -17,8 +17,9 @@ from types import SimpleNamespace
 import torch
 from torch.nn import functional as F
 
-from hazards.captured_harness import CAPTURED, captured_case, refused
+from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused
 from hazards.captured_models import (
+    batch,
     batches,
     kept,
     losses_of,
@@ -405,3 +406,99 @@ def file_is_asked_for(place):
         return 1.0
 
     return weighted(place, weight, lambda: None)
+
+
+class Sized:
+    """A trainer that notes the number of rows of each batch, and uses it if told to."""
+
+    def __init__(self, place, *, uses=False):
+        self.model = mlp(place)
+        self.optimizer = sgd(self.model)
+        self.num_rows = 0
+        self.uses = uses
+
+    def train(self, pair):
+        x, y = pair
+        self.num_rows = x.shape[0]
+        loss = F.cross_entropy(self.model(x), y)
+        return updated(self.optimizer, loss / self.num_rows if self.uses else loss)
+
+
+def noted(place, trainer, *, num=60, turn=10, before=None):
+    """Train on batches of 4 and 8 rows in turns; return losses and what was noted after each."""
+    step = place.capture(trainer.train)
+    found = []
+    for number in range(num):
+        if before is not None:
+            before(number)
+        loss = kept(step(batch(place, number, rows=8 if number // turn % 2 else 4)))
+        found.append((loss, trainer.num_rows))
+    return found
+
+
+@captured_case("The step notes the number of rows at `self`; the loop reads it.", expect=CAPTURED)
+def a_note_for_the_loop(place):
+    return noted(place, Sized(place))
+
+
+@captured_case("Batches of two sizes take turns, and the step notes which.", expect=CAPTURED)
+def a_note_in_turns(place):
+    return noted(place, Sized(place), turn=1)
+
+
+@captured_case("The step notes the number of rows, and divides by it.", expect=CAPTURED)
+def a_note_that_is_used(place):
+    return noted(place, Sized(place, uses=True), turn=1)
+
+
+@captured_case("The loop clears before each step what the step notes.", expect=CAPTURED)
+def a_note_that_is_cleared(place):
+    trainer = Sized(place)
+    return noted(place, trainer, before=lambda _: setattr(trainer, "num_rows", None), turn=60)
+
+
+@captured_case("The loop clears now and then what the step notes.", expect=EITHER)
+def a_note_that_is_cleared_late(place):
+    trainer = Sized(place, uses=True)
+
+    def before(number):
+        if number % 20 == 19:
+            trainer.num_rows = None
+
+    return noted(place, trainer, before=before)
+
+
+@captured_case("The step flips a switch, and trains otherwise each second time.", expect=EITHER)
+def a_switch_that_is_flipped(place):
+    trainer = Sized(place)
+    trainer.is_odd = False
+
+    def train(pair):
+        x, y = pair
+        trainer.is_odd = not trainer.is_odd
+        loss = F.cross_entropy(trainer.model(x), y)
+        return updated(trainer.optimizer, loss * 2 if trainer.is_odd else loss)
+
+    step = place.capture(train)
+    return [(kept(step(batch(place, number))), trainer.is_odd) for number in range(40)]
+
+
+@captured_case(
+    "The step notes a number for some batches only; the loop writes too.", expect=EITHER
+)
+def a_note_by_two(place):
+    trainer = Sized(place)
+
+    def train(pair):
+        x, y = pair
+        if x.shape[0] == 8:
+            trainer.num_rows = 8
+        return updated(trainer.optimizer, F.cross_entropy(trainer.model(x), y))
+
+    trainer.train = train
+
+    def before(number):
+        if number % 20 == 15:
+            trainer.num_rows = number
+
+    return noted(place, trainer, before=before)

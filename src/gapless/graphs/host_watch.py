@@ -7,7 +7,8 @@ says which names it reads and stores, and what these names lead to is compared b
 
     reads    guards for everything that the code names: `gapless.graphs.read_guards`
     writes   counters, lists that grow, prints, files, clocks, random numbers of the host
-    kept     places that held a tensor of the device before and hold another now
+    kept     places that held a tensor of the device before and hold another now, or that every run
+             of a kind leaves with the same plain value
 
 Nothing that the step makes is kept alive once the watch is over.
 """
@@ -32,7 +33,13 @@ from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
 from gapless.graphs.code_kinds import CodeKind, is_acting, kind_of, site_of
 from gapless.graphs.code_reads import reads_of
 from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
-from gapless.graphs.plain_values import is_number_like, is_tensor_tree, same_but_tensors, shown
+from gapless.graphs.plain_values import (
+    is_number_like,
+    is_tensor_tree,
+    same,
+    same_but_tensors,
+    shown,
+)
 from gapless.graphs.reach import MISSING, Executed, Observed, Place, Reach, shown_key
 from gapless.graphs.read_guards import ReadGuards
 from gapless.pipeline.containers import container_of
@@ -65,17 +72,24 @@ class HostWrite:
 
 @dataclass(frozen=True, eq=False)
 class KeptPath:
-    """A place in which a run has put other tensors of the device than stood there.
+    """A place in which a run has put something that can be put there again after a replay.
+
+    These are other tensors of the device than stood there, or a plain value that every run of a
+    kind leaves there, such as `self.num_rows = len(x)`: what it follows from is guarded.
 
     Attributes:
         place: where.
         name: as the code says it, such as `self.hidden`.
         site: where it is stored, as `file:line`.
+        is_plain: whether it is a plain value.
+        before: what stood there before the run, if it is a plain value.
     """
 
     place: Place
     name: str
     site: str
+    is_plain: bool = False
+    before: Any = None
 
     def get(self) -> Any:
         """Return what stands there now, None if nothing does."""
@@ -96,7 +110,7 @@ class HostRun:
 
     Attributes:
         writes: what it changed or did, each once; empty in the first run of a kind.
-        kept: places with other tensors of the device.
+        kept: places that can be given again after a replay what it has put there.
         is_complete: False if torch compiled something, so that the watch was cut short, or if a
             cache was filled: look once more.
         runs_compiled: whether compiled code ran.
@@ -134,8 +148,9 @@ class HostWatch:
         self._num_complete = 0
         # Weakly: batches are not kept.
         self._batch: list[weakref.ref[torch.Tensor]] = []
-        # By kind of arguments: what its runs have filled.
+        # By kind of arguments: what its runs have filled, and the plain values they have left.
         self._filled: dict[Any, set[Any]] = {}
+        self._left: dict[Any, dict[Any, Any]] = {}
 
     @contextmanager
     def watch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[HostRun]:
@@ -171,15 +186,17 @@ class HostWatch:
         """Return guards for everything that the watched runs read, with the values of now.
 
         Args:
-            carried: places that the caller takes care of; they are not guarded.
+            carried: places that the caller takes care of. They are not guarded, unless they get
+                plain values and the step reads them: then what stood there before the run is.
 
         Sync: Does not block the host.
         """
         batch = {id(tensor) for ref in self._batch if (tensor := ref()) is not None}
         reach = self._reach(least_runs=max(1, min(self._num_complete, 2)), skip=batch)
-        return ReadGuards(
-            reach, on_device=self._on_device, carried={path.place.id for path in carried}
-        )
+        read = [path for path in carried if path.is_plain and reach.reads(path.place)]
+        unread = {path.place.id for path in carried} - {path.place.id for path in read}
+        with _as_before(read):
+            return ReadGuards(reach, on_device=self._on_device, carried=unread)
 
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
@@ -218,6 +235,7 @@ class HostWatch:
         filled = self._filled.get(kind)
         is_first = filled is None
         filled = self._filled.setdefault(kind, set())
+        left, self._left[kind] = self._left.get(kind, {}), _plain_values_stored(reach)
         stores = _Stores(reach)
         writes: dict[tuple[str, str], HostWrite] = {}
 
@@ -230,6 +248,10 @@ class HostWatch:
             if self._is_kept(difference):
                 assert difference.place is not None
                 run.kept.append(KeptPath(difference.place, name, site))
+            elif _is_left_again(difference, left):
+                assert difference.place is not None
+                was = difference.before
+                run.kept.append(KeptPath(difference.place, name, site, is_plain=True, before=was))
             elif difference.is_fill and _key_of(difference) not in filled:
                 filled.add(_key_of(difference))
                 run.is_complete = False
@@ -255,6 +277,34 @@ class HostWatch:
             # A dictionary that grows is no place to copy to.
             return before is None or place.holder is not None or _is_variable(place)
         return is_tensor_tree(before, self._on_device) and same_but_tensors(before, after)
+
+
+@contextmanager
+def _as_before(paths: list[KeptPath]) -> Iterator[None]:
+    """Let plain values stand in the body as they stood before the run."""
+    after = [path.get() for path in paths]
+    for path in paths:
+        path.set(path.before)
+    try:
+        yield
+    finally:
+        for path, value in zip(paths, after, strict=True):
+            path.set(value)
+
+
+def _is_left_again(difference: Difference, left: dict[Any, Any]) -> bool:
+    """Return whether the last run of the kind has left the same plain value there."""
+    place, after = difference.place, difference.after
+    if place is None or place.kind in ("class", "context"):
+        return False
+    is_plain = is_number_like(difference.before) and is_number_like(after)
+    return is_plain and same(left.get(place.id, MISSING), after)
+
+
+def _plain_values_stored(reach: Reach) -> dict[Any, Any]:
+    """Return what stands in the places that the code stores to, if it is plain."""
+    values = {each: reach.places[each].read() for each in reach.stored}
+    return {each: value for each, value in values.items() if is_number_like(value)}
 
 
 def _key_of(difference: Difference) -> Any:

@@ -2,7 +2,8 @@
 
 A graph reads them from memory of its own and leaves the new ones there. Before a replay, what the
 place holds is copied to where the graph reads; after it, the place gets a copy of what the graph
-left. So the place always holds tensors that nobody overwrites, as in the step as written.
+left. So the place always holds tensors that nobody overwrites, as in the step as written. Places
+that every run leaves with the same plain value get it too.
 """
 
 from __future__ import annotations
@@ -32,8 +33,10 @@ class KeptTensors:
     def __init__(
         self, paths: Sequence[KeptPath], *, on_device: Callable[[torch.Tensor], bool]
     ) -> None:
-        self._paths = list(paths)
-        self._before: list[Tree] = [flatten(path.get()) for path in paths]
+        self.paths = list(paths)
+        self._plain = [(path, path.get()) for path in paths if path.is_plain]
+        self._paths = [path for path in paths if not path.is_plain]
+        self._before: list[Tree] = [flatten(path.get()) for path in self._paths]
         self.objection = next(
             (
                 path
@@ -44,20 +47,18 @@ class KeptTensors:
         )
         self._inputs: list[torch.Tensor] = []
         self._after: list[Tree] = []
+        self._plain_after: list[Any] = []
         self._keys: list[Hashable] = []
 
     def __bool__(self) -> bool:
-        return bool(self._paths)
-
-    @property
-    def paths(self) -> list[KeptPath]:
-        """The places."""
-        return self._paths
+        return bool(self.paths)
 
     def reset(self) -> None:
         """Put back what the places held when this object was made."""
         for path, tree in zip(self._paths, self._before, strict=True):
             path.set(tree.value)
+        for path, value in self._plain:
+            path.set(value)
 
     def tensors(self) -> list[torch.Tensor]:
         """Return the tensors that the places held when this object was made."""
@@ -74,9 +75,13 @@ class KeptTensors:
     def end_capture(self) -> None:
         """Note what the captured step left in the places."""
         self._after = [flatten(path.get()) for path in self._paths]
+        self._plain_after = [path.get() for path, _ in self._plain]
 
     def are_alike(self) -> bool:
-        """Return whether the places hold tensors of the kinds that the graph was captured with."""
+        """Return whether the places hold tensors of the kinds that the graph was captured with.
+
+        Where a plain value will be put, anything may stand.
+        """
         return [flatten(path.get()).key() for path in self._paths] == self._keys
 
     def fill(self) -> None:
@@ -89,12 +94,14 @@ class KeptTensors:
             target.detach().copy_(source)
 
     def hand_out(self) -> None:
-        """Put copies of what the graph left into the places.
+        """Put copies of what the graph left into the places, and the plain values.
 
         Sync: Does not block the host.
         """
         for path, tree in zip(self._paths, self._after, strict=True):
             path.set(tree.map(_copy).value)
+        for (path, _), value in zip(self._plain, self._plain_after, strict=True):
+            path.set(value)
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -190,7 +190,9 @@ class Reach:
         skip: ids of objects that are left out, such as the batch.
 
     Attributes:
-        places: where values stand that the code reads, by `Place.id`.
+        places: where values stand that the code reads or stores, by `Place.id`.
+        read: ids of the places that it reads.
+        stored: ids of those that it stores to.
         whole: containers that are used as a whole, by id, with name and site.
         objects: objects on the way, with their names, by id.
         modules: modules of torch that are reached, with their names, by id.
@@ -209,6 +211,10 @@ class Reach:
         skip: Iterable[int] = (),
     ) -> None:
         self.places: dict[tuple[str, int, Any], Place] = {}
+        self.read: set[tuple[str, int, Any]] = set()
+        self.stored: set[tuple[str, int, Any]] = set()
+        self._is_store = False
+        self.only_stored: set[tuple[str, int, Any]] = set()
         self.whole: dict[int, tuple[Any, str, str]] = {}
         self.objects: dict[int, tuple[Any, str]] = {}
         self.modules: dict[int, tuple[nn.Module, str]] = {}
@@ -297,16 +303,26 @@ class Reach:
     def _follow_store(self, executed: Executed, store: Store) -> None:
         """Take note of where a value is stored: whoever stores another there has to be seen."""
         site = site_of(executed.code, store.line)
+        owners = [
+            (value, name)
+            for chain in store.bases
+            for value, name in self._values(executed, chain, store.line)
+            if id(value) not in self._skip and not isinstance(value, torch.Tensor)
+        ]
+        self._is_store = True
         if store.kind == "global":
             self._place("dict", executed.names, store.key, store.key, site)
-        for chain in store.bases:
-            for value, name in self._values(executed, chain, store.line):
-                if id(value) in self._skip or isinstance(value, torch.Tensor):
-                    continue
-                if store.kind == "attr":
-                    self._attribute(value, store.key, name, site)
-                elif store.kind == "item" and isinstance(store.key, str | int):
-                    self._item(value, store.key, name, site)
+        for value, name in owners:
+            if store.kind == "attr":
+                self._attribute(value, store.key, name, site)
+            elif store.kind == "item" and isinstance(store.key, str | int):
+                self._item(value, store.key, name, site)
+        self._is_store = False
+
+    def reads(self, place: Place) -> bool:
+        """Return whether the code reads a place, or what it is a part of as a whole."""
+        wholes = (id(place.owner), id(place.holder))
+        return place.id in self.read or any(whole in self.whole for whole in wholes)
 
     def values_of(self, executed: Executed, chain: Chain) -> list[Any]:
         """Return what a chain stands for."""
@@ -572,6 +588,7 @@ class Reach:
     ) -> list[tuple[Any, str]]:
         place = Place(kind, owner, key, name=name, site=site, holder=holder, behind=behind)
         known = self.places.setdefault(place.id, place)
+        (self.stored if self._is_store else self.read).add(place.id)
         value = known.read()
         if value is MISSING or id(value) in self._skip:
             return []
