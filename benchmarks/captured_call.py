@@ -48,9 +48,13 @@ CASES = {
 BARE = "bare replay"
 CALL = "captured call"
 LOOP = "captured call, prefetch, deferred loss"
-ROWS = (BARE, CALL, LOOP)
+GROUPS = "the same, eight steps a launch"
+ROWS = (BARE, CALL, LOOP, GROUPS)
+
+_GROUP = 8
 
 _WARM_UP = 10
+_WARM_LOOPS = 2
 _CHAIN = 16
 
 
@@ -202,6 +206,25 @@ class Timer:
 
         return loop
 
+    def group_loop(self, step: gapless.CapturedFunction) -> Callable[[], None]:
+        """Return the loop that users write, with several steps a launch."""
+        batches = (self.host_batches * self.steps)[: self.steps]
+        prefetched = gapless.prefetch(batches, self.device.torch_device.type)
+
+        def loop() -> None:
+            group = []
+            for batch in prefetched:
+                group.append(batch)
+                if len(group) == _GROUP:
+                    for loss in step(group):
+                        self.losses.add(loss)
+                    group = []
+            if group:
+                for loss in step(group):
+                    self.losses.add(loss)
+
+        return loop
+
 
 def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable[[], object]]:
     """Return the parts of a captured call, each as a function."""
@@ -251,15 +274,18 @@ def measure(case: tuple[str, int], timer: Timer, *, rounds: int, busy_us: float)
 
     alone = gapless.capture(make(), device=timer.device)
     in_loop = gapless.capture(make(), device=timer.device)
+    in_groups = gapless.capture(make(), device=timer.device, steps_per_launch=_GROUP)
     loops = {
         BARE: timer.bare_loop(make()),
         CALL: timer.call_loop(alone),
         LOOP: timer.full_loop(in_loop),
+        GROUPS: timer.group_loop(in_groups),
     }
     for _ in range(_WARM_UP):
         alone(timer.batch)
     for loop in loops.values():
-        loop()
+        for _ in range(_WARM_LOOPS):
+            loop()
     times: dict[str, list[dict[str, float]]] = {name: [] for name in loops}
     for number in range(rounds):
         first = number % len(ROWS)
