@@ -50,8 +50,8 @@ class SplitStep(Protocol):
     def forward(self, batch: Any) -> StepLoss:
         """Compute the loss of a batch."""
 
-    def backward(self, out: StepLoss) -> None:
-        """Compute gradients and update the weights."""
+    def backward(self, out: Any) -> None:
+        """Compute gradients from what `forward` returned, and update the weights."""
 
 
 @runtime_checkable
