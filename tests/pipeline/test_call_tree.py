@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gapless.pipeline import call_tree
+from gapless.pipeline import alike_tensors, call_tree
 from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree import flatten
@@ -122,7 +122,7 @@ def test_what_is_known_is_bounded(monkeypatch):
 
 def test_without_torchs_comparison_keys_are_the_same(monkeypatch):
     """An older or newer torch may not have it."""
-    monkeypatch.setattr(call_tree, "_TensorGuards", None)
+    monkeypatch.setattr(alike_tensors, "_TensorGuards", None)
     trees = CallTrees()
 
     keys = [trees.of((torch.zeros(2, size),), {}).key() for size in (3, 3, 4)]

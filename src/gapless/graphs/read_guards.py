@@ -30,6 +30,7 @@ from gapless.graphs.plain_values import (
 )
 from gapless.graphs.reach import BUFFERS, HOOK_TABLES, MISSING, Place, Reach, entries_of
 from gapless.graphs.same_tensors import are_the_same
+from gapless.pipeline.alike_tensors import comparison_with
 
 
 if TYPE_CHECKING:
@@ -48,10 +49,9 @@ _SINGLE = (bool, torch.dtype)
 # Subclasses may compare as they like.
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
-# What torch's compiler uses for the same purpose.
+# What torch's compiler uses for dictionaries.
 _of_compiler: Any = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 _dict_version: Any = getattr(_of_compiler, "dict_version", None)
-_TensorGuards: Any = getattr(_of_compiler, "TensorGuards", None)
 
 
 @dataclass(frozen=True)
@@ -608,7 +608,7 @@ class _Form:
         if list(map(_form_of, self._tensors)) != self._forms:
             return False
         # It compares modes as well, which are no part of a form.
-        self._match = _match_of(self._tensors)
+        self._match = comparison_with(self._tensors)
         return True
 
     def _hooks_now(self) -> list[list[int]]:
@@ -640,20 +640,6 @@ _address_of = torch.Tensor.data_ptr
 
 def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.requires_grad, tensor.shape, tensor.dtype, tensor.stride())
-
-
-def _match_of(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
-    """Return torch's own comparison of types, shapes and `requires_grad`, if there is one."""
-    if _TensorGuards is None or not tensors:
-        return None
-    try:
-        sizes = [list(tensor.size()) for tensor in tensors]
-        strides = [list(tensor.stride()) for tensor in tensors]
-        guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        check: Callable[..., bool] = guards.check
-    except (RuntimeError, TypeError, SystemError):
-        return None
-    return check
 
 
 def _hooks_of(thing: Any) -> list[int]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch._C._dynamo import guards as _of_compiler
 
+from gapless.pipeline.alike_tensors import comparison_with
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree import Tree, flatten
 
@@ -31,8 +31,6 @@ _MAX_ALIKE = 4
 
 # Stands between arguments by position and by name.
 _NAMED: Final = "named"
-
-_TensorGuards: Any = getattr(_of_compiler, "TensorGuards", None)
 
 
 class CallTrees:
@@ -79,14 +77,14 @@ class CallTrees:
                     alike.insert(0, alike.pop(number))
                 return check, key
         key = _Key(tree.key())
-        check_of = _check_of(tree.leaves)
-        if check_of is None:
+        comparison = comparison_with(tree.leaves)
+        if comparison is None:
             return _is_never_alike, key
-        alike.insert(0, (check_of, key))
+        alike.insert(0, (comparison, key))
         self._num_known += 1
         if len(alike) > _MAX_ALIKE:
             alike.pop()
-        return check_of, key
+        return comparison, key
 
 
 class _Key:
@@ -170,17 +168,3 @@ def _name_of(name: Any) -> Hashable:
 
 def _is_never_alike(*_: torch.Tensor) -> bool:
     return False
-
-
-def _check_of(tensors: list[torch.Tensor]) -> Callable[..., bool] | None:
-    """Return torch's own comparison of types, dtypes, devices, shapes and strides, if there is one."""
-    if _TensorGuards is None or not tensors:
-        return None
-    try:
-        sizes = [list(tensor.size()) for tensor in tensors]
-        strides = [list(tensor.stride()) for tensor in tensors]
-        guards = _TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
-        check: Callable[..., bool] = guards.check
-    except (RuntimeError, TypeError, SystemError):
-        return None
-    return check
