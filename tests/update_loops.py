@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ExponentialLR
 
 from gapless.graphs.update_outside import Updates
 from toy_steps import on
@@ -44,6 +46,53 @@ class Trainee:
         with torch.no_grad():
             self.loss.copy_(loss)
             torch._foreach_lerp_(self.average, list(self.model.parameters()), 0.5)
+
+
+class Scheduled(Trainee):
+    """A trainee whose rate a scheduler sets, after the step."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.scheduler = ExponentialLR(self.optimizer, 0.8)
+
+
+class WithClosure(Trainee):
+    """A step that leaves the backward pass to a closure."""
+
+    def step(self):
+        def closure():
+            self.optimizer.zero_grad()
+            loss = self.model(self.x).square().mean()
+            loss.backward()
+            return loss
+
+        loss = self.optimizer.step(closure)
+        with torch.no_grad():
+            self.loss.copy_(loss)
+
+
+class Adversaries(Trainee):
+    """Two models whose optimizers are called in one step, the first one twice."""
+
+    def __init__(self, device, make):
+        super().__init__(device, make)
+        self.critic = torch.nn.Linear(1, 1)
+        for weight in self.critic.parameters():
+            weight.data = on(device, weight.data)
+        self.other = torch.optim.Adam(self.critic.parameters(), lr=0.1)
+
+    def step(self):
+        for _ in range(2):
+            self.other.zero_grad()
+            self.critic(self.model(self.x).detach()).square().mean().backward()
+            self.other.step()
+        self.optimizer.zero_grad()
+        loss = self.critic(self.model(self.x)).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        with torch.no_grad():
+            self.loss.copy_(loss)
 
 
 @dataclass
@@ -128,8 +177,71 @@ def train(device, make, *, captured, rates="exact", between=None, num=9, kind=Tr
     return outcome
 
 
+def train_both_ways(device, make, **how):
+    """Train as written and with the step captured; return what came of both."""
+    return [train(device, make, captured=captured, **how) for captured in (False, True)]
+
+
 def halve_the_rate(trainee, number):
     """Change the rate of all groups, from the fifth step on."""
     if number >= 4:
         for group in trainee.optimizer.param_groups:
             group["lr"] *= 0.9
+
+
+# --- optimizers ---
+
+
+class OwnSGD(torch.optim.SGD):
+    """A subclass, which may do anything in its step."""
+
+
+class CountsItself(torch.optim.Optimizer):
+    """An optimizer of others that uses a new Python number at every step."""
+
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+        self.num_steps = 0
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        self.num_steps += 1
+        for group in self.param_groups:
+            for weight in group["params"]:
+                weight.sub_(weight.grad, alpha=group["lr"] / self.num_steps)
+
+
+def two_groups(params, kind, **options):
+    return kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.02}], lr=0.1, **options)
+
+
+optim = torch.optim
+# On a GPU and on the simulated device: what is captured inside a graph, and what is cut out.
+INSIDE = {
+    "SGD": partial(optim.SGD, lr=0.1),
+    "SGD with all options": partial(
+        optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, maximize=True
+    ),
+    "SGD, foreach": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, foreach=True),
+    "SGD, loop": partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False),
+    "SGD, fused": partial(optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    "SGD, two groups": partial(two_groups, kind=optim.SGD, momentum=0.9),
+    "Adam, fused": partial(optim.Adam, lr=0.1, fused=True),
+    "AdamW, fused": partial(optim.AdamW, lr=0.1, amsgrad=True, fused=True),
+    "AdamW, fused, two groups": partial(two_groups, kind=optim.AdamW, fused=True),
+}
+OUTSIDE = {
+    "Adam": partial(optim.Adam, lr=0.1),
+    "Adam, two groups": partial(two_groups, kind=optim.Adam),
+    "AdamW, loop": partial(optim.AdamW, lr=0.1, foreach=False),
+    "AdamW, foreach": partial(optim.AdamW, lr=0.1, foreach=True),
+    "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
+    "RMSprop": partial(optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
+    "Adadelta": partial(optim.Adadelta, lr=0.1),
+    "Rprop": partial(optim.Rprop, lr=0.01),
+    "Adamax": partial(optim.Adamax, lr=0.1),
+    "NAdam": partial(optim.NAdam, lr=0.1),
+    "RAdam": partial(optim.RAdam, lr=0.1),
+    "a subclass": partial(OwnSGD, lr=0.1, momentum=0.9),
+    "of others": CountsItself,
+}

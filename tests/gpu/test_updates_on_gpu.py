@@ -9,12 +9,19 @@ from functools import partial
 import pytest
 import torch
 from torch.nn import functional as F
-from torch.optim.lr_scheduler import ExponentialLR
 
+import update_loops
 from gapless.device.find import find_device
 from gapless.graphs.update_outside import Updates
-from toy_steps import on
-from update_loops import Trainee, halve_the_rate, train
+from update_loops import (
+    Adversaries,
+    Scheduled,
+    Trainee,
+    WithClosure,
+    halve_the_rate,
+    train,
+    train_both_ways,
+)
 
 
 pytestmark = pytest.mark.gpu
@@ -389,28 +396,14 @@ def test_a_graph_that_is_let_go_gives_its_memory_back(device):
 # --- updates ---
 
 
-def two_groups(params, kind, **options):
-    return kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.02}], lr=0.1, **options)
-
-
 def on_the_device(params, kind, **options):
     return kind(params, lr=torch.tensor(0.1, device="cuda"), **options)
 
 
 INSIDE = {
-    "SGD": partial(optim.SGD, lr=0.1),
-    "SGD with all options": partial(
-        optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, maximize=True
-    ),
-    "SGD, foreach": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, foreach=True),
-    "SGD, loop": partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False),
-    "SGD, fused": partial(optim.SGD, lr=0.1, momentum=0.9, fused=True),
+    **update_loops.INSIDE,
     "SGD, fused, rate on the device": partial(on_the_device, kind=optim.SGD, fused=True),
-    "SGD, two groups": partial(two_groups, kind=optim.SGD, momentum=0.9),
-    "Adam, fused": partial(optim.Adam, lr=0.1, fused=True),
     "Adam, fused, rate on the device": partial(on_the_device, kind=optim.Adam, fused=True),
-    "AdamW, fused": partial(optim.AdamW, lr=0.1, amsgrad=True, fused=True),
-    "AdamW, fused, two groups": partial(two_groups, kind=optim.AdamW, fused=True),
     "Adam, capturable, rate on the device": partial(
         on_the_device, kind=optim.Adam, capturable=True
     ),
@@ -434,24 +427,10 @@ INSIDE = {
 }
 
 
-class OwnSGD(torch.optim.SGD):
-    """A subclass, which may do anything in its step."""
-
-
 OUTSIDE = {
+    **update_loops.OUTSIDE,
     "SGD, rate on the device": partial(on_the_device, kind=optim.SGD),
-    "Adam": partial(optim.Adam, lr=0.1),
-    "Adam, two groups": partial(two_groups, kind=optim.Adam),
-    "AdamW, loop": partial(optim.AdamW, lr=0.1, foreach=False),
-    "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
-    "RMSprop": partial(optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
-    "Adadelta": partial(optim.Adadelta, lr=0.1),
-    "Rprop": partial(optim.Rprop, lr=0.01),
     "ASGD": partial(optim.ASGD, lr=0.01),
-    "Adamax": partial(optim.Adamax, lr=0.1),
-    "NAdam": partial(optim.NAdam, lr=0.1),
-    "RAdam": partial(optim.RAdam, lr=0.1),
-    "a subclass": partial(OwnSGD, lr=0.1, momentum=0.9),
 }
 
 
@@ -469,8 +448,7 @@ def test_what_has_the_same_bits_inside_is_captured(device, name):
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_has_other_numbers_at_every_step_is_cut_out(device, name):
     """The real step runs in every replay, with the numbers that it has by then."""
-    expected = train(device, OUTSIDE[name], captured=False, between=halve_the_rate)
-    found = train(device, OUTSIDE[name], captured=True, between=halve_the_rate)
+    expected, found = train_both_ways(device, OUTSIDE[name], between=halve_the_rate)
 
     assert found.values == expected.values
     (captured,) = found.captured
@@ -480,8 +458,7 @@ def test_what_has_other_numbers_at_every_step_is_cut_out(device, name):
 def test_an_optimizer_whose_number_changed_moves_outside(device):
     """A schedule on an optimizer that was inside keeps the loop's own numbers."""
     for name in ("SGD, fused", "AdamW, fused", "Adam, capturable, foreach"):
-        expected = train(device, INSIDE[name], captured=False, between=halve_the_rate)
-        found = train(device, INSIDE[name], captured=True, between=halve_the_rate)
+        expected, found = train_both_ways(device, INSIDE[name], between=halve_the_rate)
 
         assert found.values == expected.values
         assert [len(captured.inside) for captured in found.captured] == [1, 0]
@@ -501,14 +478,6 @@ def test_rates_on_the_device_change_nothing_but_their_rounding(device, name):
         assert torch.allclose(torch.tensor(some), torch.tensor(others), rtol=1e-4, atol=1e-5)
 
 
-class Scheduled(Trainee):
-    """A trainee whose rate a scheduler sets, after the step."""
-
-    def __init__(self, device, make):
-        super().__init__(device, make)
-        self.scheduler = ExponentialLR(self.optimizer, 0.8)
-
-
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
 def test_schedulers_see_every_step(device, name):
     """What a scheduler has wrapped around `step` is called, and it warns of nothing."""
@@ -518,8 +487,7 @@ def test_schedulers_see_every_step(device, name):
         if number:
             trainee.scheduler.step()
 
-    expected = train(device, make, captured=False, between=between, kind=Scheduled)
-    found = train(device, make, captured=True, between=between, kind=Scheduled)
+    expected, found = train_both_ways(device, make, between=between, kind=Scheduled)
 
     assert found.values == expected.values
 
@@ -556,8 +524,7 @@ def bits_of(values):
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused"])
 def test_a_scaler_unscales_and_skips_at_every_replay(device, name, between):
     """Inside, and outside once the rate has changed."""
-    expected = train(device, INSIDE[name], captured=False, between=between, kind=Scaled, num=14)
-    found = train(device, INSIDE[name], captured=True, between=between, kind=Scaled, num=14)
+    expected, found = train_both_ways(device, INSIDE[name], between=between, kind=Scaled, num=14)
 
     assert bits_of(found.values) == bits_of(expected.values)
     assert found.trainee.scaler.get_scale() == expected.trainee.scaler.get_scale() < 2.0**29
@@ -581,60 +548,19 @@ def test_an_unfused_optimizer_under_a_scaler_cannot_be_captured(device):
     assert "step" not in vars(trainee.optimizer)
 
 
-class WithClosure(Trainee):
-    """A step that leaves the backward pass to a closure."""
-
-    def step(self):
-        def closure():
-            self.optimizer.zero_grad()
-            loss = self.model(self.x).square().mean()
-            loss.backward()
-            return loss
-
-        loss = self.optimizer.step(closure)
-        with torch.no_grad():
-            self.loss.copy_(loss)
-
-
 @pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
 def test_a_closure_that_is_called_once_is_captured(device, name):
     """It is part of the segment before the update."""
     make = {**INSIDE, **OUTSIDE}[name]
-    expected = train(device, make, captured=False, kind=WithClosure)
-    found = train(device, make, captured=True, kind=WithClosure)
+    expected, found = train_both_ways(device, make, kind=WithClosure)
 
     assert found.values == expected.values
-
-
-class Adversaries(Trainee):
-    """Two models whose optimizers are called in one step, the first one twice."""
-
-    def __init__(self, device, make):
-        super().__init__(device, make)
-        self.critic = torch.nn.Linear(1, 1)
-        for weight in self.critic.parameters():
-            weight.data = on(device, weight.data)
-        self.other = torch.optim.Adam(self.critic.parameters(), lr=0.1)
-
-    def step(self):
-        for _ in range(2):
-            self.other.zero_grad()
-            self.critic(self.model(self.x).detach()).square().mean().backward()
-            self.other.step()
-        self.optimizer.zero_grad()
-        loss = self.critic(self.model(self.x)).mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        with torch.no_grad():
-            self.loss.copy_(loss)
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW, fused", "Adam"])
 def test_each_update_of_a_step_finds_its_own_gradients(device, name):
     """Several updates in a step, and gradients that are let go of after them."""
     make = {**INSIDE, **OUTSIDE}[name]
-    expected = train(device, make, captured=False, kind=Adversaries)
-    found = train(device, make, captured=True, kind=Adversaries)
+    expected, found = train_both_ways(device, make, kind=Adversaries)
 
     assert found.values == expected.values

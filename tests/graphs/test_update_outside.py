@@ -13,10 +13,21 @@ import torch
 from torch.optim.lr_scheduler import ExponentialLR
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+import update_loops
 from gapless.graphs.update_outside import Updates
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on
-from update_loops import Trainee, halve_the_rate, train
+from update_loops import (
+    OUTSIDE,
+    Adversaries,
+    OwnSGD,
+    Scheduled,
+    Trainee,
+    WithClosure,
+    halve_the_rate,
+    train,
+    train_both_ways,
+)
 
 
 @pytest.fixture
@@ -30,58 +41,9 @@ def device():
     assert device.report.races == []
 
 
-class OwnSGD(torch.optim.SGD):
-    """A subclass, which may do anything in its step."""
-
-
-class CountsItself(torch.optim.Optimizer):
-    """An optimizer of others that uses a new Python number at every step."""
-
-    def __init__(self, params):
-        super().__init__(params, {"lr": 0.1})
-        self.num_steps = 0
-
-    @torch.no_grad()
-    def step(self, closure=None):
-        self.num_steps += 1
-        for group in self.param_groups:
-            for weight in group["params"]:
-                weight.sub_(weight.grad, alpha=group["lr"] / self.num_steps)
-
-
-def two_groups(params, kind, **options):
-    return kind([{"params": params[:2]}, {"params": params[2:], "lr": 0.02}], lr=0.1, **options)
-
-
-optim = torch.optim
 INSIDE = {
-    "SGD": partial(optim.SGD, lr=0.1),
-    "SGD with all options": partial(
-        optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01, nesterov=True, maximize=True
-    ),
-    "SGD, foreach": partial(optim.SGD, lr=0.1, momentum=0.9, dampening=0.1, foreach=True),
-    "SGD, loop": partial(optim.SGD, lr=0.1, momentum=0.9, foreach=False),
-    "SGD, fused": partial(optim.SGD, lr=0.1, momentum=0.9, fused=True),
-    "SGD, two groups": partial(two_groups, kind=optim.SGD, momentum=0.9),
-    "Adam, fused": partial(optim.Adam, lr=0.1, fused=True),
-    "AdamW, fused": partial(optim.AdamW, lr=0.1, amsgrad=True, fused=True),
-    "AdamW, fused, two groups": partial(two_groups, kind=optim.AdamW, fused=True),
-    "Adagrad, fused": partial(optim.Adagrad, lr=0.1, lr_decay=0.1, fused=True),
-}
-OUTSIDE = {
-    "Adam": partial(optim.Adam, lr=0.1),
-    "Adam, two groups": partial(two_groups, kind=optim.Adam),
-    "AdamW, loop": partial(optim.AdamW, lr=0.1, foreach=False),
-    "AdamW, foreach": partial(optim.AdamW, lr=0.1, foreach=True),
-    "Adagrad": partial(optim.Adagrad, lr=0.1, lr_decay=0.1),
-    "RMSprop": partial(optim.RMSprop, lr=0.01, momentum=0.9, centered=True),
-    "Adadelta": partial(optim.Adadelta, lr=0.1),
-    "Rprop": partial(optim.Rprop, lr=0.01),
-    "Adamax": partial(optim.Adamax, lr=0.1),
-    "NAdam": partial(optim.NAdam, lr=0.1),
-    "RAdam": partial(optim.RAdam, lr=0.1),
-    "a subclass": partial(OwnSGD, lr=0.1, momentum=0.9),
-    "of others": CountsItself,
+    **update_loops.INSIDE,
+    "Adagrad, fused": partial(torch.optim.Adagrad, lr=0.1, lr_decay=0.1, fused=True),
 }
 
 
@@ -99,8 +61,7 @@ def test_what_has_the_same_bits_inside_is_captured(device, name):
 @pytest.mark.parametrize("name", OUTSIDE)
 def test_what_has_other_numbers_at_every_step_is_cut_out(device, name):
     """The real step runs in every replay, with the numbers that it has by then."""
-    expected = train(device, OUTSIDE[name], captured=False, between=halve_the_rate)
-    found = train(device, OUTSIDE[name], captured=True, between=halve_the_rate)
+    expected, found = train_both_ways(device, OUTSIDE[name], between=halve_the_rate)
 
     assert found.values == expected.values
     (captured,) = found.captured
@@ -120,8 +81,7 @@ def test_options_of_an_optimizer_are_as_before_a_capture(device):
 
 def test_an_optimizer_whose_number_changed_moves_outside(device):
     """A schedule on an optimizer that was inside keeps the loop's own numbers."""
-    expected = train(device, INSIDE["SGD, fused"], captured=False, between=halve_the_rate)
-    found = train(device, INSIDE["SGD, fused"], captured=True, between=halve_the_rate)
+    expected, found = train_both_ways(device, INSIDE["SGD, fused"], between=halve_the_rate)
 
     assert found.values == expected.values
     assert [len(captured.inside) for captured in found.captured] == [1, 0]
@@ -212,8 +172,7 @@ def test_an_optimizer_with_new_state_is_captured_inside_again(device):
         if number == 5:
             load_copies(trainee.optimizer)
 
-    expected = train(device, INSIDE["AdamW, fused"], captured=False, between=between)
-    found = train(device, INSIDE["AdamW, fused"], captured=True, between=between)
+    expected, found = train_both_ways(device, INSIDE["AdamW, fused"], between=between)
 
     assert found.values == expected.values
     assert [len(captured.inside) for captured in found.captured] == [1, 1]
@@ -265,14 +224,6 @@ def test_hooks_of_optimizers_run_at_every_step(device, name):
     assert len(seen) == 18
 
 
-class Scheduled(Trainee):
-    """A trainee whose rate a scheduler sets, after the step."""
-
-    def __init__(self, device, make):
-        super().__init__(device, make)
-        self.scheduler = ExponentialLR(self.optimizer, 0.8)
-
-
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "Adam"])
 def test_schedulers_see_every_step(device, name):
     """What a scheduler has wrapped around `step` is called, and it warns of nothing."""
@@ -282,8 +233,7 @@ def test_schedulers_see_every_step(device, name):
         if number:
             trainee.scheduler.step()
 
-    expected = train(device, make, captured=False, between=between, kind=Scheduled)
-    found = train(device, make, captured=True, between=between, kind=Scheduled)
+    expected, found = train_both_ways(device, make, between=between, kind=Scheduled)
 
     assert found.values == expected.values
     assert found.trainee.scheduler.get_last_lr() == expected.trainee.scheduler.get_last_lr()
@@ -305,53 +255,13 @@ def test_a_scheduler_made_after_the_capture_warns_of_nothing(device, name):
     train(device, {**INSIDE, **OUTSIDE}[name], captured=True, between=between)
 
 
-class Adversaries(Trainee):
-    """Two models whose optimizers are called in one step, the first one twice."""
-
-    def __init__(self, device, make):
-        super().__init__(device, make)
-        self.critic = torch.nn.Linear(1, 1)
-        for weight in self.critic.parameters():
-            weight.data = on(device, weight.data)
-        self.other = torch.optim.Adam(self.critic.parameters(), lr=0.1)
-
-    def step(self):
-        for _ in range(2):
-            self.other.zero_grad()
-            self.critic(self.model(self.x).detach()).square().mean().backward()
-            self.other.step()
-        self.optimizer.zero_grad()
-        loss = self.critic(self.model(self.x)).mean()
-        loss.backward()
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        with torch.no_grad():
-            self.loss.copy_(loss)
-
-
 @pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_each_update_of_a_step_finds_its_own_gradients(device, name):
     """Several updates in a step, and gradients that are let go of after them."""
     make = {**INSIDE, **OUTSIDE}[name]
-    expected = train(device, make, captured=False, kind=Adversaries)
-    found = train(device, make, captured=True, kind=Adversaries)
+    expected, found = train_both_ways(device, make, kind=Adversaries)
 
     assert found.values == expected.values
-
-
-class WithClosure(Trainee):
-    """A step that leaves the backward pass to a closure."""
-
-    def step(self):
-        def closure():
-            self.optimizer.zero_grad()
-            loss = self.model(self.x).square().mean()
-            loss.backward()
-            return loss
-
-        loss = self.optimizer.step(closure)
-        with torch.no_grad():
-            self.loss.copy_(loss)
 
 
 class WithClosureWithoutGrad(WithClosure):
@@ -367,8 +277,7 @@ class WithClosureWithoutGrad(WithClosure):
 def test_a_closure_that_is_called_once_is_captured(device, name, kind):
     """Torch's own optimizers call it before their update, so it is part of the segment before."""
     make = {**INSIDE, **OUTSIDE}[name]
-    expected = train(device, make, captured=False, kind=kind)
-    found = train(device, make, captured=True, kind=kind)
+    expected, found = train_both_ways(device, make, kind=kind)
 
     assert found.values == expected.values
 
@@ -510,8 +419,7 @@ class HandsOver(Trainee):
 def test_what_a_scaler_hands_over_is_there_at_every_replay(device, between):
     """Inside and outside: gradients are unscaled, and the third steps are skipped."""
     make = INSIDE["AdamW, fused"]
-    expected = train(device, make, captured=False, between=between, kind=HandsOver)
-    found = train(device, make, captured=True, between=between, kind=HandsOver)
+    expected, found = train_both_ways(device, make, between=between, kind=HandsOver)
 
     assert found.values == expected.values
     assert "grad_scale" not in vars(found.trainee.optimizer)
@@ -524,8 +432,7 @@ def test_state_that_is_missing_at_the_capture_is_made_by_the_first_replay(device
         trainee.model[2].requires_grad_(number >= 2)
 
     make = INSIDE["SGD, foreach"]
-    expected = train(device, make, captured=False, between=between)
-    found = train(device, make, captured=True, between=between)
+    expected, found = train_both_ways(device, make, between=between)
 
     assert found.values == expected.values
     assert "no state" in found.captured[0].outside[found.trainee.optimizer]
@@ -548,8 +455,7 @@ def test_modes_at_an_update_are_those_of_the_step(device):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 super().step()
 
-    expected = train(device, Multiplies, captured=False, kind=InAutocast)
-    found = train(device, Multiplies, captured=True, kind=InAutocast)
+    expected, found = train_both_ways(device, Multiplies, kind=InAutocast)
 
     assert found.values == expected.values
 
@@ -715,8 +621,7 @@ def test_a_rate_that_is_a_tensor_is_read_where_it_lies(device, where):
     def between(trainee, number):
         rates[-1].fill_(0.1 / (number + 1))
 
-    expected = train(device, make, captured=False, between=between)
-    found = train(device, make, captured=True, between=between)
+    expected, found = train_both_ways(device, make, between=between)
 
     assert found.values == expected.values
     assert bool(found.captured[0].inside) == (where == "device")
@@ -731,8 +636,7 @@ def test_a_rate_that_any_update_reads_on_the_host_stays_outside(device):
     def between(trainee, number):
         trainee.optimizer.param_groups[0]["lr"].fill_(0.1 / (number + 1))
 
-    expected = train(device, make, captured=False, between=between)
-    found = train(device, make, captured=True, between=between)
+    expected, found = train_both_ways(device, make, between=between)
 
     assert found.values == expected.values
     assert "lr" in found.captured[0].outside[found.trainee.optimizer]
@@ -779,8 +683,7 @@ class WithAHostWeight(Trainee):
 def test_an_update_of_a_weight_on_the_host_is_outside(device):
     """A capture would do it at once, and no replay would do it again."""
     make = INSIDE["SGD, loop"]
-    expected = train(device, make, captured=False, kind=WithAHostWeight)
-    found = train(device, make, captured=True, kind=WithAHostWeight)
+    expected, found = train_both_ways(device, make, kind=WithAHostWeight)
 
     assert found.values == expected.values
     assert found.trainee.weight.tolist() == expected.trainee.weight.tolist()
