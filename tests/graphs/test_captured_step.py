@@ -11,6 +11,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._device import DeviceContext
 
 import gapless
+from gapless.device.cpu import CpuDevice
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.warm_ups import WarmUps
 from gapless.loop.train_loop import TrainLoop
@@ -103,6 +104,38 @@ def test_a_mode_in_place_of_one_of_torch_is_seen(device):
     assert [one.item() for one in found] == [3.0] * 7 + [6.0]
     assert step.report.num_replays > 0
     assert step.report.refusal.name == "Doubles"
+
+
+class _Accelerator(CpuDevice):
+    """A CPU that passes for an accelerator: tensors of no shape or strides are not simulated."""
+
+    is_accelerator = True
+
+    def needs_copy(self, tensor):
+        return False
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def sparse():
+    return torch.eye(2).to_sparse_csr()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("batch", "named"), [(nested, "a nested tensor"), (sparse, "a sparse_csr tensor")]
+)
+def test_a_tensor_of_several_pieces_in_a_batch_is_refused(batch, named):
+    """Calls that have one run as written."""
+    batch = batch()
+    step = gapless.capture(lambda x, rows: rows * x.size(0), device=_Accelerator())
+    found = [step(batch, torch.ones(1)).item() for _ in range(5)]
+
+    assert found == [2.0] * 5
+    assert (step.report.num_eager, step.report.refusal.kind) == (5, "unknown_batch")
+    assert named in step.report.refusal.text
 
 
 @pytest.mark.parametrize(

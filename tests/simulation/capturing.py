@@ -678,6 +678,19 @@ def calls_inside_anomaly_detection_run_as_written(device):
     check_calls_that_are_watched(device, watched, "torch.autograd.set_detect_anomaly")
 
 
+@scenario(num_seeds=1)
+def calls_with_a_nested_tensor_run_as_written(device):
+    """It has no shape that calls could share."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        rows = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+    step = gapless.capture(lambda x, rows: x * rows.size(0), device=device)
+    (x,) = put(device, (torch.ones(1),))
+    for _ in range(5):
+        assert read_back(device, step(x, rows)).item() == 2.0
+    assert (step.report.num_eager, step.report.refusal.kind) == (5, "unknown_batch")
+
+
 class _Carries:
     """Keeps a tensor from call to call."""
 

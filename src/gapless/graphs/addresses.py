@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from gapless.pipeline.tree import has_address
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,8 +45,3 @@ def lie_where(tensors: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]],
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
     """Return whether any two of these tensors lie in one storage."""
     return len(set(map(address_of, tensors))) < len(tensors)
-
-
-def has_address(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has memory of one piece."""
-    return tensor.layout is torch.strided and not tensor.is_nested

@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from gapless.pipeline.tree import shape_of
+
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Mapping
@@ -41,7 +43,7 @@ class KindsSeen:
 
     def add(self, tree: Tree) -> None:
         """Count a call."""
-        shapes = tuple([tuple(leaf.shape) for leaf in tree.leaves])
+        shapes = tuple([tuple(shape_of(leaf)) for leaf in tree.leaves])
         dtypes = tuple([(leaf.dtype, leaf.dim()) for leaf in tree.leaves])
         kind = (hash((tree.structure(), dtypes)), shapes)
         if kind in self.counts or len(self.counts) < _MAX_KINDS:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 import torch
 
 from gapless.graphs.code_kinds import is_foreign
+from gapless.pipeline.tree import has_address
 
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ def objection_to_batch(
     if tree.unknown:
         return _is_unknown(tree.unknown[0])
     for tensor in tree.leaves:
+        if not has_address(tensor):
+            return _has_no_address(tensor)
         if needs_copy(tensor):
             return _is_on_the_host(tensor)
         if tensor.requires_grad:
@@ -174,6 +177,17 @@ def _is_unknown(value: object) -> Refusal:
         "dataclasses: convert it in the loader's collate_fn, or bind it to the step with "
         "functools.partial",
         name=f"a {type(value).__qualname__} in a batch",
+        is_of_call=True,
+    )
+
+
+def _has_no_address(tensor: torch.Tensor) -> Refusal:
+    kind = "nested" if tensor.is_nested else str(tensor.layout).removeprefix("torch.")
+    return Refusal(
+        "unknown_batch",
+        f"a batch holds a {kind} tensor, whose memory is of several pieces and new ones each time; "
+        "pass its parts, and put them together in the step",
+        name=f"a {kind} tensor in a batch",
         is_of_call=True,
     )
 

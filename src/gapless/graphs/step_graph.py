@@ -73,8 +73,10 @@ class StepGraph:
         self.updates = updates
         self._kept = kept
         self._changes = changes
-        self._writes_batch = changes.writes_tensors
         self._held = held
+        # Asked before and after each replay.
+        self._keeps, self._writes_batch = bool(kept), changes.writes_tensors
+        self._changes_batch = bool(changes)
 
     def takes(self, tree: Tree) -> bool:
         """Return whether a replay does to the batch what the step as written would.
@@ -98,14 +100,14 @@ class StepGraph:
         """
         self._inputs.fill(tree.leaves)
         self._gradients.let_go()
-        if self._kept:
+        if self._keeps:
             self._kept.fill()
         self.updates.before_replay()
         self._graph.replay()
         self._gradients.hand_out()
-        if self._kept:
+        if self._keeps:
             self._kept.hand_out()
-        if self._changes:
+        if self._changes_batch:
             self._changes.apply(tree)
         return self._results.own(tree) if is_own else self._results.in_place
 

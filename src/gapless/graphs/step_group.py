@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from gapless.errors import UserError
 from gapless.graphs.step_call import work_of
 from gapless.pipeline.step import Call
+from gapless.pipeline.tree import shape_of
 
 
 if TYPE_CHECKING:
@@ -46,6 +47,6 @@ def is_of_one_shape(group: Tree, size: int) -> bool:
 
     Plain values may differ from batch to batch: they are part of the group's kind.
     """
-    shapes = [leaf.shape for leaf in group.leaves]
+    shapes = [shape_of(leaf) for leaf in group.leaves]
     num_each, rest = divmod(len(shapes), size)
     return not rest and shapes == shapes[:num_each] * size

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 import torch
 from torch.utils.weak import TensorWeakRef
 
-from gapless.graphs.addresses import has_address, lie_as_now, lie_where
+from gapless.graphs.addresses import lie_as_now, lie_where
 from gapless.graphs.guards import Guard
 from gapless.graphs.same_tensors import are_the_same
+from gapless.pipeline.tree import has_address
 
 
 if TYPE_CHECKING:

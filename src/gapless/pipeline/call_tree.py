@@ -13,7 +13,7 @@ import torch
 
 from gapless.pipeline.alike_tensors import comparison_with
 from gapless.pipeline.step import Call
-from gapless.pipeline.tree import Tree, flatten
+from gapless.pipeline.tree import Tree, flatten, shape_of
 
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class CallTrees:
         return key
 
     def _find(self, tree: Tree, form: Hashable) -> tuple[Callable[..., bool], Hashable]:
-        place = (form, tree.leaves[0].shape if tree.leaves else None)
+        place = (form, shape_of(tree.leaves[0]) if tree.leaves else None)
         alike = self._known.get(place)
         if alike is None:
             if self._num_known >= _MAX_KNOWN:

@@ -80,7 +80,7 @@ class Tree:
         if self.known_key is not None:
             return self.known_key
         tensors = tuple(
-            [(leaf.shape, leaf.stride(), leaf.dtype, leaf.device) for leaf in self.leaves]
+            [(shape_of(leaf), _stride_of(leaf), leaf.dtype, leaf.device) for leaf in self.leaves]
         )
         return (self.structure(), tensors)
 
@@ -113,6 +113,20 @@ def flatten(value: Any) -> Tree:
     unknown: list[Any] = []
     root = _node_of(value, leaves, unknown)
     return Tree(value, leaves, unknown, root)
+
+
+def has_address(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has memory of one piece."""
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
+    """Return a tensor's shape; () for a nested one, which has several."""
+    return () if tensor.is_nested else tensor.shape
+
+
+def _stride_of(tensor: torch.Tensor) -> Hashable:
+    return tensor.stride() if has_address(tensor) else tensor.layout
 
 
 def _named_as_called(found: str) -> str:
