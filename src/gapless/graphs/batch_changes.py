@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.addresses import address_of
-from gapless.pipeline.containers import PLAIN, container_of
+from gapless.graphs.results import Results
+from gapless.pipeline.containers import PLAIN, Container, container_of
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from gapless.pipeline.tree import Tree
 
@@ -34,11 +35,11 @@ class BatchWatch:
         self._parts = [_parts(container) for container in self._containers]
         self._versions = [_version(leaf) for leaf in tree.leaves]
 
-    def changes(self, written: frozenset[int] = frozenset()) -> BatchChanges:
+    def changes(self, others: Sequence[torch.Tensor] = ()) -> BatchChanges:
         """Return what is different now.
 
         Args:
-            written: addresses of storages that are known to have been written to.
+            others: tensors that were there before the step.
         """
         changed = {
             number: _parts(container)
@@ -48,9 +49,9 @@ class BatchWatch:
         leaves = [
             number
             for number, leaf in enumerate(self._tree.leaves)
-            if _version(leaf) != self._versions[number] or address_of(leaf) in written
+            if _version(leaf) != self._versions[number]
         ]
-        return BatchChanges(self._tree, self._containers, changed, leaves)
+        return BatchChanges(self._tree, self._containers, changed, leaves, others=others)
 
 
 class BatchChanges:
@@ -61,6 +62,7 @@ class BatchChanges:
         containers: in it, in the order of a walk.
         changed: the new parts of those that changed, by their numbers.
         written: numbers of the tensors that the step wrote into.
+        others: tensors that were there before the step.
 
     Attributes:
         unsupported: type of a changed container that cannot be changed here, None if there is
@@ -73,9 +75,10 @@ class BatchChanges:
         containers: list[Any],
         changed: dict[int, dict[Any, Any]],
         written: list[int],
+        *,
+        others: Sequence[torch.Tensor],
     ) -> None:
         self._leaves = tree.leaves
-        self._leaf_numbers = {id(leaf): number for number, leaf in enumerate(tree.leaves)}
         self._container_numbers = {id(value): number for number, value in enumerate(containers)}
         # Keeps the ids above from being used again.
         self._containers = containers
@@ -88,6 +91,13 @@ class BatchChanges:
                 if not _can_change(containers[number])
             ),
             None,
+        )
+        put = [part for parts in changed.values() for part in parts.values()]
+        tensors = {id(tensor): tensor for part in put for tensor in self._tensors_in(part)}
+        self._put = list(tensors)
+        # As results of the step they are copied, or are views of the batch.
+        self._results = Results(
+            flatten(tuple(tensors.values())), inputs=tree.leaves, others=others
         )
 
     def __bool__(self) -> bool:
@@ -108,31 +118,43 @@ class BatchChanges:
                 tree.leaves[number].copy_(self._leaves[number])
         if not self._changed:
             return
+        # By the ids of what was put into the captured batch.
+        moved: dict[int, Any] = dict(zip(self._put, self._results.own(tree), strict=True))
         containers = list(_containers(tree.value))
+        for key, number in self._container_numbers.items():
+            moved[key] = containers[number]
         for number, parts in self._changed.items():
-            new = {name: self._moved(part, tree, containers) for name, part in parts.items()}
+            new = {name: _moved(part, moved) for name, part in parts.items()}
             _change(containers[number], new)
 
-    def _moved(self, part: Any, tree: Tree, containers: list[Any]) -> Any:
-        """Return a part of the captured batch as a part of another batch."""
+    def _tensors_in(self, part: Any) -> Iterator[torch.Tensor]:
+        """Return the tensors of a part, without those in containers that the batch had."""
         if isinstance(part, torch.Tensor):
-            number = self._leaf_numbers.get(id(part))
-            return part.detach().clone() if number is None else tree.leaves[number]
-        number = self._container_numbers.get(id(part))
-        if number is not None:
-            return containers[number]
-        container = None if isinstance(part, PLAIN) else container_of(type(part))
+            yield part
+        elif id(part) not in self._container_numbers:
+            container = _container(part)
+            for inner in () if container is None else container.parts(part):
+                yield from self._tensors_in(inner)
+
+
+def _moved(part: Any, moved: dict[int, Any]) -> Any:
+    """Return a part of the captured batch as a part of another one; what is new is added."""
+    if id(part) not in moved:
+        container = _container(part)
         if container is None:
             return part
-        parts = [self._moved(inner, tree, containers) for inner in container.parts(part)]
-        return container.with_parts(part, parts)
+        parts = [_moved(inner, moved) for inner in container.parts(part)]
+        moved[id(part)] = container.with_parts(part, parts)
+    return moved[id(part)]
+
+
+def _container(value: Any) -> Container | None:
+    return None if isinstance(value, PLAIN) else container_of(type(value))
 
 
 def _containers(value: Any) -> Iterator[Any]:
     """Return all containers of a batch, from the outside in."""
-    if isinstance(value, (torch.Tensor, *PLAIN)):
-        return
-    container = container_of(type(value))
+    container = None if isinstance(value, torch.Tensor) else _container(value)
     if container is None:
         return
     yield value

@@ -230,9 +230,6 @@ class Trial:
         before: Gradients,
         kept: KeptTensors,
     ) -> StepGraph:
-        changes = batch.changes(frozenset())
-        if changes.unsupported is not None:
-            raise _Refused(_changes_batch(changes.unsupported))
         # What the step's code reaches is compared where its reads are.
         weights = [weight for weight, _ in before if not reads.compares(weight)]
         memory: list[Guard] = [WeightsInPlace(weights)] if weights else []
@@ -242,6 +239,9 @@ class Trial:
         if touched is not None:
             found = [*touched.read, *touched.written]
             others += [tensor for tensor in found if address_of(tensor) not in watched.known]
+        changes = batch.changes(others)
+        if changes.unsupported is not None:
+            raise _Refused(_changes_batch(changes.unsupported))
         return StepGraph(
             graph,
             inputs=static.leaves,

@@ -1,0 +1,291 @@
+"""What a step does to its batch is done again to another batch."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from gapless.graphs.batch_changes import BatchWatch
+from gapless.pipeline.tree import flatten
+
+
+@dataclass
+class Pair:
+    """A batch with names."""
+
+    first: Any
+    second: Any = None
+
+
+class Named(dict):
+    """A dictionary with attributes."""
+
+
+def changed_again(make, change):
+    """Return two batches: one that a function has changed, and one that was changed likewise."""
+    batch, other = make(), make()
+    tree = flatten(batch)
+    watch = BatchWatch(tree)
+    change(batch)
+    watch.changes().apply(flatten(other))
+    return batch, other
+
+
+def plain(value):
+    """Return a batch as plain values, each tensor with its number in the order of first use."""
+    numbers = {}
+
+    def walk(part):
+        if isinstance(part, torch.Tensor):
+            return (numbers.setdefault(id(part), len(numbers)), part.tolist())
+        if isinstance(part, Pair):
+            return ("Pair", walk(vars(part)))
+        if isinstance(part, dict):
+            return (type(part).__name__, [(key, walk(inner)) for key, inner in part.items()])
+        if isinstance(part, list | tuple):
+            return (type(part).__name__, [walk(inner) for inner in part])
+        return part
+
+    return walk(value)
+
+
+# --- any changes of any batch ---
+
+
+batches = st.recursive(
+    st.lists(st.integers(0, 9), min_size=1, max_size=3).map(torch.tensor)
+    | st.sampled_from([1, "text", None]),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3),
+        st.lists(inner, max_size=3).map(tuple),
+        st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+        st.builds(Pair, inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+def all_containers(value):
+    """Return the containers of a batch that can be changed, from the outside in."""
+    found = [value] if isinstance(value, list | dict | Pair) else []
+    parts = vars(value) if isinstance(value, Pair) else value
+    if isinstance(parts, list | tuple | dict):
+        for part in list(parts.values()) if isinstance(parts, dict) else parts:
+            found += all_containers(part)
+    return found
+
+
+def tensors_of(value):
+    return flatten(value).leaves
+
+
+def add_a_tensor(batch, container, number):
+    put(container, torch.full((2,), number))
+
+
+def add_a_plain_value(batch, container, number):
+    put(container, number)
+
+
+def add_what_is_there(batch, container, number):
+    """Put a tensor of the batch where it was not."""
+    found = tensors_of(batch)
+    if found:
+        put(container, found[number % len(found)])
+
+
+def add_a_view(batch, container, number):
+    """Put a view of a tensor of the batch there, which may have been put there before."""
+    found = tensors_of(batch)
+    if found:
+        put(container, found[number % len(found)][:1])
+
+
+def add_a_structure(batch, container, number):
+    """Put a new container there, around a tensor of the batch and a new one."""
+    found = tensors_of(batch)
+    put(container, (found[: number % 2], {"new": torch.zeros(1)}, "text"))
+
+
+def put(container, value):
+    if isinstance(container, list):
+        container.append(value)
+    elif isinstance(container, dict):
+        container["new"] = value
+    else:
+        container.second = value
+
+
+def take_away(batch, container, number):
+    if isinstance(container, Pair):
+        container.first = None
+    elif isinstance(container, list) and container:
+        container.pop(number % len(container))
+    elif container:
+        container.pop(sorted(container)[number % len(container)])
+
+
+def write(batch, container, number):
+    found = tensors_of(batch)
+    if found:
+        found[number % len(found)].add_(1)
+
+
+CHANGES = [
+    add_a_tensor,
+    add_a_plain_value,
+    add_what_is_there,
+    add_a_view,
+    add_a_structure,
+    take_away,
+    write,
+]
+changes = st.lists(
+    st.tuples(st.sampled_from(CHANGES), st.integers(0, 5), st.integers(0, 5)), max_size=4
+)
+
+
+@given(batches, changes, st.integers(0, 9))
+def test_any_changes_are_done_again(batch, some, number):
+    """Values, structure, and which places hold the same tensor or share its memory are equal."""
+
+    def change(value):
+        for what, place, number in some:
+            containers = all_containers(value)
+            if containers:
+                what(value, containers[place % len(containers)], number)
+
+    found, again = changed_again(lambda: copy.deepcopy(batch), change)
+    for changed in (found, again):
+        write(changed, None, number)
+
+    assert plain(again) == plain(found)
+
+
+# --- kinds of changes ---
+
+
+def test_what_was_not_changed_is_left_alone():
+    """No change is found, and applying it does nothing."""
+    batch = {"rows": torch.ones(2), "names": ["a"]}
+    watch = BatchWatch(flatten(batch))
+    batch["rows"].sum()
+
+    found = watch.changes()
+
+    assert not found
+    assert not found.writes_tensors
+
+
+def test_new_tensors_are_copied_for_each_batch():
+    """The graph's own are overwritten by its next replay."""
+    batch, other = changed_again(lambda: [torch.ones(2)], lambda batch: batch.append(batch[0] * 2))
+    batch[1].zero_()
+
+    assert other[1].tolist() == [2.0, 2.0]
+
+
+def test_tensors_of_the_batch_are_those_of_the_other_batch():
+    """What changed places is not copied."""
+    batch, other = [torch.zeros(1), torch.ones(1)], [torch.zeros(1), torch.ones(1)]
+    first, second = other
+    watch = BatchWatch(flatten(batch))
+    batch.reverse()
+    watch.changes().apply(flatten(other))
+
+    assert other[0] is second
+    assert other[1] is first
+
+
+def test_containers_of_the_batch_are_those_of_the_other_batch():
+    """What changed places is not copied, and what it was put into is."""
+    batch, other = ({"in": [1], "out": [2]} for _ in range(2))
+    one, two = other["in"], other["out"]
+    watch = BatchWatch(flatten(batch))
+    batch["in"], batch["out"] = batch["out"], (batch["in"],)
+    watch.changes().apply(flatten(other))
+
+    assert other["in"] is two
+    assert other["out"][0] is one
+
+
+def test_keys_that_are_gone_are_taken_away():
+    """The order of keys is that of the step as written, too."""
+    batch, other = changed_again(
+        lambda: {"a": 1, "b": torch.ones(1), "c": 2},
+        lambda batch: batch.update(a=batch.pop("a"), d=batch.pop("b")),
+    )
+
+    assert list(other) == list(batch) == ["c", "a", "d"]
+
+
+def test_what_was_there_before_the_step_stays_itself():
+    """Such as a weight that the step puts into its batch."""
+    weight = torch.ones(3)
+    batch, other = [], []
+    watch = BatchWatch(flatten(batch))
+    batch += [weight, weight[:2]]
+    watch.changes([weight]).apply(flatten(other))
+    weight.zero_()
+
+    assert other[0] is weight
+    assert other[1].tolist() == [0.0, 0.0]
+
+
+def test_new_containers_are_others_in_each_batch():
+    """The loop may fill them."""
+    batch = {}
+    watch = BatchWatch(flatten(batch))
+    batch["log"] = batch["same"] = []
+    changes, found = watch.changes(), [{}, {}]
+    for other in found:
+        changes.apply(flatten(other))
+        other["log"].append(1)
+
+    assert found == [{"log": [1], "same": [1]}] * 2
+    assert batch == {"log": [], "same": []}
+
+
+def test_an_attribute_that_is_no_field_is_set_and_taken_away():
+    """Any object with attributes can be changed."""
+
+    def make():
+        pair = Pair(torch.ones(1))
+        pair.old = 1
+        return pair
+
+    def change(pair):
+        pair.total = pair.first.sum()
+        del pair.old
+
+    _, other = changed_again(make, change)
+
+    assert vars(other) == {"first": torch.ones(1), "second": None, "total": torch.ones(())}
+
+
+def test_inference_tensors_can_be_written_to_again():
+    """They allow it in their own mode alone."""
+    with torch.inference_mode():
+        other = [torch.zeros(2)]
+    batch = [torch.zeros(2)]
+    watch = BatchWatch(flatten(batch))
+    batch[0].add_(3)
+    watch.changes().apply(flatten(other))
+
+    assert other[0].tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("make", [list, dict, lambda: Pair(1), Named])
+def test_kinds_that_can_be_changed_are_supported(make):
+    """Lists, mappings and objects with attributes."""
+    batch = make()
+    watch = BatchWatch(flatten(batch))
+    put(batch, 3)
+
+    assert watch.changes()
+    assert watch.changes().unsupported is None
