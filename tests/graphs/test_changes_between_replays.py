@@ -244,6 +244,25 @@ class EmptiesAList(HasAListOfWeights):
         self.scales.clear()
 
 
+class WritesIntoAKeptTensor(Changes):
+    """It stands in two places, of which the step reads the other one."""
+
+    def __init__(self, device):
+        super().__init__(device)
+        self.level = self.seen = on(device, torch.ones(()))
+
+    def loss_of(self, batch):
+        return super().loss_of(batch) * self.seen
+
+    def step(self, batch):
+        loss = super().step(batch)
+        self.level = self.seen = loss * 0.5 + 1
+        return loss
+
+    def change(self):
+        self.level.zero_()
+
+
 def kinds(of=Changes):
     """Return every class here that changes something."""
     found = [] if of is Changes or of.__name__.startswith("HasA") else [of]

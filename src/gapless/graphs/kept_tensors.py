@@ -2,21 +2,24 @@
 
 A graph reads them from memory of its own and leaves the new ones there. Before a replay, what the
 place holds is copied to where the graph reads; after it, the place gets a copy of what the graph
-left. So the place always holds tensors that nobody overwrites, as in the step as written. Places
-that every run leaves with the same plain value get it too.
+left. So the place always holds tensors that nobody overwrites, as in the step as written; those that
+share memory share it in the copies too. Places that every run leaves with the same plain value get
+it too.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from gapless.graphs.addresses import address_of, share_memory
+from gapless.graphs.tensor_copies import TensorCopies, end_of
 from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
-
-    import torch
 
     from gapless.graphs.host_watch import KeptPath
     from gapless.pipeline.tree import Tree
@@ -49,6 +52,9 @@ class KeptTensors:
         self._after: list[Tree] = []
         self._plain_after: list[Any] = []
         self._keys: list[Hashable] = []
+        self._overlaps = _overlaps(self.tensors())
+        self._copies = TensorCopies([])
+        self._left: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self.paths)
@@ -76,13 +82,19 @@ class KeptTensors:
         """Note what the captured step left in the places."""
         self._after = [flatten(path.get()) for path in self._paths]
         self._plain_after = [path.get() for path, _ in self._plain]
+        left = {id(leaf): leaf for tree in self._after for leaf in tree.leaves}
+        self._copies = TensorCopies(list(left.values()))
+        self._left = list(left)
 
     def are_alike(self) -> bool:
         """Return whether the places hold tensors of the kinds that the graph was captured with.
 
-        Where a plain value will be put, anything may stand.
+        They are to share memory as those did. Where a plain value will be put, anything may stand.
         """
-        return [flatten(path.get()).key() for path in self._paths] == self._keys
+        trees = [flatten(path.get()) for path in self._paths]
+        if [tree.key() for tree in trees] != self._keys:
+            return False
+        return _overlaps([leaf for tree in trees for leaf in tree.leaves]) == self._overlaps
 
     def fill(self) -> None:
         """Copy what the places hold to where the graph reads it.
@@ -98,10 +110,39 @@ class KeptTensors:
 
         Sync: Does not block the host.
         """
+        copies = dict(zip(self._left, self._copies.make(), strict=True))
         for path, tree in zip(self._paths, self._after, strict=True):
-            path.set(tree.map(_copy).value)
+            path.set(tree.with_leaves([copies[id(leaf)] for leaf in tree.leaves]).value)
         for (path, _), value in zip(self._plain, self._plain_after, strict=True):
             path.set(value)
+
+
+def _overlaps(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
+    """Return the numbers of all pairs of tensors that have memory in common."""
+    if not share_memory(tensors):  # nearly always
+        return []
+    return [
+        (number, other)
+        for other, tensor in enumerate(tensors)
+        for number in range(other)
+        if _overlap(tensors[number], tensor)
+    ]
+
+
+def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if address_of(one) != address_of(other):
+        return False
+    if one.layout is not torch.strided:
+        return True
+    begin, end = _bytes_of(one)
+    other_begin, other_end = _bytes_of(other)
+    return begin < other_end and other_begin < end
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a tensor begins and ends in its storage, in bytes."""
+    size = tensor.element_size()
+    return int(tensor.storage_offset()) * size, end_of(tensor) * size
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

@@ -62,7 +62,7 @@ class _Block:
         self._start = min(tensor.storage_offset() for tensor in tensors)
         self.source = first
         if not self._is_whole:
-            num_elements = max(map(_end, tensors)) - self._start
+            num_elements = max(map(end_of, tensors)) - self._start
             self.source = first.as_strided((num_elements,), (1,), self._start)
 
     def new_memory(self) -> torch.Tensor:
@@ -82,7 +82,7 @@ class _Block:
             copied[number] = target.as_strided(tensor.size(), tensor.stride(), offset)
 
 
-def _end(tensor: torch.Tensor) -> int:
+def end_of(tensor: torch.Tensor) -> int:
     """Return the offset behind a tensor's last element in its storage."""
     start = int(tensor.storage_offset())
     if not tensor.numel():
