@@ -247,7 +247,7 @@ def parts_of(timer: Timer, step: gapless.CapturedFunction) -> dict[str, Callable
         "updates": graph.updates.before_replay,
         "replay": graph._graph.replay,
         "gradients": lambda: (graph._gradients.let_go(), graph._gradients.hand_out()),
-        "copy of what it returns": lambda: graph._results.own(tree),
+        "copy of what it returns": lambda: graph._results.own(tree.leaves),
     }
 
 

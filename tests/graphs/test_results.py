@@ -80,7 +80,7 @@ def outline(value):
 def results_of(value, *, inputs=(), others=()):
     """Return a function that makes copies of a value."""
     results = Results(flatten(value), inputs=inputs, others=others)
-    batch = flatten([tensor.clone() for tensor in inputs])
+    batch = [tensor.clone() for tensor in inputs]
     return lambda: results.own(batch)
 
 
@@ -136,12 +136,12 @@ def test_what_was_there_before_and_the_batch_are_returned_as_they_are():
     """A weight is the weight, and a tensor of the batch is that of the replay's batch."""
     weight, one, new = torch.nn.Parameter(torch.ones(1)), torch.zeros(1), torch.zeros(2)
     results = Results(flatten([weight, one, new, weight]), inputs=[one], others=[weight])
-    batch = flatten([torch.ones(1)])
+    batch = [torch.ones(1)]
 
     found = results.own(batch)
 
     assert found[0] is found[3] is weight
-    assert found[1] is batch.leaves[0]
+    assert found[1] is batch[0]
     assert found[2] is not new
     assert results.own(batch)[2] is not found[2]
 

@@ -119,7 +119,7 @@ class BatchChanges:
         if not self._changed:
             return
         # By the ids of what was put into the captured batch.
-        moved: dict[int, Any] = dict(zip(self._put, self._results.own(tree), strict=True))
+        moved: dict[int, Any] = dict(zip(self._put, self._results.own(tree.leaves), strict=True))
         containers = list(_containers(tree.value))
         for key, number in self._container_numbers.items():
             moved[key] = containers[number]

@@ -22,6 +22,7 @@ from gapless.device.find import find_device
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_cache import memory_share
+from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
@@ -204,6 +205,11 @@ class CapturedFunction:
         if hasattr(step, "on_host"):
             self._side.come_after_runs()
             call_host_part(step, *args, **kwargs)
+        quick_call = self._captured.quick_call
+        if quick_call is not None:
+            out = quick_call(args, kwargs)
+            if out is not NOT_ALIKE:
+                return out
         return self._run(self._captured, self._trees.of(args, kwargs))
 
     def _call_all(self, group: CapturedStep, batches: Sequence[Any], size: int) -> list[Any]:

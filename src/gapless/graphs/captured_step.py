@@ -29,6 +29,7 @@ from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, MAX_VARIANTS, GraphCa
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
+from gapless.graphs.quick_call import quick_call
 from gapless.graphs.refusal import (
     Refusal,
     objection_to_autocast,
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.proof import Verdict
+    from gapless.graphs.quick_call import QuickCall
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.snapshot import Snapshot
     from gapless.graphs.step_graph import StepGraph
@@ -94,8 +96,8 @@ class StepRun:
     key: Hashable | None
 
 
-def _call(replay: Callable[[], Any]) -> Any:
-    return replay()
+def _call(replay: Callable[..., Any], *args: Any) -> Any:
+    return replay(*args)
 
 
 class CapturedStep:
@@ -120,7 +122,8 @@ class CapturedStep:
         max_graphs: as of `GraphCache`.
         memory_budget_bytes: as of `GraphCache`.
         on_side_stream: returns a context for what is no replay: eager runs and captures.
-        launch: calls a function that launches a graph, and returns what it returns.
+        launch: calls a function that launches a graph, with the arguments that follow, and
+            returns what it returns.
         work: takes the value of a tree and does the step on it; None: the step takes the value
             as its batch.
         rates: what becomes of rates that change: see `gapless.capture`.
@@ -130,6 +133,8 @@ class CapturedStep:
     Attributes:
         step: the step itself.
         report: what is captured, and why nothing more is.
+        quick_call: replays the graph that the last two calls of `run` replayed, on calls like
+            them; None if they were of two graphs, or of none.
     """
 
     def __init__(
@@ -142,7 +147,7 @@ class CapturedStep:
         max_graphs: int = DEFAULT_MAX_GRAPHS,
         memory_budget_bytes: int | None = None,
         on_side_stream: Callable[[], AbstractContextManager[None]] = nullcontext,
-        launch: Callable[[Callable[[], Any]], Any] = _call,
+        launch: Callable[..., Any] = _call,
         work: Callable[[Any], Any] | None = None,
         rates: Literal["exact", "tensor"] = "exact",
         returns_copies: bool = False,
@@ -150,6 +155,8 @@ class CapturedStep:
     ) -> None:
         self.step = step
         self.report = CaptureReport(rates=rates) if report is None else report
+        self.quick_call: QuickCall | None = None
+        self._newest: StepGraph | None = None
         self._device = device
         self._host_waits = host_waits
         self._on_side_stream = on_side_stream
@@ -198,7 +205,9 @@ class CapturedStep:
         kind = tree.key()
         graph = self._graphs.find(kind)
         if graph is not None and graph.takes(tree):
+            self._try_first(graph, tree)
             return StepRun(self._replay(graph, tree), "replay", kind)
+        self._try_none_first()
         objection = self._objection_to(tree)
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
@@ -243,6 +252,7 @@ class CapturedStep:
 
         Sync: Does not block the host.
         """
+        self._try_none_first()
         self._graphs.clear()
         for kind in self._all_kinds():
             kind.pending, kind.graph = None, None
@@ -261,6 +271,19 @@ class CapturedStep:
             or objection_to_autocast(self._device.torch_device.type)
             or objection_to_modes()
         )
+
+    def _try_first(self, graph: StepGraph, tree: Tree) -> None:
+        """Let the next call try a graph first, if it is the second time in a row."""
+        if graph is not self._newest:
+            self._newest, self.quick_call = graph, None
+            return
+        known = self._graphs.quick_calls
+        if graph not in known:
+            known[graph] = quick_call(tree, graph, launch=self._launch, report=self.report)
+        self.quick_call = known[graph]
+
+    def _try_none_first(self) -> None:
+        self._newest = self.quick_call = None
 
     def _replay(self, graph: StepGraph, tree: Tree) -> Any:
         out = self._launch(lambda: graph.replay(tree, is_own=self._returns_copies))

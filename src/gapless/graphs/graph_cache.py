@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from gapless.device.base import Device, Graph
+    from gapless.graphs.quick_call import QuickCall
     from gapless.graphs.step_graph import StepGraph
 
 
@@ -43,6 +44,7 @@ class GraphCache:
         only_expected: whether other kinds are not captured.
         newest: the graph whose memory the next one shares, None before the first.
         budget: bytes of the device that the process may hold, None if there is no limit.
+        quick_calls: made for some of the graphs; they hold on to them.
     """
 
     def __init__(
@@ -55,6 +57,7 @@ class GraphCache:
         self.expected: set[Hashable] = set()
         self.only_expected = False
         self.newest: Graph | None = None
+        self.quick_calls: dict[StepGraph, QuickCall] = {}
         self._device = device
         self._max_graphs = max_graphs
         self.budget = memory_budget_bytes
@@ -91,9 +94,11 @@ class GraphCache:
         variants = self._graphs.setdefault(kind, [])
         variants.insert(0, graph)
         del variants[MAX_VARIANTS:]
+        self.quick_calls = {}
 
     def drop_dead(self) -> None:
         """Let go of graphs that read memory which is not used any more."""
+        self.quick_calls = {}
         for kind, variants in list(self._graphs.items()):
             alive = [graph for graph in variants if not _is_dead(graph)]
             self._graphs[kind] = alive
@@ -107,7 +112,7 @@ class GraphCache:
 
         Sync: Does not block the host.
         """
-        self._graphs = {}
+        self._graphs, self.quick_calls = {}, {}
         self.newest = None
 
     def limit(self, kind: Hashable, *, num_waiting: int = 0) -> Refusal | None:

@@ -36,9 +36,9 @@ class _OfBatch:
     stride: tuple[int, ...]
     offset: int
 
-    def of(self, batch: Tree) -> torch.Tensor:
+    def of(self, batch: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the same of another batch."""
-        tensor = batch.leaves[self.number]
+        tensor = batch[self.number]
         if self.is_whole:
             return tensor
         begin = tensor.storage_offset() + self.offset
@@ -79,17 +79,20 @@ class Results:
         self._copies = TensorCopies(list(overwritten.values()))
         self._place = {key: place for place, key in enumerate(overwritten)}
         self._is_one_tensor = bool(overwritten) and self.in_place is self._leaves[0]
+        self._only = self._copies.only if self._is_one_tensor else None
 
-    def own(self, batch: Tree) -> Any:
+    def own(self, batch: Sequence[torch.Tensor]) -> Any:
         """Return results that no replay overwrites.
 
         Args:
-            batch: of the replay; what the step returned of its batch is returned of this one.
+            batch: the tensors of the replay's; what the step returned of its batch is returned of this one.
 
         Sync: Does not block the host.
         """
+        if self._only is not None:  # as nearly all steps return
+            return self._only.clone()
         copies = self._copies.make()
-        if self._is_one_tensor:  # as nearly all steps return
+        if self._is_one_tensor:
             return copies[0]
         leaves = []
         for leaf, of_batch in zip(self._leaves, self._of_batch, strict=True):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from threading import RLock
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
 
@@ -46,19 +46,19 @@ class SideStream:
         with self._order.lock:
             self._come_after_runs()
 
-    def launch(self, replay: Callable[[], _OutT]) -> _OutT:
+    def launch(self, replay: Callable[..., _OutT], *args: Any) -> _OutT:
         """Call a function that launches a graph on the caller's stream; return what it returns.
 
-        If another thread uses the side stream just now, the graph is launched there.
+        It is called with the arguments given here. If another thread uses the side stream just now, the graph is launched there.
 
         Sync: Does not block the host.
         """
         with self._order.lock:
             if not self._order.num_inside:
                 self._come_after_runs()
-                return replay()
+                return replay(*args)
         with self.use():
-            return replay()
+            return replay(*args)
 
     @contextmanager
     def use(self) -> Iterator[None]:

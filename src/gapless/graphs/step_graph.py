@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,7 +11,7 @@ from gapless.graphs.addresses import share_memory
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gapless.device.base import Graph
     from gapless.graphs.batch_changes import BatchChanges
@@ -47,6 +47,9 @@ class StepGraph:
         guards: what has to hold before a replay.
         reads: what the step's code reads.
         held: tensors that the graph reads or writes, whose memory must stay.
+
+    Attributes:
+        changes_batch: whether the step changes its batch.
     """
 
     def __init__(
@@ -74,9 +77,9 @@ class StepGraph:
         self._kept = kept
         self._changes = changes
         self._held = held
-        # Asked before and after each replay.
-        self._keeps, self._writes_batch = bool(kept), changes.writes_tensors
-        self._changes_batch = bool(changes)
+        self.changes_batch = bool(changes)
+        self._writes_batch = changes.writes_tensors
+        self._keeps = bool(kept)
 
     def takes(self, tree: Tree) -> bool:
         """Return whether a replay does to the batch what the step as written would.
@@ -98,7 +101,24 @@ class StepGraph:
 
         Sync: Does not block the host.
         """
-        self._inputs.fill(tree.leaves)
+        self._launch(tree.leaves)
+        if self.changes_batch:
+            self._changes.apply(tree)
+        return self._results.own(tree.leaves) if is_own else self._results.in_place
+
+    def replay_on(self, leaves: list[torch.Tensor]) -> Any:
+        """Launch a step that does not change its batch on the tensors of one.
+
+        Returns:
+            What the step returns; no replay overwrites it.
+
+        Sync: Does not block the host.
+        """
+        self._launch(leaves)
+        return self._results.own(leaves)
+
+    def _launch(self, leaves: list[torch.Tensor]) -> None:
+        self._inputs.fill(leaves)
         self._gradients.let_go()
         if self._keeps:
             self._kept.fill()
@@ -107,9 +127,6 @@ class StepGraph:
         self._gradients.hand_out()
         if self._keeps:
             self._kept.hand_out()
-        if self._changes_batch:
-            self._changes.apply(tree)
-        return self._results.own(tree) if is_own else self._results.in_place
 
 
 class _Inputs:
@@ -135,7 +152,7 @@ class _Inputs:
         rest = [number for group in alike.values() if len(group) == 1 for number in group]
         groups += [rest] if rest else []
         together = {number for group in groups for number in group}
-        self._groups = [([targets[number] for number in group], group) for group in groups]
+        self._groups = [(_several(group)(targets), _several(group)) for group in groups]
         self._alone = [pair for pair in enumerate(targets) if pair[0] not in together]
 
     def fill(self, sources: list[torch.Tensor]) -> None:
@@ -146,8 +163,15 @@ class _Inputs:
                 sources[number] = sources[number].view(torch.float32)
         for number, target in self._alone:
             target.copy_(sources[number])
-        for targets, numbers in self._groups:
-            torch._foreach_copy_(targets, [sources[number] for number in numbers])
+        for targets, sources_of in self._groups:
+            torch._foreach_copy_(targets, sources_of(sources))
+
+
+def _several(numbers: list[int]) -> Callable[[list[torch.Tensor]], Any]:
+    """Return a function that picks these of some tensors."""
+    if len(numbers) == 1:
+        return lambda tensors: [tensors[numbers[0]]]
+    return itemgetter(*numbers)
 
 
 def _seen_as_floats(targets: list[torch.Tensor], batch: list[torch.Tensor]) -> list[int]:

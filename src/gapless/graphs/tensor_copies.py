@@ -16,6 +16,9 @@ class TensorCopies:
 
     Args:
         tensors: all different.
+
+    Attributes:
+        only: what a clone copies, if that is all there is to do; otherwise None.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -23,17 +26,17 @@ class TensorCopies:
         blocks = _blocks([tensor for tensor in tensors if _is_plain(tensor)])
         self._groups = _by_dtype(blocks)
         self._others = [tensor for tensor in tensors if not _is_plain(tensor)]
-        self._only: torch.Tensor | None = None
+        self.only: torch.Tensor | None = None
         if len(tensors) == 1 and blocks and blocks[0].is_dense:
-            self._only = blocks[0].source
+            self.only = blocks[0].source
 
     def make(self) -> list[torch.Tensor]:
         """Return a copy of each tensor.
 
         Sync: Does not block the host.
         """
-        if self._only is not None:
-            return [self._only.clone()]
+        if self.only is not None:
+            return [self.only.clone()]
         copied = {id(other): other.detach().clone() for other in self._others}
         for blocks in self._groups:
             targets = [block.new_memory() for block in blocks]

@@ -39,8 +39,6 @@ class CallTrees:
     def __init__(self) -> None:
         self._known: dict[Hashable, list[tuple[Callable[..., bool], Hashable]]] = {}
         self._num_known = 0
-        self._newest: tuple[Hashable, Callable[..., bool], Hashable]
-        self._newest = None, _is_never_alike, None
 
     def of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tree:
         """Return the tree of a call.
@@ -48,7 +46,7 @@ class CallTrees:
         Sync: Does not block the host.
         """
         leaves: list[torch.Tensor] = []
-        form = _form_of(args, kwargs, leaves)
+        form = form_of(args, kwargs, leaves)
         call = Call(args, kwargs)
         if form is None:
             return flatten(call)
@@ -57,13 +55,6 @@ class CallTrees:
         return tree
 
     def _key_of(self, tree: Tree, form: Hashable) -> Hashable:
-        newest, check, key = self._newest
-        if form != newest or not check(*tree.leaves):
-            check, key = self._find(tree, form)
-            self._newest = form, check, key
-        return key
-
-    def _find(self, tree: Tree, form: Hashable) -> tuple[Callable[..., bool], Hashable]:
         place = (form, shape_of(tree.leaves[0]) if tree.leaves else None)
         alike = self._known.get(place)
         if alike is None:
@@ -75,16 +66,15 @@ class CallTrees:
             if check(*tree.leaves):
                 if number:
                     alike.insert(0, alike.pop(number))
-                return check, key
+                return key
         key = _Key(tree.key())
         comparison = comparison_with(tree.leaves)
-        if comparison is None:
-            return _is_never_alike, key
-        alike.insert(0, (comparison, key))
-        self._num_known += 1
-        if len(alike) > _MAX_ALIKE:
-            alike.pop()
-        return comparison, key
+        if comparison is not None:
+            alike.insert(0, (comparison, key))
+            self._num_known += 1
+            if len(alike) > _MAX_ALIKE:
+                alike.pop()
+        return key
 
 
 class _Key:
@@ -103,7 +93,7 @@ class _Key:
         return self is other or self._value == getattr(other, "_value", other)
 
 
-def _form_of(
+def form_of(
     args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[torch.Tensor]
 ) -> Hashable | None:
     """Return what a call is apart from its tensors, which are added to `leaves`.
@@ -164,7 +154,3 @@ def _add_plain(value: Any, kind: type, form: list[Any]) -> bool:
 def _name_of(name: Any) -> Hashable:
     # 1, True and 1.0 are equal.
     return name if type(name) is str else (type(name), repr(name))
-
-
-def _is_never_alike(*_: torch.Tensor) -> bool:
-    return False
