@@ -52,7 +52,7 @@ class Step:
         loss.backward()
         self.optimizer.step()
         if self.after is not None:
-            self.after(self.model, self.optimizer, done=self.num_done, is_gapless=self.is_gapless)
+            self.after(self)
         return loss
 
 
@@ -109,9 +109,9 @@ def test_the_check_adds_no_wait_to_a_plan():
 def test_a_single_bit_is_found_with_its_step_and_place():
     """The last bit of one weight, turned after step 7 under one plan."""
 
-    def turn(model, optimizer, *, done, is_gapless):
-        if done == 7 and is_gapless:
-            bits = model[0].weight.data.view(torch.int32)
+    def turn(step):
+        if step.num_done == 7 and step.is_gapless:
+            bits = step.model[0].weight.data.view(torch.int32)
             bits[3, 5] ^= 1
 
     _, plans = check(lambda device: make(device, after=turn), steps=12)
@@ -130,9 +130,9 @@ def test_a_single_bit_is_found_with_its_step_and_place():
 def test_state_on_the_host_is_compared_at_the_end():
     """Adam's step counter lives on the host; one that is off after the last step is found."""
 
-    def count(model, optimizer, *, done, is_gapless):
-        if done == 12 and is_gapless:
-            optimizer.state[model[3].bias]["step"] += 1
+    def count(step):
+        if step.num_done == 12 and step.is_gapless:
+            step.optimizer.state[step.model[3].bias]["step"] += 1
 
     _, plans = check(lambda device: make(device, after=count), steps=12)
 
