@@ -82,12 +82,13 @@ class StepGraph:
         self._keeps = bool(kept)
 
     def takes(self, tree: Tree) -> bool:
-        """Return whether a replay does to the batch what the step as written would.
+        """Return whether a replay does what the step as written would do to what others hold.
 
         The graph's own tensors share no memory, so what the step writes into one of them does not
-        show in another. Nobody can ask a replay for gradients of its batch.
+        show in another. Nobody can ask a replay for gradients of its batch. Views of the gradients
+        of an earlier replay would change.
         """
-        if any(map(_requires_grad, tree.leaves)):
+        if any(map(_requires_grad, tree.leaves)) or not self._gradients.have_no_views():
             return False
         return not (self._writes_batch and share_memory(tree.leaves))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from itertools import repeat
+from itertools import chain, repeat
 from operator import attrgetter, is_not
 from sys import getrefcount
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
@@ -18,7 +18,7 @@ from gapless.pipeline.tree import has_address
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from gapless.graphs.known_optimizers import KnownOptimizers
 
@@ -96,12 +96,13 @@ class GradientsInPlace(Guard):
             (weight, grad) for weight, grad in expected if grad is not None and has_address(grad)
         ]
         self._weights = [weight for weight, _ in there]
-        # Another tensor object, since a graph looks at who holds those that it made.
-        self._memory = [grad.detach() for _, grad in there]
+        self._lie_there = lie_where([grad for _, grad in there])
+        # The memory is held, and no tensor: a graph looks at who holds those that it made.
+        self._storages = [grad.untyped_storage() for _, grad in there]
 
     def check(self) -> Callable[[], bool]:
         """Return a function that says whether a replay finds gradients in this memory."""
-        others, weights, lie_there = self._others, self._weights, lie_where(self._memory)
+        others, weights, lie_there = self._others, self._weights, self._lie_there
 
         def check() -> bool:
             if not _have(*others):
@@ -116,7 +117,9 @@ class GraphGradients:
     """What the capture of a graph did with the gradients of its weights.
 
     A graph writes to the memory that gradients had in the capture, also when the loop has set
-    them to None since.
+    them to None since. A loop may keep a gradient: it gets memory of its own before the next
+    replay. A loop may keep a view, such as `weight.grad.detach()`, which cannot: then the next step
+    runs as written, and from then on gradients are handed out as copies.
 
     Args:
         before: weights and their gradients before the capture; those that they have now are the
@@ -158,6 +161,20 @@ class GraphGradients:
         ]
         self._looked_at = list(zip(self._lists, self._counts_in_place, strict=True))
         self._are_in_place = False
+        self._are_copies = False
+        self._storages, self._num_holders = _holders_of(chain.from_iterable(self._lists))
+
+    def have_no_views(self) -> bool:
+        """Return whether nobody keeps a view of gradients, which a replay would overwrite.
+
+        Once somebody did, gradients are handed out as copies.
+
+        Sync: Does not block the host.
+        """
+        if list(map(_num_holders_of, self._storages)) == self._num_holders:
+            return True
+        self._are_copies = True
+        return False
 
     def let_go(self) -> None:
         """Give memory of their own to gradients that somebody keeps from an earlier replay.
@@ -167,7 +184,7 @@ class GraphGradients:
         self._are_in_place = not self._made or _have(self._weights, self._made)
         if not self._are_in_place:
             # Some may be gradients of their weights, and some not: make all alike.
-            self._hand_out()
+            self._hand_out(self._made)
         for tensors, expected in self._looked_at:
             if list(map(getrefcount, tensors)) != expected:
                 self._let_go_of(tensors, expected)
@@ -187,11 +204,13 @@ class GraphGradients:
 
     def hand_out(self) -> None:
         """Give the weights the gradients that a replay made."""
-        if not self._are_in_place:
-            self._hand_out()
+        if self._are_copies:
+            self._hand_out([made if made is None else made.clone() for made in self._made])
+        elif not self._are_in_place:
+            self._hand_out(self._made)
 
-    def _hand_out(self) -> None:
-        for weight, gradient in zip(self._weights, self._made, strict=True):
+    def _hand_out(self, gradients: list[torch.Tensor | None]) -> None:
+        for weight, gradient in zip(self._weights, gradients, strict=True):
             weight.grad = gradient
 
 
@@ -213,6 +232,22 @@ def _count_for_a_weight() -> int:
 
 _UNHELD = _count_of_one_in_a_list()
 _HELD_BY_WEIGHT = _count_for_a_weight()
+
+
+# There is no public way to ask how many tensors share a storage.
+_num_holders_of: Callable[[int], int] = torch._C._storage_Use_Count
+
+
+def _holders_of(tensors: Iterable[torch.Tensor | None]) -> tuple[list[int], list[int]]:
+    """Return the storages of tensors, and how many tensors share each if these alone do.
+
+    Torch counts all handles that Python has of a storage as one more.
+    """
+    found = {id(tensor): tensor for tensor in tensors if tensor is not None}
+    shared = Counter(
+        tensor.untyped_storage()._cdata for tensor in found.values() if has_address(tensor)
+    )
+    return list(shared), [count + 1 for count in shared.values()]
 
 
 _gradient_of = attrgetter("grad")
