@@ -502,3 +502,59 @@ def a_note_by_two(place):
             trainer.num_rows = number
 
     return noted(place, trainer, before=before)
+
+
+def with_kept_gradients(place, keep, *, zeroes_outside=False):
+    """Train; the loop keeps something of each gradient until after the next step."""
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    def train(pair):
+        x, y = pair
+        if not zeroes_outside:
+            optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = place.capture(train)
+    found, last = [], []
+    for number in range(30):
+        if zeroes_outside:
+            optimizer.zero_grad()
+        found.append(kept(step(batch(place, number))))
+        found.append([kept(gradient) for gradient in last])
+        last = [keep(parameter.grad) for parameter in model.parameters()]
+    return found, state(model, optimizer)
+
+
+@captured_case("The loop keeps `.grad.data` of each weight for the next step.", expect=EITHER)
+def gradients_data_is_kept(place):
+    return with_kept_gradients(place, lambda gradient: gradient.data)
+
+
+@captured_case("It keeps `.grad.detach()`, and sets gradients to None itself.", expect=EITHER)
+def detached_gradients_are_kept(place):
+    return with_kept_gradients(place, lambda gradient: gradient.detach(), zeroes_outside=True)
+
+
+@captured_case("The loop keeps the gradients of all weights as flat views.", expect=EITHER)
+def flat_gradients_are_kept(place):
+    return with_kept_gradients(place, lambda gradient: gradient.view(-1))
+
+
+@captured_case("The loop keeps the first row of each gradient, once in a while.", expect=CAPTURED)
+def rows_of_gradients_are_kept_at_times(place):
+    numbers = itertools.count()
+
+    def keep(gradient):
+        is_chosen = next(numbers) // 4 % 15 == 7
+        return gradient[:1] if is_chosen else gradient.clone()
+
+    return with_kept_gradients(place, keep)
+
+
+@captured_case("Gradients are kept as they are, and as copies on the host.", expect=CAPTURED)
+def gradients_are_kept_as_they_are(place):
+    return with_kept_gradients(place, lambda gradient: gradient)

@@ -46,10 +46,13 @@ def quick_call(
     if are_alike is None or graph.changes_batch:
         return lambda *_: NOT_ALIKE
     form, guards_hold, replay = tree.structure(), graph.guards.hold, graph.replay_on
+    have_no_views = graph.gradients_have_no_views
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves: list[torch.Tensor] = []
-        if form_of(args, kwargs, leaves) != form or not are_alike(*leaves) or not guards_hold():
+        if form_of(args, kwargs, leaves) != form or not are_alike(*leaves):
+            return NOT_ALIKE
+        if not guards_hold() or not have_no_views():
             return NOT_ALIKE
         out = launch(replay, leaves)
         report.num_replays += 1

@@ -49,7 +49,8 @@ class SideStream:
     def launch(self, replay: Callable[..., _OutT], *args: Any) -> _OutT:
         """Call a function that launches a graph on the caller's stream; return what it returns.
 
-        It is called with the arguments given here. If another thread uses the side stream just now, the graph is launched there.
+        It is called with the arguments given here. If another thread uses the side stream just
+        now, the graph is launched there.
 
         Sync: Does not block the host.
         """

@@ -50,6 +50,8 @@ class StepGraph:
 
     Attributes:
         changes_batch: whether the step changes its batch.
+        gradients_have_no_views: returns whether nobody keeps a view of gradients that a replay
+            would overwrite.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class StepGraph:
         self._inputs = _Inputs(inputs, batch)
         self._results = results
         self._gradients = gradients
+        self.gradients_have_no_views = gradients.have_no_views
         self.updates = updates
         self._kept = kept
         self._changes = changes
@@ -88,7 +91,7 @@ class StepGraph:
         show in another. Nobody can ask a replay for gradients of its batch. Views of the gradients
         of an earlier replay would change.
         """
-        if any(map(_requires_grad, tree.leaves)) or not self._gradients.have_no_views():
+        if any(map(_requires_grad, tree.leaves)) or not self.gradients_have_no_views():
             return False
         return not (self._writes_batch and share_memory(tree.leaves))
 
