@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.pipeline.tree import flatten
@@ -150,6 +150,7 @@ changes = st.lists(
 )
 
 
+@settings(deadline=None)
 @given(batches, changes, st.integers(0, 9))
 def test_any_changes_are_done_again(batch, some, number):
     """Values, structure, and which places hold the same tensor or share its memory are equal."""

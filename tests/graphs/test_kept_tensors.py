@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from gapless.graphs.host_watch import KeptPath
 from gapless.graphs.kept_tensors import KeptTensors, place_of
@@ -75,6 +75,7 @@ def plain(value):
     ]
 
 
+@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["h", "c"]), values, min_size=1), st.integers(1, 3))
 def test_replays_leave_in_places_what_the_step_would(places, num_replays):
     """Any structures of tensors, each replay going on from the one before."""

@@ -60,17 +60,10 @@ class _OptimizerObjects:
         self, optimizer: torch.optim.Optimizer, on_device: Callable[[torch.Tensor], bool]
     ) -> None:
         self._optimizer = optimizer
-        self._states = {
-            key: dict(state) if isinstance(state, dict) else state
-            for key, state in optimizer.state.items()
-        }
-        self._groups = [dict(group) for group in optimizer.param_groups]
-        values = [
-            value
-            for parts in [*self._states.values(), *self._groups]
-            if isinstance(parts, dict)
-            for value in parts.values()
-        ]
+        self._states = dict(optimizer.state)
+        states = [state for state in self._states.values() if isinstance(state, dict)]
+        self._tables = [(table, dict(table)) for table in [*states, *optimizer.param_groups]]
+        values = [value for _, entries in self._tables for value in entries.values()]
         self._on_host = [
             (value, value.detach().clone())
             for value in values
@@ -78,26 +71,14 @@ class _OptimizerObjects:
         ]
 
     def restore(self) -> None:
-        state: dict[Any, Any] = self._optimizer.state
-        _drop_new(state, self._states)
-        for key, parts in self._states.items():
-            _put_back(state, key, parts)
-        for group, parts in zip(self._optimizer.param_groups, self._groups, strict=True):
-            _drop_new(group, parts)
-            group.update(parts)
+        _put_back(self._optimizer.state, self._states)
+        for table, entries in self._tables:
+            _put_back(table, entries)
         for tensor, copy in self._on_host:
             tensor.detach().copy_(copy)
 
 
-def _put_back(state: dict[Any, Any], key: Any, parts: Any) -> None:
-    now = state.get(key)
-    if isinstance(parts, dict) and isinstance(now, dict):
-        _drop_new(now, parts)
-        now.update(parts)
-    else:
-        state[key] = parts
-
-
-def _drop_new(now: dict[Any, Any], parts: dict[Any, Any]) -> None:
-    for key in [key for key in now if key not in parts]:
-        del now[key]
+def _put_back(table: dict[Any, Any], entries: dict[Any, Any]) -> None:
+    for key in table.keys() - entries.keys():
+        del table[key]
+    table.update(entries)
