@@ -989,7 +989,7 @@ def backward_hooks_of_a_module(place):
     model = mlp(place)
 
     def change():
-        model[3].register_full_backward_hook(lambda module, given, got: (got[0] * 0.5,))
+        model[3].register_full_backward_hook(lambda module, given, got: (given[0] * 0.5,))
         model[3].register_full_backward_pre_hook(lambda module, got: (got[0] * 0.5,))
 
     return trained(
