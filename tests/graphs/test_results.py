@@ -106,7 +106,21 @@ def test_a_copy_has_memory_of_its_own(name):
         other.add_(1)
 
     assert outline(one) == expected
-    assert not one.requires_grad
+    assert one.requires_grad == original.requires_grad
+
+
+def test_a_copy_of_a_loss_requires_gradients_and_has_none():
+    """As the loss of a step that has run its backward pass."""
+    weight = torch.nn.Parameter(torch.ones(3))
+    loss = weight.square().sum()
+    loss.backward()
+    own = results_of({"loss": loss, "log": loss.detach()})()
+
+    assert own["loss"].requires_grad
+    assert own["loss"].grad_fn is not None
+    assert not own["log"].requires_grad
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        (2 * own["loss"]).backward()
 
 
 def test_what_shares_memory_shares_it_in_the_copies():

@@ -24,7 +24,7 @@ import torch
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.gradient_graph import is_used_up
+from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, MAX_VARIANTS, GraphCache
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
@@ -349,8 +349,8 @@ class CapturedStep:
     def _result(self, out: Any) -> Any:
         """Return what a run as written returned, without graphs of gradients that are used up.
 
-        They would hold on to memory, and a replay returns none. Until a backward pass was seen,
-        the loop may need them.
+        They would hold on to memory, and a replay makes none. Until a backward pass was seen, the
+        loop may need them.
         """
         if not (self._returns_copies and self._warm_ups.ran_backward):
             return out
@@ -358,7 +358,7 @@ class CapturedStep:
         if not any(map(is_used_up, tree.leaves)):
             return out
         try:
-            return tree.map(_detached).value
+            return tree.map(_without_graph).value
         except BatchError:  # a container that cannot be made anew, which refuses the step
             return out
 
@@ -563,8 +563,8 @@ class _Kind:
         return failure is not None and failure.is_memory
 
 
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach() if is_used_up(tensor) else tensor
+def _without_graph(tensor: torch.Tensor) -> torch.Tensor:
+    return used_up(tensor.detach()) if is_used_up(tensor) else tensor
 
 
 def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:

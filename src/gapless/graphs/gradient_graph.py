@@ -5,9 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 
 if TYPE_CHECKING:
-    import torch
+    from collections.abc import Callable
 
 
 _MOST_NODES = 1_000
@@ -33,6 +35,23 @@ def is_used_up(tensor: torch.Tensor) -> bool:
             return True
         todo += [before for before, _ in node.next_functions]
     return False
+
+
+def used_up(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor of the same memory, whose backward pass raises that its graph is used up.
+
+    Args:
+        tensor: without a graph; it is made a leaf that requires gradients.
+
+    Sync: Does not block the host.
+    """
+    return _raising(tensor.requires_grad_())
+
+
+# As torch begins to say it.
+_raising: Callable[[torch.Tensor], torch.Tensor] = torch._C._functions.DelayedError(
+    "Trying to backward through the graph a second time, which the step has used up", 1
+)
 
 
 @cache

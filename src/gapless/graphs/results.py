@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.addresses import address_of
+from gapless.graphs.gradient_graph import used_up
 from gapless.graphs.tensor_copies import TensorCopies
 from gapless.pipeline.containers import container_of
 
@@ -78,6 +79,11 @@ class Results:
         }
         self._copies = TensorCopies(list(overwritten.values()))
         self._place = {key: place for place, key in enumerate(overwritten)}
+        # Copies that require gradients, as what the step returned did.
+        required = {
+            id(seen[id(leaf)]) for leaf in out.leaves if leaf.requires_grad and id(leaf) in seen
+        }
+        self._used_up = [place for key, place in self._place.items() if key in required]
         self._is_one_tensor = bool(overwritten) and self.in_place is self._leaves[0]
         self._only = self._copies.only if self._is_one_tensor else None
 
@@ -90,8 +96,11 @@ class Results:
         Sync: Does not block the host.
         """
         if self._only is not None:  # as nearly all steps return
-            return self._only.clone()
+            copy = self._only.clone()
+            return used_up(copy) if self._used_up else copy
         copies = self._copies.make()
+        for number in self._used_up:
+            copies[number] = used_up(copies[number])
         if self._is_one_tensor:
             return copies[0]
         leaves = []
