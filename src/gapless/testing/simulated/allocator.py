@@ -17,6 +17,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from gapless.testing.simulated.history import Grid, History
 
@@ -123,7 +124,7 @@ class Memory:
 
     def find(self, tensor: torch.Tensor) -> Block | None:
         """Return the block that a tensor lies in; None for other host memory."""
-        if tensor.layout is not torch.strided or tensor._is_zerotensor():
+        if tensor.layout is not torch.strided or is_lazy(tensor) or tensor._is_zerotensor():
             return None
         return self._by_address.get(tensor.untyped_storage().data_ptr())
 
