@@ -27,46 +27,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from gapless.graphs.host_watch import HostWatch
-
-
-def _is_cpu(tensor):
-    return tensor.device.type == "cpu"
-
-
-def _is_meta(tensor):
-    return tensor.device.type == "meta"
-
-
-def watched(step, *, num_runs=2, on_device=_is_cpu, batch=None):
-    """Run a step some times as written; return its watch and what the last run did."""
-    watch = HostWatch(step, on_device=on_device, torch_random=False)
-    runs = []
-    for _ in range(num_runs):
-        args = (torch.randn(3, 4),) if batch is None else batch()
-        with watch.watch(args, {}) as run:
-            step(*args)
-        runs.append(run)
-    return watch, runs[-1]
-
-
-def names(run):
-    return sorted(write.name for write in run.writes)
-
-
-def kept(run):
-    return sorted(path.name for path in run.kept)
-
-
-def change(step, do, **more):
-    """Return what guards say after something was done between two steps."""
-    watch, run = watched(step, **more)
-    guards = watch.guards(carried=run.kept)
-    assert guards.holds(), guards.first_changed()
-    assert guards.first_changed() is None
-    do()
-    first = guards.first_changed()
-    assert guards.holds() == (first is None)
-    return first
+from watched_steps import change, is_cpu, is_meta, kept, names, watched
 
 
 class Thing:
@@ -332,7 +293,7 @@ def test_random_numbers_of_torch_on_the_host_are_a_write():
     def step(batch):
         return batch.sum() * torch.rand(())
 
-    watch = HostWatch(step, on_device=_is_meta)
+    watch = HostWatch(step, on_device=is_meta)
     for _ in range(2):
         with watch.watch((torch.zeros(3, device="meta"),), {}) as run:
             step(torch.zeros(3, device="meta"))
@@ -358,7 +319,7 @@ def test_a_tensor_of_the_host_that_changes_is_a_write():
         total.add_(1)
         return batch.sum()
 
-    _, run = watched(step, on_device=_is_meta, batch=lambda: (torch.zeros(3, device="meta"),))
+    _, run = watched(step, on_device=is_meta, batch=lambda: (torch.zeros(3, device="meta"),))
     assert names(run) == ["total"]
 
 
@@ -632,7 +593,7 @@ def test_a_cache_for_each_size_is_filled_and_no_write():
             masks[size] = torch.ones_like(batch)
         return (batch * masks[size]).sum() * looked_up(size)
 
-    watch = HostWatch(step, on_device=_is_cpu, torch_random=False)
+    watch = HostWatch(step, on_device=is_cpu, torch_random=False)
     for size in (3, 3, 5, 5, 3):
         batch = torch.zeros(size)
         with watch.watch((batch,), {}) as run:
@@ -649,7 +610,7 @@ def test_a_list_that_is_appended_to_now_and_then_is_a_write():
             seen.append(1)
         return batch.sum()
 
-    watch = HostWatch(step, on_device=_is_cpu, torch_random=False)
+    watch = HostWatch(step, on_device=is_cpu, torch_random=False)
     told = []
     for thing.step in range(4):
         with watch.watch((torch.zeros(3),), {}) as run:
@@ -720,7 +681,7 @@ def test_a_plain_value_that_every_run_leaves_is_kept_and_what_it_reads_first_is_
         thing.count += 1
         return batch.sum()
 
-    watch = HostWatch(step, on_device=_is_cpu, torch_random=False)
+    watch = HostWatch(step, on_device=is_cpu, torch_random=False)
     for _ in range(2):
         thing.noted = thing.used = None
         with watch.watch((torch.zeros(3),), {}) as run:
@@ -1235,7 +1196,7 @@ def test_a_tensor_of_the_host_is_guarded_by_content():
     first = change(
         step,
         lambda: thing.scale.mul_(2),
-        on_device=_is_meta,
+        on_device=is_meta,
         batch=lambda: (torch.zeros(3, device="meta"),),
     )
     assert first.name == "thing.scale"
@@ -1288,7 +1249,7 @@ def test_an_error_of_the_step_passes_through():
     def step(batch):
         raise ValueError("mine")
 
-    watch = HostWatch(step, on_device=_is_cpu)
+    watch = HostWatch(step, on_device=is_cpu)
     with pytest.raises(ValueError, match="mine"), watch.watch((1,), {}):
         step(1)
     assert sys.getprofile() is None

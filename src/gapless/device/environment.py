@@ -34,6 +34,7 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ("torch.autograd.set_multithreading_enabled", _multithreading()),
         ("torch.is_anomaly_enabled()", torch.is_anomaly_enabled),
         ("torch function modes", _kinds_of_modes),
+        ("torch.autograd.graph.saved_tensors_hooks", _saved_tensors_hooks()),
     ]
     for kind in dict.fromkeys((device_type, "cpu")):
         known += [
@@ -71,6 +72,11 @@ def _kinds_of_modes() -> tuple[type, ...]:
 
 def _multithreading() -> Callable[[], Any]:
     return getattr(torch._C, "_is_multithreading_enabled", _nothing)
+
+
+def _saved_tensors_hooks() -> Callable[[], Any]:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return _nothing if top is None else partial(top, True)
 
 
 def _nothing() -> None:

@@ -54,12 +54,17 @@ def _named() -> dict[str, dict[int, str]]:
 
 
 _BY_NAME = _named()
+_DATABASES = {"execute", "executemany", "executescript", "commit"}
 _BY_TYPE = {
     **dict.fromkeys(_FILES, io.IOBase),
     **dict.fromkeys(_SOCKETS, socket.socket.__base__),
 }
-_OTHERS = {"fork_exec": "subprocess", "writerow": "csv.writerow", "writerows": "csv.writerows"}
-SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | set(_OTHERS)
+_OTHERS = {
+    "fork_exec": "subprocess", "writerow": "csv.writerow", "writerows": "csv.writerows",
+    # Nothing tells of a class that is defined later.
+    "__subclasses__": "__subclasses__",
+}  # fmt: skip
+SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | _DATABASES | set(_OTHERS)
 
 
 def effect_of(function: Callable[..., Any]) -> str | None:
@@ -77,6 +82,8 @@ def effect_of(function: Callable[..., Any]) -> str | None:
         return f"file.{name}"
     if name in _QUEUES and type(owner).__name__ == "SimpleQueue":
         return f"queue.{name}"
+    if name in _DATABASES and type(owner).__module__ == "sqlite3":
+        return f"sqlite3.{name}"
     return _OTHERS.get(name)
 
 

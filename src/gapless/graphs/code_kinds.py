@@ -115,6 +115,13 @@ def is_foreign(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in FOREIGN_PACKAGES
 
 
+def is_of_the_script(module: object) -> bool:
+    """Return whether a module is the user's own, not one of an installed package."""
+    path = str(getattr(module, "__file__", None) or "")
+    is_installed = any(marker in path for marker in _PACKAGES)
+    return bool(path) and not is_installed and _kind_of_file(path) is CodeKind.USER
+
+
 def site_of(code: CodeType, line: int | None) -> str:
     """Return `file:line` as shown to people."""
     return f"{code.co_filename.rpartition(os.sep)[2]}:{line or code.co_firstlineno}"

@@ -15,11 +15,11 @@ from types import CodeType
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 
-RootKind: TypeAlias = Literal["argument", "global", "cell", "result"]
+RootKind: TypeAlias = Literal["argument", "global", "cell", "module", "result"]
 
 # A step along a chain: ("attr", name), ("item", constant), ("each", None), any item of a container,
-# ("super", None), an object whose attributes are looked up in its classes, or ("referent", None), what
-# a weak reference that is called leads to.
+# ("parts", None), any module or tensor of a module, ("super", None), an object whose attributes are
+# looked up in its classes, or ("referent", None), what a weak reference that is called leads to.
 Link: TypeAlias = tuple[str, Any]
 
 
@@ -28,7 +28,7 @@ class Chain(NamedTuple):
 
     Attributes:
         kind: what it starts from.
-        root: its name there, "" for the result of a call.
+        root: its name there, "" for the result of a call, and for the table of all modules.
         links: attributes and items from there on.
     """
 
@@ -40,12 +40,19 @@ class Chain(NamedTuple):
         """Return the chain with one more link."""
         if kind == "each" and self.links[-2:] == (("each", None),) * 2:
             return self
+        if kind == "each" and self.links[-1:] == (("parts", None),):
+            return self
         return Chain(self.kind, self.root, (*self.links, (kind, key)))
+
+    @property
+    def last_name(self) -> Any:
+        """The last name or item of the chain."""
+        return self.links[-1][1] if self.links else self.root
 
     @property
     def text(self) -> str:
         """The chain as code, such as `self.sizes[0]`."""
-        words = [self.root or "(...)"]
+        words = [self.root or ("sys.modules" if self.kind == "module" else "(...)")]
         for kind, key in self.links:
             words.append(
                 {"attr": f".{key}", "item": f"[{key!r}]", "super": "", "referent": "()"}.get(
@@ -81,6 +88,7 @@ class CodeReads:
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
         getters: attributes of attributes that `operator.attrgetter` is made for.
+        given: functions that are called, or given to one, each with all that the call is given.
     """
 
     reads: dict[Chain, int] = field(default_factory=dict)
@@ -88,7 +96,18 @@ class CodeReads:
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     getters: list[tuple[str, ...]] = field(default_factory=list)
+    given: dict[Chain, set[Chain]] = field(default_factory=dict)
 
+
+_GETS = ("get", "setdefault")
+
+# Methods of modules that return its parts.
+_PARTS = frozenset(
+    [
+        "parameters", "named_parameters", "buffers", "named_buffers", "modules", "named_modules",
+        "children", "named_children", "get_submodule", "get_parameter", "get_buffer",
+    ]
+)  # fmt: skip
 
 # Methods of containers that change them; a call of one of them reads nothing that a graph keeps.
 CHANGING_METHODS = frozenset(
@@ -470,13 +489,14 @@ class _Follower:
 
     def _call(self, callee: list[_Value], arguments: list[_Value]) -> None:
         method = next((value.method for value in callee if value.method is not None), None)
-        if method is not None and method[1] == "get":
-            self._call_get(callee, method[0], arguments)
+        if method is not None and method[1] in _GETS:
+            self._call_get(callee, method, arguments)
             return
         names = callee[0].chains | callee[1].chains
         if self._call_by_name(names, arguments):
             return
-        if any(_last_name(chain) == "attrgetter" for chain in names):
+        self._give(names, arguments)
+        if any(chain.last_name == "attrgetter" for chain in names):
             self._out.getters += [_path_of(value.constant) for value in arguments]
         for value in callee:
             self._read(value.chains)
@@ -487,6 +507,8 @@ class _Follower:
             if method[1] in CHANGING_METHODS or method[1].endswith("_"):
                 self._store("call", method[0], method[1])
             result |= _each(method[0])
+            if method[1] in _PARTS:
+                result |= {chain.then("parts") for chain in method[0]}
         for value in arguments:
             self._use(value)
             result |= _each(value.chains)
@@ -494,10 +516,17 @@ class _Follower:
                 self._enter(value.code, [])
         self._push(frozenset(result))
 
+    def _give(self, names: frozenset[Chain], arguments: list[_Value]) -> None:
+        """Note what a function is given, and the functions that it is given."""
+        given = {chain for value in arguments for chain in value.chains}
+        for chain in {*names, *given}:
+            if given and chain.kind in ("global", "module", "cell"):
+                self._out.given.setdefault(chain, set()).update(given)
+
     def _call_by_name(self, names: frozenset[Chain], arguments: list[_Value]) -> bool:
         """Follow a call of a built-in function that leads to attributes; say whether it is one."""
         first = arguments[0] if arguments else _UNKNOWN
-        if Chain("global", "getattr") in names:
+        if Chain("global", "getattr") in names or Chain("global", "hasattr") in names:
             self._attribute_by_name(first, arguments[1] if len(arguments) > 1 else _UNKNOWN)
         elif Chain("global", "vars") in names and arguments:
             self._attribute_by_name(first, _Value(constant="__dict__"))
@@ -505,9 +534,20 @@ class _Follower:
             self._push(frozenset({_GLOBALS}))
         elif Chain("global", "super") in names:
             self._call_super(arguments)
+        elif any(chain.last_name == "import_module" for chain in names):
+            self._read(names)
+            self._use(first)
+            self._import(first.constant)
         else:
             return False
         return True
+
+    def _import(self, name: Any) -> None:
+        """Follow an import; of a name that is made at run time, any module may be meant."""
+        known = isinstance(name, str)
+        chain = Chain("module", name) if known else Chain("module", "").then("each")
+        self._read(frozenset({chain}))
+        self._push(frozenset({chain}))
 
     def _call_super(self, arguments: list[_Value]) -> None:
         """Follow `super()`, whose attributes are those of the object's classes."""
@@ -523,9 +563,15 @@ class _Follower:
         self._push(chains)
 
     def _call_get(
-        self, callee: list[_Value], base: frozenset[Chain], arguments: list[_Value]
+        self,
+        callee: list[_Value],
+        method: tuple[frozenset[Chain], str],
+        arguments: list[_Value],
     ) -> None:
-        """Follow a call of `get`, which of a dictionary reads one item."""
+        """Follow a call of `get` and the like, which of a dictionary reads one item."""
+        base, name = method
+        if name in CHANGING_METHODS:
+            self._store("call", base, name)
         for value in callee:
             self._read(value.chains)
         for value in arguments:
@@ -600,6 +646,8 @@ class _Follower:
         self._out.whole |= found.whole
         self._out.names |= found.names
         self._out.getters += found.getters
+        for function, things in found.given.items():
+            self._out.given.setdefault(function, set()).update(things)
         self._out.stores += [store for store in found.stores if store not in self._out.stores]
 
     # --- the rest ---
@@ -693,13 +741,18 @@ class _Follower:
     def _on_pop_top(self, _at: dis.Instruction) -> None:
         self._pop()
 
-    def _on_import_from(self, _at: dis.Instruction) -> None:
-        self._stack.append(_UNKNOWN)
+    def _on_import_from(self, at: dis.Instruction) -> None:
+        base = self._stack[-1] if self._stack else _UNKNOWN
+        chains = frozenset(chain.then("attr", at.argval) for chain in base.chains)
+        self._read(chains)
+        self._push(chains)
 
-    def _on_import_name(self, _at: dis.Instruction) -> None:
-        self._pop()
-        self._pop()
-        self._stack.append(_UNKNOWN)
+    def _on_import_name(self, at: dis.Instruction) -> None:
+        names, level = self._pop().constant, self._pop().constant
+        dots = "." * level if isinstance(level, int) else ""
+        # `import a.b` gives `a`, and `from a.b import c` looks into `b`.
+        is_leaf = bool(names) and isinstance(names, tuple)
+        self._import(dots + at.argval if is_leaf else at.argval.partition(".")[0])
 
 
 _LOADS_METHODS_AS_ATTRIBUTES = sys.version_info >= (3, 12)
@@ -709,10 +762,6 @@ _NULL_FIRST = "KW_NAMES" in dis.opmap  # 3.11 and 3.12
 def _has_method_flag(at: dis.Instruction) -> bool:
     """Return whether an instruction loads an attribute in order to call it."""
     return _LOADS_METHODS_AS_ATTRIBUTES and bool((at.arg or 0) & 1)
-
-
-def _last_name(chain: Chain) -> Any:
-    return chain.links[-1][1] if chain.links else chain.root
 
 
 def _path_of(name: Any) -> tuple[str, ...]:

@@ -446,8 +446,8 @@ _STATES: dict[Any, Callable[[Any], Any]] = {
 def _address(value: torch.Tensor) -> int | None:
     try:
         return value.data_ptr()
-    except (RuntimeError, NotImplementedError):
-        # Sparse tensors and other subclasses have no address of their own.
+    except (RuntimeError, NotImplementedError, ValueError):
+        # Sparse tensors, weights of lazy modules and other subclasses have no address of their own.
         return None
 
 

@@ -30,7 +30,7 @@ from torch import nn
 
 from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
-from gapless.graphs.code_kinds import CodeKind, is_acting, kind_of, site_of
+from gapless.graphs.code_kinds import CodeKind, is_acting, is_foreign, kind_of, site_of
 from gapless.graphs.code_reads import reads_of
 from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
 from gapless.graphs.plain_values import (
@@ -40,7 +40,16 @@ from gapless.graphs.plain_values import (
     same_but_tensors,
     shown,
 )
-from gapless.graphs.reach import MISSING, Executed, Observed, Place, Reach, shown_key
+from gapless.graphs.reach import (
+    ATTRIBUTE_READERS,
+    MISSING,
+    Executed,
+    Observed,
+    Place,
+    Reach,
+    entries_of,
+    shown_key,
+)
 from gapless.graphs.read_guards import ReadGuards
 from gapless.pipeline.containers import container_of
 
@@ -260,6 +269,8 @@ class HostWatch:
                 note(name, site, *texts, _advice(difference))
         for name, site in profile.effects:
             note(name, site, "", "", "let it stand in `on_host`, or leave it out of the step")
+        if profile.draws_random and "random" not in random_states:
+            random_states = ["random", *random_states]
         for name in random_states:
             site = profile.random_site if name == "random" else stores.site_of_name(name)
             note(name, site, "", "", "draw random numbers on the device, or in `on_host`")
@@ -413,7 +424,8 @@ class _Stores:
         for executed, store in self._stores.get((kind, key), []):
             site = site_of(executed.code, store.line)
             for chain in sorted(store.bases, key=repr):
-                if any(value is owner for value in self._reach.values_of(executed, chain)):
+                values = self._reach.values_of(executed, chain)
+                if any(value is owner or _data_of(value) is owner for value in values):
                     return self._named(chain, key), site
             if key is not None and other is None:
                 base = min(store.bases, key=repr, default=None)
@@ -456,6 +468,11 @@ def _draws(name: Any) -> bool:
     )
 
 
+def _data_of(value: Any) -> Any:
+    """Return the dictionary in which a mapping of Python's library keeps its items."""
+    return (entries_of(value) or {}).get("data", MISSING) if is_foreign(type(value)) else MISSING
+
+
 def _keys(owner: Any) -> Any:
     return owner if isinstance(owner, dict) else ()
 
@@ -475,16 +492,23 @@ _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", Non
 _set_eval_frame: Any = getattr(_eval_frame, "set_eval_frame", None)
 
 
+_READERS = {function.__name__ for function in ATTRIBUTE_READERS}
+
+
 def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
     """Return what is known of code that runs for the first time."""
     executed = Executed(code, frame.f_globals, reads_of(code), kind)
     followed = [chain for chain in executed.reads.reads if chain.links]
     changed = [chain for store in executed.reads.stores for chain in store.bases]
-    for chain in followed + changed:
+    readers = [each for each in executed.reads.given if each.last_name in _READERS]
+    handed = [chain for reader in readers for chain in executed.reads.given[reader]]
+    for chain in followed + changed + handed:
         if chain.kind == "argument":
             executed.observed.setdefault(chain.root, Observed())
     return executed
 
+
+_RANDOM_OF_PYTHON = random.random.__self__  # type: ignore[attr-defined]
 
 # Decorators and functions that stand in for the one that is called.
 _MOST_FRAMES_BETWEEN = 6
@@ -501,6 +525,8 @@ class _Profile:
         is_complete: False once torch has begun to compile.
         effects: name and site of what C functions did on the host.
         random_site: where the first random number of Python was drawn, "" if none was.
+        draws_random: whether the generator that all share was used; one that is seeded each time
+            ends where it began.
         runs_compiled: whether compiled code has run.
     """
 
@@ -512,6 +538,7 @@ class _Profile:
         self.runs_compiled = False
         self.effects: dict[tuple[str, str], None] = {}
         self.random_site = ""
+        self.draws_random = False
         self._texts: dict[int, bool] = {}
         self._other: Any = None
         # Those around the run, by id; held until it is over, so that no other gets their ids.
@@ -632,6 +659,7 @@ class _Profile:
                 self.effects.setdefault((effect, site))
         elif isinstance(getattr(function, "__self__", None), random.Random):
             self.random_site = self.random_site or self._user_site(frame) or ""
+            self.draws_random |= function.__self__ is _RANDOM_OF_PYTHON and bool(self.random_site)
 
     def _note_act(self, frame: FrameType) -> None:
         """Note a function of torch or of this package, if the user's code has called it."""

@@ -9,17 +9,21 @@ from __future__ import annotations
 
 import argparse
 import array
+import builtins
 import collections
 import contextvars
+import copy
 import ctypes
+import dataclasses
 import functools
+import importlib.util
 import logging
 import operator
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
@@ -38,7 +42,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from gapless.graphs.code_kinds import FOREIGN_PACKAGES, CodeKind, is_foreign, kind_of, site_of
+from gapless.graphs.code_kinds import (
+    FOREIGN_PACKAGES,
+    CodeKind,
+    is_foreign,
+    is_of_the_script,
+    kind_of,
+    site_of,
+)
 from gapless.graphs.code_reads import CHANGING_METHODS, CodeReads, reads_of
 
 
@@ -66,7 +77,18 @@ CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxy
 
 
 # Objects that are compared by their bytes.
-BUFFERS = (array.array, bytearray, ctypes.c_int.__mro__[2])
+BUFFERS = (array.array, bytearray, memoryview, ctypes.c_int.__mro__[2])
+
+# Functions that read attributes which no code names, of whatever they are given.
+ATTRIBUTE_READERS = (
+    getattr,
+    vars,
+    copy.copy,
+    copy.deepcopy,
+    dataclasses.asdict,
+    dataclasses.astuple,
+    dataclasses.replace,
+)
 
 
 class Place:
@@ -132,6 +154,12 @@ class Place:
             setattr(self.owner, self.key, value)
         else:
             self.owner[self.key] = value
+
+    def without_holder(self) -> Place:
+        """Return the same place, which holds on to what it is in and not to whose it is."""
+        return Place(
+            self.kind, self.owner, self.key, name=self.name, site=self.site, behind=self.behind
+        )
 
     @property
     def id(self) -> tuple[str, int, Any]:
@@ -228,6 +256,8 @@ class Reach:
         self._executed = {id(each.code): each for each in executed}
         # Whether the functions that are found are followed, since nobody saw which of them run.
         self._is_blind = not self._executed
+        # Whether the code that is followed is the user's.
+        self._is_users = True
         self._memo: dict[tuple[int, Chain], list[tuple[Any, str]]] = {}
         self._queue: list[Executed] = []
         self._num_unseen = _MOST_UNSEEN
@@ -274,16 +304,18 @@ class Reach:
 
     def _follow(self, executed: Executed) -> None:
         self._is_blind = id(executed.code) not in self._executed
+        self._is_users = executed.kind is CodeKind.USER
         for chain, line in executed.reads.reads.items():
             values = self._values(executed, chain, line)
             if chain in executed.reads.whole:
                 for value, name in values:
                     self._use_whole(value, name, site_of(executed.code, line))
-                    if isinstance(value, Mapping) and _is_looked_into(type(value)):
+                    if isinstance(value, Collection) and _is_looked_into(type(value)):
                         self._use_object_whole(value, name, site_of(executed.code, line))
         for store in executed.reads.stores:
             self._follow_store(executed, store)
         self._follow_getters(executed)
+        self._follow_readers(executed)
 
     def _follow_getters(self, executed: Executed) -> None:
         """Follow `operator.attrgetter`, which is made in C, to what the code may give it."""
@@ -299,6 +331,16 @@ class Reach:
                     for key in path:
                         base = base.then("attr", key)
                         self._values(executed, base, executed.reads.reads.get(chain))
+
+    def _follow_readers(self, executed: Executed) -> None:
+        """Take note of objects whose attributes are read by a function of Python's library."""
+        for chain, given in executed.reads.given.items():
+            line = executed.reads.reads.get(chain)
+            for function, _ in self._values(executed, chain, line):
+                if isinstance(function, Hashable) and function in ATTRIBUTE_READERS:
+                    for each in given:
+                        for value, name in self._values(executed, each, line):
+                            self._use_attributes(value, name, site_of(executed.code, line))
 
     def _follow_store(self, executed: Executed, store: Store) -> None:
         """Take note of where a value is stored: whoever stores another there has to be seen."""
@@ -359,6 +401,8 @@ class Reach:
                 found = [(_Super(value), name)]
             elif kind == "referent":
                 found = self._referent(value, name, site)
+            elif kind == "parts":
+                found = _parts_of(value, name)
             else:
                 found = self._each(value, name, site)
             yield from found
@@ -369,6 +413,8 @@ class Reach:
             yield from self._observed(executed, name, site)
         elif executed.kind is CodeKind.MODULE:
             return
+        elif chain.kind == "module":
+            yield from self._imported(name, executed.names.get("__package__"), site)
         elif chain.kind == "cell":
             for function in self.functions.get(id(executed.code), []):
                 cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -377,6 +423,20 @@ class Reach:
                         yield from self._place("cell", cell, None, name, site)
         elif name in executed.names:
             yield from self._place("dict", executed.names, name, name, site)
+        elif name in vars(builtins):
+            yield vars(builtins)[name], name
+
+    def _imported(self, name: str, package: Any, site: str) -> Iterable[tuple[Any, str]]:
+        """Return the module of that name, of "" the table of all modules."""
+        if not name:
+            return [(sys.modules, "sys.modules")]
+        if name.startswith("."):
+            if not isinstance(package, str):
+                return []
+            name = importlib.util.resolve_name(name, package)
+        if name.partition(".")[0] in FOREIGN_PACKAGES:
+            return [(sys.modules[name], name)] if name in sys.modules else []
+        return self._place("dict", sys.modules, name, name, site)
 
     def _observed(self, executed: Executed, name: str, site: str) -> Iterator[tuple[Any, str]]:
         """Return what an argument was seen to be, and its default."""
@@ -477,15 +537,36 @@ class Reach:
         found = _class_attribute(type(value), key)
         if found is not None and _is_looked_into(found[0]) and entries is not None:
             self._use_object_whole(value, name, site)
+        self._note_absence(value, key, shown, site, found)
         if found is None:
             # A mapping whose items can be read as attributes.
             if isinstance(value, dict) and _class_attribute(type(value), "__getattr__"):
                 return self._place("dict", value, key, shown, site)
             return []
-        if entries is not None and not is_foreign(found[0]):
-            # An attribute of the object's own would hide it.
-            self._place("dict", entries, key, shown, site, holder=value, behind=found[1])
         return self._inherited(value, found, shown, site)
+
+    def _note_absence(
+        self, value: Any, key: str, shown: str, site: str, found: tuple[type, Any] | None
+    ) -> None:
+        """Take note of where an attribute that is not the object's own may come to stand."""
+        owner, attribute = found or (None, MISSING)
+        is_taken_for_granted = owner is not None and is_foreign(owner)
+        if is_taken_for_granted and (not self._is_users or isinstance(value, torch.Tensor)):
+            return
+        for table in (entries_of(value), *_tables_of(value)):
+            if table is not None and not _is_data_descriptor(attribute):
+                self._place("dict", table, key, shown, site, holder=value, behind=attribute)
+        self._note_classes(type(value), key, shown, site, owner)
+
+    def _note_classes(
+        self, kind: type, key: str, shown: str, site: str, owner: type | None
+    ) -> None:
+        """Take note of the user's classes that are asked for an attribute before its owner is."""
+        for each in type.__getattribute__(kind, "__mro__"):
+            if each is owner:
+                return
+            if not is_foreign(each):
+                self._place("class", each, key, shown, site)
 
     def _inherited(
         self, value: Any, found: tuple[type, Any], shown: str, site: str
@@ -514,22 +595,27 @@ class Reach:
         self, value: ModuleType, key: str, shown: str, site: str
     ) -> Iterable[tuple[Any, str]]:
         entries = vars(value)
-        if key not in entries:
-            return []
         if value is os and key == "environ":
             self.whole[id(os.environ)] = (os.environ, "os.environ", site)
             return []
         if value.__name__.partition(".")[0] in FOREIGN_PACKAGES:
-            found = entries[key]
-            if isinstance(found, ModuleType | type):
+            found = entries.get(key)
+            is_reader = isinstance(found, FunctionType) and found in ATTRIBUTE_READERS
+            if found is sys.modules or is_reader or isinstance(found, ModuleType | type):
                 return [(found, shown)]
+            is_of_python = value.__name__.partition(".")[0] in sys.stdlib_module_names
+            if not is_of_python or not isinstance(found, list | dict):
+                return []
+        if key not in entries and not is_of_the_script(value):
             return []
         return self._place("dict", entries, key, shown, site)
 
     def _class_attribute(
         self, value: type, key: str, shown: str, site: str
     ) -> Iterable[tuple[Any, str]]:
-        found = _class_attribute(value, key) or _class_attribute(type(value), key)
+        found = _class_attribute(value, key)
+        self._note_classes(value, key, shown, site, found[0] if found is not None else None)
+        found = found or _class_attribute(type(value), key)
         if found is None:
             return []
         owner, attribute = found
@@ -541,11 +627,13 @@ class Reach:
 
     def _item(self, value: Any, key: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         shown = f"{name}[{shown_key(key)}]"
+        if value is sys.modules:
+            return self._imported(key, None, site)
         if isinstance(value, list | tuple | collections.deque):
             if isinstance(key, int) and -len(value) <= key < len(value):
                 return self._place("item", value, key, shown, site)
             return []
-        if isinstance(value, dict):
+        if isinstance(value, dict | MappingProxyType):
             return self._place("dict", value, key, shown, site)
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict | nn.ParameterList):
             return self._each(value, name, site)
@@ -558,6 +646,9 @@ class Reach:
 
     def _each(self, value: Any, name: str, site: str) -> Iterable[tuple[Any, str]]:
         shown = f"{name}[...]"
+        if value is sys.modules:
+            modules = list(sys.modules.values())
+            return [(each, each.__name__) for each in modules if is_of_the_script(each)]
         if isinstance(value, nn.ModuleList | nn.Sequential | nn.ModuleDict):
             return [(child, f"{name}.{key}") for key, child in value._modules.items()]
         if isinstance(value, nn.Module | torch.Tensor | ModuleType | type | FunctionType):
@@ -666,7 +757,8 @@ class Reach:
                 for key, child in children.items()
                 if isinstance(child, nn.Module)
             ]
-            original = children.get("_orig_mod")
+            # Those of a scripted module have no `get`.
+            original = dict(children.items()).get("_orig_mod")
             if isinstance(original, nn.Module):
                 self._follow_statically(original)
 
@@ -692,7 +784,7 @@ class Reach:
         """Take note of a container that is used as a whole, and what it contains."""
         if not isinstance(value, CONTAINERS) or id(value) in self._skip or depth == 0:
             return
-        if id(value) in self.whole:
+        if id(value) in self.whole or value is sys.modules:
             return
         self.whole[id(value)] = (value, name, site)
         self.objects.setdefault(id(value), (value, name))
@@ -740,6 +832,24 @@ class Reach:
                 found.append((part, name))
         return found
 
+    def _use_attributes(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
+        """Take note of all that an object has, and of what it contains."""
+        if id(value) in self._skip or depth == 0:
+            return
+        if isinstance(value, CONTAINERS):
+            self._use_whole(value, name, site)
+            parts = value.values() if isinstance(value, dict | MappingProxyType) else value
+            for part in list(parts)[:_MOST_ITEMS]:
+                self._use_attributes(part, f"{name}[...]", site, depth - 1)
+            return
+        self._arrive(value, name, site)
+        entries = entries_of(value)
+        if entries is None or isinstance(value, _NOT_READ_AS_A_WHOLE):
+            return
+        for key, part in list(entries.items()):
+            self._place("dict", entries, key, f"{name}.{key}", site, holder=value)
+            self._use_attributes(part, f"{name}.{key}", site, depth - 1)
+
     # --- functions ---
 
     def _note_function(self, function: Any, *, must_follow: bool = False) -> None:
@@ -778,6 +888,30 @@ class Reach:
         code = function.__code__
         if code.co_argcount > 0:
             self._given.setdefault((id(code), code.co_varnames[0]), {})[id(value)] = value
+
+
+# Guarded in their own way, or too much to be meant as a whole.
+_NOT_READ_AS_A_WHOLE = (
+    type,
+    ModuleType,
+    FunctionType,
+    torch.Tensor,
+    nn.Module,
+    torch.optim.Optimizer,
+)
+
+
+def _parts_of(value: Any, name: str) -> list[tuple[Any, str]]:
+    """Return a module's modules, parameters and buffers, with itself."""
+    if not isinstance(value, nn.Module):
+        return [(value, name)]
+    parts = (*value.named_modules(), *value.named_parameters(), *value.named_buffers())
+    return [(part, f"{name}.{key}" if key else name) for key, part in parts]
+
+
+def _is_data_descriptor(attribute: Any) -> bool:
+    """Return whether an attribute of a class goes before one of the object's own."""
+    return hasattr(type(attribute), "__set__")
 
 
 class _Super:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import os
+import weakref
 from dataclasses import dataclass
 from functools import partial
 from operator import is_
@@ -18,6 +19,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from gapless.device.environment import environment_readers
+from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.addresses import address_of, lie_where
 from gapless.graphs.code_kinds import CodeKind, is_foreign, site_of
 from gapless.graphs.plain_values import (
@@ -114,7 +116,7 @@ class _Check:
 class ReadGuards:
     """What a step reads, as it is now.
 
-    Strong references are held to all that is compared.
+    Strong references are held to all that is compared, but not to objects whose attributes are.
 
     Args:
         reach: what the step's code reaches.
@@ -187,7 +189,8 @@ class ReadGuards:
             if not check.holds(now):
                 before, after = check.before, _shown(now)
                 if before == after:
-                    after = f"another {type(now).__name__}"
+                    is_part = before.startswith("its ")
+                    after = f"other {before[4:]}" if is_part else f"another {type(now).__name__}"
                 return Change(check.name, check.site, before, after, check.is_memory)
         return self._form.first_changed()
 
@@ -224,11 +227,14 @@ class ReadGuards:
             return
         self._seen.add(place.id)
         self._owners.append(place.owner)
+        place = place.without_holder()
         value = place.read()
         access, owner = _access(place)
         parts: tuple[Any, ...]
         if value is MISSING and type(place.owner) is dict:
             test, parts = "{0} in {1}", (place.key, place.owner)
+        elif value is MISSING and place.kind == "class":
+            test, parts = "{0} in {1}", (place.key, vars(place.owner))
         elif value is MISSING:
             test, parts = "{0}() is not {1}", (place.read, MISSING)
         elif _is_value(value):
@@ -272,10 +278,23 @@ class ReadGuards:
                     expected=_Content(content), name=name, site="", is_memory=False,
                 )  # fmt: skip
         elif not is_foreign(type(value)) and entries_of(value) is not None:
-            kind = type(value)
+            # It may be let go: a weak reference of the step's would show it.
+            kind, referent = type(value), _referent_of(value)
             self._add(
-                "type({0}) is not {1}", (value, kind), read=lambda: type(value), expected=kind,
-                name=f"the class of {name}", site="", is_memory=False,
+                "type({0}()) is not {1}", (referent, kind), read=lambda: type(referent()),
+                expected=kind, name=f"the class of {name}", site="", is_memory=False,
+            )  # fmt: skip
+            self._add_bases(kind)
+
+    def _add_bases(self, kind: type) -> None:
+        """Compare in which order classes are asked for what a class has not."""
+        key = ("bases", id(kind))
+        if key not in self._seen:
+            self._seen.add(key)
+            bases = kind.__mro__
+            self._add(
+                "{0}.__mro__ is not {1}", (kind, bases), read=lambda: kind.__mro__,
+                expected=bases, name=f"the bases of {kind.__name__}", site="", is_memory=False,
             )  # fmt: skip
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
@@ -296,6 +315,17 @@ class ReadGuards:
                 "{0} != {1}", (value, members), read=lambda: frozenset(value),
                 expected=members, name=name, site=site, is_memory=False,
             )  # fmt: skip
+        elif isinstance(value, set):
+            self._add_set(value, name, site)
+
+    def _add_set(self, value: set[Any], name: str, site: str) -> None:
+        """Compare which objects a set holds; their own `__eq__` is not asked."""
+        self._owners += value
+        members = _Members(map(id, value))
+        self._add(
+            "set(map(id, {0})) != {1}", (value, members), read=lambda: _Members(map(id, value)),
+            expected=members, name=name, site=site, is_memory=False,
+        )  # fmt: skip
 
     def _add_mapping(self, value: Any, name: str, site: str) -> None:
         self._owners.append(value)
@@ -360,6 +390,8 @@ class ReadGuards:
             self._add_place(
                 Place("dict", entries, "training", name=f"{name}.training", site="", holder=module)
             )
+        # What torch calls, if it stands there.
+        self._add_place(Place("dict", entries, "forward", name=f"{name}.forward", site=""))
         for table in ("_parameters", "_buffers", "_modules"):
             parts = entries.get(table)
             for key in list(parts) if isinstance(parts, dict) else ():
@@ -367,9 +399,22 @@ class ReadGuards:
                 self._add_place(Place("dict", parts, key, name=shown_name, site="", holder=module))
             if table == "_modules" and parts:
                 self._add_length(parts, name, "")
+        if isinstance(module, torch.jit.ScriptModule):
+            self._add_script(module, name)
         for table in HOOK_TABLES:
             if entries.get(table):
                 self._add_length(entries[table], f"{name}.{table}", "")
+
+    def _add_script(self, module: Any, name: str) -> None:
+        """Compare the attributes of a scripted module, which stand in no dictionary."""
+        read = module._c.getattr
+        for key in module._concrete_type.get_attributes():
+            value = read(key)
+            if _is_value(value) or isinstance(value, list | dict):
+                self._add(
+                    "not same({1}, {0}({2}))", (read, value, key), read=partial(read, key),
+                    expected=value, name=f"{name}.{key}", site="", is_memory=False,
+                )  # fmt: skip
 
     def _add_function(self, function: Any) -> None:
         key = ("function", id(function))
@@ -517,9 +562,15 @@ class _Content(bytes):
     """The content of an array."""
 
 
+class _Members(frozenset[int]):
+    """The ids of a set's members."""
+
+
 def _shown(value: Any) -> str:
     if isinstance(value, _Shown):
         return str(value)
+    if isinstance(value, _Members):
+        return "its members"
     return "its content" if isinstance(value, _Content) else shown(value)
 
 
@@ -531,6 +582,13 @@ def _memory_of(tensor: torch.Tensor) -> Any:
     if not tensor.is_contiguous() or tensor.nbytes > _MOST_BYTES or tensor.is_conj():
         return None
     return tensor.detach().view(-1).view(torch.uint8).numpy()
+
+
+def _referent_of(value: Any) -> Callable[[], Any]:
+    """Return a function that returns a value, None once nobody else holds it."""
+    # Torch leaves weak references to its streams and events behind.
+    has_refs = type(value).__weakrefoffset__ and not isinstance(value, STREAM_TYPES)
+    return weakref.ref(value) if has_refs else lambda: value
 
 
 def _attribute_reader(thing: Any, name: str) -> Callable[[], Any]:
@@ -662,6 +720,6 @@ def _has_address(tensor: torch.Tensor) -> bool:
     try:
         tensor.data_ptr()
         tensor.stride()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):
         return False
     return True

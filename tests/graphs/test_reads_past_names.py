@@ -1,0 +1,514 @@
+"""What a step reads in ways that its names alone do not show is guarded."""
+
+from __future__ import annotations
+
+import array
+import collections
+import copy
+import dataclasses
+import functools
+import importlib
+import random
+import sqlite3
+import sys
+import types
+import warnings
+import weakref
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import nn
+
+from hazards import captured_elsewhere
+from watched_steps import change, names, watched
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere():
+    yield
+    captured_elsewhere.restore()
+
+
+def _set_scale():
+    captured_elsewhere.SCALE = 0.2
+
+
+# --- modules ---
+
+
+def _import_of_a_name(batch):
+    from hazards.captured_elsewhere import SCALE
+
+    return batch * SCALE
+
+
+def _import_of_a_module(batch):
+    import hazards.captured_elsewhere
+
+    return batch * hazards.captured_elsewhere.SCALE
+
+
+def _import_by_another_name(batch):
+    import hazards.captured_elsewhere as other
+
+    return batch * other.SCALE
+
+
+def _table_of_modules(batch):
+    return batch * sys.modules["hazards.captured_elsewhere"].SCALE
+
+
+def _table_of_modules_by_get(batch):
+    return batch * sys.modules.get("hazards.captured_elsewhere").SCALE
+
+
+def _module_of_a_name(batch):
+    return batch * importlib.import_module("hazards.captured_elsewhere").SCALE
+
+
+MODULE = "hazards.captured_elsewhere"
+
+
+def _module_of_a_name_that_is_read(batch):
+    return batch * importlib.import_module(MODULE).SCALE
+
+
+def _table_of_modules_by_a_name_that_is_read(batch):
+    return batch * sys.modules[MODULE].SCALE
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        _import_of_a_name,
+        _import_of_a_module,
+        _import_by_another_name,
+        _table_of_modules,
+        _table_of_modules_by_get,
+        _module_of_a_name,
+        _module_of_a_name_that_is_read,
+        _table_of_modules_by_a_name_that_is_read,
+    ],
+)
+def test_a_value_of_a_module_that_is_looked_up(step):
+    first = change(step, _set_scale)
+    assert (first.name.rpartition(".")[2], first.before, first.after) == ("SCALE", "1.0", "0.2")
+
+
+def test_a_module_that_is_replaced_in_the_table(monkeypatch):
+    other = types.ModuleType("other")
+    other.SCALE = 1.0
+    first = change(
+        _table_of_modules,
+        lambda: monkeypatch.setitem(sys.modules, "hazards.captured_elsewhere", other),
+    )
+    assert first.name == "hazards.captured_elsewhere"
+
+
+def test_a_value_of_a_module_that_is_made_at_run_time(monkeypatch):
+    other = types.ModuleType("made_at_run_time")
+    other.SCALE = 1.0
+    monkeypatch.setitem(sys.modules, "made_at_run_time", other)
+
+    def step(batch):
+        from made_at_run_time import SCALE
+
+        return batch * SCALE
+
+    assert change(step, lambda: setattr(other, "SCALE", 2.0)).name == "made_at_run_time.SCALE"
+
+
+def test_a_first_import_is_no_write():
+    def step(batch):
+        import colorsys
+
+        return batch * len(sys.modules["colorsys"].__name__) * hasattr(colorsys, "rgb_to_hls")
+
+    def batch():
+        sys.modules.pop("colorsys", None)
+        return (torch.ones(3),)
+
+    _, run = watched(step, num_runs=3, batch=batch)
+    assert names(run) == []
+
+
+def test_a_value_that_comes_to_a_module_of_the_script(monkeypatch):
+    def step(batch):
+        return batch * getattr(captured_elsewhere, "LATE", 1.0)
+
+    first = change(
+        step, lambda: monkeypatch.setattr(captured_elsewhere, "LATE", 2.0, raising=False)
+    )
+    assert (first.name, first.before) == ("captured_elsewhere.LATE", "nothing")
+
+
+def test_a_write_to_a_module_that_is_looked_up():
+    def step(batch):
+        sys.modules["hazards.captured_elsewhere"].NUM_SEEN += 1
+        return batch
+
+    _, run = watched(step)
+    assert [name.rpartition(".")[2] for name in names(run)] == ["NUM_SEEN"]
+
+
+def test_the_arguments_of_the_process(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["script"])
+
+    def step(batch):
+        return batch * ("--cool" in sys.argv)
+
+    assert change(step, lambda: sys.argv.append("--cool")) is not None
+
+
+# --- attributes that are not there yet, and what hides others ---
+
+
+class Base:
+    scale = 1.0
+
+
+class Mixin:
+    pass
+
+
+class Child(Mixin, Base):
+    pass
+
+
+def test_an_attribute_that_an_object_has_not_yet():
+    thing = Child()
+
+    def step(batch):
+        return batch * 2 if hasattr(thing, "late") else batch * getattr(thing, "other", 1.0)
+
+    assert change(step, lambda: setattr(thing, "late", 1)).name == "thing.late"
+    assert change(step, lambda: setattr(thing, "other", 3.0)).name == "thing.other"
+
+
+@pytest.mark.parametrize("owner", [Child, Mixin])
+def test_an_attribute_that_a_class_has_not_yet(owner, monkeypatch):
+    thing = Child()
+
+    def step(batch):
+        return batch * thing.scale * getattr(thing, "late", 1.0)
+
+    set_later = functools.partial(monkeypatch.setattr, owner, raising=False)
+    assert change(step, lambda: set_later("scale", 2.0)).name == "thing.scale"
+    assert change(step, lambda: set_later("late", 2.0)).name == "thing.late"
+
+
+def test_an_attribute_of_a_class_that_another_class_hides(monkeypatch):
+    def step(batch):
+        return batch * Child.scale
+
+    later = functools.partial(monkeypatch.setattr, Mixin, "scale", 2.0, raising=False)
+    assert change(step, later).name == "Child.scale"
+
+
+def test_other_bases_of_a_class():
+    class Early:
+        scale = 1.0
+
+    class Late:
+        scale = 1.0
+
+    class Mine(Early):
+        pass
+
+    thing = Mine()
+
+    def step(batch):
+        return batch * thing.scale
+
+    assert change(step, lambda: setattr(Mine, "__bases__", (Late,))).name == "the bases of Mine"
+
+
+def test_a_method_of_torch_that_an_object_hides():
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(batch):
+        model(batch).sum().backward()
+        optimizer.step()
+
+    assert change(step, lambda: setattr(optimizer, "step", lambda: None)).name == "optimizer.step"
+
+
+def test_the_forward_of_a_module_that_is_replaced():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+
+    def step(batch):
+        return model(batch)
+
+    def double(x):
+        return 2 * x
+
+    assert change(step, lambda: setattr(model[1], "forward", double)).name == "model.1.forward"
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        lambda model: model.parameters(),
+        lambda model: [weight for _, weight in model.named_parameters()],
+        lambda model: model.modules(),
+        lambda model: [model.get_submodule("0")],
+    ],
+)
+def test_an_attribute_of_a_part_of_a_module(parts):
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    for part in (*model.parameters(), *model.modules()):
+        part.scale = 1.0
+
+    def by_parameters(batch):
+        return batch * sum(weight.scale for weight in model.parameters())
+
+    def by_names(batch):
+        total = 0.0
+        for _, weight in model.named_parameters():
+            total += weight.scale
+        return batch * total
+
+    def by_modules(batch):
+        return batch * sum([getattr(part, "scale", 0.0) for part in model.modules()])
+
+    def by_name(batch):
+        return batch * model.get_submodule("0").scale
+
+    for step, part in (
+        (by_parameters, model[1].bias),
+        (by_names, model[0].weight),
+        (by_modules, model),
+        (by_name, model[0]),
+    ):
+        first = change(step, functools.partial(setattr, part, "scale", 2.0))
+        assert (first.before, first.after) == ("1.0", "2.0")
+        part.scale = 1.0
+
+
+# --- containers of Python's library ---
+
+
+def test_an_item_of_a_mapping_proxy():
+    values = {"scale": 1.0}
+    proxy = types.MappingProxyType(values)
+
+    def step(batch):
+        return batch * proxy["scale"]
+
+    assert change(step, lambda: values.update(scale=2.0)).name == "proxy['scale']"
+
+
+def test_a_default_that_is_set():
+    values = {}
+
+    def step(batch):
+        return batch * values.setdefault("scale", 1.0)
+
+    assert change(step, lambda: values.update(scale=2.0)).name == "values['scale']"
+
+
+def test_an_item_that_is_asked_for_by_its_method():
+    values = {"scale": 1.0}
+
+    def step(batch):
+        return batch * values.__getitem__("scale")
+
+    assert change(step, lambda: values.update(scale=2.0)).name == "values['scale']"
+
+
+def test_items_of_a_users_list():
+    values = collections.UserList([1.0, 2.0])
+
+    def step(batch):
+        return batch * sum(values)
+
+    assert change(step, lambda: values.append(2.0)) is not None
+
+
+def test_a_view_of_an_array():
+    values = array.array("d", [1.0, 2.0])
+    view = memoryview(values)[1:]
+
+    def step(batch):
+        return batch * view[0]
+
+    assert change(step, lambda: values.__setitem__(1, 3.0)).after == "other content"
+
+
+class Term:
+    def __init__(self, weight):
+        self.weight = weight
+
+
+@pytest.mark.parametrize("kind", [weakref.WeakSet, set])
+def test_members_of_a_set_of_objects(kind):
+    terms = [Term(1.0), Term(2.0), Term(3.0)]
+    living = kind(terms[:2])
+
+    def step(batch):
+        return batch * sum(term.weight for term in living)
+
+    def exchange():
+        living.discard(terms[1])
+        living.add(terms[2])
+
+    assert change(step, exchange).after == "other members"
+
+
+def test_an_object_that_is_let_go_is_not_held():
+    terms = [Term(1.0), Term(2.0)]
+    living, last = weakref.WeakSet(terms), weakref.ref(terms[1])
+
+    def step(batch):
+        return batch * sum(term.weight for term in living)
+
+    assert change(step, terms.pop) is not None
+    assert last() is None
+
+
+# --- what a function of Python's library reads ---
+
+
+@dataclass
+class Inner:
+    weight: float = 1.0
+
+
+@dataclass
+class Outer:
+    inner: Inner = field(default_factory=Inner)
+    items: list = field(default_factory=lambda: [Inner()])
+
+
+READERS = {
+    "asdict": lambda settings: dataclasses.asdict(settings)["inner"]["weight"],
+    "astuple": lambda settings: dataclasses.astuple(settings)[0][0],
+    "replace": lambda settings: dataclasses.replace(settings, items=[]).inner.weight,
+    "deepcopy": lambda settings: copy.deepcopy(settings).inner.weight,
+    "reduce": lambda settings: functools.reduce(getattr, ["inner", "weight"], settings),
+    "map": lambda settings: sum(map(getattr, [settings.inner], ["weight"])),
+}
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_what_a_function_reads_of_an_object(name):
+    settings, read = Outer(), READERS[name]
+
+    def step(batch):
+        return batch * read(settings)
+
+    assert change(step, lambda: setattr(settings.inner, "weight", 2.0)).after == "2.0"
+
+
+def test_what_a_function_reads_of_an_object_in_a_list():
+    settings = Outer()
+
+    def step(batch):
+        return batch * dataclasses.asdict(settings)["items"][0]["weight"]
+
+    assert change(step, lambda: setattr(settings.items[0], "weight", 2.0)).after == "2.0"
+
+
+def test_what_such_a_function_is_not_given_is_not_guarded():
+    settings, other = Outer(), SimpleNamespace(count=0)
+
+    def step(batch):
+        other.last = dataclasses.asdict(settings)
+        return batch
+
+    assert change(step, lambda: setattr(other, "count", 1)) is None
+
+
+# --- torch ---
+
+
+def test_hooks_on_saved_tensors():
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: x * 2, lambda x: x)
+    try:
+        first = change(lambda batch: batch * 2, hooks.__enter__)
+    finally:
+        hooks.__exit__()
+    assert first.name == "torch.autograd.graph.saved_tensors_hooks"
+
+
+class Scripted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+        self.sizes = [1, 2]
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.dropout(x) * self.scale * self.sizes[0]
+
+
+@pytest.mark.parametrize(
+    ("do", "name"),
+    [
+        (lambda model: setattr(model, "scale", 2.0), "model.scale"),
+        (lambda model: setattr(model, "sizes", [2, 2]), "model.sizes"),
+        (lambda model: model.eval(), "model.training"),
+    ],
+)
+def test_attributes_of_a_scripted_module(do, name):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = torch.jit.script(Scripted())
+
+    def step(batch):
+        return model(batch)
+
+    assert change(step, lambda: do(model)).name == name
+
+
+# --- work of the host ---
+
+
+def test_statements_of_a_database_are_writes():
+    database = sqlite3.connect(":memory:")
+    database.execute("create table steps (number integer)")
+
+    def step(batch):
+        database.execute("insert into steps values (1)")
+        return batch
+
+    _, run = watched(step)
+    assert names(run) == ["sqlite3.execute"]
+
+
+def test_subclasses_that_are_asked_for_are_told():
+    def step(batch):
+        return batch * len(Base.__subclasses__())
+
+    _, run = watched(step)
+    assert names(run) == ["__subclasses__"]
+
+
+def test_random_numbers_that_are_seeded_each_time_are_writes():
+    def step(batch):
+        random.seed(3)
+        return batch * random.random()
+
+    state = random.getstate()
+    try:
+        _, run = watched(step, num_runs=3)
+    finally:
+        random.setstate(state)
+    assert names(run) == ["random"]
+    assert run.writes[0].site.startswith("test_reads_past_names.py")
+
+
+def test_a_dictionary_with_weak_keys_is_named():
+    counts, term = weakref.WeakKeyDictionary(), Term(1.0)
+    counts[term] = 0
+
+    def step(batch):
+        counts[term] += 1
+        return batch
+
+    _, run = watched(step)
+    first = step.__code__.co_firstlineno
+    assert [write.site for write in run.writes] == [f"test_reads_past_names.py:{first + 1}"]
