@@ -396,7 +396,8 @@ def _from(place):
 
 def _is_of_the_user(warning):
     is_of_torchs_kernels = "Triggered internally" in str(warning.message)
-    return _is_of_a_case(warning.filename) and not is_of_torchs_kernels
+    is_of_gapless = issubclass(warning.category, gapless.CaptureWarning)
+    return _is_of_a_case(warning.filename) and not (is_of_torchs_kernels or is_of_gapless)
 
 
 def refusals_of(report):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hazards.harness import CPU, GPU, SAME, SIMULATED
-from hazards.themes import CAPTURED_CASES, CASES
+from hazards.themes import CAPTURED_CASES, CASES, IN_PLACE_CASES
 
 
 HEAD = """# Loops as people write them
@@ -45,6 +45,29 @@ a GPU; `test_captured_harness.py` tests the harness. Small models are in `captur
 captured, {refused} refused, {either} either, {holds} holds.
 """
 
+IN_PLACE_HEAD = """
+# Captured where the code stands
+
+Each of these cases captures a model, a loss module or an optimizer in place (`in_place_harness.py`): forward,
+backward and update replay inside the loop as it stands. A case runs twice, as it is and captured, and the
+same must be equal as for captured steps. On top of that:
+
+* *captured*: of each captured object, or of those that the case names, at least half of the calls were
+  replays; a call of a model or of a loss is one call, whatever its backward does, and so is a step of an
+  optimizer;
+* *refused*: the reports name the words (regular expressions, in any case), and the line;
+* *either*: the same, unless half of all calls were replays; with no words, the promise leaves open what
+  happens, so long as the bits are the same;
+* *holds*: the loop asserts what it expects itself.
+
+On a CPU nothing is captured, and the bits alone are compared. `test_in_place_hazards.py` runs them on the CPU
+and on the simulated device, `tests/gpu/test_in_place_hazards_on_gpu.py` on a GPU; `test_in_place_harness.py`
+tests the harness. Small models are in `in_place_models.py`.
+
+{num} cases: {num_cpu} on the CPU, {num_simulated} on the simulated device, {num_gpu} on a GPU; {captured}
+captured, {refused} refused, {either} either, {holds} holds.
+"""
+
 
 def counted(cases):
     """Return how many cases there are, and on each device."""
@@ -64,19 +87,20 @@ def readme():
             parts.append(
                 f"| `{one.name}` | {one.sentence} | {', '.join(one.devices)} | {verdict} |\n"
             )
-    return "".join([*parts, *captured_parts()])
+    parts += captured_parts(CAPTURED_HEAD, CAPTURED_CASES)
+    return "".join([*parts, *captured_parts(IN_PLACE_HEAD, IN_PLACE_CASES)])
 
 
-def captured_parts():
-    """Return the part of the table about captured steps."""
-    names = [one.expect.name for one in CAPTURED_CASES]
+def captured_parts(head, cases):
+    """Return the part of the table about cases that capture something."""
+    names = [one.expect.name for one in cases]
     of_verdicts = {name: names.count(name) for name in ("captured", "refused", "either", "holds")}
-    parts = [CAPTURED_HEAD.format(**counted(CAPTURED_CASES), **of_verdicts)]
-    for theme in dict.fromkeys(one.theme for one in CAPTURED_CASES):
+    parts = [head.format(**counted(cases), **of_verdicts)]
+    for theme in dict.fromkeys(one.theme for one in cases):
         parts.append(
             f"\n## {theme}\n\n| case | what users do | devices | expected |\n|---|---|---|---|\n"
         )
-        for one in (one for one in CAPTURED_CASES if one.theme == theme):
+        for one in (one for one in cases if one.theme == theme):
             parts.append(
                 f"| `{one.name}` | {one.sentence} | {', '.join(one.devices)} | "
                 f"{in_words(one.expect)} |\n"
@@ -85,8 +109,9 @@ def captured_parts():
 
 
 def in_words(verdict):
-    """Return the verdict, and what a refusal must name."""
-    named = [f"`{word}`" for word in verdict.words]
+    """Return the verdict, what it is about, and what a refusal must name."""
+    words = (*getattr(verdict, "of", ()), *verdict.words)
+    named = [f"`{word}`".replace("|", "\\|") for word in words]
     if verdict.at:
         named.append(f"the line of `{verdict.at}`")
     return f"{verdict.name}: {', '.join(named)}" if named else verdict.name

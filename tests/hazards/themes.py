@@ -19,6 +19,15 @@ from hazards import (  # noqa: F401
     captured_writes,
     containers,
     forms,
+    in_place_forms,
+    in_place_gradients,
+    in_place_memory,
+    in_place_modes,
+    in_place_objects,
+    in_place_refused,
+    in_place_turns,
+    in_place_updates,
+    in_place_weights,
     kept_views,
     leaving,
     loaders,
@@ -34,6 +43,7 @@ from hazards import (  # noqa: F401
 )
 from hazards.captured_harness import CAPTURED_CASES
 from hazards.harness import CASES
+from hazards.in_place_harness import IN_PLACE_CASES
 
 
-__all__ = ["CAPTURED_CASES", "CASES"]
+__all__ = ["CAPTURED_CASES", "CASES", "IN_PLACE_CASES"]

@@ -1,0 +1,38 @@
+"""Objects captured in place, in loops as people write them, are right on a GPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+import gapless
+from hazards.harness import GPU
+from hazards.in_place_harness import judge, judge_the_loop_itself
+from hazards.themes import IN_PLACE_CASES
+
+
+# Read by cuBLAS when it is first used: results repeat themselves.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+pytestmark = pytest.mark.gpu
+
+CASES = [pytest.param(case, id=str(case)) for case in IN_PLACE_CASES if GPU in case.devices]
+PLAIN = [
+    pytest.param(case, id=str(case))
+    for case in IN_PLACE_CASES
+    if GPU in case.devices and case.holds_plainly
+]
+
+
+@pytest.mark.skipif(not hasattr(gapless, "release"), reason="capture in place is not there yet")
+@pytest.mark.parametrize("case", CASES)
+def test_on_a_gpu(case):
+    """The loop gives what it gives as written, and is captured or refused as expected."""
+    assert judge(case, GPU) == []
+
+
+@pytest.mark.parametrize("case", PLAIN)
+def test_the_loop_equals_itself(case):
+    """The loop as written gives the same bits twice: nothing but a capture can change it."""
+    assert judge_the_loop_itself(case, GPU) == []

@@ -1,0 +1,451 @@
+"""A captured object is the object that was given: to Python, to torch, and to whoever saves or copies it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import os
+import pickle
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.optim import lr_scheduler
+
+import gapless
+from hazards.captured_harness import HOLDS, line_of, refusals_of
+from hazards.captured_models import Headed, batch, batches, kept, mlp, poison, sgd, state
+from hazards.harness import CPU, GPU, SIMULATED
+from hazards.in_place_harness import captured, either, in_place_case
+from hazards.in_place_models import NUM, Normed, fit, made, update
+
+
+# ------------------------------------------------------------------------------ what it is
+
+
+@in_place_case("Names, types, strings and signatures of model and optimizer are as they were.")
+def is_what_it_was(place):
+    model = place.capture(made(place, Normed))
+    optimizer = place.capture(sgd(model))
+    losses = fit(place, model, optimizer)
+    return (
+        losses,
+        [isinstance(model, Normed), isinstance(optimizer, torch.optim.SGD)],
+        [type(model).__name__, type(optimizer).__name__, str(model), str(optimizer)],
+        [list(model.state_dict()), list(optimizer.state_dict())],
+        [name for name, _ in model.named_modules()],
+        [name for name, _ in model.named_parameters()],
+        [str(inspect.signature(model.forward)), inspect.ismethod(optimizer.step)],
+        [one.is_leaf for one in model.parameters()],
+    )
+
+
+@in_place_case("GradScaler, schedulers and dicts know the optimizer by its identity.")
+def known_by_identity(place):
+    model = place.capture(mlp(place))
+    optimizer = sgd(model)
+    names = {model: "model", optimizer: "optimizer", id(optimizer): "its id"}
+    scheduler = lr_scheduler.LambdaLR(optimizer, lambda epoch: 1 / (1 + epoch // 20))
+    place.capture(optimizer)
+    scaler = torch.amp.GradScaler(place.torch_device.type, init_scale=8.0)
+    losses = []
+    for x, y in batches(place, 24):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        scheduler.step()
+        losses.append(loss.item())
+    found = [
+        names[model],
+        names[optimizer],
+        names[id(optimizer)],
+        scheduler.optimizer is optimizer,
+    ]
+    return losses, found, scheduler.get_last_lr(), state(model, optimizer)
+
+
+@in_place_case("state_dict, children and buffers are looked at in each step.")
+def looked_at_in_each_step(place):
+    model = place.capture(made(place, Normed))
+    optimizer = place.capture(sgd(model, momentum=0.9))
+    found = []
+    for number in range(NUM):
+        found.append(fit(place, model, optimizer, 1, start=number))
+        found.append({name: one.sum().item() for name, one in model.state_dict().items()})
+        found.append([type(one).__name__ for one in model.children()])
+        found.append((model.norm.num_batches_tracked.item(), optimizer.param_groups[0]["lr"]))
+    return found, state(model, optimizer)
+
+
+# ---------------------------------------------------------------------------- copied, saved
+
+
+@in_place_case("A copy of the captured model is trained beside it, each for itself.")
+def copy_is_trained_too(place):
+    model = place.capture(mlp(place, dropout=0.1))
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer, 10)
+    other = copy.deepcopy(model)
+    optimizer_of_other = sgd(other, lr=0.3)
+    for number in range(10, 26):
+        losses += fit(place, model, optimizer, 1, start=number)
+        losses += fit(place, other, optimizer_of_other, 1, start=number)
+    shallow = copy.copy(other)
+    losses += fit(place, shallow, optimizer_of_other, 3)
+    return losses, state(model, optimizer), state(other, optimizer_of_other)
+
+
+@in_place_case("A copy of the captured model is captured as well.")
+def copy_is_captured_too(place):
+    model = place.capture(made(place, Normed), name="model")
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer, 10)
+    other = place.capture(copy.deepcopy(model), name="copy")
+    optimizer_of_other = place.capture(sgd(other, lr=0.3))
+    for number in range(10, 30):
+        losses += fit(place, model, optimizer, 1, start=number)
+        losses += fit(place, other, optimizer_of_other, 1, start=number)
+    return losses, state(model, optimizer), state(other, optimizer_of_other)
+
+
+@in_place_case("Model and optimizer go to the host, through pickle, and back, between two epochs.")
+def pickled_on_the_host(place):
+    model = place.capture(made(place, Normed))
+    losses = fit(place, model, sgd(model), 14)
+    copied = copy.deepcopy(model).to("cpu")
+    loaded = pickle.loads(pickle.dumps(copied))
+    found = [type(loaded).__name__, list(loaded.__dict__) == list(copied.__dict__)]
+    loaded.to(place.torch_device)
+    with torch.no_grad():
+        found.append(loaded.eval()(batch(place, 50)[0]))
+    losses += fit(place, model, sgd(model), 14)
+    losses += fit(place, loaded.train(), sgd(loaded), 4)
+    return losses, found, state(model), state(loaded)
+
+
+@in_place_case(
+    "The captured model itself is pickled in the middle of training.", devices=(CPU, GPU)
+)
+def pickled_as_it_is(place):
+    model = place.capture(mlp(place, dropout=0.1))
+    optimizer = place.capture(sgd(model, momentum=0.9))
+    losses = fit(place, model, optimizer, 14)
+    loaded, its_optimizer = pickle.loads(pickle.dumps((model, optimizer)))
+    losses += fit(place, model, optimizer, 6, start=14)
+    losses += fit(place, loaded, its_optimizer, 6, start=14)
+    names = sorted(vars(loaded)), sorted(vars(its_optimizer))
+    is_its_own = loaded[0].weight is its_optimizer.param_groups[0]["params"][0]
+    return losses, names, is_its_own, state(model, optimizer), state(loaded, its_optimizer)
+
+
+@in_place_case(
+    "Pickled bytes of a captured model are those of one that is not.", devices=(SIMULATED,)
+)
+def pickled_bytes(place):
+    model = place.capture(made(place, Headed).to("cpu").to(place.torch_device))
+    losses = fit(place, model, sgd(model), 14)
+    copied = copy.deepcopy(model).to("cpu")
+    copied.zero_grad()
+    return losses, len(pickle.dumps(copied)), sorted(vars(copied)), sorted(vars(type(copied)))
+
+
+# -------------------------------------------------------------------------------------- hooks
+
+
+@in_place_case(
+    "A forward hook of a layer inside comes in the middle, records, and goes.",
+    expect=either("hook"),
+)
+def forward_hook_comes_and_goes(place):
+    model = place.capture(mlp(place))
+    optimizer, seen = sgd(model), []
+    losses = fit(place, model, optimizer, 12)
+    handle = model[1].register_forward_hook(lambda _, given, out: seen.append(kept(out)))
+    losses += fit(place, model, optimizer, 6, start=12)
+    handle.remove()
+    losses += fit(place, model, optimizer, 12, start=18)
+    return losses, seen, state(model, optimizer)
+
+
+@in_place_case(
+    "Hooks of the captured model itself scale its input and its output.", expect=either("hook")
+)
+def hooks_of_the_model(place):
+    model = mlp(place)
+    model.register_forward_pre_hook(lambda _, given: (given[0] * 2,))
+    place.capture(model)
+    factor = {"now": 1.0}
+    model.register_forward_hook(lambda _, given, out: out * factor["now"])
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer, 14)
+    factor["now"] = 0.5
+    losses += fit(place, model, optimizer, 14)
+    return losses, state(model, optimizer)
+
+
+@in_place_case("A hook of state_dict and a pre-hook of loading are called as before.")
+def hooks_of_state_dict(place):
+    model = place.capture(mlp(place))
+    optimizer, called = place.capture(sgd(model)), []
+    model.register_state_dict_post_hook(lambda *_: called.append("saved"))
+    optimizer.register_load_state_dict_pre_hook(lambda *_: called.append("loaded"))
+    losses = fit(place, model, optimizer, 12)
+    model.load_state_dict(model.state_dict())
+    optimizer.load_state_dict(optimizer.state_dict())
+    losses += fit(place, model, optimizer, 12)
+    return losses, called, state(model, optimizer)
+
+
+@in_place_case("A profiler's hook for all modules is set for three steps.", expect=either("hook"))
+def global_hook(place):
+    model = place.capture(mlp(place))
+    optimizer, seen = sgd(model), []
+    losses = fit(place, model, optimizer, 12)
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda layer, given, out: seen.append(type(layer).__name__)
+    )
+    losses += fit(place, model, optimizer, 3, start=12)
+    handle.remove()
+    losses += fit(place, model, optimizer, 12, start=15)
+    return losses, seen, state(model, optimizer)
+
+
+@in_place_case(
+    "`model.forward` is replaced by a wrapper, and a method of the class by another.",
+    expect=either(),
+)
+def forward_is_replaced(place):
+    class Mine(Headed):
+        pass
+
+    model = place.capture(made(place, Mine))
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer, 12)
+    inner = model.forward
+    model.forward = lambda x: inner(x) * 2
+    losses += fit(place, model, optimizer, 12)
+    del model.forward
+    Mine.forward = lambda self, x: self.head(self.body(x))
+    losses += fit(place, model, optimizer, 12)
+    return losses, state(model, optimizer)
+
+
+# ------------------------------------------------------------------- captured and released
+
+
+@in_place_case("Captured in the middle of an epoch, and released before its end.")
+def captured_for_a_while(place):
+    model = made(place, Normed)
+    optimizer = sgd(model, momentum=0.9)
+    losses = fit(place, model, optimizer, 5)
+    place.capture(model)
+    place.capture(optimizer)
+    losses += fit(place, model, optimizer, 14, start=5)
+    place.release(model)
+    losses += fit(place, model, optimizer, 4, start=19)
+    place.release(optimizer)
+    losses += fit(place, model, optimizer, 4, start=23)
+    return losses, sorted(vars(model)), sorted(vars(optimizer)), state(model, optimizer)
+
+
+@in_place_case("Released between forward and backward, and captured again.")
+def released_between_forward_and_backward(place):
+    model = place.capture(mlp(place, dropout=0.2))
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer, 12)
+    x, y = batch(place, 12)
+    loss = F.cross_entropy(model(x), y)
+    place.release(model)
+    held = poison(place, (6, 8), (6, 16), (6, 4), (16, 8), (4, 16))
+    losses.append(update(optimizer, loss))
+    losses += fit(place, model, optimizer, 3, start=13)
+    place.capture(model)
+    losses += fit(place, model, optimizer, 14, start=16)
+    return losses, held, state(model, optimizer)
+
+
+@in_place_case("The same model is captured twice, and the optimizer three times.")
+def captured_twice(place):
+    model = place.capture(place.capture(mlp(place)))
+    optimizer = place.capture(place.capture(sgd(model)))
+    losses = fit(place, model, optimizer, 10)
+    place.capture(model)
+    place.capture(optimizer)
+    return losses + fit(place, model, optimizer, 20), state(model, optimizer)
+
+
+@in_place_case("Parent and child are both captured, the child first.", expect=captured("parent"))
+def child_and_parent(place):
+    model = made(place, nn.Sequential, Normed(), nn.Linear(4, 4))
+    place.capture(model[0], name="child")
+    place.capture(model, name="parent")
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer)
+    x, y = batch(place, 60)
+    losses.append(update(optimizer, F.cross_entropy(model[0](x), y)))
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "The parent is captured, then its child, which is called by itself at times.",
+    expect=captured("parent"),
+)
+def parent_and_child(place):
+    model = place.capture(made(place, nn.Sequential, Normed(), nn.Linear(4, 4)), name="parent")
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer, 8)
+    place.capture(model[0], name="child")
+    for number in range(8, 36):
+        x, y = batch(place, number)
+        losses.append(
+            update(optimizer, F.cross_entropy((model[0] if number % 4 == 3 else model)(x), y))
+        )
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "A captured layer stands twice in a model that is not captured.", expect=either("forward")
+)
+def layer_that_stands_twice(place):
+    layer = place.capture(made(place, nn.Linear, 8, 8))
+    model = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(8, 4)).to(place.torch_device)
+    with torch.no_grad():
+        model[3].weight.fill_(0.1)
+        model[3].bias.zero_()
+    optimizer = sgd(model)
+    return fit(place, model, optimizer), state(model, optimizer)
+
+
+@in_place_case(
+    "Forward, backward and update are captured as a step, of captured objects.", expect=either()
+)
+def step_of_captured_objects(place):
+    model = place.capture(mlp(place))
+    optimizer = place.capture(sgd(model))
+
+    def step(x, y):
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    if not place.is_plain:
+        step = gapless.capture(step, device=place.device)
+    losses = [step(x, y).item() for x, y in batches(place, 16)]
+    return losses + fit(place, model, optimizer, 8), state(model, optimizer)
+
+
+# --------------------------------------------------------------------- the report, and options
+
+_OF_THE_PRODUCT = {"expect": HOLDS, "plainly": False}
+
+
+@in_place_case(
+    "The report counts calls, and names nothing where all is captured.",
+    devices=(SIMULATED, GPU),
+    **_OF_THE_PRODUCT,
+)
+def report_counts_calls(place):
+    model = place.capture(mlp(place))
+    criterion = place.capture(nn.CrossEntropyLoss())
+    optimizer = place.capture(sgd(model))
+    fit(place, model, optimizer, 24, loss_of=criterion)
+
+    for one in (model, criterion, optimizer):
+        report = gapless.capture_report(one)
+        assert report.num_replays + report.num_eager == 24, report
+        assert report.num_replays >= 12, report
+        assert report.num_graphs >= 1, report
+        assert refusals_of(report) == [], report
+        assert report.refusal is None, report
+        assert isinstance(str(report), str)
+
+
+@in_place_case(
+    "A CPU has nothing to capture, and the report says so.", devices=(CPU,), **_OF_THE_PRODUCT
+)
+def report_of_a_cpu(place):
+    model = place.capture(mlp(place))
+    optimizer = place.capture(sgd(model))
+    fit(place, model, optimizer, 10)
+
+    for one in (model, optimizer):
+        report = gapless.capture_report(one)
+        assert report.num_replays == 0, report
+        assert "CPU" in str(report) + "".join(refusals_of(report)), report
+
+
+class Counting(Headed):
+    """Counts its calls."""
+
+    def __init__(self):
+        super().__init__()
+        self.num_seen = 0
+
+    def forward(self, x):
+        self.num_seen += len(x)  # a host write of every call
+        return super().forward(x)
+
+
+@in_place_case(
+    "`on_refusal='raise'` raises where the loop calls the model, naming the line.",
+    devices=(SIMULATED, GPU),
+    **_OF_THE_PRODUCT,
+)
+def refusal_raises(place):
+    model = place.capture(made(place, Counting), on_refusal="raise")
+    optimizer = sgd(model)
+    num_calls = 0
+    with pytest.raises(gapless.CaptureRefused) as caught:
+        for x, y in batches(place, 20):
+            num_calls += 1
+            update(optimizer, F.cross_entropy(model(x), y))
+
+    line = line_of(Counting.forward, "self.num_seen += len(x)  # a host write of every call")
+    assert line in str(caught.value)
+    assert model.num_seen in (6 * num_calls, 6 * (num_calls - 1))
+
+
+@in_place_case(
+    "`on_refusal` must be one of its words, and only what can be captured is taken.",
+    **_OF_THE_PRODUCT,
+)
+def wrong_arguments(place):
+    with pytest.raises((ValueError, gapless.UserError)):
+        gapless.capture(mlp(place), device=place.device, on_refusal="perhaps")
+    with pytest.raises((TypeError, ValueError, gapless.UserError)):
+        gapless.capture(torch.ones(3))
+    with pytest.raises((TypeError, ValueError, LookupError, gapless.UserError)):
+        gapless.capture_report(mlp(place))
+
+
+@in_place_case(
+    "What was never captured, or was released, is released without harm.", **_OF_THE_PRODUCT
+)
+def released_again(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    gapless.capture(model, device=place.device)
+    fit(place, model, optimizer, 6)
+    gapless.release(model)
+    gapless.release(model)
+    fit(place, model, optimizer, 6)
+
+    assert type(model) is nn.Sequential
+    assert type(model).__call__ is nn.Module.__call__
+    assert "forward" not in vars(model)
+
+
+@in_place_case("`GAPLESS_CAPTURE=off` captures nothing.", expect=either())
+def switched_off(place):
+    os.environ["GAPLESS_CAPTURE"] = "off"
+    model = place.capture(made(place, Normed))
+    optimizer = place.capture(sgd(model))
+    losses = fit(place, model, optimizer, 12)
+    if not place.is_plain:
+        assert place.report(model).num_replays == place.report(optimizer).num_replays == 0
+    return losses, state(model, optimizer)
