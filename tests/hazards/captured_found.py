@@ -8,6 +8,7 @@ import ctypes
 import functools
 import itertools
 import operator
+import random
 import threading
 import weakref
 from dataclasses import dataclass, field
@@ -558,3 +559,122 @@ def rows_of_gradients_are_kept_at_times(place):
 @captured_case("Gradients are kept as they are, and as copies on the host.", expect=CAPTURED)
 def gradients_are_kept_as_they_are(place):
     return with_kept_gradients(place, lambda gradient: gradient)
+
+
+class Scaled(torch.autograd.Function):
+    """The identity, whose gradient is scaled by what a trainer says, and told to it."""
+
+    @staticmethod
+    def forward(ctx, x, trainer):
+        ctx.trainer = trainer
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        trainer = ctx.trainer
+        trainer.told()
+        return gradient * trainer.scale, None
+
+
+class Reversed:
+    """A trainer of domain-adversarial kind: a layer scales the gradients that pass through it."""
+
+    def __init__(self, place):
+        self.model = mlp(place)
+        self.optimizer = sgd(self.model)
+        self.scale = 1.0
+        self.count = 0
+        self.told = self.nothing
+
+    def nothing(self):
+        pass
+
+    def counted(self):
+        self.count += 1
+
+    def train(self, pair):
+        x, y = pair
+        hidden = Scaled.apply(self.model[0](x), self)
+        return updated(self.optimizer, F.cross_entropy(self.model[1:](hidden), y))
+
+
+@captured_case("A backward function reads a number that changes once.", expect=CAPTURED)
+def backward_function_reads_a_number(place):
+    trainer = Reversed(place)
+    step = place.capture(trainer.train)
+
+    def before(number):
+        if number == 20:
+            trainer.scale = -0.5
+
+    return losses_of(place, step, 40, before=before), state(trainer.model)
+
+
+@captured_case("A backward function counts its calls.", expect=refused("count"))
+def backward_function_counts(place):
+    trainer = Reversed(place)
+    trainer.told = trainer.counted
+    step = place.capture(trainer.train)
+    return losses_of(place, step, 30), trainer.count, state(trainer.model)
+
+
+@captured_case("A hook on an activation writes a line to a file.", expect=refused("write"))
+def hook_writes_to_a_file(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    lines = []
+
+    class Log:
+        def write(self, text):
+            lines.append(text)
+
+    log = Log()
+
+    def hook(gradient):
+        log.write("backward")
+
+    def train(pair):
+        x, y = pair
+        hidden = model[0](x)
+        hidden.register_hook(hook)
+        return updated(optimizer, F.cross_entropy(model[1:](hidden), y))
+
+    step = place.capture(train)
+    return losses_of(place, step, 30), lines
+
+
+@captured_case(
+    "A hook on a weight, set before, prints in every backward pass.", expect=refused("print")
+)
+def hook_of_a_weight_prints(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    model[0].weight.register_hook(lambda gradient: print("backward"))
+    step = place.capture(training_step(model, optimizer))
+    return losses_of(place, step, 30), state(model)
+
+
+@captured_case("A hook clips gradients to a bound that the loop changes once.", expect=CAPTURED)
+def hook_clips_to_a_bound(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    settings = SimpleNamespace(bound=0.05)
+    for parameter in model.parameters():
+        parameter.register_hook(lambda gradient: gradient.clamp(-settings.bound, settings.bound))
+    step = place.capture(training_step(model, optimizer))
+
+    def before(number):
+        if number == 20:
+            settings.bound = 0.01
+
+    return losses_of(place, step, 40, before=before), state(model)
+
+
+@captured_case("A hook draws a number of Python's generator.", expect=refused("random"))
+def hook_draws_on_the_host(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+    model[0].weight.register_hook(lambda gradient: gradient * random.random())
+    step = place.capture(training_step(model, optimizer))
+    random.seed(5)
+    return losses_of(place, step, 30), state(model)

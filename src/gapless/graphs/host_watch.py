@@ -180,7 +180,8 @@ class HostWatch:
         states = RandomStates(torchs=self._torch_random)
         num_known = len(self._executed)
         profile = _Profile(self._executed, self._num_runs)
-        with profile.running(), _collector_paused():
+        # Otherwise torch calls hooks and backward functions of a GPU on a thread of its own.
+        with torch.autograd.set_multithreading_enabled(False), profile.running(), _collector_paused():
             yield run
         run.is_complete = profile.is_complete
         run.runs_compiled = profile.runs_compiled
