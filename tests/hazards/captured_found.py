@@ -14,6 +14,7 @@ import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
@@ -618,8 +619,8 @@ def backward_function_counts(place):
     return losses_of(place, step, 30), trainer.count, state(trainer.model)
 
 
-@captured_case("A hook on an activation writes a line to a file.", expect=refused("write"))
-def hook_writes_to_a_file(place):
+@captured_case("A hook on an activation writes to a log of the user's.", expect=refused("lines"))
+def hook_writes_to_a_log(place):
     model = mlp(place)
     optimizer = sgd(model)
     lines = []
@@ -678,3 +679,135 @@ def hook_draws_on_the_host(place):
     step = place.capture(training_step(model, optimizer))
     random.seed(5)
     return losses_of(place, step, 30), state(model)
+
+
+class Scaling:
+    """A number that the loop changes, which the step finds behind what it makes for itself."""
+
+    def __init__(self):
+        self.scale = 1.0
+
+
+class Weigher:
+    """Made in each step."""
+
+    def __init__(self, settings):
+        self.settings = settings
+
+    def weighed(self, loss):
+        return loss * self.settings.scale
+
+
+@dataclass
+class Situation:
+    """What is handed from function to function in a step."""
+
+    settings: object
+    index: int = 0
+
+
+class Pair(NamedTuple):
+    """The same as a tuple."""
+
+    settings: object
+    index: int
+
+
+class Slotted:
+    """The same with slots."""
+
+    __slots__ = ("settings",)
+
+    def __init__(self, settings):
+        self.settings = settings
+
+
+def weighed(situation, loss):
+    return loss * situation.settings.scale
+
+
+def weighed_in_part(namespace, loss):
+    return loss * namespace.inner.parts[0].settings.scale
+
+
+def made_in_a_namespace(settings, loss):
+    namespace = SimpleNamespace(settings=settings)
+    return loss * namespace.settings.scale
+
+
+def made_and_filled(settings, loss):
+    situation = Situation(None)
+    situation.settings = settings
+    return loss * situation.settings.scale
+
+
+def made_in_place(settings, loss):
+    return loss * Weigher(Situation(settings)).settings.settings.scale
+
+
+WAYS_TO_SETTINGS = {
+    "a_helper": lambda settings, loss: Weigher(settings).weighed(loss),
+    "a_dataclass": lambda settings, loss: weighed(Situation(settings), loss),
+    "a_named_tuple": lambda settings, loss: weighed(Pair(settings, 0), loss),
+    "slots": lambda settings, loss: weighed(Slotted(settings), loss),
+    "a_namespace": lambda settings, loss: weighed(SimpleNamespace(settings=settings), loss),
+    "parts_of_parts": lambda settings, loss: weighed_in_part(
+        SimpleNamespace(inner=SimpleNamespace(parts=[Situation(settings)])), loss
+    ),
+    "a_local_namespace": made_in_a_namespace,
+    "a_local_that_is_filled": made_and_filled,
+    "no_name": made_in_place,
+}
+
+
+def _add_ways_to_settings():
+    for name, way in WAYS_TO_SETTINGS.items():
+
+        def loop(place, way=way):
+            settings = Scaling()
+            model = mlp(place)
+            optimizer = sgd(model)
+            holder = {"settings": settings}
+
+            def train(pair):
+                x, y = pair
+                loss = F.cross_entropy(model(x), y)
+                return updated(optimizer, way(holder["settings"], loss))
+
+            step = place.capture(train)
+
+            def before(number):
+                if number == 15:
+                    settings.scale = 2.0
+
+            return losses_of(place, step, 30, before=before), state(model)
+
+        loop.__name__ = f"settings_behind_{name}"
+        sentence = f"A number is found behind {name.replace('_', ' ')} made in the step."
+        captured_case(sentence, expect=CAPTURED)(loop)
+
+
+_add_ways_to_settings()
+
+
+@captured_case("An object that each step makes counts in the settings.", expect=refused("count"))
+def count_behind_an_object_of_the_step(place):
+    settings = Scaling()
+    settings.count = 0
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    class Counter:
+        def __init__(self, settings):
+            self.settings = settings
+
+        def note(self):
+            self.settings.count += 1
+
+    def train(pair):
+        x, y = pair
+        Counter(settings).note()
+        return updated(optimizer, F.cross_entropy(model(x), y))
+
+    step = place.capture(train)
+    return losses_of(place, step, 30), settings.count, state(model)

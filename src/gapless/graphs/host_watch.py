@@ -181,7 +181,11 @@ class HostWatch:
         num_known = len(self._executed)
         profile = _Profile(self._executed, self._num_runs)
         # Otherwise torch calls hooks and backward functions of a GPU on a thread of its own.
-        with torch.autograd.set_multithreading_enabled(False), profile.running(), _collector_paused():
+        with (
+            torch.autograd.set_multithreading_enabled(False),
+            profile.running(),
+            _collector_paused(),
+        ):
             yield run
         run.is_complete = profile.is_complete
         run.runs_compiled = profile.runs_compiled
@@ -579,6 +583,7 @@ class _Profile:
         elif event == "call":
             self._note_call(frame, self._kind(frame))
         elif event == "return" and self._kind(frame) is CodeKind.USER:
+            self._note_locals(frame)
             self._note_return(frame, arg)
 
     def _kind(self, frame: FrameType) -> CodeKind:
@@ -616,6 +621,7 @@ class _Profile:
             for name, observed in executed.observed.items():
                 if name in values:
                     self._observe(observed, values[name])
+                    self._observe_parts(executed, name, values[name])
 
     def _is_in_import(self, frame: FrameType | None) -> bool:
         """Return whether code runs since a module is being imported."""
@@ -626,12 +632,28 @@ class _Profile:
         return False
 
     def _note_return(self, frame: FrameType, value: Any) -> None:
-        caller = frame.f_back
+        code, caller = frame.f_code, frame.f_back
+        if code.co_name == "__init__" and code.co_argcount:
+            # The call of a class returns what it has made.
+            value = frame.f_locals.get(code.co_varnames[0])
         if caller is None or isinstance(value, _NOT_OBSERVED):
             return
         executed = self._executed.get(id(caller.f_code))
         if executed is not None:
             self._observe(executed.observed.setdefault("", Observed()), value)
+            self._observe_parts(executed, "", value)
+
+    def _note_locals(self, frame: FrameType) -> None:
+        """Take note of what objects lead to that functions made in C have returned."""
+        executed = self._executed.get(id(frame.f_code))
+        if executed is not None and executed.follows(""):
+            for value in frame.f_locals.values():
+                if not isinstance(value, _NOT_OBSERVED):
+                    self._observe_parts(executed, "", value)
+
+    def _observe_parts(self, executed: Executed, root: str, value: Any) -> None:
+        for links, part in executed.parts_of(root, value):
+            self._observe(executed.led.setdefault((root, links), Observed()), part)
 
     def _observe(self, observed: Observed, value: Any) -> None:
         if type(value) in _CONTAINERS:

@@ -50,14 +50,14 @@ from gapless.graphs.code_kinds import (
     kind_of,
     site_of,
 )
-from gapless.graphs.code_reads import CHANGING_METHODS, CodeReads, reads_of
+from gapless.graphs.code_reads import CHANGING_METHODS, Chain, CodeReads, reads_of
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
     from types import CodeType
 
-    from gapless.graphs.code_reads import Chain, Store
+    from gapless.graphs.code_reads import Link, Store
 
 
 MISSING: Any = type("Missing", (), {"__repr__": lambda _: "nothing"})()
@@ -193,6 +193,8 @@ class Executed:
         reads: what it names.
         kind: who wrote it.
         observed: by argument (`""`: what calls returned to it), the objects seen.
+        led: by argument and links, the objects to which it led; objects that a step makes for
+            itself are gone when one asks them.
         functions: those with this code, None if they were not searched for.
     """
 
@@ -201,11 +203,65 @@ class Executed:
     reads: CodeReads
     kind: CodeKind
     observed: dict[str, Observed] = field(default_factory=dict)
+    led: dict[tuple[str, tuple[Link, ...]], Observed] = field(default_factory=dict)
     functions: list[weakref.ref[FunctionType]] | None = None
+
+    def __post_init__(self) -> None:
+        paths: dict[str, set[tuple[Link, ...]]] = {}
+        for chain in (*self.reads.reads, *(base for s in self.reads.stores for base in s.bases)):
+            if chain.kind in ("argument", "result"):
+                known = paths.setdefault(chain.root, set())
+                known.update(chain.links[:end] for end in range(1, len(chain.links) + 1))
+        self._paths = {root: sorted(known, key=len) for root, known in paths.items()}
+
+    def follows(self, root: str) -> bool:
+        """Return whether the code looks into an argument, or `""` for a result."""
+        return root in self._paths
+
+    def parts_of(self, root: str, value: Any) -> Iterator[tuple[tuple[Link, ...], Any]]:
+        """Return what the code finds behind an argument, or `""` for a result, with its links.
+
+        No code of the user's is run.
+        """
+        found: dict[tuple[Link, ...], list[Any]] = {(): [value]}
+        for links in self._paths.get(root, ()):
+            kind, key = links[-1]
+            found[links] = [
+                part for base in found[links[:-1]] for part in _parts_at(base, kind, key)
+            ]
+            for part in found[links]:
+                yield links, part
 
     def alive_functions(self) -> list[FunctionType]:
         """Return the functions with this code that were searched for and still live."""
         return [function for ref in self.functions or () if (function := ref()) is not None]
+
+
+_MOST_PARTS = 100
+
+# Of slots and of fields of named tuples: to ask them runs no code of the user's.
+_PLAIN_DESCRIPTORS = (MemberDescriptorType, type(vars(Chain)["root"]))
+
+
+def _parts_at(value: Any, kind: str, key: Any) -> list[Any]:
+    """Return what stands at an attribute or item, or all items, as far as no code is run."""
+    if kind == "attr":
+        for table in (entries_of(value), *_tables_of(value)):
+            if table is not None and key in table:
+                return [table[key]]
+        found = _class_attribute(type(value), key)
+        if found is not None and isinstance(found[1], _PLAIN_DESCRIPTORS):
+            part = Place("slot", value, found[1], name="", site="").read()
+            return [] if part is MISSING else [part]
+        return []
+    if kind == "item":
+        place = Place("item", value, key, name="", site="")
+        is_known = isinstance(value, list | tuple | dict | collections.deque)
+        part = place.read() if is_known else MISSING
+        return [] if part is MISSING else [part]
+    if kind == "each" and isinstance(value, CONTAINERS) and len(value) <= _MOST_PARTS:
+        return list(value.values() if isinstance(value, dict) else value)
+    return []
 
 
 class Reach:
@@ -406,6 +462,17 @@ class Reach:
             else:
                 found = self._each(value, name, site)
             yield from found
+        yield from self._led_to(executed, chain, site)
+
+    def _led_to(self, executed: Executed, chain: Chain, site: str) -> Iterator[tuple[Any, str]]:
+        """Return what objects led to that are gone."""
+        led = executed.led.get((chain.root, chain.links))
+        if led is not None and chain.kind in ("argument", "result"):
+            for value in led.alive(self._least_runs):
+                if id(value) not in self._skip:
+                    name = self.name_of(value) or chain.text
+                    self._arrive(value, name, site)
+                    yield value, name
 
     def _roots(self, executed: Executed, chain: Chain, site: str) -> Iterator[tuple[Any, str]]:
         name = chain.root
