@@ -231,3 +231,15 @@ def test_a_worker_leaves_its_parents_garbage_alone():
         gc.enable()
 
     assert found == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_no_stream_that_a_user_makes_is_one_of_ours():
+    """Torch hands out its streams again and again; a step is captured on nobody else's."""
+    device = find_device("cuda")
+    names = ("gapless.capture", "gapless.transfer", "gapless.readback")
+    ours = {device.shared_stream(name).cuda_stream for name in names}
+
+    users = {torch.cuda.Stream().cuda_stream for _ in range(100)}
+
+    assert len(ours) == len(names)
+    assert not ours & users

@@ -1329,8 +1329,11 @@ def step_with_a_second_stream(place):
 def two_threads(place):
     results = {}
 
+    # The generator of the host belongs to all threads.
+    models = {"first": mlp(place), "second": mlp(place)}
+
     def work(name):
-        model = mlp(place)
+        model = models[name]
         optimizer = sgd(model, lr=0.1 if name == "first" else 0.05)
         stream = torch.cuda.Stream()
         with torch.cuda.stream(stream):

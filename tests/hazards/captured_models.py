@@ -24,9 +24,9 @@ def sgd(model, **settings):
 
 def host_batch(number, *, rows=6, num_in=8, num_out=4):
     """Return features and classes of this number, on the host."""
-    draw = torch.Generator().manual_seed(100 + number)
-    x = torch.randn(rows, num_in, generator=draw, dtype=torch.float32)
-    return x, torch.randint(0, num_out, (rows,), generator=draw)
+    draw = torch.Generator("cpu").manual_seed(100 + number)
+    x = torch.randn(rows, num_in, generator=draw, dtype=torch.float32, device="cpu")
+    return x, torch.randint(0, num_out, (rows,), generator=draw, device="cpu")
 
 
 def batch(place, number, **sizes):

@@ -80,7 +80,9 @@ class CudaDevice:
         # Torch's allocator caches memory by stream: a new stream for every epoch would strand
         # it. So short-lived users share these streams.
         if name not in self._shared:
-            self._shared[name] = self.create_stream()
+            # Torch hands out its 32 streams in turn, again and again. Those of a priority of their
+            # own are nobody else's: what others queue must not become part of a capture.
+            self._shared[name] = torch.cuda.Stream(self.torch_device, priority=-1)
         return self._shared[name]
 
     def current_stream(self) -> torch.cuda.Stream:
