@@ -6,11 +6,14 @@ import abc
 import argparse
 import array
 import asyncio
+import builtins
 import collections
+import configparser
 import contextlib
 import copy
 import ctypes
 import dataclasses
+import datetime as dt
 import decimal
 import enum
 import functools
@@ -20,6 +23,7 @@ import itertools
 import json
 import logging
 import math
+import multiprocessing
 import operator
 import os
 import queue
@@ -2060,3 +2064,264 @@ def loss_is_copied_to_the_host(place):
         place.settle()
         seen.append(float(shown))
     return seen, trainer.state()
+
+
+# ----------------------------------------------------------------- found by a second attempt
+
+
+@captured_case("Terms stand in a dict of dicts that is given to a helper.", expect=CAPTURED)
+def nested_dicts_for_a_helper(place):
+    groups = {"main": {"ce": Weights(1.0)}, "aux": {"l2": Weights(0.5)}}
+
+    def helper(given, group, name):
+        return given[group][name].weight
+
+    return weighted(
+        place,
+        lambda: helper(groups, "main", "ce") + helper(groups, "aux", "l2"),
+        lambda: setattr(groups["aux"]["l2"], "weight", 3.0),
+    )
+
+
+@captured_case("A loss has twelve terms, each an attribute of the trainer.", expect=CAPTURED)
+def twelve_terms(place):
+    class Many:
+        def __init__(self):
+            self.a, self.b, self.c, self.d, self.e, self.f = (Weights(0.1) for _ in range(6))
+            self.g, self.h, self.i, self.j, self.k, self.z = (Weights(0.1) for _ in range(6))
+
+        def weight(self):
+            first = [self.a, self.b, self.c, self.d, self.e, self.f]
+            total = 0.0
+            for term in [*first, self.g, self.h, self.i, self.j, self.k, self.z]:
+                total += term.weight
+            return total
+
+    many = Many()
+
+    def change():
+        for name in "abcdefghijkz":
+            getattr(many, name).weight *= 1.0 if name != "f" else 9.0
+
+    return weighted(place, many.weight, change)
+
+
+@captured_case("Settings are nested nine deep, and a path of keys is followed.", expect=CAPTURED)
+def nested_nine_deep(place):
+    path = list("abcdefgh")
+    settings = inner = {}
+    for key in path:
+        inner[key] = {}
+        inner = inner[key]
+    inner["weight"] = 1.0
+
+    def weight():
+        node = settings
+        for key in path:
+            node = node[key]
+        return node["weight"]
+
+    return weighted(place, weight, lambda: inner.update(weight=0.2))
+
+
+@captured_case(
+    "The attributes of an object are replaced as a whole, `__dict__ = ...`.", expect=CAPTURED
+)
+def attributes_are_replaced(place):
+    settings = Weights()
+    return weighted(
+        place, lambda: settings.weight, lambda: setattr(settings, "__dict__", {"weight": 0.2})
+    )
+
+
+@captured_case("A variable of the environment is read by `os.getenv`.", expect=EITHER)
+def environment_by_getenv(place):
+    return weighted(
+        place,
+        lambda: float(os.getenv("FOUND_WEIGHT", "1.0")),
+        lambda: os.environ.update(FOUND_WEIGHT="0.2"),
+    )
+
+
+@captured_case(
+    "A deadline is compared with `datetime.now()`.",
+    expect=refused("now", at="dt.datetime.now() > deadline"),
+)
+def deadline(place):
+    deadline = dt.datetime(1999, 1, 1)
+
+    def weight():
+        return 0.5 if dt.datetime.now() > deadline else 1.0
+
+    return weighted(place, weight, lambda: None)
+
+
+@captured_case("The values of a dict are kept as a view, and the dict changes.", expect=CAPTURED)
+def view_of_a_dict(place):
+    weights = {"a": 1.0, "b": 0.5}
+    values, items = weights.values(), weights.items()
+    return weighted(
+        place,
+        lambda: sum(values) + sum(weight for _, weight in items),
+        lambda: weights.update(b=0.1),
+    )
+
+
+@captured_case("A name is put into `builtins`, as some tools do.", expect=CAPTURED)
+def name_in_builtins(place):
+    builtins.FOUND_WEIGHT = 1.0
+    try:
+        return weighted(
+            place,
+            lambda: FOUND_WEIGHT,  # noqa: F821
+            lambda: setattr(builtins, "FOUND_WEIGHT", 0.2),
+        )
+    finally:
+        del builtins.FOUND_WEIGHT
+
+
+@captured_case("A numpy array of objects holds numbers and texts.", expect=CAPTURED)
+def numpy_array_of_objects(place):
+    table = np.array([[1.0, "ce"], [0.5, "l2"]], dtype=object)
+    return weighted(place, lambda: table[0][0], lambda: table.__setitem__((0, 0), 0.2))
+
+
+@captured_case("Settings come from a ConfigParser.", expect=CAPTURED)
+def config_parser(place):
+    settings = configparser.ConfigParser()
+    settings.read_string("[loss]\nweight = 1.0\n")
+    return weighted(
+        place,
+        lambda: settings.getfloat("loss", "weight") * float(settings["loss"]["weight"]),
+        lambda: settings.set("loss", "weight", "0.2"),
+    )
+
+
+@captured_case("A number is shared with other processes by `multiprocessing`.", expect=CAPTURED)
+def number_of_multiprocessing(place):
+    number = multiprocessing.Value("d", 1.0)
+    return weighted(place, lambda: number.value, lambda: setattr(number, "value", 0.2))
+
+
+@captured_case("A list has thousands of terms, and a late one changes.", expect=EITHER)
+def thousands_of_terms(place):
+    terms = [Weights(0.001) for _ in range(3_000)]
+    return weighted(
+        place,
+        lambda: sum(term.weight for term in terms),
+        lambda: setattr(terms[2_500], "weight", 2.0),
+    )
+
+
+@captured_case(
+    "The step seeds numpy's generator and draws the same number each time.", expect=EITHER
+)
+def step_seeds_numpy(place):
+    def weight():
+        np.random.seed(7)  # noqa: NPY002
+        return float(np.random.rand())  # noqa: NPY002
+
+    return weighted(place, weight, np.random.rand)
+
+
+@captured_case("A helper is given a list of lists of objects.", expect=CAPTURED)
+def nested_lists_for_a_helper(place):
+    stages = [[Weights(1.0), Weights(0.5)], [Weights(0.25)]]
+
+    def total(given):
+        return sum(term.weight for stage in given for term in stage)
+
+    return weighted(place, lambda: total(stages), lambda: setattr(stages[1][0], "weight", 2.0))
+
+
+@captured_case("A helper returns a dict of lists of objects.", expect=CAPTURED)
+def nested_result_of_a_helper(place):
+    class Registry:
+        def __init__(self):
+            self._stages = {"early": [Weights(1.0)], "late": [Weights(0.5)]}
+
+        def stages(self):
+            return {name: list(stage) for name, stage in self._stages.items()}
+
+    registry = Registry()
+    return weighted(
+        place,
+        lambda: sum(term.weight for stage in registry.stages().values() for term in stage),
+        lambda: setattr(registry._stages["late"][0], "weight", 2.0),
+    )
+
+
+@captured_case("An object is found by following `next` nodes of a chain.", expect=CAPTURED)
+def linked_list(place):
+    nodes = [SimpleNamespace(weight=0.1, next=None) for _ in range(14)]
+    for node, following in itertools.pairwise(nodes):
+        node.next = following
+
+    def weight():
+        node, total = nodes[0], 0.0
+        while node is not None:
+            total += node.weight
+            node = node.next
+        return total
+
+    return weighted(place, weight, lambda: setattr(nodes[-1], "weight", 2.0))
+
+
+@captured_case("A tree of objects is walked by a function that calls itself.", expect=CAPTURED)
+def tree_is_walked(place):
+    def made(depth):
+        children = [made(depth - 1), made(depth - 1)] if depth else []
+        return SimpleNamespace(weight=0.01, children=children)
+
+    root = made(4)
+    leaf = root
+    while leaf.children:
+        leaf = leaf.children[1]
+
+    def total(node):
+        return node.weight + sum(total(child) for child in node.children)
+
+    return weighted(place, lambda: total(root), lambda: setattr(leaf, "weight", 2.0))
+
+
+@captured_case("A hook of the user's on the loss itself reads a number.", expect=CAPTURED)
+def hook_on_the_loss(place):
+    settings = SimpleNamespace(scale=1.0)
+
+    def loss_of(model, x, y):
+        out = model(x)
+        out.register_hook(lambda grad: grad * settings.scale)
+        return F.cross_entropy(out, y)
+
+    return trained(place, loss_of, lambda: setattr(settings, "scale", 0.2))
+
+
+@captured_case("A weight is compared by `==` of dataclasses.", expect=CAPTURED)
+def dataclasses_are_compared(place):
+    now, wanted = Loss(), Loss(weight=0.5)
+    return weighted(
+        place, lambda: 0.2 if now == wanted else 1.0, lambda: setattr(now, "weight", 0.5)
+    )
+
+
+@captured_case("The loop keeps results as they are and adds them up.", expect=CAPTURED)
+def results_are_added_up(place):
+    trainer, total = Trainer(place), 0.0
+    step = place.capture(trainer.train)
+    for pair in batches(place, 20):
+        total = total + step(pair)
+    return total, total.requires_grad, trainer.state()
+
+
+@captured_case("A result's backward pass is called a second time by mistake.", expect=EITHER)
+def second_backward_pass(place):
+    trainer, results = Trainer(place), []
+    step = place.capture(trainer.train)
+    for pair in batches(place, 12):
+        loss = step(pair)
+        try:
+            loss.backward()
+        except RuntimeError as error:
+            results.append(str(error)[:50])
+        results.append(kept(loss))
+    return results, trainer.state()
