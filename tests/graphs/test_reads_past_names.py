@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import array
+import builtins
 import collections
 import copy
 import dataclasses
+import datetime as dt
 import functools
 import importlib
+import itertools
+import os
 import random
 import sqlite3
 import sys
@@ -17,6 +21,7 @@ import weakref
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -512,3 +517,186 @@ def test_a_dictionary_with_weak_keys_is_named():
     _, run = watched(step)
     first = step.__code__.co_firstlineno
     assert [write.site for write in run.writes] == [f"test_reads_past_names.py:{first + 1}"]
+
+
+def test_random_numbers_of_numpy_that_are_seeded_each_time_are_writes():
+    def step(batch):
+        np.random.seed(3)  # noqa: NPY002
+        return batch * float(np.random.rand())  # noqa: NPY002
+
+    state = np.random.get_state()  # noqa: NPY002
+    try:
+        _, run = watched(step, num_runs=3)
+    finally:
+        np.random.set_state(state)  # noqa: NPY002
+    assert names(run) == ["numpy.random"]
+
+
+def test_the_date_is_work_of_the_host():
+    def step(batch):
+        return batch * dt.datetime.now().hour
+
+    _, run = watched(step)
+    assert names(run) == ["datetime.now"]
+
+
+# --- objects that are handed on, and walks ---
+
+
+def _weight_in(given, group, name):
+    return given[group][name].weight
+
+
+def test_objects_in_containers_that_are_handed_on():
+    groups = {"main": {"ce": [Term(1.0)][0]}}
+
+    def step(batch):
+        return batch * _weight_in(groups, "main", "ce")
+
+    assert change(step, lambda: setattr(groups["main"]["ce"], "weight", 2.0)).after == "2.0"
+
+
+def test_objects_in_containers_that_are_returned():
+    terms = [[Term(1.0)]]
+
+    def copied():
+        return [list(part) for part in terms]
+
+    def step(batch):
+        return batch * sum(term.weight for part in copied() for term in part)
+
+    assert change(step, lambda: setattr(terms[0][0], "weight", 2.0)).after == "2.0"
+
+
+def test_objects_that_allow_no_weak_reference():
+    settings, seen = {"a": SimpleNamespace(weight=1.0)}, []
+
+    def found():
+        return settings["a"]
+
+    def weight_of(thing):
+        return thing.weight
+
+    def step(batch):
+        made = SimpleNamespace(weight=Term(1.0))
+        seen[:] = [weakref.ref(made.weight)]
+        return batch * weight_of(found()) * weight_of(made).weight
+
+    watch, _ = watched(step)
+    assert seen[0]() is None
+    guards = watch.guards()
+    assert guards.holds()
+    settings["a"].weight = 2.0
+    assert not guards.holds()
+
+
+def test_a_chain_of_objects_that_a_loop_walks():
+    nodes = [SimpleNamespace(weight=1.0, next=None) for _ in range(15)]
+    for node, following in itertools.pairwise(nodes):
+        node.next = following
+
+    def step(batch):
+        node, total = nodes[0], 0.0
+        while node is not None:
+            total += node.weight
+            node = node.next
+        return batch * total
+
+    assert change(step, lambda: setattr(nodes[-1], "weight", 2.0)).after == "2.0"
+
+
+def test_a_name_that_leads_elsewhere_without_a_loop_is_no_walk():
+    settings = SimpleNamespace(inner=SimpleNamespace(weight=1.0, other=1))
+
+    def step(batch):
+        node = settings
+        node = node.inner
+        return batch * node.weight
+
+    assert change(step, lambda: setattr(settings.inner, "other", 2)) is None
+
+
+def test_dictionaries_that_are_nested_deeply():
+    path = list("abcdefghij")
+    settings = inner = {}
+    for key in path:
+        inner[key] = {}
+        inner = inner[key]
+
+    def step(batch):
+        node = settings
+        for key in path:
+            node = node[key]
+        return batch * node.get("weight", 1.0)
+
+    assert change(step, lambda: inner.update(weight=2.0)) is not None
+
+
+def test_attributes_that_are_replaced_as_a_whole():
+    term = Term(1.0)
+
+    def step(batch):
+        return batch * term.weight
+
+    assert change(step, lambda: setattr(term, "__dict__", {"weight": 1.0})).name == "term.__dict__"
+
+
+def test_a_variable_of_the_environment_by_its_function(monkeypatch):
+    def step(batch):
+        return batch * float(os.getenv("FOUND_WEIGHT", "1.0"))
+
+    assert change(step, lambda: monkeypatch.setenv("FOUND_WEIGHT", "2.0")).name == "os.environ"
+
+
+def test_views_of_a_dictionary():
+    weights, terms = {"a": 1.0}, {"a": Term(1.0)}
+    values, things = weights.values(), terms.values()
+
+    def step(batch):
+        return batch * sum(values) * sum(thing.weight for thing in things)
+
+    assert change(step, lambda: weights.update(a=2.0)).after == "2.0"
+    assert change(step, lambda: setattr(terms["a"], "weight", 2.0)).after == "2.0"
+
+
+def test_a_name_of_all_modules(monkeypatch):
+    monkeypatch.setattr(builtins, "FOUND_WEIGHT", 1.0, raising=False)
+
+    def step(batch):
+        return batch * FOUND_WEIGHT  # noqa: F821
+
+    later = functools.partial(monkeypatch.setattr, builtins, "FOUND_WEIGHT", 2.0)
+    assert change(step, later).name == "FOUND_WEIGHT"
+
+
+def test_an_array_of_objects():
+    table = np.array([[1.0, "ce"]], dtype=object)
+
+    def step(batch):
+        return batch * table[0][0]
+
+    assert change(step, lambda: table.__setitem__((0, 0), 2.0)) is not None
+
+
+def test_an_object_late_in_a_long_list():
+    terms = [Term(1.0) for _ in range(2_000)]
+
+    def step(batch):
+        return batch * sum(term.weight for term in terms)
+
+    assert change(step, lambda: setattr(terms[1_500], "weight", 2.0)).after == "2.0"
+
+
+def test_a_dictionary_of_the_users_own_that_is_handed_on():
+    class Table(dict):
+        default = 1.0
+
+        def __missing__(self, name):
+            return self.default
+
+    table = Table()
+
+    def step(batch):
+        return batch * table["ce"]
+
+    assert change(step, lambda: setattr(table, "default", 2.0)).after == "2.0"

@@ -10,6 +10,7 @@ import select
 import socket
 import time
 import warnings
+from datetime import date
 from typing import TYPE_CHECKING, Any
 
 
@@ -54,6 +55,7 @@ def _named() -> dict[str, dict[int, str]]:
 
 
 _BY_NAME = _named()
+_DATES = {"now", "utcnow", "today"}
 _DATABASES = {"execute", "executemany", "executescript", "commit"}
 _BY_TYPE = {
     **dict.fromkeys(_FILES, io.IOBase),
@@ -64,7 +66,7 @@ _OTHERS = {
     # Nothing tells of a class that is defined later.
     "__subclasses__": "__subclasses__",
 }  # fmt: skip
-SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | _DATABASES | set(_OTHERS)
+SUSPECTS = frozenset(_BY_NAME) | _FILES | _SOCKETS | _QUEUES | _DATABASES | _DATES | set(_OTHERS)
 
 
 def effect_of(function: Callable[..., Any]) -> str | None:
@@ -77,6 +79,8 @@ def effect_of(function: Callable[..., Any]) -> str | None:
     if shown is not None:
         return shown
     owner = getattr(function, "__self__", None)
+    if name in _DATES and isinstance(owner, type) and issubclass(owner, date):
+        return f"{owner.__name__}.{name}"
     kind = _BY_TYPE.get(name)
     if kind is not None and isinstance(owner, kind):
         return f"file.{name}"

@@ -88,6 +88,7 @@ class CodeReads:
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
         getters: attributes of attributes that `operator.attrgetter` is made for.
+        walked: chains that a loop goes on from, again and again.
         given: functions that are called, or given to one, each with all that the call is given.
     """
 
@@ -96,6 +97,7 @@ class CodeReads:
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
     getters: list[tuple[str, ...]] = field(default_factory=list)
+    walked: set[Chain] = field(default_factory=set)
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
 
 
@@ -209,9 +211,16 @@ class _Follower:
         self._arguments = set(code.co_varnames[:num])
         self._locals: dict[str, frozenset[Chain]] = {}
         self._codes: dict[str, CodeType] = {}
+        self._loops: list[range] = []
+        self._is_in_loop = False
 
     def run(self) -> CodeReads:
         instructions = list(dis.get_instructions(self._code))
+        self._loops = [
+            range(at.argval, at.offset)
+            for at in instructions
+            if isinstance(at.argval, int) and at.opname.startswith(("JUMP_BACKWARD", "POP_JUMP_B"))
+        ]
         # Twice: a loop reads what its body has stored.
         for _ in range(2):
             self._stack, self._at = [], {}
@@ -224,6 +233,7 @@ class _Follower:
         return self._out
 
     def _follow(self, at: dis.Instruction, *, after_end: bool) -> bool:
+        self._is_in_loop = any(at.offset in loop for loop in self._loops)
         line = at.positions.lineno if at.positions is not None else None
         self._line = line or self._line
         waiting = self._at.pop(at.offset, None)
@@ -406,9 +416,20 @@ class _Follower:
     # --- stores ---
 
     def _assign(self, name: str, value: _Value) -> None:
+        if self._is_in_loop:
+            self._note_walk(self._locals.get(name, frozenset()), value.chains)
         self._locals[name] = _some(self._locals.get(name, frozenset()) | value.chains)
         if value.code is not None:
             self._codes[name] = value.code
+
+    def _note_walk(self, before: frozenset[Chain], after: frozenset[Chain]) -> None:
+        """Note where a variable of a loop is set to what is found from itself."""
+        for chain in before:
+            for longer in after:
+                more = longer.links[len(chain.links) :]
+                goes_on = longer.kind == chain.kind and longer.root == chain.root
+                if goes_on and more and longer.links[: len(chain.links)] == chain.links:
+                    self._out.walked.add(chain)
 
     def _on_store_fast(self, at: dis.Instruction) -> None:
         if isinstance(at.argval, tuple):
@@ -646,6 +667,7 @@ class _Follower:
         self._out.whole |= found.whole
         self._out.names |= found.names
         self._out.getters += found.getters
+        self._out.walked |= found.walked
         for function, things in found.given.items():
             self._out.given.setdefault(function, set()).update(things)
         self._out.stores += [store for store in found.stores if store not in self._out.stores]

@@ -274,9 +274,7 @@ class HostWatch:
                 note(name, site, *texts, _advice(difference))
         for name, site in profile.effects:
             note(name, site, "", "", "let it stand in `on_host`, or leave it out of the step")
-        if profile.draws_random and "random" not in random_states:
-            random_states = ["random", *random_states]
-        for name in random_states:
+        for name in _generators_used(random_states, profile, stores):
             site = profile.random_site if name == "random" else stores.site_of_name(name)
             note(name, site, "", "", "draw random numbers on the device, or in `on_host`")
         run.writes = [] if is_first else list(writes.values())
@@ -293,6 +291,16 @@ class HostWatch:
             # A dictionary that grows is no place to copy to.
             return before is None or place.holder is not None or _is_variable(place)
         return is_tensor_tree(before, self._on_device) and same_but_tensors(before, after)
+
+
+def _generators_used(changed: list[str], profile: _Profile, stores: _Stores) -> list[str]:
+    """Return the generators that were used; those that are seeded each time end where they began."""
+    used = list(changed)
+    if profile.draws_random and "random" not in used:
+        used.append("random")
+    if "numpy.random" not in used and stores.site_of_name("numpy.random", "seed"):
+        used.append("numpy.random")
+    return used
 
 
 @contextmanager
@@ -450,14 +458,21 @@ class _Stores:
                         return site_of(executed.code, line)
         return ""
 
-    def site_of_name(self, name: str) -> str:
-        """Return the first line that names something of a package, such as `numpy.random`."""
+    def site_of_name(self, name: str, function: str = "") -> str:
+        """Return the first line that names something of a package, such as `numpy.random`.
+
+        Args:
+            name: of the package.
+            function: which of its functions; "" for any that draws.
+        """
         words = name.split(".")
         for executed in self._reach.codes.values():
             if executed.kind is not CodeKind.USER:
                 continue
             for chain, line in executed.reads.reads.items():
                 keys = [key for _, key in chain.links]
+                if function and chain.last_name != function:
+                    continue
                 root = executed.names.get(chain.root)
                 if not isinstance(root, ModuleType) or root.__name__ not in (name, words[0]):
                     continue
@@ -491,6 +506,7 @@ _NOT_OBSERVED: tuple[type, ...] = (
 )  # fmt: skip
 _CONTAINERS = (list, tuple, dict, set)
 _MOST_OBSERVED_ITEMS = 100
+_OBSERVED_DEPTH = 4
 
 
 _eval_frame: Any = getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None)
@@ -519,6 +535,25 @@ _RANDOM_OF_PYTHON = random.random.__self__  # type: ignore[attr-defined]
 _MOST_FRAMES_BETWEEN = 6
 
 
+class _Held:
+    """Takes the place of a weak reference to an object that allows none."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+        self.key = id(value)
+
+    def __call__(self) -> object:
+        return self._value
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether nobody else holds the object."""
+        return sys.getrefcount(self._value) <= _HELD_ALONE
+
+
+_HELD_ALONE = 2
+
+
 class _Profile:
     """Sees which code runs, with what, and which functions made in C it calls.
 
@@ -545,6 +580,8 @@ class _Profile:
         self.random_site = ""
         self.draws_random = False
         self._texts: dict[int, bool] = {}
+        # Until the run is over, what no weak reference can be made to.
+        self._held: list[tuple[Observed, _Held]] = []
         self._other: Any = None
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
@@ -563,6 +600,10 @@ class _Profile:
         finally:
             sys.setprofile(self._other)
             self._around = {}
+            for observed, held in self._held:
+                if held.is_alone:
+                    del observed.runs[held.key]
+            self._held = []
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if not self.runs_compiled or _set_eval_frame is None:
@@ -655,13 +696,12 @@ class _Profile:
         for links, part in executed.parts_of(root, value):
             self._observe(executed.led.setdefault((root, links), Observed()), part)
 
-    def _observe(self, observed: Observed, value: Any) -> None:
-        if type(value) in _CONTAINERS:
+    def _observe(self, observed: Observed, value: Any, depth: int = _OBSERVED_DEPTH) -> None:
+        if type(value) in _CONTAINERS or isinstance(value, tuple):
             # No weak reference leads to it; its items stand for it.
-            if len(value) <= _MOST_OBSERVED_ITEMS:
+            if len(value) <= _MOST_OBSERVED_ITEMS and depth:
                 for part in value.values() if isinstance(value, dict) else value:
-                    if type(part) not in _CONTAINERS:
-                        self._observe(observed, part)
+                    self._observe(observed, part, depth - 1)
             return
         if isinstance(value, _NOT_OBSERVED):
             return
@@ -672,7 +712,10 @@ class _Profile:
         try:
             observed.runs[id(value)] = (weakref.ref(value), {self._number})
         except TypeError:
-            return
+            # Such as a SimpleNamespace; entries without attributes need no guard.
+            if entries_of(value) is not None or hasattr(type(value), "__slots__"):
+                held = observed.runs[id(value)] = (_Held(value), {self._number})
+                self._held.append((observed, held[0]))
 
     def _note_c_call(self, frame: FrameType, function: Any) -> None:
         if getattr(function, "__name__", None) in SUSPECTS:

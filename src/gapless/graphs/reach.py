@@ -54,7 +54,7 @@ from gapless.graphs.code_reads import CHANGING_METHODS, Chain, CodeReads, reads_
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import CodeType
 
     from gapless.graphs.code_reads import Link, Store
@@ -69,12 +69,15 @@ def shown_key(key: Any) -> str:
 
 
 # Longer containers are not looked into item by item, unless their items are plain.
-_MOST_ITEMS = 1_000
+_MOST_ITEMS = 10_000
 _DEPTH = 6
 _MOST_UNSEEN = 500
 
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
 
+
+# What shows a dictionary.
+_VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
 # Objects that are compared by their bytes.
 BUFFERS = (array.array, bytearray, memoryview, ctypes.c_int.__mro__[2])
@@ -169,13 +172,13 @@ class Place:
 
 @dataclass
 class Observed:
-    """Objects that were seen in one role, without keeping them alive.
+    """Objects that were seen in one role, without keeping them alive if weak references can be made.
 
     Attributes:
-        runs: by id of the object: a weak reference, and in how many watched runs it was seen.
+        runs: by id of the object: a weak reference, and in which watched runs it was seen.
     """
 
-    runs: dict[int, tuple[weakref.ref[Any], set[int]]] = field(default_factory=dict)
+    runs: dict[int, tuple[Callable[[], Any], set[int]]] = field(default_factory=dict)
 
     def alive(self, least: int) -> list[Any]:
         """Return the objects that still live and were seen in at least so many runs."""
@@ -372,6 +375,10 @@ class Reach:
             self._follow_store(executed, store)
         self._follow_getters(executed)
         self._follow_readers(executed)
+        for chain in executed.reads.walked:
+            at = executed.reads.reads.get(chain)
+            for value, name in self._values(executed, chain, at):
+                self._use_attributes(value, name, site_of(executed.code, at))
 
     def _follow_getters(self, executed: Executed) -> None:
         """Follow `operator.attrgetter`, which is made in C, to what the code may give it."""
@@ -491,7 +498,14 @@ class Reach:
         elif name in executed.names:
             yield from self._place("dict", executed.names, name, name, site)
         elif name in vars(builtins):
-            yield vars(builtins)[name], name
+            yield from self._builtin(name, site)
+
+    def _builtin(self, name: str, site: str) -> Iterable[tuple[Any, str]]:
+        """Return what stands for a name in all modules; some tools put something there."""
+        value = vars(builtins)[name]
+        if isinstance(value, BuiltinFunctionType | type):
+            return [(value, name)]
+        return self._place("dict", vars(builtins), name, name, site)
 
     def _imported(self, name: str, package: Any, site: str) -> Iterable[tuple[Any, str]]:
         """Return the module of that name, of "" the table of all modules."""
@@ -662,7 +676,7 @@ class Reach:
         self, value: ModuleType, key: str, shown: str, site: str
     ) -> Iterable[tuple[Any, str]]:
         entries = vars(value)
-        if value is os and key == "environ":
+        if value is os and key in ("environ", "getenv"):
             self.whole[id(os.environ)] = (os.environ, "os.environ", site)
             return []
         if value.__name__.partition(".")[0] in FOREIGN_PACKAGES:
@@ -727,6 +741,9 @@ class Reach:
             ]
         if isinstance(value, list | tuple | set | frozenset | collections.deque):
             return [(part, shown) for part in list(value)[:_MOST_ITEMS]]
+        if isinstance(value, _VIEWS):
+            table = _dict_of(value)
+            return [*self._each(table, name, site), *[(key, shown) for key in table]]
         if _is_looked_into(type(value)):
             return [(value, name), *self._use_object_whole(value, name, site)]
         return [(value, name)]
@@ -847,25 +864,24 @@ class Reach:
             for hook in list(hooks.values()) if isinstance(hooks, dict) else ():
                 self._arrive(hook, "hook", "", in_full=True)
 
-    def _use_whole(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
+    def _use_whole(self, value: Any, name: str, site: str) -> None:
         """Take note of a container that is used as a whole, and what it contains."""
-        if not isinstance(value, CONTAINERS) or id(value) in self._skip or depth == 0:
-            return
-        if id(value) in self.whole or value is sys.modules:
-            return
-        self.whole[id(value)] = (value, name, site)
-        self.objects.setdefault(id(value), (value, name))
-        if len(value) > _MOST_ITEMS:
-            return
-        if isinstance(value, dict | MappingProxyType):
-            parts = [(f"{name}[{shown_key(key)}]", part) for key, part in list(value.items())]
-        elif isinstance(value, list | tuple | collections.deque):
-            parts = [(f"{name}[{index}]", part) for index, part in enumerate(list(value))]
-        else:
-            parts = [(f"{name}[...]", part) for part in list(value)]
-        for shown, part in parts:
-            self._arrive(part, shown, site)
-            self._use_whole(part, shown, site, depth - 1)
+        todo: list[tuple[Any, str]] = [(value, name)]
+        while todo:
+            value, name = todo.pop()
+            if isinstance(value, _VIEWS):
+                value = _dict_of(value)
+            if not isinstance(value, CONTAINERS) or id(value) in self._skip:
+                continue
+            if id(value) in self.whole or value is sys.modules:
+                continue
+            self.whole[id(value)] = (value, name, site)
+            self.objects.setdefault(id(value), (value, name))
+            if len(value) > _MOST_ITEMS:
+                continue
+            for part, shown in _items_of(value, name):
+                self._arrive(part, shown, site)
+                todo.append((part, shown))
 
     def _use_object_whole(
         self, value: Any, name: str, site: str, depth: int = _DEPTH
@@ -899,23 +915,26 @@ class Reach:
                 found.append((part, name))
         return found
 
-    def _use_attributes(self, value: Any, name: str, site: str, depth: int = _DEPTH) -> None:
+    def _use_attributes(self, value: Any, name: str, site: str) -> None:
         """Take note of all that an object has, and of what it contains."""
-        if id(value) in self._skip or depth == 0:
-            return
-        if isinstance(value, CONTAINERS):
-            self._use_whole(value, name, site)
-            parts = value.values() if isinstance(value, dict | MappingProxyType) else value
-            for part in list(parts)[:_MOST_ITEMS]:
-                self._use_attributes(part, f"{name}[...]", site, depth - 1)
-            return
-        self._arrive(value, name, site)
-        entries = entries_of(value)
-        if entries is None or isinstance(value, _NOT_READ_AS_A_WHOLE):
-            return
-        for key, part in list(entries.items()):
-            self._place("dict", entries, key, f"{name}.{key}", site, holder=value)
-            self._use_attributes(part, f"{name}.{key}", site, depth - 1)
+        todo = [(value, name)]
+        seen: set[int] = set()
+        while todo and len(seen) < _MOST_ITEMS:
+            value, name = todo.pop(0)
+            if id(value) in self._skip or id(value) in seen:
+                continue
+            seen.add(id(value))
+            if isinstance(value, CONTAINERS):
+                self._use_whole(value, name, site)
+                todo += _items_of(value, name)
+                continue
+            self._arrive(value, name, site)
+            entries = entries_of(value)
+            if entries is None or isinstance(value, _NOT_READ_AS_A_WHOLE):
+                continue
+            for key, part in list(entries.items()):
+                self._place("dict", entries, key, f"{name}.{key}", site, holder=value)
+                todo.append((part, f"{name}.{key}"))
 
     # --- functions ---
 
@@ -955,6 +974,23 @@ class Reach:
         code = function.__code__
         if code.co_argcount > 0:
             self._given.setdefault((id(code), code.co_varnames[0]), {})[id(value)] = value
+
+
+def _dict_of(view: Any) -> Any:
+    """Return the dictionary that a view shows, as a proxy of it."""
+    return view.mapping
+
+
+def _items_of(value: Any, name: str) -> list[tuple[Any, str]]:
+    """Return what a container holds, with names."""
+    parts: Iterable[tuple[str, Any]]
+    if isinstance(value, dict | MappingProxyType):
+        parts = [(shown_key(key), part) for key, part in value.items()]
+    elif isinstance(value, list | tuple | collections.deque):
+        parts = [(str(index), part) for index, part in enumerate(value)]
+    else:
+        parts = [("...", part) for part in value]
+    return [(part, f"{name}[{key}]") for key, part in parts]
 
 
 # Guarded in their own way, or too much to be meant as a whole.

@@ -258,9 +258,16 @@ class ReadGuards:
 
     def _add_array(self, value: Any, name: str, site: str) -> None:
         key = ("array", id(value))
-        if key in self._seen or value.nbytes > _MOST_BYTES or value.dtype.hasobject:
+        if key in self._seen or value.nbytes > _MOST_BYTES:
             return
         self._seen.add(key)
+        if value.dtype.hasobject:
+            items = value.ravel().tolist()
+            self._add(
+                "changed({0}.ravel().tolist(), {1})", (value, items), name=name, site=site,
+                read=lambda: value.ravel().tolist(), expected=items, is_memory=False,
+            )  # fmt: skip
+            return
         content = value.tobytes()
         self._add(
             "{0}() != {1}", (value.tobytes, content), read=lambda: _Content(value.tobytes()),
@@ -283,6 +290,11 @@ class ReadGuards:
             self._add(
                 "type({0}()) is not {1}", (referent, kind), read=lambda: type(referent()),
                 expected=kind, name=f"the class of {name}", site="", is_memory=False,
+            )  # fmt: skip
+            entries = entries_of(value)
+            self._add(
+                "entries_of({0}()) is not {1}", (referent, entries), expected=entries,
+                read=lambda: entries_of(referent()), name=f"{name}.__dict__", site="",
             )  # fmt: skip
             self._add_bases(kind)
 
@@ -512,7 +524,7 @@ class ReadGuards:
         lines.append(f"            return {constant(self._form.holds)}()")
         text = "\n".join(
             [
-                "def make(values, same, changed, are_the_same, versions, dict_version, failures):",
+                "def make(values, same, changed, are_the_same, versions, dict_version, failures, entries_of):",
                 f"    {', '.join(f'c{key}' for key in values)}, = values",
                 "    def holds():",
                 "        try:",
@@ -525,7 +537,14 @@ class ReadGuards:
         namespace: dict[str, Any] = {}
         exec(text, namespace)
         made: Callable[[], bool] = namespace["make"](
-            list(values.values()), same, _changed, are_the_same, versions, _dict_version, _FAILURES
+            list(values.values()),
+            same,
+            _changed,
+            are_the_same,
+            versions,
+            _dict_version,
+            _FAILURES,
+            entries_of,
         )
         return made
 
