@@ -160,10 +160,11 @@ def test_batches_of_which_no_two_are_alike_are_told_from_what(device, case, monk
     make, what = UNLIKE[case]
     step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
     for number, batch in enumerate(gapless.prefetch([make(n) for n in range(10)], device)):
-        assert (step.report.note is None) == (number < 8)
+        assert (step.report.refusal is None) == (number < 8)
         step(batch)
 
-    assert step.report.note.startswith("no two of 8 batches are alike")
+    assert step.report.refusal.text.startswith("no two of the first 8 calls are alike")
+    assert not step.report.forbids_all
     assert what in str(step.report)
 
 

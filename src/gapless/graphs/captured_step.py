@@ -369,7 +369,8 @@ class CapturedStep:
             tree = tree.map(torch.clone)
         out, refusals, watched = self._warm_ups.run(key, tree, self._work)
         self._refuse(key, refusals)
-        self.report.note = self._warm_ups.note or self.report.note
+        if self._warm_ups.unlike is not None:
+            self.report.refuse(self._warm_ups.unlike)
         if self._warm_ups.are_done(key) and not refusals:
             kind = _Kind(watched, self._host_watch.guards(carried=watched.kept))
             kinds = self._kinds.setdefault(key, [])

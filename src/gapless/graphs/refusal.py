@@ -34,6 +34,7 @@ RefusalKind: TypeAlias = Literal[
     "scheduler",  # the step calls a learning rate scheduler
     "host_read",  # the step reads a value of the device
     "too_many_keys",  # hardly any two batches are of one kind
+    "unlike_calls",  # no two of the first calls are of one kind
     "too_many_changes",  # what graphs bake in changes too often
     "not_ahead",  # the batch is of the kind of no example
     "graph_limit",  # there are as many graphs as may be

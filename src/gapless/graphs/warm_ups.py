@@ -35,7 +35,7 @@ _MAX_KEYS = 10_000
 _NUM_LOOKED_AT_ONCE = 50
 
 # Say so if this many batches are all of different keys.
-_NUM_UNLIKE = 200
+_NUM_UNLIKE = 32
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class WarmUps:
         weights: that the step trains.
 
     Attributes:
-        note: what to tell the user about the batches seen, None if there is nothing.
+        unlike: what is to be told of calls of which no two are alike, None if some are.
         use_compiled_code: whether compiled code was seen to run.
         ran_backward: whether a backward pass was seen to run.
     """
@@ -87,7 +87,7 @@ class WarmUps:
         host_watch: HostWatch,
         weights: KnownWeights,
     ) -> None:
-        self.note: str | None = None
+        self.unlike: Refusal | None = None
         self.num_warmup = num_warmup
         self._device = device
         self._observer = observer
@@ -182,9 +182,12 @@ class WarmUps:
         if len(self._seen) == _NUM_UNLIKE - 1:
             self._former = tree
         elif self._former and len(self._seen) == _NUM_UNLIKE == self._num_calls:
-            self.note = (
-                f"no two of {_NUM_UNLIKE} batches are alike, so nothing is captured: "
-                f"{self._former.difference(tree)} differs; pad tensors to fewer shapes, and keep "
-                "other values out of the batch"
+            self.unlike = Refusal(
+                "unlike_calls",
+                f"no two of the first {_NUM_UNLIKE} calls are alike, and a graph takes calls of one "
+                f"kind: {self._former.difference(tree)} differs; pad tensors to fewer shapes, and "
+                "keep other values out of the batch",
+                is_final=False,
+                is_of_call=True,
             )
             self._former = None
