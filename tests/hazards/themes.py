@@ -6,6 +6,7 @@ from hazards import (  # noqa: F401
     captured_batch,
     captured_forms,
     captured_found,
+    captured_found_aliases,
     captured_found_idioms,
     captured_found_reads,
     captured_late,
