@@ -6,11 +6,13 @@ import collections
 import contextlib
 import types
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from hazards.captured_harness import CAPTURED, EITHER, captured_case, refused, snapshot
 from hazards.captured_models import (
@@ -190,7 +192,12 @@ def dataclass_of_the_batch_scales(place):
     return [kept(step(Batch(x, y))) for x, y in batches(place, NUM)], trainer.state()
 
 
-class Pair(collections.namedtuple("Pair", ["loss", "half"])):
+class _Pair(NamedTuple):
+    loss: torch.Tensor
+    half: torch.Tensor
+
+
+class Pair(_Pair):
     """A named tuple that is made from one value."""
 
     def __new__(cls, loss, half=None):
@@ -781,7 +788,7 @@ def global_optimizer_hook(place):
 
     def before(number):
         if number == 9:
-            handles.append(torch.optim.optimizer.register_optimizer_step_post_hook(decay))
+            handles.append(register_optimizer_step_post_hook(decay))
         if number == 18:
             handles.pop().remove()
 
@@ -836,19 +843,20 @@ def parametrizations_are_cached(place):
     return losses, state(model)
 
 
+class Scaled(nn.Module):
+    """A layer with a number, which is scripted."""
+
+    def __init__(self):
+        super().__init__()
+        self.alpha = 1.0
+        self.weight = nn.Parameter(torch.linspace(-1, 1, 32).view(8, 4))
+
+    def forward(self, x):
+        return x @ self.weight * self.alpha
+
+
 @captured_case("A scripted model has a number that the loop changes.", expect=EITHER)
 def scripted_model(place):
-    class Scaled(nn.Module):
-        alpha: float
-
-        def __init__(self):
-            super().__init__()
-            self.alpha = 1.0
-            self.weight = nn.Parameter(torch.linspace(-1, 1, 32).view(8, 4))
-
-        def forward(self, x):
-            return x @ self.weight * self.alpha
-
     model = torch.jit.script(Scaled().to(place.torch_device))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 
