@@ -835,6 +835,8 @@ class Reach:
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
                         self._follow_hooks(tensor)
             self._follow_hooks(module)
+            if "forward" in entries:  # in place of the class's
+                self._place("dict", entries, "forward", f"{shown}.forward", "", holder=module)
             children = entries.get("_modules") or {}
             todo += [
                 (child, f"{shown}.{key}")

@@ -11,7 +11,8 @@ import os
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from operator import is_
+from itertools import repeat
+from operator import contains, is_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,7 @@ class ReadGuards:
         for tensor, name, site in reach.tensors.values():
             self._add_tensor(tensor, name, site)
         self._add_tensors()
+        self._add_hooks_of_all_modules()
         self._form = _Form(list(self._tensors.values()), list(reach.modules.values()))
         self.holds: Callable[[], bool] = self._compiled()
 
@@ -463,6 +465,11 @@ class ReadGuards:
             if hooks:
                 self._add_length(hooks, f"{name}.{table}", "")
 
+    def _add_hooks_of_all_modules(self) -> None:
+        for name, hooks in _tables_of_all_modules().items():
+            if hooks:
+                self._add_length(hooks, f"torch.nn.modules.module.{name}", "")
+
     def _add_content(self, tensor: torch.Tensor, name: str, site: str) -> None:
         """Compare the bytes: writes through `.data` and numpy move no version."""
         memory = _memory_of(tensor)
@@ -666,6 +673,11 @@ class _Form:
         self._hooked += [(tensor, name) for tensor, name, _ in tensors]
         self._hooks = self._hooks_now()
         self._next_hook = RemovableHandle.next_id
+        self._modules = [module for module, _ in modules]
+        self._classes = list(map(type, self._modules))
+        self._names = [name for _, name in modules]
+        # Where `forward` may come to stand in place of the class's; elsewhere it is compared.
+        self._tables = [vars(module) for module, _ in modules if "forward" not in vars(module)]
 
     def compares(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is one of these."""
@@ -676,9 +688,17 @@ class _Form:
             if self._hooks_now() != self._hooks:
                 return False
             self._next_hook = RemovableHandle.next_id
-        return self._lie_still() and (
-            (self._match is not None and self._match(*self._tensors)) or self._forms_hold()
+        return (
+            self._lie_still()
+            and self._are_called_as_before()
+            and ((self._match is not None and self._match(*self._tensors)) or self._forms_hold())
         )
+
+    def _are_called_as_before(self) -> bool:
+        """Return whether modules have their classes, and no `forward` of their own that is new."""
+        if list(map(type, self._modules)) != self._classes:
+            return False
+        return not any(map(contains, self._tables, repeat("forward")))
 
     def _forms_hold(self) -> bool:
         """Compare the forms one by one, and let torch do so from now on."""
@@ -708,6 +728,14 @@ class _Form:
             if ids_before != ids_after:
                 before, after = f"{len(ids_before)} hooks", f"{len(ids_after)} hooks"
                 return Change(f"hooks of {name}", "", before, after, is_memory=False)
+        for module, name, kind in zip(self._modules, self._names, self._classes, strict=True):
+            if type(module) is not kind:
+                before, after = kind.__name__, type(module).__name__
+                return Change(f"the class of {name}", "", before, after, is_memory=False)
+            entries = vars(module)
+            if "forward" in entries and any(entries is table for table in self._tables):
+                after = shown(entries["forward"])
+                return Change(f"{name}.forward", "", "its class's", after, is_memory=False)
         return None
 
 
@@ -719,15 +747,21 @@ def _form_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     return (tensor.requires_grad, tensor.shape, tensor.dtype, tensor.stride())
 
 
+def _tables_of_all_modules() -> dict[str, dict[int, Any]]:
+    """Return the tables of hooks that torch calls for every module, by name."""
+    entries = vars(torch.nn.modules.module).items()
+    return {
+        name: table
+        for name, table in entries
+        if name.startswith("_global_") and isinstance(table, dict)
+    }
+
+
 def _hooks_of(thing: Any) -> list[int]:
     """Return the ids of the hooks of a module or tensor; None stands for those of all modules."""
     tables: list[Any]
     if thing is None:
-        tables = [
-            table
-            for name, table in vars(torch.nn.modules.module).items()
-            if name.startswith("_global_") and isinstance(table, dict)
-        ]
+        tables = list(_tables_of_all_modules().values())
     elif isinstance(thing, torch.Tensor):
         tables = [getattr(thing, name, None) for name in HOOK_TABLES]
     else:

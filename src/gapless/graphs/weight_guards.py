@@ -143,23 +143,20 @@ class GraphGradients:
             if left is not found:
                 self._weights.append(weight)
                 self._made.append(left)
-        self._lists = [*cuts, self._made]
+        # What stood there before is the loop's own, and stays where it is.
+        there = {id(found) for _, found in before}
+        own = [
+            [tensor for tensor in tensors if tensor is not None and id(tensor) not in there]
+            for tensors in [*cuts, self._made]
+        ]
+        self._lists = [*cuts, self._made, *own]
         times = Counter(id(tensor) for tensors in self._lists for tensor in tensors)
-        # What `getrefcount` says of each where nobody else holds it. None is held by many.
-        self._counts = [
-            [_UNHELD - 1 + times[id(tensor)] if tensor is not None else None for tensor in tensors]
-            for tensors in self._lists
-        ]
         made = {id(tensor) for tensor in self._made}
-        # The same where each is the gradient of its weight.
-        self._counts_in_place = [
-            [
-                None if count is None else count + _HELD_BY_WEIGHT * (id(tensor) in made)
-                for tensor, count in zip(tensors, counts, strict=True)
-            ]
-            for tensors, counts in zip(self._lists, self._counts, strict=True)
+        # What `getrefcount` says of each where nobody but its weight holds it.
+        self._looked_at = [
+            (tensors, [_UNHELD - 1 + times[key] + _HELD_BY_WEIGHT * (key in made) for key in keys])
+            for tensors, keys in ((tensors, list(map(id, tensors))) for tensors in own)
         ]
-        self._looked_at = list(zip(self._lists, self._counts_in_place, strict=True))
         self._are_in_place = False
         self._are_copies = False
         self._storages, self._num_holders = _holders_of(chain.from_iterable(self._lists))
@@ -190,12 +187,10 @@ class GraphGradients:
                 self._let_go_of(tensors, expected)
                 self._are_in_place = False
 
-    def _let_go_of(
-        self, tensors: list[torch.Tensor | None], expected: Sequence[int | None]
-    ) -> None:
+    def _let_go_of(self, tensors: list[torch.Tensor], expected: Sequence[int]) -> None:
         counts = list(map(getrefcount, tensors))
         for kept, count, unheld in zip(list(tensors), counts, expected, strict=True):
-            if kept is None or count == unheld:
+            if count == unheld:
                 continue
             ours = kept.detach()
             for part in self._lists:
