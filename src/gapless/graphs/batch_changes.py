@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.results import Results
-from gapless.pipeline.containers import PLAIN, Container, container_of
+from gapless.pipeline.containers import PLAIN, Container, container_of, containers_in
 from gapless.pipeline.tree import flatten
 
 
@@ -31,7 +31,7 @@ class BatchWatch:
 
     def __init__(self, tree: Tree) -> None:
         self._tree = tree
-        self._containers = list(_containers(tree.value))
+        self._containers = list(containers_in(tree.value))
         self._parts = [_parts(container) for container in self._containers]
         self._versions = [_version(leaf) for leaf in tree.leaves]
 
@@ -120,7 +120,7 @@ class BatchChanges:
             return
         # By the ids of what was put into the captured batch.
         moved: dict[int, Any] = dict(zip(self._put, self._results.own(tree.leaves), strict=True))
-        containers = list(_containers(tree.value))
+        containers = list(containers_in(tree.value))
         for key, number in self._container_numbers.items():
             moved[key] = containers[number]
         for number, parts in self._changed.items():
@@ -150,16 +150,6 @@ def _moved(part: Any, moved: dict[int, Any]) -> Any:
 
 def _container(value: Any) -> Container | None:
     return None if isinstance(value, PLAIN) else container_of(type(value))
-
-
-def _containers(value: Any) -> Iterator[Any]:
-    """Return all containers of a batch, from the outside in."""
-    container = None if isinstance(value, torch.Tensor) else _container(value)
-    if container is None:
-        return
-    yield value
-    for part in container.parts(value):
-        yield from _containers(part)
 
 
 def _parts(value: Any) -> dict[Any, Any]:

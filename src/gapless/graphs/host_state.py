@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from gapless.graphs.code_kinds import CodeKind, is_foreign, kind_of
 from gapless.graphs.plain_values import is_array, is_plain, same
@@ -194,7 +194,7 @@ class HostState:
             self._take_value(part, f"{name}[{index}]", site, depth - 1)
 
     def _take_tensor(self, value: torch.Tensor, name: str, site: str) -> None:
-        if isinstance(value, UninitializedTensorMixin):  # a lazy layer's, which has no memory yet
+        if is_lazy(value):  # a lazy layer's, which has no memory yet
             return
         address = _address(value)
         if address is not None:

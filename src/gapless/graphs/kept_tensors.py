@@ -19,7 +19,7 @@ from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 
     from gapless.graphs.host_watch import KeptPath
     from gapless.pipeline.tree import Tree
@@ -49,12 +49,12 @@ class KeptTensors:
             None,
         )
         self._inputs: list[torch.Tensor] = []
-        self._after: list[Tree] = []
+        self._static: list[Any] = []
+        self._left: list[KeptPath] = []
+        self._updated: list[tuple[KeptPath, list[torch.Tensor]]] = []
         self._plain_after: list[Any] = []
         self._keys: list[Hashable] = []
         self._overlaps = _overlaps(self.tensors())
-        self._copies = TensorCopies([])
-        self._left: list[int] = []
 
     def __bool__(self) -> bool:
         return bool(self.paths)
@@ -72,19 +72,33 @@ class KeptTensors:
 
     def begin_capture(self) -> None:
         """Let the step read memory that stays in its place."""
+        leaves = {id(leaf): leaf for leaf in self.tensors()}
+        copies = dict(zip(leaves, TensorCopies(list(leaves.values())).make(), strict=True))
         for path, tree in zip(self._paths, self._before, strict=True):
-            static = tree.map(_copy)
+            static = tree.map(lambda leaf: copies[id(leaf)])
             self._inputs += static.leaves
+            self._static.append(static.value)
             self._keys.append(tree.key())
             path.set(static.value)
 
-    def end_capture(self) -> None:
-        """Note what the captured step left in the places."""
-        self._after = [flatten(path.get()) for path in self._paths]
+    def end_capture(self, outside: Iterable[torch.optim.Optimizer]) -> None:
+        """Note what the captured step left in the places.
+
+        Args:
+            outside: optimizers whose updates a replay calls: what they keep, they keep themselves.
+        """
+        of_updates = {id(owner) for optimizer in outside for owner in _owners_in(optimizer)}
+        for path, static in zip(self._paths, self._static, strict=True):
+            if path.get() is static and id(path.place.owner) in of_updates:
+                self._updated.append((path, flatten(static).leaves))
+            else:
+                self._left.append(path)
+        self._static = []
         self._plain_after = [path.get() for path, _ in self._plain]
-        left = {id(leaf): leaf for tree in self._after for leaf in tree.leaves}
-        self._copies = TensorCopies(list(left.values()))
-        self._left = list(left)
+
+    def left(self) -> list[Any]:
+        """Return what the step has left in the places where it keeps tensors, until `reset`."""
+        return [path.get() for path in self._left]
 
     def are_alike(self) -> bool:
         """Return whether the places hold tensors of the kinds that the graph was captured with.
@@ -105,24 +119,35 @@ class KeptTensors:
         for target, source in zip(self._inputs, leaves, strict=True):
             target.detach().copy_(source)
 
-    def hand_out(self) -> None:
-        """Put copies of what the graph left into the places, and the plain values.
+    def fill_updated(self) -> None:
+        """Copy what an update outside of the graph has left to where the rest of it reads it.
 
         Sync: Does not block the host.
         """
-        copies = dict(zip(self._left, self._copies.make(), strict=True))
-        for path, tree in zip(self._paths, self._after, strict=True):
-            path.set(tree.with_leaves([copies[id(leaf)] for leaf in tree.leaves]).value)
+        for path, targets in self._updated:
+            for target, source in zip(targets, flatten(path.get()).leaves, strict=True):
+                target.detach().copy_(source)
+
+    def hand_out(self, values: Sequence[Any]) -> None:
+        """Put copies of what the graph left into the places, and the plain values.
+
+        Args:
+            values: the copies, of what `left` returned.
+
+        Sync: Does not block the host.
+        """
+        for path, value in zip(self._left, values, strict=True):
+            path.set(value)
         for (path, _), value in zip(self._plain, self._plain_after, strict=True):
             path.set(value)
 
 
-def _overlaps(tensors: list[torch.Tensor]) -> list[tuple[int, int]]:
-    """Return the numbers of all pairs of tensors that have memory in common."""
+def _overlaps(tensors: list[torch.Tensor]) -> list[tuple[int, int, int]]:
+    """Return the numbers of all pairs of tensors that have memory in common, and how far apart."""
     if not share_memory(tensors):  # nearly always
         return []
     return [
-        (number, other)
+        (number, other, _begin_of(tensor) - _begin_of(tensors[number]))
         for other, tensor in enumerate(tensors)
         for number in range(other)
         if _overlap(tensors[number], tensor)
@@ -134,19 +159,21 @@ def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     if one.layout is not torch.strided:
         return True
-    begin, end = _bytes_of(one)
-    other_begin, other_end = _bytes_of(other)
-    return begin < other_end and other_begin < end
+    end, other_end = (end_of(tensor) * tensor.element_size() for tensor in (one, other))
+    return _begin_of(one) < other_end and _begin_of(other) < end
 
 
-def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return where a tensor begins and ends in its storage, in bytes."""
-    size = tensor.element_size()
-    return int(tensor.storage_offset()) * size, end_of(tensor) * size
+def _begin_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor begins in its storage, in bytes."""
+    if tensor.layout is not torch.strided:
+        return 0
+    return int(tensor.storage_offset()) * tensor.element_size()
 
 
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
+def _owners_in(optimizer: torch.optim.Optimizer) -> Iterator[Any]:
+    """Return the dictionaries in which an optimizer keeps what it has."""
+    yield from (vars(optimizer), optimizer.state, *optimizer.param_groups)
+    yield from (state for state in optimizer.state.values() if isinstance(state, dict))
 
 
 def place_of(path: Any) -> str:

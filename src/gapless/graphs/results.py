@@ -10,7 +10,7 @@ import torch
 from gapless.graphs.addresses import address_of
 from gapless.graphs.gradient_graph import used_up
 from gapless.graphs.tensor_copies import TensorCopies
-from gapless.pipeline.containers import container_of
+from gapless.pipeline.containers import container_of, containers_in, tensors_inside
 
 
 if TYPE_CHECKING:
@@ -49,20 +49,31 @@ class _OfBatch:
 class Results:
     """What a step returned in its capture, and what its replays return for it.
 
+    Tensors that share memory share it after a replay. What lies in the batch lies in the batch of
+    the replay, and a gradient is the gradient that its weight has then.
+
     Args:
         out: what the step returned.
         inputs: the tensors of the batch that it was captured with.
         others: tensors that were there before the step.
+        gradients: weights, with the gradients that the step left.
 
     Attributes:
         in_place: the results in the graph's memory, valid until the next replay.
     """
 
     def __init__(
-        self, out: Tree, *, inputs: Sequence[torch.Tensor], others: Sequence[torch.Tensor]
+        self,
+        out: Tree,
+        *,
+        inputs: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+        gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]] = (),
     ) -> None:
         there = set(map(address_of, others))
         self._of_batch = [_place_in(leaf, inputs) for leaf in out.leaves]
+        weights = {id(gradient): weight for weight, gradient in gradients if gradient is not None}
+        self._weights = [weights.get(id(leaf)) for leaf in out.leaves]
         # These and views of them go on changing after the step, for whoever holds them.
         stays = [address_of(leaf) in there for leaf in out.leaves]
         objects = {id(other) for other in others}
@@ -73,9 +84,11 @@ class Results:
             for leaf in out.leaves
         ]
         self.in_place = out.with_leaves(self._leaves).value
-        parts = zip(self._leaves, self._of_batch, stays, strict=True)
+        parts = zip(self._leaves, self._of_batch, self._weights, stays, strict=True)
         overwritten = {
-            id(leaf): leaf for leaf, of_batch, stay in parts if of_batch is None and not stay
+            id(leaf): leaf
+            for leaf, of_batch, weight, stay in parts
+            if of_batch is None and weight is None and not stay
         }
         self._copies = TensorCopies(list(overwritten.values()))
         self._place = {key: place for place, key in enumerate(overwritten)}
@@ -91,7 +104,8 @@ class Results:
         """Return results that no replay overwrites.
 
         Args:
-            batch: the tensors of the replay's; what the step returned of its batch is returned of this one.
+            batch: the tensors of the replay's batch; what the step returned of its own is returned
+                of this one.
 
         Sync: Does not block the host.
         """
@@ -103,14 +117,44 @@ class Results:
             copies[number] = used_up(copies[number])
         if self._is_one_tensor:
             return copies[0]
-        leaves = []
-        for leaf, of_batch in zip(self._leaves, self._of_batch, strict=True):
+        leaves: list[Any] = []
+        parts = zip(self._leaves, self._of_batch, self._weights, strict=True)
+        for leaf, of_batch, weight in parts:
             place = self._place.get(id(leaf))
             if of_batch is not None:
                 leaves.append(of_batch.of(batch))
+            elif weight is not None:
+                leaves.append(weight.grad)
             else:
                 leaves.append(leaf if place is None else copies[place])
         return _rebuilt(self.in_place, iter(leaves))
+
+
+def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
+    """Return a part of what a step returned that a replay cannot make anew, None if there is none.
+
+    Such is a container that stands there twice, one with other tensors in its attributes, and a
+    tensor with attributes.
+
+    Args:
+        out: what the step returned.
+        others: tensors that were there before the step.
+    """
+    seen: set[int] = set()
+    for container in containers_in(out.value):
+        if id(container) in seen and not isinstance(container, tuple):
+            return container
+        seen.add(id(container))
+    there = set(map(id, others))
+    for leaf in out.leaves:
+        if id(leaf) not in there and getattr(leaf, "__dict__", None):
+            return leaf
+    new = [torch.empty(0) for _ in out.leaves]
+    known = set(map(id, new))
+    for container in reversed(list(containers_in(out.with_leaves(new).value))):
+        if any(id(tensor) not in known for tensor in tensors_inside(container)):
+            return container
+    return None
 
 
 def _rebuilt(value: Any, leaves: Iterator[torch.Tensor]) -> Any:

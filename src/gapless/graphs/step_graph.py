@@ -39,7 +39,7 @@ class StepGraph:
         graph: the captured work.
         inputs: the tensors that it reads a batch from.
         batch: the tensors that those are copies of.
-        results: what the step returned in the capture.
+        results: what the step returned in the capture; if it keeps tensors, with what it kept.
         gradients: what the capture did with them.
         updates: of the optimizers that the step calls.
         kept: tensors that the step keeps from call to call.
@@ -108,7 +108,9 @@ class StepGraph:
         self._launch(tree.leaves)
         if self.changes_batch:
             self._changes.apply(tree)
-        return self._results.own(tree.leaves) if is_own else self._results.in_place
+        if is_own or self._keeps:
+            return self._own_results(tree.leaves)
+        return self._results.in_place
 
     def replay_on(self, leaves: list[torch.Tensor]) -> Any:
         """Launch a step that does not change its batch on the tensors of one.
@@ -119,7 +121,7 @@ class StepGraph:
         Sync: Does not block the host.
         """
         self._launch(leaves)
-        return self._results.own(leaves)
+        return self._own_results(leaves)
 
     def _launch(self, leaves: list[torch.Tensor]) -> None:
         self._inputs.fill(leaves)
@@ -129,8 +131,13 @@ class StepGraph:
         self.updates.before_replay()
         self._graph.replay()
         self._gradients.hand_out()
-        if self._keeps:
-            self._kept.hand_out()
+
+    def _own_results(self, leaves: list[torch.Tensor]) -> Any:
+        if not self._keeps:
+            return self._results.own(leaves)
+        results, kept = self._results.own(leaves)
+        self._kept.hand_out(kept)
+        return results
 
 
 class _Inputs:

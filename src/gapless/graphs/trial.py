@@ -23,7 +23,7 @@ from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
 from gapless.graphs.refusal import Refusal, host_read
-from gapless.graphs.results import Results
+from gapless.graphs.results import Results, not_made_anew
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
 from gapless.graphs.step_guards import StepGuards
@@ -178,7 +178,8 @@ class Trial:
             with self._updates.during_capture(cut) as captured:
                 updates.append(captured)
                 out = flatten(self._work(static.value))
-                kept.end_capture()
+                kept.end_capture(captured.outside)
+            captured.on_update = kept.fill_updated
             if out.unknown:
                 raise _Refused(cannot_return(out.unknown[0]))
             if not all(map(self._is_on_device, out.leaves)):
@@ -246,7 +247,7 @@ class Trial:
             graph,
             inputs=static.leaves,
             batch=tree.leaves,
-            results=_results(out, static, others),
+            results=_results(out, static, others, before=before, kept=kept),
             gradients=gradients,
             kept=kept,
             changes=changes,
@@ -381,9 +382,21 @@ class Trial:
         return not self._device.needs_copy(tensor)
 
 
-def _results(out: Tree, static: Tree, others: Sequence[torch.Tensor]) -> Results:
+def _results(
+    out: Tree,
+    static: Tree,
+    others: Sequence[torch.Tensor],
+    *,
+    before: Gradients,
+    kept: KeptTensors,
+) -> Results:
+    gradients = [(weight, weight.grad) for weight, _ in before]
     try:
-        return Results(out, inputs=static.leaves, others=others)
+        part = not_made_anew(out, others)
+        if part is not None:
+            raise _Refused(cannot_return(part))
+        value = (out.value, kept.left()) if kept else out.value
+        return Results(flatten(value), inputs=static.leaves, others=others, gradients=gradients)
     except BatchError as error:  # a container that cannot be made anew
         raise _Refused(cannot_return(out.value)) from error
 

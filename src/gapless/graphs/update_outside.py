@@ -35,6 +35,7 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -321,7 +322,7 @@ class _Capture:
                 device_type = self._updates.device.torch_device.type
                 update = UpdateAsWritten(optimizer, args, kwargs, device_type=device_type)
                 self.captured.gradients.append(update.gradients)
-                self._cut(update)
+                self._cut(partial(self.captured.call, update))
             return loss
 
         return step
@@ -344,14 +345,21 @@ class CapturedUpdates:
         inside: optimizers whose updates are captured: what they are must stay.
         outside: the others, whose `step()` a replay calls, each with the reason.
         gradients: what each of these calls finds, in its own list.
+        on_update: to be called after each of these calls.
     """
 
     def __init__(self) -> None:
+        self.on_update: Callable[[], object] = _do_nothing
         self.inside: list[Optimizer] = []
         self.outside: dict[Optimizer, str] = {}
         self.gradients: list[list[torch.Tensor | None]] = []
         self._as_captured: list[UpdateAsCaptured | WeightsAsCaptured] = []
         self._rates: list[tuple[Optimizer, list[_Rate]]] = []
+
+    def call(self, update: UpdateAsWritten) -> None:
+        """Call an update between two segments of a replay."""
+        update()
+        self.on_update()
 
     def before_replay(self) -> None:
         """Bring to the device, and to schedulers, what they have to know of a replay.

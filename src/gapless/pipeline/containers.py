@@ -168,6 +168,18 @@ _MAPPING = Container(
 )
 
 
+def containers_in(value: Any) -> Iterator[Any]:
+    """Return all containers of a batch, from the outside in; one that stands there twice, twice."""
+    if isinstance(value, (torch.Tensor, *PLAIN)):
+        return
+    container = container_of(type(value))
+    if container is None:
+        return
+    yield value
+    for part in container.parts(value):
+        yield from containers_in(part)
+
+
 def tensors_inside(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a value, in its containers and in the attributes of its objects.
 
