@@ -195,6 +195,60 @@ def raises_after_unscale(place):
     return results, state(model, optimizer)
 
 
+@captured_case(
+    "The step scales and steps; the loop updates the scaler, and changes how it backs off.",
+    expect=EITHER,
+)
+def scaler_is_updated_outside(place):
+    model = mlp(place)
+    optimizer = fused_sgd(model)
+    scaler = scaler_of(place)
+
+    def train(pair):
+        x, y = pair
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        return loss
+
+    step = place.capture(train)
+    results = []
+    for number, pair in enumerate(batches(place, 24)):
+        results.append(kept(step(with_overflows(pair, number))))
+        scaler.update()
+        if number == 14:
+            scaler.set_backoff_factor(0.25)
+        results.append(scaler.get_scale())
+    return results, state(model, optimizer)
+
+
+@captured_case("The growth of a scaler that the step updates is set by the loop.", expect=CAPTURED)
+def growth_of_a_scaler_is_set(place):
+    model = mlp(place)
+    optimizer = fused_sgd(model)
+    scaler = scaler_of(place)
+
+    def train(pair):
+        x, y = pair
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss
+
+    step = place.capture(train)
+    results = []
+    for number, pair in enumerate(batches(place, 30)):
+        results.append(kept(step(with_overflows(pair, number))))
+        if number == 14:
+            scaler.set_backoff_factor(0.25)
+            scaler.set_growth_interval(2)
+        results.append(scaler.get_scale())
+    return results, state(model, optimizer)
+
+
 @captured_case("`forward` is decorated with autocast, the loss is not.", expect=CAPTURED)
 def autocast_as_a_decorator(place):
     class Model(Headed):
@@ -1083,24 +1137,6 @@ def becomes_channels_last(place):
     return losses, list(model.parameters())
 
 
-@captured_case("Parameters are exchanged by `torch.utils.swap_tensors`.", expect=EITHER)
-def tensors_are_swapped(place):
-    model, other = mlp(place), mlp(place)
-    optimizer = sgd(model)
-    with torch.no_grad():
-        for p in other.parameters():
-            p.mul_(0.5)
-
-    def before(number):
-        if number in (10, 20):
-            optimizer.zero_grad()
-            for p, q in zip(model.parameters(), other.parameters(), strict=True):
-                torch.utils.swap_tensors(p, q)
-
-    step = place.capture(training_step(model, optimizer))
-    return losses_of(place, step, NUM, before=before), state(model), state(other)
-
-
 # ---------------------------------------------------------------- optimizers and schedulers
 
 
@@ -1609,7 +1645,8 @@ class TopOne(torch.autograd.Function):
         if grad_values is None or not ctx.needs_input_grad[0]:
             return None
         (places,) = ctx.saved_tensors
-        return F.one_hot(places, ctx.size).to(grad_values.dtype) * grad_values[:, None]
+        grad = grad_values.new_zeros(len(places), ctx.size)
+        return grad.scatter_(1, places[:, None], grad_values[:, None])
 
 
 @captured_case("A function of the user's returns places that have no gradient.", expect=CAPTURED)

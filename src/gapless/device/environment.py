@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.nn.utils import parametrize
 
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ("torch.is_anomaly_enabled()", torch.is_anomaly_enabled),
         ("torch function modes", _kinds_of_modes),
         ("torch.autograd.graph.saved_tensors_hooks", _saved_tensors_hooks()),
+        ("torch.nn.utils.parametrize.cached", keeps_parametrizations),
+        ("torch.backends.mha.get_fastpath_enabled()", backends.mha.get_fastpath_enabled),
     ]
     for kind in dict.fromkeys((device_type, "cpu")):
         known += [
@@ -61,6 +64,11 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         if reader is not None:
             known.append(("torch.backends.cuda.matmul.allow_fp16_reduced...", reader))
     return [(name, reader) for name, reader in known if _can_read(reader)]
+
+
+def keeps_parametrizations() -> bool:
+    """Return whether `torch.nn.utils.parametrize.cached` is around."""
+    return bool(parametrize._cache_enabled)
 
 
 def _kinds_of_modes() -> tuple[type, ...]:

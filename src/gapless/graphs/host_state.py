@@ -94,6 +94,7 @@ class HostState:
         self._inner: dict[int, tuple[Any, Any, Callable[[Any], Any], str, str]] = {}
         self._addresses: list[tuple[torch.Tensor, int, str, str]] = []
         self._take(reach)
+        self._take_of_torch(reach)
 
     # --- before ---
 
@@ -114,6 +115,13 @@ class HostState:
                 self._take_dict(vars(function), function.__name__, "", holder=function)
         for tensor, name, site in reach.tensors.values():
             self._take_tensor(tensor, name, site)
+
+    def _take_of_torch(self, reach: Reach) -> None:
+        for value, reader, name, site in reach.of_torch.values():
+            # That a step calls a schedule is seen by itself.
+            if not isinstance(value, torch.optim.lr_scheduler.LRScheduler):
+                state = _state_by(reader)
+                self._inner[id(value)] = (value, state(value), state, name, site)
 
     @staticmethod
     def _is_global(place: Place) -> bool:
@@ -329,6 +337,10 @@ def _inner_state_of(value: Any) -> Callable[[Any], Any] | None:
     if type(value).__module__ == "torch.utils.data.dataloader":
         return _loader_position
     return None
+
+
+def _state_by(reader: Callable[[], Any]) -> Callable[[Any], _State]:
+    return lambda _: _State("its state", reader())
 
 
 class _HostBytes:

@@ -51,6 +51,7 @@ from gapless.graphs.code_kinds import (
     site_of,
 )
 from gapless.graphs.code_reads import CHANGING_METHODS, Chain, CodeReads, reads_of
+from gapless.graphs.torch_objects import reader_of_method, reader_of_module
 
 
 if TYPE_CHECKING:
@@ -285,6 +286,8 @@ class Reach:
         modules: modules of torch that are reached, with their names, by id.
         tensors: tensors reached, with name and site, by id.
         compiled: ids of modules whose compiled code runs in place of their own.
+        of_torch: objects of torch whose methods are named: each with what reads all that these
+            depend on, its name and site.
         functions: functions reached, by id of their code.
         codes: all code followed, by id: what ran, and what is followed without having run.
     """
@@ -307,6 +310,7 @@ class Reach:
         self.modules: dict[int, tuple[nn.Module, str]] = {}
         self.tensors: dict[int, tuple[torch.Tensor, str, str]] = {}
         self.compiled: set[int] = set()
+        self.of_torch: dict[object, tuple[Any, Callable[[], Any], str, str]] = {}
         self.functions: dict[int, list[FunctionType]] = {}
         self.codes: dict[int, Executed] = {}
         self._given: dict[tuple[int, str], dict[int, Any]] = {}
@@ -666,6 +670,10 @@ class Reach:
             if self._is_blind and not isinstance(attribute, staticmethod):
                 self._give(function, value)
         if is_foreign(owner):
+            reader = reader_of_method(value, key)
+            if reader is not None:
+                name = shown.rpartition(".")[0]
+                self.of_torch.setdefault((id(value), key), (value, reader, name, site))
             return []
         results = self._place("class", owner, key, shown, site)
         if isinstance(attribute, property | functools.cached_property):
@@ -835,6 +843,9 @@ class Reach:
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
                         self._follow_hooks(tensor)
             self._follow_hooks(module)
+            reader = reader_of_module(module)
+            if reader is not None:
+                self.of_torch[id(module)] = (module, reader, shown, "")
             if "forward" in entries:  # in place of the class's
                 self._place("dict", entries, "forward", f"{shown}.forward", "", holder=module)
             children = entries.get("_modules") or {}

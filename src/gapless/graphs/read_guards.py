@@ -162,6 +162,8 @@ class ReadGuards:
             if executed.kind is CodeKind.USER:
                 for function in reach.functions.get(id(executed.code), []):
                     self._add_function(function)
+        for _, reader, name, site in reach.of_torch.values():
+            self._add_state(reader, name, site)
         for tensor, name, site in reach.tensors.values():
             self._add_tensor(tensor, name, site)
         self._add_tensors()
@@ -310,6 +312,13 @@ class ReadGuards:
                 "{0}.__mro__ is not {1}", (kind, bases), read=lambda: kind.__mro__,
                 expected=bases, name=f"the bases of {kind.__name__}", site="", is_memory=False,
             )  # fmt: skip
+
+    def _add_state(self, reader: Callable[[], Any], name: str, site: str) -> None:
+        value = reader()
+        self._add(
+            "not same({1}, {0}())", (reader, value), read=reader, expected=value,
+            name=f"the state of {name}", site=site, is_memory=False,
+        )  # fmt: skip
 
     def _add_container(self, value: Any, name: str, site: str) -> None:
         if isinstance(value, type(os.environ)):

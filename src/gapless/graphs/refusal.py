@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
+from gapless.device.environment import keeps_parametrizations
 from gapless.graphs.code_kinds import is_foreign
 from gapless.pipeline.tree import has_address
 
@@ -29,6 +30,7 @@ RefusalKind: TypeAlias = Literal[
     "unknown_batch",  # the batch is of a kind that cannot be taken apart
     "watched_by_mode",  # the call stands inside a mode of torch that watches operations
     "inside_autocast",  # the call stands inside autocast
+    "inside_cached",  # the call stands where parametrized weights are cached
     "batch_on_host",  # a tensor of the batch is not on the device
     "batch_requires_grad",  # a tensor of the batch requires gradients
     "scheduler",  # the step calls a learning rate scheduler
@@ -154,6 +156,14 @@ def objection_to_modes() -> Refusal | None:
     """
     if torch.is_anomaly_enabled():
         return _watched("torch.autograd.set_detect_anomaly")
+    if keeps_parametrizations():
+        return Refusal(
+            "inside_cached",
+            "the step is called inside torch.nn.utils.parametrize.cached(), whose weights a graph "
+            "does not renew; enter it within the step",
+            name="parametrize.cached()",
+            is_of_call=True,
+        )
     for mode in _function_modes():
         if not is_foreign(type(mode)):
             return _watched(type(mode).__name__)

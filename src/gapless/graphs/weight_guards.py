@@ -149,7 +149,7 @@ class GraphGradients:
             [tensor for tensor in tensors if tensor is not None and id(tensor) not in there]
             for tensors in [*cuts, self._made]
         ]
-        self._lists = [*cuts, self._made, *own]
+        self._lists: list[list[Any]] = [*cuts, self._made, *own]
         times = Counter(id(tensor) for tensors in self._lists for tensor in tensors)
         made = {id(tensor) for tensor in self._made}
         # What `getrefcount` says of each where nobody but its weight holds it.

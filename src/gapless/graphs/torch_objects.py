@@ -1,0 +1,66 @@
+"""What torch's own objects hold that a step's calls of them read: scalers, schedules, scripts.
+
+Their methods are torch's, which nobody follows. So they are compared by what they hold.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+_PLAIN = (int, float, str, type(None))
+
+
+def reader_of_method(value: Any, name: str) -> Callable[[], Any] | None:
+    """Return what reads all that a method of an object depends on, None if others look after it.
+
+    Args:
+        value: the object.
+        name: of the method.
+    """
+    if isinstance(value, torch.amp.GradScaler):
+        return lambda: _of_scaler(value)
+    if isinstance(value, torch.optim.lr_scheduler.LRScheduler) and name != "step":
+        names = ("_last_lr",) if name == "get_last_lr" else tuple(vars(value))
+        return lambda: _numbers_of(value, names)
+    return None
+
+
+def reader_of_module(module: torch.nn.Module) -> Callable[[], Any] | None:
+    """Return what reads the attributes of a scripted or traced module, None for other modules."""
+    if not isinstance(module, torch.jit.ScriptModule):
+        return None
+    # Of a traced one, the script that it stands for.
+    scripts = [vars(part).get("_actual_script_module", part) for part in module.modules()]
+    parts = [(script._c, list(script._concrete_type.get_attributes())) for script in scripts]
+    return lambda: [_of_script(script.getattr(name)) for script, names in parts for name in names]
+
+
+def _of_script(value: Any) -> Any:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value
+
+
+def _of_scaler(scaler: torch.amp.GradScaler) -> Any:
+    stages = scaler._per_optimizer_states.items()
+    return (
+        {name: value for name, value in vars(scaler).items() if isinstance(value, _PLAIN)},
+        [(key, state["stage"].name) for key, state in stages],
+    )
+
+
+def _numbers_of(value: Any, names: tuple[str, ...]) -> Any:
+    found = {name: vars(value).get(name) for name in names}
+    return {name: _plain(part) for name, part in found.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Return a plain value, or a list of such; None for anything else."""
+    if isinstance(value, list):
+        return list(value) if all(isinstance(part, _PLAIN) for part in value) else None
+    return value if isinstance(value, _PLAIN) else None
