@@ -9,6 +9,7 @@ from hypothesis import given, settings, strategies as st
 from gapless.graphs.host_watch import KeptPath
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.reach import Place
+from gapless.graphs.results import Results
 from gapless.pipeline.tree import flatten
 
 
@@ -31,13 +32,14 @@ def captured(places, step, **how):
     found = kept(places, **how)
     found.begin_capture()
     graph = step(places)
-    found.end_capture()
+    found.end_capture(())
+    results = Results(flatten(found.left()), inputs=(), others=())
     found.reset()
 
     def replay():
         found.fill()
         graph()
-        found.hand_out()
+        found.hand_out(results.own(()))
 
     return found, replay
 

@@ -47,11 +47,10 @@ def _of_script(value: Any) -> Any:
 
 
 def _of_scaler(scaler: torch.amp.GradScaler) -> Any:
-    stages = scaler._per_optimizer_states.items()
-    return (
-        {name: value for name, value in vars(scaler).items() if isinstance(value, _PLAIN)},
-        [(key, state["stage"].name) for key, state in stages],
-    )
+    numbers = {name: value for name, value in vars(scaler).items() if isinstance(value, _PLAIN)}
+    # One that is not enabled has none.
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return numbers, [(key, state["stage"].name) for key, state in states.items()]
 
 
 def _numbers_of(value: Any, names: tuple[str, ...]) -> Any:
