@@ -60,6 +60,7 @@ class Results:
 
     Attributes:
         in_place: the results in the graph's memory, valid until the next replay.
+        has_gradients: whether gradients are among them, which `own` alone returns.
     """
 
     def __init__(
@@ -79,11 +80,17 @@ class Results:
         objects = {id(other) for other in others}
         # Without its graph of gradients, which would hold on to more of the memory.
         seen: dict[int, torch.Tensor] = {}
-        self._leaves = [
+        leaves = [
             leaf if id(leaf) in objects else seen.setdefault(id(leaf), leaf.detach())
             for leaf in out.leaves
         ]
+        # Weights stand for their gradients: nobody is to hold these here.
+        self._leaves = [
+            leaf if weight is None else weight
+            for leaf, weight in zip(leaves, self._weights, strict=True)
+        ]
         self.in_place = out.with_leaves(self._leaves).value
+        self.has_gradients = any(weight is not None for weight in self._weights)
         parts = zip(self._leaves, self._of_batch, self._weights, stays, strict=True)
         overwritten = {
             id(leaf): leaf

@@ -108,7 +108,7 @@ class StepGraph:
         self._launch(tree.leaves)
         if self.changes_batch:
             self._changes.apply(tree)
-        if is_own or self._keeps:
+        if is_own or self._keeps or self._results.has_gradients:
             return self._own_results(tree.leaves)
         return self._results.in_place
 

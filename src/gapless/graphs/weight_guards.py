@@ -159,7 +159,7 @@ class GraphGradients:
         ]
         self._are_in_place = False
         self._are_copies = False
-        self._storages, self._num_holders = _holders_of(chain.from_iterable(self._lists))
+        self._storages, self._num_holders = _holders_of(chain.from_iterable(own))
 
     def have_no_views(self) -> bool:
         """Return whether nobody keeps a view of gradients, which a replay would overwrite.
