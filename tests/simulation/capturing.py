@@ -648,7 +648,7 @@ class _Counts(TorchFunctionMode):
         return function(*args, **kwargs or {})
 
 
-def check_calls_that_are_watched(device, watched, name):
+def check_calls_that_are_watched(device, watched, name, kind="watched_by_mode"):
     """Call a captured step inside a mode, which is to see every call."""
     step = gapless.capture(lambda batch: batch[0] * 2.0, device=device)
     batch = put(device, (torch.ones(1),))
@@ -656,7 +656,7 @@ def check_calls_that_are_watched(device, watched, name):
         with watched:
             assert read_back(device, step(batch)).item() == 2.0
     assert (step.report.num_replays, step.report.num_eager) == (0, 5)
-    assert (step.report.refusal.kind, step.report.refusal.name) == ("watched_by_mode", name)
+    assert (step.report.refusal.kind, step.report.refusal.name) == (kind, name)
 
 
 @scenario(num_seeds=1)
@@ -672,6 +672,87 @@ def calls_inside_anomaly_detection_run_as_written(device):
         warnings.simplefilter("ignore")
         watched = torch.autograd.detect_anomaly()
     check_calls_that_are_watched(device, watched, "torch.autograd.set_detect_anomaly")
+
+
+class _Again:
+    """A context that is made anew each time."""
+
+    def __init__(self, make):
+        self._make, self._made = make, []
+
+    def __enter__(self):
+        self._made.append(self._make())
+        return self._made[-1].__enter__()
+
+    def __exit__(self, *failure):
+        return self._made.pop().__exit__(*failure)
+
+
+@scenario(num_seeds=1)
+def calls_inside_hooks_of_saved_tensors_run_as_written(device):
+    """They see what every forward pass saves."""
+    watched = _Again(lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x))
+    check_calls_that_are_watched(device, watched, "hooks of saved tensors")
+
+
+@scenario(num_seeds=1)
+def calls_where_parametrized_weights_are_cached_run_as_written(device):
+    """A graph would not renew them when the context is entered again."""
+    name = "torch.nn.utils.parametrize.cached()"
+    watched = _Again(torch.nn.utils.parametrize.cached)
+    check_calls_that_are_watched(device, watched, name, "inside_cached")
+
+
+@scenario(num_seeds=1)
+def a_layer_gets_a_forward_of_its_own(device):
+    """It stands on the object, in front of its class's, as tools put it there."""
+    layer = torch.nn.Linear(1, 1, bias=False, device=device.torch_device)
+    with torch.no_grad():
+        layer.weight.fill_(3.0)
+    step = gapless.capture(lambda batch: layer(batch[0]).detach(), device=device)
+    batch = put(device, (torch.ones(1),))
+    found = []
+    for number in range(12):
+        if number == 6:
+            layer.forward = lambda x: x * 5.0
+        found.append(read_back(device, step(batch)).item())
+    assert found == [3.0] * 6 + [5.0] * 6
+    assert step.report.num_replays > 0
+
+
+class _Averages(torch.optim.Optimizer):
+    """Follows the mean of the gradients, which is another tensor after each update."""
+
+    @torch.no_grad()
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            state["mean"] = 0.5 * state.get("mean", torch.zeros_like(weight)) + 0.5 * weight.grad
+            weight.sub_(state["mean"])
+
+
+@scenario(num_seeds=1)
+def an_update_outside_keeps_a_tensor_that_the_rest_of_the_graph_reads(device):
+    """The part of the graph behind the update reads the tensor that the update has left."""
+    weight = torch.ones(1, device=device.torch_device).requires_grad_()
+    optimizer = _Averages([weight], {})
+
+    def train(batch):
+        optimizer.zero_grad()
+        (weight * batch[0]).sum().backward()
+        optimizer.step()
+        return optimizer.state[weight]["mean"] * 1.0
+
+    step = gapless.capture(train, device=device)
+    found, expected, mean = [], [], 0.0
+    for number in range(10):
+        found.append(
+            read_back(device, step(put(device, (torch.full((1,), float(number)),)))).item()
+        )
+        mean = 0.5 * mean + 0.5 * number
+        expected.append(mean)
+    assert found == expected
+    assert step.report.num_replays > 0
 
 
 @scenario(num_seeds=1)

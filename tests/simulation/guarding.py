@@ -146,6 +146,41 @@ def what_a_replay_cannot_return_is_returned_by_the_step(device):
         assert captured.report.refusal.kind == "result"
 
 
+def twice(batch):
+    parts = [batch * 1.0]
+    return parts, parts
+
+
+def tagged(batch):
+    result = batch * 1.0
+    result.label = "tagged"
+    return result
+
+
+class Tagged(list):
+    total = None
+
+
+def with_an_attribute(batch):
+    result = Tagged([batch * 1.0])
+    result.total = batch * 2.0
+    return result
+
+
+@scenario(only=ONE)
+def what_results_have_beside_their_parts_is_returned_by_the_step(device):
+    """One list that stands there twice, and tensors in attributes."""
+    for step in (twice, tagged, with_an_attribute):
+        captured = gapless.capture(step, device=device)
+        found = [captured(batch) for batch in gapless.prefetch([torch.ones(1)] * 5, device)]
+        assert captured.report.num_replays == 0
+        assert captured.report.refusal.kind == "result"
+        if step is twice:
+            assert all(one is other for one, other in found)
+        if step is tagged:
+            assert {one.label for one in found} == {"tagged"}
+
+
 class HasAnotherWeightInEachPeriod(toy_steps.Training):
     """A number that its step reads changes again and again."""
 

@@ -161,7 +161,7 @@ _OF_LOSSES += ["_take_arrived"]
 _OF_BATCHES = ["leave_loader_memory", "collect", "leave", "result", "shutdown"]
 _OF_BATCHES += ["_wait_for_thread", "_wait_for_copies", "_order_moves", "_mark_ends"]
 _OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
-_OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after"]
+_OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after", "on_update"]
 _OF_WHAT_IS_OWNED = ["give_back", "reset", "restore", "pause", "close", "clear"]
 
 KINDS = [
@@ -215,6 +215,11 @@ KINDS = [
         "always holds",
         written(ast.Attribute, "reads.holds"),
         lambda node: _expression("lambda: True"),
+    ),
+    Kind(
+        "answered True",
+        written(ast.Call, "self._are_called_as_before()"),
+        lambda node: ast.Constant(True),
     ),
     Kind(
         "always holds", written(ast.UnaryOp, "not verdict.holds"), lambda node: ast.Constant(False)

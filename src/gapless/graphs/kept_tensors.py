@@ -90,7 +90,7 @@ class KeptTensors:
         of_updates = {id(owner) for optimizer in outside for owner in _owners_in(optimizer)}
         for path, static in zip(self._paths, self._static, strict=True):
             if path.get() is static and id(path.place.owner) in of_updates:
-                self._updated.append((path, flatten(static).leaves))
+                self._updated.append((path, [leaf.detach() for leaf in flatten(static).leaves]))
             else:
                 self._left.append(path)
         self._static = []
@@ -126,7 +126,7 @@ class KeptTensors:
         """
         for path, targets in self._updated:
             for target, source in zip(targets, flatten(path.get()).leaves, strict=True):
-                target.detach().copy_(source)
+                target.copy_(source)
 
     def hand_out(self, values: Sequence[Any]) -> None:
         """Put copies of what the graph left into the places, and the plain values.

@@ -157,13 +157,7 @@ def objection_to_modes() -> Refusal | None:
     if torch.is_anomaly_enabled():
         return _watched("torch.autograd.set_detect_anomaly")
     if keeps_parametrizations():
-        return Refusal(
-            "inside_cached",
-            "the step is called inside torch.nn.utils.parametrize.cached(), whose weights a graph "
-            "does not renew; enter it within the step",
-            name="parametrize.cached()",
-            is_of_call=True,
-        )
+        return _inside_cached()
     for mode in _function_modes():
         if not is_foreign(type(mode)):
             return _watched(type(mode).__name__)
@@ -176,6 +170,16 @@ def _watched(name: str) -> Refusal:
         f"the step is called inside {name}, which sees operations that a replay does not run "
         "again; leave it before the call",
         name=name,
+        is_of_call=True,
+    )
+
+
+def _inside_cached() -> Refusal:
+    return Refusal(
+        "inside_cached",
+        "the step is called inside torch.nn.utils.parametrize.cached(), whose weights a graph does "
+        "not renew; enter it within the step",
+        name="torch.nn.utils.parametrize.cached()",
         is_of_call=True,
     )
 
