@@ -689,13 +689,6 @@ class _Again:
 
 
 @scenario(num_seeds=1)
-def calls_inside_hooks_of_saved_tensors_run_as_written(device):
-    """They see what every forward pass saves."""
-    watched = _Again(lambda: torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x))
-    check_calls_that_are_watched(device, watched, "hooks of saved tensors")
-
-
-@scenario(num_seeds=1)
 def calls_where_parametrized_weights_are_cached_run_as_written(device):
     """A graph would not renew them when the context is entered again."""
     name = "torch.nn.utils.parametrize.cached()"
