@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, strategies as st
 
 import gapless
-from gapless.graphs.results import Results
+from gapless.graphs.results import Results, not_made_anew
 from gapless.graphs.tensor_copies import TensorCopies
 from gapless.pipeline.tree import flatten
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -203,3 +203,67 @@ def test_results_of_replays_may_share_memory():
         assert step.report.num_replays == 3
         for results, others in zip(found, expected, strict=True):
             assert all(map(torch.equal, results, others))
+
+
+def test_a_gradient_is_the_one_that_its_weight_has_then():
+    """Also if the loop has put another there since, and nobody holds the captured one here."""
+    weight, other = torch.nn.Parameter(torch.ones(2)), torch.zeros(1)
+    weight.grad = torch.ones(2)
+    results = Results(
+        flatten({"grads": [weight.grad], "loss": other}),
+        inputs=(),
+        others=[weight],
+        gradients=[(weight, weight.grad)],
+    )
+    weight.grad = torch.full((2,), 3.0)
+
+    found = results.own(())
+
+    assert results.has_gradients
+    assert found["grads"][0] is weight.grad
+    assert found["loss"] is not other
+
+
+class Labelled(list):
+    """A list with an attribute."""
+
+    label = None
+
+
+def labelled(label):
+    made = Labelled([torch.ones(1)])
+    made.label = label
+    return made
+
+
+def with_attribute(tensor):
+    tensor.label = 1
+    return tensor
+
+
+ONE_LIST = [torch.ones(1)]
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ([torch.ones(1), {"a": (1, torch.ones(2))}], None),
+        (labelled("text"), None),
+        (labelled(torch.ones(1)), Labelled),
+        ({"a": [labelled([torch.ones(1)])]}, Labelled),
+        ([ONE_LIST, ONE_LIST], list),
+        ([with_attribute(torch.ones(1))], torch.Tensor),
+    ],
+)
+def test_what_results_have_beside_their_parts_is_found(value, part):
+    """Tensors in attributes, tensors with attributes, and one list that stands there twice."""
+    found = not_made_anew(flatten(value), others=())
+
+    assert part is None if found is None else type(found) is part
+
+
+def test_a_weight_may_have_attributes():
+    """It is returned as it is."""
+    weight = with_attribute(torch.nn.Parameter(torch.ones(1)))
+
+    assert not_made_anew(flatten([weight]), others=[weight]) is None
