@@ -696,20 +696,28 @@ def calls_where_parametrized_weights_are_cached_run_as_written(device):
     check_calls_that_are_watched(device, watched, name, "inside_cached")
 
 
+class _Fivefold(torch.nn.Linear):
+    """A layer that takes the place of another, with its weights."""
+
+    def forward(self, x):
+        return super().forward(x) * 5.0
+
+
 @scenario(num_seeds=1)
-def a_layer_gets_a_forward_of_its_own(device):
-    """It stands on the object, in front of its class's, as tools put it there."""
+def a_layer_gets_another_class(device):
+    """Its weights and attributes are what they were."""
     layer = torch.nn.Linear(1, 1, bias=False, device=device.torch_device)
     with torch.no_grad():
         layer.weight.fill_(3.0)
-    step = gapless.capture(lambda batch: layer(batch[0]).detach(), device=device)
+    model = torch.nn.Sequential(layer)
+    step = gapless.capture(lambda batch: model(batch[0]).detach(), device=device)
     batch = put(device, (torch.ones(1),))
     found = []
     for number in range(12):
         if number == 6:
-            layer.forward = lambda x: x * 5.0
+            layer.__class__ = _Fivefold
         found.append(read_back(device, step(batch)).item())
-    assert found == [3.0] * 6 + [5.0] * 6
+    assert found == [3.0] * 6 + [15.0] * 6
     assert step.report.num_replays > 0
 
 

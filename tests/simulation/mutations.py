@@ -218,7 +218,7 @@ KINDS = [
     ),
     Kind(
         "answered True",
-        written(ast.Call, "self._are_called_as_before()"),
+        written(ast.Call, "self._have_their_classes()"),
         lambda node: ast.Constant(True),
     ),
     Kind(

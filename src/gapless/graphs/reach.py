@@ -51,7 +51,7 @@ from gapless.graphs.code_kinds import (
     site_of,
 )
 from gapless.graphs.code_reads import CHANGING_METHODS, Chain, CodeReads, reads_of
-from gapless.graphs.torch_objects import reader_of_method, reader_of_module
+from gapless.graphs.torch_objects import reader_of_method
 
 
 if TYPE_CHECKING:
@@ -843,11 +843,6 @@ class Reach:
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
                         self._follow_hooks(tensor)
             self._follow_hooks(module)
-            reader = reader_of_module(module)
-            if reader is not None:
-                self.of_torch[id(module)] = (module, reader, shown, "")
-            if "forward" in entries:  # in place of the class's
-                self._place("dict", entries, "forward", f"{shown}.forward", "", holder=module)
             children = entries.get("_modules") or {}
             todo += [
                 (child, f"{shown}.{key}")

@@ -11,8 +11,7 @@ import os
 import weakref
 from dataclasses import dataclass
 from functools import partial
-from itertools import repeat
-from operator import contains, is_
+from operator import is_
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -685,8 +684,6 @@ class _Form:
         self._modules = [module for module, _ in modules]
         self._classes = list(map(type, self._modules))
         self._names = [name for _, name in modules]
-        # Where `forward` may come to stand in place of the class's; elsewhere it is compared.
-        self._tables = [vars(module) for module, _ in modules if "forward" not in vars(module)]
 
     def compares(self, tensor: torch.Tensor) -> bool:
         """Return whether a tensor is one of these."""
@@ -699,15 +696,13 @@ class _Form:
             self._next_hook = RemovableHandle.next_id
         return (
             self._lie_still()
-            and self._are_called_as_before()
+            and self._have_their_classes()
             and ((self._match is not None and self._match(*self._tensors)) or self._forms_hold())
         )
 
-    def _are_called_as_before(self) -> bool:
-        """Return whether modules have their classes, and no `forward` of their own that is new."""
-        if list(map(type, self._modules)) != self._classes:
-            return False
-        return not any(map(contains, self._tables, repeat("forward")))
+    def _have_their_classes(self) -> bool:
+        """Return whether modules have the classes they had, and so their methods."""
+        return list(map(type, self._modules)) == self._classes
 
     def _forms_hold(self) -> bool:
         """Compare the forms one by one, and let torch do so from now on."""
@@ -741,10 +736,6 @@ class _Form:
             if type(module) is not kind:
                 before, after = kind.__name__, type(module).__name__
                 return Change(f"the class of {name}", "", before, after, is_memory=False)
-            entries = vars(module)
-            if "forward" in entries and any(entries is table for table in self._tables):
-                after = shown(entries["forward"])
-                return Change(f"{name}.forward", "", "its class's", after, is_memory=False)
         return None
 
 

@@ -1,4 +1,4 @@
-"""What torch's own objects hold that a step's calls of them read: scalers, schedules, scripts.
+"""What torch's own objects hold that a step's calls of them read: scalers and schedules.
 
 Their methods are torch's, which nobody follows. So they are compared by what they hold.
 """
@@ -30,20 +30,6 @@ def reader_of_method(value: Any, name: str) -> Callable[[], Any] | None:
         names = ("_last_lr",) if name == "get_last_lr" else tuple(vars(value))
         return lambda: _numbers_of(value, names)
     return None
-
-
-def reader_of_module(module: torch.nn.Module) -> Callable[[], Any] | None:
-    """Return what reads the attributes of a scripted or traced module, None for other modules."""
-    if not isinstance(module, torch.jit.ScriptModule):
-        return None
-    # Of a traced one, the script that it stands for.
-    scripts = [vars(part).get("_actual_script_module", part) for part in module.modules()]
-    parts = [(script._c, list(script._concrete_type.get_attributes())) for script in scripts]
-    return lambda: [_of_script(script.getattr(name)) for script, names in parts for name in names]
-
-
-def _of_script(value: Any) -> Any:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else value
 
 
 def _of_scaler(scaler: torch.amp.GradScaler) -> Any:
