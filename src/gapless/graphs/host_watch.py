@@ -182,9 +182,10 @@ class HostWatch:
         profile = _Profile(self._executed, self._num_runs)
         # Otherwise torch calls hooks and backward functions of a GPU on a thread of its own.
         with (
+            # Before the profiler, which would see what a collection runs.
+            _collector_paused(),
             torch.autograd.set_multithreading_enabled(False),
             profile.running(),
-            _collector_paused(),
         ):
             yield run
         run.is_complete = profile.is_complete
