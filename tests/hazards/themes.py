@@ -8,6 +8,7 @@ from hazards import (  # noqa: F401
     captured_found,
     captured_found_aliases,
     captured_found_idioms,
+    captured_found_projects,
     captured_found_reads,
     captured_late,
     captured_many,
