@@ -806,9 +806,8 @@ class Reach:
         if id(value) not in self.objects:
             self.objects[id(value)] = (value, name)
             self._arrive(value.func, name, site, in_full=in_full)
-            for part in (*value.args, *value.keywords.values()):
-                self._arrive(part, name, site)
-                self._use_whole(part, name, site)
+            self._use_whole(value.args, name, site)
+            self._use_whole(value.keywords, name, site)
 
     def _arrive_at_type(self, value: type) -> None:
         if issubclass(value, torch.autograd.Function):
