@@ -52,6 +52,7 @@ class StepGraph:
         changes_batch: whether the step changes its batch.
         gradients_have_no_views: returns whether nobody keeps a view of gradients that a replay
             would overwrite.
+        gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class StepGraph:
         self._results = results
         self._gradients = gradients
         self.gradients_have_no_views = gradients.have_no_views
+        self.gradients_let_go_of = gradients.let_go_of
         self.updates = updates
         self._kept = kept
         self._changes = changes

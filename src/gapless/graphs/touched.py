@@ -93,6 +93,10 @@ class TouchWatch(TorchDispatchMode):
         """
         return self._tensors("written")
 
+    def has_seen(self, storage: int) -> bool:
+        """Return whether a storage that was there before, named by its address, was touched."""
+        return storage in self._seen
+
     @property
     def generators(self) -> list[torch.Generator]:
         """The generators that operations were given."""

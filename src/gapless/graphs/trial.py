@@ -33,7 +33,7 @@ from gapless.graphs.weight_guards import (
     GraphGradients,
     WeightsInPlace,
 )
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree import flatten, has_address
 
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Trial:
         self._graphs.newest = graph
         return self._step_graph(
             graph,
-            gradients=GraphGradients(before, updates[0].gradients),
+            gradients=GraphGradients(before, updates[0].gradients, unused=watched.unused),
             updates=updates[0],
             tree=tree,
             static=static,
@@ -289,14 +289,20 @@ class Trial:
 
         def replay() -> Any:
             batch = batches.pop()
-            return left(graph.replay(batch, is_own=False), batch)
+            spoilt.spoil()
+            found = left(graph.replay(batch, is_own=False), batch)
+            spoilt.level()
+            return found
 
         def as_written() -> Any:
             batch = batches.pop()
             looks = second_look if batches and second_look is not None else nullcontext()
             with looks, graph.updates.rates_in_place():
-                return left(self._work(batch.value), batch)
+                found = left(self._work(batch.value), batch)
+            spoilt.level(keeps=not batches)
+            return found
 
+        spoilt = _Spoilt(graph.gradients_let_go_of(before))
         start = self._device.now_ms()
         proof: tuple[Any, Verdict] | Exception
         try:
@@ -311,6 +317,7 @@ class Trial:
             )
         except Exception as error:
             proof = error
+        spoilt.put_back()
         seconds = (self._device.now_ms() - start) / 1000.0
         if isinstance(proof, NotProved):
             return Tried(self._work(tree.value), graph, not_proved=str(proof))
@@ -380,6 +387,42 @@ class Trial:
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return not self._device.needs_copy(tensor)
+
+
+class _Spoilt:
+    """Gradients that a step lets go of, spoilt for a proof: a graph must not read them.
+
+    After each run they are made alike, since all that was there before is compared.
+    """
+
+    def __init__(self, gradients: Iterable[torch.Tensor]) -> None:
+        self._gradients = [
+            gradient.detach()
+            for gradient in gradients
+            if has_address(gradient) and not torch._debug_has_internal_overlap(gradient)
+        ]
+        self._kept: list[torch.Tensor] = []
+
+    def spoil(self) -> None:
+        self._fill(float("nan"))
+
+    def level(self, *, keeps: bool = False) -> None:
+        """Make them alike; if asked, keep what they are, since the loop may hold them."""
+        if keeps:
+            self._kept = [gradient.clone() for gradient in self._gradients]
+        self._fill(0.0)
+
+    def put_back(self) -> None:
+        """Put back what was kept."""
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            for gradient, kept in zip(self._gradients, self._kept, strict=False):
+                gradient.copy_(kept)
+        self._gradients, self._kept = [], []
+
+    def _fill(self, value: float) -> None:
+        with torch.no_grad(), torch.inference_mode(mode=False):
+            for gradient in self._gradients:
+                gradient.fill_(value)
 
 
 def _results(

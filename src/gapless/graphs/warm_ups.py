@@ -13,6 +13,7 @@ from gapless.graphs.host_watch import HostRun
 from gapless.graphs.refusal import Refusal, host_draw, host_read, host_write, objections_to
 from gapless.graphs.touched import TouchWatch
 from gapless.pipeline.step import Call
+from gapless.pipeline.tree import has_address
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class Watched:
             that is not known, as with compiled code.
         ran_backward: whether a backward pass ran.
         known: addresses of gradients and of the batch in that run, which are others in each.
+        unused: ids of weights whose gradients were there before that run, which did not use them.
     """
 
     kept: list[KeptPath]
@@ -56,6 +58,7 @@ class Watched:
     touched: TouchWatch | None
     ran_backward: bool
     known: set[int]
+    unused: set[int]
 
 
 class WarmUps:
@@ -127,7 +130,14 @@ class WarmUps:
         # Where no two batches are alike, to look would slow all runs that there are.
         looks = number in self._seen or len(self._seen) < _NUM_LOOKED_AT_ONCE
         self._seen.add(number)
-        known = {address_of(grad) for _, grad in self._weights.gradients() if grad is not None}
+        gradients = self._weights.gradients()
+        known = {address_of(grad) for _, grad in gradients if grad is not None}
+        storages = {
+            id(weight): grad.untyped_storage()._cdata
+            for weight, grad in gradients
+            if grad is not None and has_address(grad)
+        }
+        del gradients
         known |= set(map(address_of, tree.leaves))
         with (
             # What is replaced for the watch is put back in the reverse order.
@@ -156,10 +166,15 @@ class WarmUps:
         if looks and host.is_complete and not (is_last and host.found_code):
             self._num_runs[number] += 1
         self._note_unlike(tree)
+        unused = {
+            weight
+            for weight, storage in storages.items()
+            if touched is not None and not touched.has_seen(storage)
+        }
         return (
             out,
             refusals,
-            Watched(host.kept, seen.host_reads, touched, seen.ran_backward, known),
+            Watched(host.kept, seen.host_reads, touched, seen.ran_backward, known, unused),
         )
 
     def _watch_host(self, tree: Tree) -> AbstractContextManager[HostRun]:

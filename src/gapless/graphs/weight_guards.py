@@ -18,7 +18,7 @@ from gapless.pipeline.tree import has_address
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
     from gapless.graphs.known_optimizers import KnownOptimizers
 
@@ -125,19 +125,27 @@ class GraphGradients:
         before: weights and their gradients before the capture; those that they have now are the
             capture's own.
         cuts: gradients that each call between two segments of the graph finds.
+        unused: ids of weights whose gradients a run as written did not use before it let them go.
 
     Attributes:
         expected: weights, and the gradients that every replay has to find.
     """
 
-    def __init__(self, before: Gradients, cuts: Sequence[list[torch.Tensor | None]] = ()) -> None:
+    def __init__(
+        self,
+        before: Gradients,
+        cuts: Sequence[list[torch.Tensor | None]] = (),
+        *,
+        unused: Collection[int] = (),
+    ) -> None:
         self.expected: Gradients = []
         self._weights: list[torch.Tensor] = []
         self._made: list[torch.Tensor | None] = []
         for weight, found in before:
             left = weight.grad
-            # If one tensor took the place of another, the step began by letting go of the first.
-            if found is None or left is None or left is found:
+            # If one tensor took the place of another, the step began by letting go of the first,
+            # or the proof fails.
+            if found is None or left is found or (left is None and id(weight) not in unused):
                 self.expected.append((weight, found))
             # Also if the step used them up: user code may read `.grad` after a replay.
             if left is not found:
@@ -160,6 +168,16 @@ class GraphGradients:
         self._are_in_place = False
         self._are_copies = False
         self._storages, self._num_holders = _holders_of(chain.from_iterable(own))
+
+    def let_go_of(self, before: Gradients) -> list[torch.Tensor]:
+        """Return gradients that were there before, and whose values no replay may depend on."""
+        expected = {id(weight) for weight, _ in self.expected}
+        made = {_memory_of(gradient) for gradient in self._made if gradient is not None}
+        return [
+            found
+            for weight, found in before
+            if found is not None and id(weight) not in expected and _memory_of(found) not in made
+        ]
 
     def have_no_views(self) -> bool:
         """Return whether nobody keeps a view of gradients, which a replay would overwrite.
@@ -196,6 +214,7 @@ class GraphGradients:
             for part in self._lists:
                 part[:] = [ours if tensor is kept else tensor for tensor in part]
             kept.data = kept.clone()
+        self._storages, self._num_holders = _holders_of(chain.from_iterable(self._lists))
 
     def hand_out(self) -> None:
         """Give the weights the gradients that a replay made."""
@@ -229,6 +248,11 @@ _UNHELD = _count_of_one_in_a_list()
 _HELD_BY_WEIGHT = _count_for_a_weight()
 
 
+def _memory_of(tensor: torch.Tensor) -> int:
+    """Return the same for tensors that share memory; None has no address."""
+    return tensor.untyped_storage()._cdata if has_address(tensor) else id(tensor)
+
+
 # There is no public way to ask how many tensors share a storage.
 _num_holders_of: Callable[[int], int] = torch._C._storage_Use_Count
 
@@ -236,9 +260,12 @@ _num_holders_of: Callable[[int], int] = torch._C._storage_Use_Count
 def _holders_of(tensors: Iterable[torch.Tensor | None]) -> tuple[list[int], list[int]]:
     """Return the storages of tensors, and how many tensors share each if these alone do.
 
-    Torch counts all handles that Python has of a storage as one more.
+    Torch counts all handles that Python has of a storage as one more. Gradients that are views of
+    one tensor, as parts of a flat one are, hold it.
     """
     found = {id(tensor): tensor for tensor in tensors if tensor is not None}
+    bases = [tensor._base for tensor in found.values()]
+    found |= {id(base): base for base in bases if base is not None}
     shared = Counter(
         tensor.untyped_storage()._cdata for tensor in found.values() if has_address(tensor)
     )
