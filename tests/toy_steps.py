@@ -123,6 +123,26 @@ class UpdatesOutside(Training):
         return []
 
 
+class UpdatesFirst(Training):
+    """Each call updates the weights by the gradients of the call before."""
+
+    def step(self, batch):
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return self.add_gradients(batch)
+
+
+class HoldsGradients(Training):
+    """The loop holds the gradients of each call until after the next."""
+
+    held = ()
+
+    def after(self, number):
+        found = [gradient.clone() for gradient in self.held]
+        self.held = [weight.grad for weight in self.model.parameters()]
+        return found
+
+
 class UpdatesOutsideAfterTwo(UpdatesOutside):
     """Gradients of two batches add up, and are None before every other step."""
 
@@ -483,6 +503,8 @@ class WrapsItsBatch(Training):
 CASES = {
     ChangesNothing: (1, 9, None),
     UpdatesOutside: (1, 9, None),
+    UpdatesFirst: (1, 0, "proved_wrong"),
+    HoldsGradients: (1, 9, None),
     UpdatesOutsideAfterTwo: (2, 19, None),
     UpdatesOutsideAStepThatBeginsAnew: (2, 18, None),
     HasAHeadForEachShape: (5, 15, None),

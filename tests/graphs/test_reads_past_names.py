@@ -700,3 +700,54 @@ def test_a_dictionary_of_the_users_own_that_is_handed_on():
         return batch * table["ce"]
 
     assert change(step, lambda: setattr(table, "default", 2.0)).after == "2.0"
+
+
+# --- partials, and what functions made in C return ---
+
+
+def test_keywords_of_a_partial_in_a_tuple_are_compared():
+    def weigh(batch, *, weight):
+        return batch * weight
+
+    terms = (functools.partial(weigh, weight=1.0),)
+    set_later = functools.partial(terms[0].keywords.update, weight=0.2)
+
+    first = change(lambda batch: terms[0](batch), set_later)
+
+    assert (first.before, first.after) == ("1.0", "0.2")
+
+
+@pytest.mark.parametrize("make", [lambda: {"weight": 1.0}, lambda: {"weight": [1.0]}])
+def test_a_container_of_plain_values_that_a_cache_returns_is_compared(make):
+    settings = functools.cache(make)
+
+    def weigh(batch, values):
+        weight = values["weight"]
+        return batch * (weight[0] if isinstance(weight, list) else weight)
+
+    first = change(lambda batch: weigh(batch, settings()), lambda: settings().update(weight=0.2))
+
+    assert first.name.endswith("['weight']")
+
+
+def test_what_a_step_makes_is_not_held_after_it():
+    """Neither in one role nor in two."""
+    died = []
+
+    class Dies:
+        def __del__(self):
+            died.append(self)
+
+    def add(batch, part):
+        return batch + part.number
+
+    def subtract(batch, part):
+        return batch - part.number
+
+    def step(batch):
+        part = SimpleNamespace(number=1.0, witness=Dies())
+        return subtract(add(batch, part), part)
+
+    watched(step, num_runs=3)
+
+    assert len(died) == 3

@@ -163,11 +163,19 @@ _OF_BATCHES += ["_wait_for_thread", "_wait_for_copies", "_order_moves", "_mark_e
 _OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
 _OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after", "on_update"]
 _OF_WHAT_IS_OWNED = ["give_back", "reset", "restore", "pause", "close", "clear"]
+_OF_A_PROOF = ["spoil", "level", "put_back"]
 
 KINDS = [
     Kind(
         "removed",
-        statement(*_OF_A_DEVICE, *_OF_LOSSES, *_OF_BATCHES, *_OF_A_LOOP, *_OF_WHAT_IS_OWNED),
+        statement(
+            *_OF_A_DEVICE,
+            *_OF_LOSSES,
+            *_OF_BATCHES,
+            *_OF_A_LOOP,
+            *_OF_WHAT_IS_OWNED,
+            *_OF_A_PROOF,
+        ),
         lambda node: ast.Pass(),
     ),
     # What a later wait, or a later look, depends on.

@@ -536,12 +536,26 @@ _RANDOM_OF_PYTHON = random.random.__self__  # type: ignore[attr-defined]
 _MOST_FRAMES_BETWEEN = 6
 
 
+def _holds_plain(value: Any, depth: int = _OBSERVED_DEPTH) -> bool:
+    """Return whether a container holds settings, rather than what is large."""
+    if len(value) > _MOST_OBSERVED_ITEMS:
+        return False
+    return all(
+        (depth > 0 and _holds_plain(part, depth - 1))
+        if type(part) in _CONTAINERS
+        else is_number_like(part) or isinstance(part, FunctionType | type)
+        for part in (value.values() if isinstance(value, dict) else value)
+    )
+
+
 class _Held:
     """Takes the place of a weak reference to an object that allows none."""
 
     def __init__(self, value: object) -> None:
         self._value = value
         self.key = id(value)
+        # Where it was seen in the run that has shown it first.
+        self.roles: list[Observed] = []
 
     def __call__(self) -> object:
         return self._value
@@ -582,7 +596,7 @@ class _Profile:
         self.draws_random = False
         self._texts: dict[int, bool] = {}
         # Until the run is over, what no weak reference can be made to.
-        self._held: list[tuple[Observed, _Held]] = []
+        self._held: dict[int, _Held] = {}
         self._other: Any = None
         # Those around the run, by id; held until it is over, so that no other gets their ids.
         self._around: dict[int, FrameType] = {}
@@ -601,10 +615,11 @@ class _Profile:
         finally:
             sys.setprofile(self._other)
             self._around = {}
-            for observed, held in self._held:
+            for held in self._held.values():
                 if held.is_alone:
-                    del observed.runs[held.key]
-            self._held = []
+                    for observed in held.roles:
+                        del observed.runs[held.key]
+            self._held = {}
 
     def _note(self, frame: FrameType, event: str, arg: Any) -> None:
         if not self.runs_compiled or _set_eval_frame is None:
@@ -703,7 +718,8 @@ class _Profile:
             if len(value) <= _MOST_OBSERVED_ITEMS and depth:
                 for part in value.values() if isinstance(value, dict) else value:
                     self._observe(observed, part, depth - 1)
-            return
+            if depth < _OBSERVED_DEPTH or isinstance(value, tuple) or not _holds_plain(value):
+                return
         if isinstance(value, _NOT_OBSERVED):
             return
         known = observed.runs.get(id(value))
@@ -714,9 +730,12 @@ class _Profile:
             observed.runs[id(value)] = (weakref.ref(value), {self._number})
         except TypeError:
             # Such as a SimpleNamespace; entries without attributes need no guard.
-            if entries_of(value) is not None or hasattr(type(value), "__slots__"):
-                held = observed.runs[id(value)] = (_Held(value), {self._number})
-                self._held.append((observed, held[0]))
+            is_container = type(value) in _CONTAINERS
+            if is_container or entries_of(value) is not None or hasattr(type(value), "__slots__"):
+                # One for all roles: nobody else is to hold it.
+                held = self._held.setdefault(id(value), _Held(value))
+                held.roles.append(observed)
+                observed.runs[id(value)] = (held, {self._number})
 
     def _note_c_call(self, frame: FrameType, function: Any) -> None:
         if getattr(function, "__name__", None) in SUSPECTS:
