@@ -302,7 +302,8 @@ class Trial:
             spoilt.level(keeps=not batches)
             return found
 
-        spoilt = _Spoilt(graph.gradients_let_go_of(before))
+        # Those on the host are not put back before each run.
+        spoilt = _Spoilt(filter(self._is_on_device, graph.gradients_let_go_of(before)))
         start = self._device.now_ms()
         proof: tuple[Any, Verdict] | Exception
         try:
