@@ -16,7 +16,7 @@ SCHEDULES = [
 
 
 # Of all cases, one in so many is run by `make test`; `make check` runs the others.
-_ONE_IN = 4
+_ONE_IN = 8
 
 
 def cases_on(kind):

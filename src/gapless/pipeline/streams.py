@@ -111,8 +111,9 @@ class EventPool:
         Sync: Does not block the host.
         """
         try:
-            return self._free.pop()  # asked and taken at once, for several threads
-        except IndexError:
+            if self._free:
+                return self._free.pop()
+        except IndexError:  # another thread has taken the last one meanwhile
             pass
         event = self._device.create_event(timed=self._timed)
         self._created.append(event)
