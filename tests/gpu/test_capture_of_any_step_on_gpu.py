@@ -30,7 +30,7 @@ def test_what_a_loop_changes_between_steps_counts(kind):
     """Losses, weights and what is read between steps are the plain loop's.
 
     The graphs are as many as on the simulated device. There a verdict on a graph arrives at once;
-    here some more steps may run as written until then.
+    here some more steps may run as written until then, which may ask for one more graph.
     """
     device = find_device("cuda")
     set_numerics(device, "fp32", deterministic=True)
@@ -42,5 +42,6 @@ def test_what_a_loop_changes_between_steps_counts(kind):
     assert plain.weights == found.weights
     refusal = found.report.refusal and found.report.refusal.kind
     num_graphs, num_replays, expected = CASES.get(kind, (1, 9, None))
-    assert (num_graphs, expected) == (found.report.num_graphs, refusal), found.report
+    assert num_graphs <= found.report.num_graphs <= num_graphs + 1, found.report
+    assert refusal == expected
     assert num_replays - 2 * num_graphs <= found.report.num_replays <= num_replays, found.report

@@ -1274,3 +1274,37 @@ def test_streams_and_events_are_not_referred_to_weakly(make):
 
     assert weakref.getweakrefcount(found) == 0
     assert watch.guards().holds()
+
+
+DERIVATIVES = {
+    "jvp": lambda x: torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))[1],
+    "jacfwd": lambda x: torch.func.jacfwd(torch.sin)(x),
+    "hessian": lambda x: torch.func.hessian(lambda one: one.sin().sum())(x),
+    "dual level": lambda x: _by_dual_numbers(x),
+}
+
+
+def _by_dual_numbers(x):
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, torch.ones_like(x))
+        return torch.autograd.forward_ad.unpack_dual(dual.sin()).tangent
+
+
+@pytest.mark.parametrize("name", DERIVATIVES)
+def test_derivatives_in_forward_mode_are_seen_with_their_line(name):
+    derivative = DERIVATIVES[name]
+
+    def step(batch):
+        return derivative(batch[0]).sum()
+
+    _, run = watched(step)
+    assert run.forward_modes
+    assert all(site.startswith("test_host_watch.py:") for site in run.forward_modes)
+
+
+def test_derivatives_in_reverse_mode_are_none_in_forward_mode():
+    def step(batch):
+        return torch.func.jacrev(torch.sin)(batch[0]).sum()
+
+    _, run = watched(step)
+    assert run.forward_modes == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
@@ -84,3 +84,28 @@ def test_a_stream_that_left_the_side_stream_early_waits_again(device):
     side.launch(lambda: None)
 
     assert (caller, device.shared_stream("gapless.capture")) in device.waits
+
+
+@pytest.mark.parametrize("way", ["use", "come_after_runs"])
+def test_another_thread_queues_nothing_during_a_run(device, way):
+    """The run may be a capture, of which the other thread's work would become part."""
+    side, order, begun = SideStream(device), [], Event()
+
+    def other():
+        begun.set()
+        if way == "use":
+            with side.use():
+                order.append("other")
+        else:
+            side.come_after_runs()
+            order.append("other")
+
+    thread = Thread(target=other)
+    with side.use():
+        thread.start()
+        begun.wait()
+        thread.join(timeout=0.2)
+        order.append("first")
+    thread.join()
+
+    assert order == ["first", "other"]

@@ -1,6 +1,7 @@
-"""One watched run or capture at a time, whatever thread it is of.
+"""One run as written or capture at a time, whatever thread it is of.
 
-They replace functions of torch, and the memory of captures is torch's own.
+Watched runs replace functions of torch, the memory of captures is torch's own, and all of them use
+one stream, on which nothing else may be queued during a capture.
 """
 
 from __future__ import annotations

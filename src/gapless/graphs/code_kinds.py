@@ -149,6 +149,22 @@ _ACTING = {
     _path(_OWN, "pipeline", "prefetch.py"): ("__next__", "__iter__"),
 }
 
+# Functions in Python that differentiate in forward mode: by file, the names.
+_FORWARD_MODE = {
+    _path(_TORCH, "_functorch", "eager_transforms.py"): (
+        "jvp",
+        "jacfwd",
+        "hessian",
+        "_jvp_with_argnums",
+    ),
+    _path(_TORCH, "autograd", "forward_ad.py"): ("enter_dual_level", "make_dual"),
+}
+
+
+def is_in_forward_mode(code: CodeType) -> bool:
+    """Return whether a function of torch differentiates in forward mode."""
+    return code.co_name in _FORWARD_MODE.get(code.co_filename, ())
+
 
 def is_acting(code: CodeType) -> bool:
     """Return whether a function of torch or of this package acts on the host, when it is called."""

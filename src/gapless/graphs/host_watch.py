@@ -30,7 +30,14 @@ from torch import nn
 
 from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
-from gapless.graphs.code_kinds import CodeKind, is_acting, is_foreign, kind_of, site_of
+from gapless.graphs.code_kinds import (
+    CodeKind,
+    is_acting,
+    is_foreign,
+    is_in_forward_mode,
+    kind_of,
+    site_of,
+)
 from gapless.graphs.code_reads import reads_of
 from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
 from gapless.graphs.plain_values import (
@@ -124,6 +131,7 @@ class HostRun:
             cache was filled: look once more.
         runs_compiled: whether compiled code ran.
         found_code: whether code ran that no watched run had shown before.
+        forward_modes: `file:line` of every derivative in forward mode.
     """
 
     writes: list[HostWrite] = field(default_factory=list)
@@ -131,6 +139,7 @@ class HostRun:
     is_complete: bool = True
     runs_compiled: bool = False
     found_code: bool = False
+    forward_modes: list[str] = field(default_factory=list)
 
 
 class HostWatch:
@@ -190,6 +199,7 @@ class HostWatch:
             yield run
         run.is_complete = profile.is_complete
         run.runs_compiled = profile.runs_compiled
+        run.forward_modes = list(profile.forward_modes)
         run.found_code = len(self._executed) > num_known
         self._num_complete += run.is_complete
         reach = self._reach(least_runs=1, skip=skip)
@@ -579,6 +589,7 @@ class _Profile:
     Attributes:
         is_complete: False once torch has begun to compile.
         effects: name and site of what C functions did on the host.
+        forward_modes: sites of derivatives in forward mode.
         random_site: where the first random number of Python was drawn, "" if none was.
         draws_random: whether the generator that all share was used; one that is seeded each time
             ends where it began.
@@ -592,6 +603,7 @@ class _Profile:
         self.is_complete = True
         self.runs_compiled = False
         self.effects: dict[tuple[str, str], None] = {}
+        self.forward_modes: dict[str, None] = {}
         self.random_site = ""
         self.draws_random = False
         self._texts: dict[int, bool] = {}
@@ -647,7 +659,8 @@ class _Profile:
         code = frame.f_code
         known = self._kinds.get(id(code))
         if known is None:
-            kind = CodeKind.ACTING if is_acting(code) else kind_of(code, frame.f_globals)
+            is_noted = is_acting(code) or is_in_forward_mode(code)
+            kind = CodeKind.ACTING if is_noted else kind_of(code, frame.f_globals)
             known = self._kinds[id(code)] = (code, kind)
         return known[1]
 
@@ -758,7 +771,10 @@ class _Profile:
                 return
             if kind_of(caller.f_code, caller.f_globals) is CodeKind.USER:
                 site = site_of(caller.f_code, caller.f_lineno)
-                self.effects.setdefault((shown_name, site))
+                if is_in_forward_mode(frame.f_code):
+                    self.forward_modes.setdefault(site)
+                else:
+                    self.effects.setdefault((shown_name, site))
                 return
             caller = caller.f_back
 

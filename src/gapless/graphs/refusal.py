@@ -43,6 +43,7 @@ RefusalKind: TypeAlias = Literal[
     "memory_budget",  # the next graph would need more memory than it may
     "capture_failed",  # the step does something that cannot be captured
     "host_write",  # the step does something on the host that a replay would skip
+    "forward_mode",  # the step differentiates in forward mode
     "keeps_unknown",  # the step keeps something from call to call that a graph cannot
     "replaced_tensor",  # the step uses a tensor that is another one in each call
     "changes_batch",  # the step changes its batch in a way that cannot be repeated
@@ -254,6 +255,16 @@ def host_draw(site: str) -> Refusal:
         "on the device, or in `on_host`",
         site=site,
         name="random numbers of torch",
+    )
+
+
+def forward_mode(site: str) -> Refusal:
+    """Refuse a step that differentiates in forward mode."""
+    return Refusal(
+        "forward_mode",
+        f"{site} differentiates in forward mode, and graphs of that have computed something else; "
+        "use `torch.func.jacrev` or `torch.autograd.grad`",
+        site=site,
     )
 
 

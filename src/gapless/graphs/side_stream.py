@@ -12,6 +12,8 @@ from threading import RLock
 from typing import TYPE_CHECKING, Any, TypeVar
 from weakref import WeakKeyDictionary
 
+from gapless.graphs.at_work import AT_WORK
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -43,7 +45,7 @@ class SideStream:
 
         Sync: Does not block the host.
         """
-        with self._order.lock:
+        with AT_WORK, self._order.lock:
             self._come_after_runs()
 
     def launch(self, replay: Callable[..., _OutT], *args: Any) -> _OutT:
@@ -68,18 +70,20 @@ class SideStream:
         Sync: Does not block the host.
         """
         caller = self._device.current_stream()
-        with self._order.lock:
-            self._order.num_inside += 1
-            self._wait_for_replays(caller)
-        self._device.wait_stream(self._stream, caller)
-        try:
-            with self._device.use_stream(self._stream):
-                yield
-        finally:
+        # What another thread queues there must not become part of a capture.
+        with AT_WORK:
             with self._order.lock:
-                self._order.num_inside -= 1
-                self._device.wait_stream(caller, self._stream)
-                self._order.newest = caller
+                self._order.num_inside += 1
+                self._wait_for_replays(caller)
+            self._device.wait_stream(self._stream, caller)
+            try:
+                with self._device.use_stream(self._stream):
+                    yield
+            finally:
+                with self._order.lock:
+                    self._order.num_inside -= 1
+                    self._device.wait_stream(caller, self._stream)
+                    self._order.newest = caller
 
     def _come_after_runs(self) -> None:
         caller = self._device.current_stream()

@@ -10,7 +10,14 @@ from typing import TYPE_CHECKING, Any
 from gapless.graphs.addresses import address_of
 from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.host_watch import HostRun
-from gapless.graphs.refusal import Refusal, host_draw, host_read, host_write, objections_to
+from gapless.graphs.refusal import (
+    Refusal,
+    forward_mode,
+    host_draw,
+    host_read,
+    host_write,
+    objections_to,
+)
 from gapless.graphs.touched import TouchWatch
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree import has_address
@@ -154,6 +161,7 @@ class WarmUps:
         objection = self._updates.objection()
         refusals += [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
+        refusals += [forward_mode(site) for site in host.forward_modes]
         if touched is not None:
             refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
         too_many = self._too_many_keys()
