@@ -60,6 +60,21 @@ def values_that_are_new_in_every_batch_end_capturing(device):
     assert "more than 5 kinds" in step.report.refusal.text
 
 
+@scenario(only=ONE)
+def derivatives_in_forward_mode_end_capturing(device):
+    """Graphs of them have passed their proof and computed something else."""
+
+    def train(batch):
+        with torch.autograd.forward_ad.dual_level():
+            return batch * 2.0
+
+    step = gapless.capture(train, device=device)
+    for batch in gapless.prefetch([torch.ones(2)] * 6, device):
+        step(batch)
+    assert step.report.num_eager == 6
+    assert step.report.refusal.kind == "forward_mode"
+
+
 class TrainsByNadam(toy_steps.Training):
     """The state of its optimizer begins at one. It is not called: its counts are on the host."""
 
