@@ -1281,6 +1281,14 @@ DERIVATIVES = {
     "jacfwd": lambda x: torch.func.jacfwd(torch.sin)(x),
     "hessian": lambda x: torch.func.hessian(lambda one: one.sin().sum())(x),
     "dual level": lambda x: _by_dual_numbers(x),
+    "jacfwd made before": torch.func.jacfwd(torch.sin),
+    "hessian made before": torch.func.hessian(lambda one: one.sin().sum()),
+    "vmap of jvp": torch.func.vmap(
+        lambda one: torch.func.jvp(torch.sin, (one,), (torch.ones_like(one),))[1]
+    ),
+    "autograd.functional": lambda x: torch.autograd.functional.jacobian(
+        torch.sin, x, vectorize=True, strategy="forward-mode"
+    ),
 }
 
 
@@ -1300,6 +1308,14 @@ def test_derivatives_in_forward_mode_are_seen_with_their_line(name):
     _, run = watched(step)
     assert run.forward_modes
     assert all(site.startswith("test_host_watch.py:") for site in run.forward_modes)
+
+
+def test_a_step_that_is_itself_a_derivative_in_forward_mode_is_seen():
+    derivative = torch.func.jacfwd(torch.sin)
+    watch = HostWatch(derivative, on_device=is_cpu, torch_random=False)
+    with watch.watch((torch.zeros(3),), {}) as run:
+        derivative(torch.zeros(3))
+    assert run.forward_modes
 
 
 def test_derivatives_in_reverse_mode_are_none_in_forward_mode():

@@ -31,7 +31,9 @@ class CodeKind(Enum):
     COMPILED = auto()
     """Torch, calling what it has compiled."""
     ACTING = auto()
-    """Torch or this package, doing something on the host: see `is_acting`."""
+    """Torch or this package, doing something on the host."""
+    FORWARD_MODE = auto()
+    """Torch, differentiating in forward mode."""
     TORCH = auto()
     """Torch, anything else."""
     LIBRARY = auto()
@@ -161,12 +163,10 @@ _FORWARD_MODE = {
 }
 
 
-def is_in_forward_mode(code: CodeType) -> bool:
-    """Return whether a function of torch differentiates in forward mode."""
-    return code.co_name in _FORWARD_MODE.get(code.co_filename, ())
-
-
-def is_acting(code: CodeType) -> bool:
-    """Return whether a function of torch or of this package acts on the host, when it is called."""
-    names = _ACTING.get(code.co_filename)
-    return names is not None and code.co_name.startswith(names)
+def kind_when_called(code: CodeType, names: dict[str, Any]) -> CodeKind:
+    """Return `kind_of`, or what a function of torch or of this package does when it is called."""
+    if code.co_name.startswith(_ACTING.get(code.co_filename, ())):
+        return CodeKind.ACTING
+    if code.co_name in _FORWARD_MODE.get(code.co_filename, ()):
+        return CodeKind.FORWARD_MODE
+    return kind_of(code, names)

@@ -32,10 +32,9 @@ from gapless.device.stream_types import STREAM_TYPES
 from gapless.graphs.c_calls import SUSPECTS, effect_of, is_in_memory
 from gapless.graphs.code_kinds import (
     CodeKind,
-    is_acting,
     is_foreign,
-    is_in_forward_mode,
     kind_of,
+    kind_when_called,
     site_of,
 )
 from gapless.graphs.code_reads import reads_of
@@ -131,7 +130,8 @@ class HostRun:
             cache was filled: look once more.
         runs_compiled: whether compiled code ran.
         found_code: whether code ran that no watched run had shown before.
-        forward_modes: `file:line` of every derivative in forward mode.
+        forward_modes: `file:line` of every derivative in forward mode; "" if the step itself is
+            one of torch's.
     """
 
     writes: list[HostWrite] = field(default_factory=list)
@@ -659,8 +659,7 @@ class _Profile:
         code = frame.f_code
         known = self._kinds.get(id(code))
         if known is None:
-            is_noted = is_acting(code) or is_in_forward_mode(code)
-            kind = CodeKind.ACTING if is_noted else kind_of(code, frame.f_globals)
+            kind = kind_when_called(code, frame.f_globals)
             known = self._kinds[id(code)] = (code, kind)
         return known[1]
 
@@ -669,6 +668,8 @@ class _Profile:
             self._note_code(frame, frame.f_code, kind)
         elif kind is CodeKind.ACTING:
             self._note_act(frame)
+        elif kind is CodeKind.FORWARD_MODE:
+            self._note_forward_mode(frame)
         elif kind is CodeKind.COMPILED:
             self.runs_compiled = True
         elif kind is CodeKind.COMPILER:
@@ -771,12 +772,18 @@ class _Profile:
                 return
             if kind_of(caller.f_code, caller.f_globals) is CodeKind.USER:
                 site = site_of(caller.f_code, caller.f_lineno)
-                if is_in_forward_mode(frame.f_code):
-                    self.forward_modes.setdefault(site)
-                else:
-                    self.effects.setdefault((shown_name, site))
+                self.effects.setdefault((shown_name, site))
                 return
             caller = caller.f_back
+
+    def _note_forward_mode(self, frame: FrameType | None) -> None:
+        """Note the user's line behind a derivative in forward mode."""
+        while frame is not None and id(frame) not in self._around:
+            if kind_of(frame.f_code, frame.f_globals) is CodeKind.USER:
+                self.forward_modes.setdefault(site_of(frame.f_code, frame.f_lineno))
+                return
+            frame = frame.f_back
+        self.forward_modes.setdefault("")
 
     def _is_own_text(self, function: Any) -> bool:
         """Return whether a text in memory is written to that the run itself has begun."""

@@ -259,12 +259,16 @@ def host_draw(site: str) -> Refusal:
 
 
 def forward_mode(site: str) -> Refusal:
-    """Refuse a step that differentiates in forward mode."""
+    """Refuse a step that differentiates in forward mode.
+
+    Args:
+        site: file and line, "" if no line of the user's does it.
+    """
     return Refusal(
         "forward_mode",
-        f"{site} differentiates in forward mode, and graphs of that have computed something else; "
+        f"{site or 'the step'} differentiates in forward mode, and graphs of that have computed something else; "
         "use `torch.func.jacrev` or `torch.autograd.grad`",
-        site=site,
+        site=site or None,
     )
 
 
