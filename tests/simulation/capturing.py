@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from dataclasses import dataclass, field
 
@@ -753,6 +754,29 @@ def an_update_outside_keeps_a_tensor_that_the_rest_of_the_graph_reads(device):
         mean = 0.5 * mean + 0.5 * number
         expected.append(mean)
     assert found == expected
+    assert step.report.num_replays > 0
+
+
+@scenario(num_seeds=1)
+def a_weight_that_only_the_interpreter_holds_is_moved(device):
+    """No code names the weight, whose memory is replaced between two steps."""
+    weight = torch.ones(1, device=device.torch_device).requires_grad_()
+    take = itertools.repeat(weight).__next__
+
+    def train(batch):
+        weight = take()
+        weight.grad = None
+        (weight * batch[0]).sum().backward()
+        return weight.detach() * batch[0]
+
+    step, found = gapless.capture(train, device=device), []
+    for number in range(12):
+        if number == 8:
+            weight.data = torch.full((1,), 5.0, device=device.torch_device)
+        found.append(
+            read_back(device, step(put(device, (torch.full((1,), float(number)),)))).item()
+        )
+    assert found == [number * (1.0 if number < 8 else 5.0) for number in range(12)]
     assert step.report.num_replays > 0
 
 

@@ -444,6 +444,38 @@ def test_packed_sequences_have_their_lengths_on_the_host():
     assert not device.report.races
 
 
+def losses_of_packed_lstm(there):
+    torch.manual_seed(0)
+    model = torch.nn.LSTM(8, 4, batch_first=True).to(there)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    losses = []
+    for number in range(24):
+        lengths = [(3, 2), (1, 3), (3, 3)][number % 3]
+        packed = torch.nn.utils.rnn.pack_padded_sequence(
+            torch.randn(2, 3, 8).to(there, non_blocking=True),
+            lengths,
+            batch_first=True,
+            enforce_sorted=False,
+        )
+        output, (h, _) = model(packed)
+        output, _ = torch.nn.utils.rnn.pad_packed_sequence(output, batch_first=True)
+        loss = output.square().sum() + h.mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach().clone())
+    return losses
+
+
+def test_lengths_of_padded_sequences_are_no_memory_of_the_device():
+    """Torch writes them at once, while work of the device still reads what was let go of."""
+    expected = losses_of_packed_lstm("cpu")
+    for seed in range(4):
+        with SimulatedDevice(scheduler="random", seed=seed) as device:
+            found = [loss.item() for loss in losses_of_packed_lstm(device.torch_device)]
+        assert found == [loss.item() for loss in expected]
+
+
 def test_sparse_tensors_do_not_move(device, there):
     """A sparse tensor is refused by name."""
     with pytest.raises(NotImplementedError, match="sparse_coo tensors are not simulated"):

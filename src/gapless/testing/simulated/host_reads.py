@@ -98,6 +98,30 @@ def _one_hot(
     return zeros.scatter_(-1, tensor.unsqueeze(-1), 1)
 
 
+def _pad_packed(
+    simulation: Simulation,
+    func: Any,
+    data: torch.Tensor,
+    sizes: torch.Tensor,
+    batch_first: bool,
+    padding: float,
+    total: int,
+) -> Any:
+    """Pad packed sequences; their lengths stay on the host, where torch itself writes them."""
+    if not is_on_device(simulation, data):
+        return func(data, sizes, batch_first, padding, total)
+    with simulation.quiet():
+        on_host = torch.zeros(data.shape)
+        shape, lengths = func(on_host, sizes, batch_first, padding, total)
+    padded = data.new_full(shape.shape, padding)
+    steps = padded.transpose(0, 1) if batch_first else padded
+    start = 0
+    for number, size in enumerate(sizes.tolist()):
+        steps[number, :size] = data[start : start + size]
+        start += size
+    return padded, lengths
+
+
 _HANDLERS: dict[Any, Callable[..., Any]] = {
     **PLACE_METHODS,
     torch.Tensor.tolist: _read,
@@ -107,4 +131,5 @@ _HANDLERS: dict[Any, Callable[..., Any]] = {
     torch.Tensor.__format__: _read,
     torch.Tensor.__deepcopy__: _deepcopy,
     torch.nn.functional.one_hot: _one_hot,
+    torch._C._VariableFunctions._pad_packed_sequence: _pad_packed,
 }
