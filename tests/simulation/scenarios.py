@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from simulation import (  # noqa: F401
     capturing,
+    capturing_in_place,
     choosing,
     copies,
     failures,

@@ -7,29 +7,22 @@ for batch in gapless.prefetch(loader, device):
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial, update_wrapper
-from pathlib import Path
 from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 from weakref import ref
 
 from gapless.device.find import find_device
-from gapless.errors import CaptureRefused, CaptureWarning, UserError
-from gapless.graphs.captured_step import CapturedStep
-from gapless.graphs.graph_cache import memory_share
+from gapless.errors import UserError
+from gapless.graphs.capture_settings import CaptureSettings, is_switched_off
+from gapless.graphs.in_place import capture_in_place, is_captured_in_place
 from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
 from gapless.graphs.step_call import is_at_work, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
 from gapless.pipeline.call_tree import CallTrees
-from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import prefetch
 from gapless.pipeline.step import call_host_part, do_work
 
@@ -41,78 +34,20 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.pipeline.step import Call, SplitStep
+    from gapless.graphs.captured_step import CapturedStep
+    from gapless.pipeline.step import SplitStep
     from gapless.pipeline.tree import Tree
     from gapless.records.wait_stats import WaitStats
 
 
 _PartT = TypeVar("_PartT")
 
-_Step: TypeAlias = "Callable[..., Any] | SplitStep"
+_InPlaceT = TypeVar("_InPlaceT", bound="torch.optim.Optimizer")
 
-_ENGINE = str(Path(__file__).parents[1])
+_Step: TypeAlias = "Callable[..., Any] | SplitStep"
 
 # Where an object keeps its captured methods.
 _METHODS = "_gapless_captured_methods"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Settings:
-    """How a function is captured."""
-
-    device: Device
-    num_warmup: int
-    max_graphs: int
-    memory_fraction: float
-    on_refusal: Literal["eager", "raise"]
-    wait_stats: WaitStats | None
-    rates: Literal["exact", "tensor"]
-    steps_per_launch: int | None
-    is_off: bool
-
-    def __post_init__(self) -> None:
-        if self.num_warmup < 2:
-            raise UserError(
-                f"num_warmup is {self.num_warmup}, expected at least 2: the first run makes the "
-                "optimizer's state, the second shows whether the step makes it anew"
-            )
-        if self.max_graphs < 1:
-            raise UserError(f"max_graphs is {self.max_graphs}, expected at least 1")
-        if not 0.0 < self.memory_fraction <= 1.0:
-            raise UserError(
-                f"memory_fraction is {self.memory_fraction}, expected a share of the device's "
-                "memory above 0 and up to 1"
-            )
-        if self.on_refusal not in ("eager", "raise"):
-            raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
-        if self.rates not in ("exact", "tensor"):
-            raise UserError(f"rates is {self.rates!r}, expected 'exact' or 'tensor'")
-        if self.steps_per_launch is not None and self.steps_per_launch < 1:
-            raise UserError(f"steps_per_launch is {self.steps_per_launch}, expected at least 1")
-
-    def wrap(
-        self,
-        step: Any,
-        side: SideStream,
-        *,
-        work: Callable[[Call], Any],
-        report: CaptureReport | None = None,
-    ) -> CapturedStep:
-        """Return a step that can be captured."""
-        return CapturedStep(
-            step,
-            device=self.device,
-            host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
-            num_warmup=self.num_warmup,
-            max_graphs=self.max_graphs,
-            memory_budget_bytes=memory_share(self.device, self.memory_fraction),
-            on_side_stream=side.use,
-            launch=side.launch,
-            work=work,
-            rates=self.rates,
-            returns_copies=True,
-            report=report,
-        )
 
 
 class CapturedFunction:
@@ -121,7 +56,7 @@ class CapturedFunction:
     In a class it is a method: each object has graphs of its own, which live as long as it.
     """
 
-    def __init__(self, step: Any, settings: _Settings) -> None:
+    def __init__(self, step: Any, settings: CaptureSettings) -> None:
         # Not its attributes: they could be named as ours.
         update_wrapper(self, step, updated=())
         self._settings = settings
@@ -129,19 +64,13 @@ class CapturedFunction:
         self._side = SideStream(self._device)
         self._owner: type | None = None
         self._trees = CallTrees()
-        self._is_never_captured = settings.is_off or not self._device.is_accelerator
         self._captured = settings.wrap(step, self._side, work=work_of(step))
         self.report.rates = settings.rates
         self._group: CapturedStep | None = None
         if settings.steps_per_launch is not None:
             work = work_of_group(step)
             self._group = settings.wrap(step, self._side, work=work, report=self.report)
-        if settings.is_off:
-            text = "GAPLESS_CAPTURE=off in the environment: everything runs as written"
-            self.report.refuse(Refusal("off", text))
-        elif not self._device.is_accelerator:
-            text = "a CPU runs its work itself, there is nothing to launch"
-            self.report.refuse(Refusal("cpu", text))
+        self._is_never_captured = settings.forbid(self.report)
 
     @property
     def report(self) -> CaptureReport:
@@ -247,18 +176,8 @@ class CapturedFunction:
         if done.way != "replay":
             for call in [self._trees.of((batch,), {}) for batch in group] or [tree]:
                 self.report.kinds.add(call)
-            self._tell()
+            self._settings.tell(self.report, self._name)
         return done.out
-
-    def _tell(self) -> None:
-        """Say once of each reason why not all is captured, at the line of the user's call."""
-        found = self.report.refusals
-        if found and self._settings.on_refusal == "raise":
-            text = "; ".join([refusal.text for refusal in found])
-            raise CaptureRefused(f"{self!r} is not captured: {text}", kind=found[0].kind)
-        for text in self.report.untold():
-            told = CaptureWarning(f"{self._name} is not captured: {text}")
-            warnings.warn(told, stacklevel=_level_of_user())
 
     def capture_ahead(self, batches: Iterable[Any], snapshot: Callable[[], Snapshot]) -> None:
         """Capture the step for these batches, and from here on for no others.
@@ -280,7 +199,7 @@ class CapturedFunction:
                 size = self._settings.steps_per_launch if captured is self._group else None
                 calls = [self._trees.of((batch,) * (size or 1), {}) for batch in moved]
                 captured.capture_ahead(calls, snapshot=snapshot(), only_these=True)
-        self._tell()
+        self._settings.tell(self.report, self._name)
 
     def _all_captured(self) -> list[CapturedStep]:
         return [self._captured] if self._group is None else [self._captured, self._group]
@@ -377,6 +296,21 @@ class _CapturedMethods:
 
 @overload
 def capture(
+    step: _InPlaceT,
+    /,
+    *,
+    device: str | torch.device | Device = ...,
+    num_warmup: int = ...,
+    max_graphs: int = ...,
+    memory_fraction: float = ...,
+    on_refusal: Literal["eager", "raise"] = ...,
+    rates: Literal["exact", "tensor"] = ...,
+    wait_stats: WaitStats | None = ...,
+) -> _InPlaceT: ...
+
+
+@overload
+def capture(
     step: _Step,
     /,
     *,
@@ -416,7 +350,7 @@ def capture(
 
 
 def capture(
-    step: _Step | None = None,
+    step: Any = None,
     /,
     *,
     device: str | torch.device | Device = "auto",
@@ -431,7 +365,7 @@ def capture(
     rates: Literal["exact", "tensor"] = "exact",
     steps_per_launch: int | None = None,
     wait_stats: WaitStats | None = None,
-) -> CapturedFunction | Callable[[_Step], CapturedFunction]:
+) -> Any:
     """Return a step that is launched as one CUDA graph for each kind of call.
 
     It is called as the step is, with any arguments, and returns what the step returns. Two calls
@@ -447,12 +381,16 @@ def capture(
     methods. Each object whose method is captured has graphs of its own. Within another captured
     step it is a part of that one.
 
+    An optimizer is captured where it stands: `gapless.capture(optimizer)` returns the very object,
+    whose `step()` is launched as a graph from then on. See `gapless.graphs.in_place`.
+
     On a CPU the step always runs as written, and nothing is raised: there is nothing to launch.
     So it does everywhere with `GAPLESS_CAPTURE=off` in the environment, which is read here.
 
     Args:
         step: trains on its arguments, which are on the device, and returns its loss or any
-            structure of tensors: a function, a method, a callable object, or a step in two parts.
+            structure of tensors: a function, a method, a callable object, or a step in two parts;
+            or an optimizer.
         device: a device or its name.
         example_inputs: batches, one of each kind, for a step of one argument: captured now in this order, as far as the
             limits go, without training on them, and no other kinds later. Needs `model` and
@@ -490,7 +428,7 @@ def capture(
 
     Sync: Blocks the host if there are examples ("capture"); otherwise does not.
     """
-    settings = _Settings(
+    settings = CaptureSettings(
         device=find_device(device),
         num_warmup=num_warmup,
         max_graphs=max_graphs,
@@ -499,8 +437,12 @@ def capture(
         wait_stats=wait_stats,
         rates=rates,
         steps_per_launch=steps_per_launch,
-        is_off=_is_switched_off(),
+        is_off=is_switched_off(),
     )
+
+    if is_captured_in_place(step):
+        _check_options_in_place(example_inputs, steps_per_launch)
+        return capture_in_place(step, settings)
 
     def made(step: _Step) -> CapturedFunction:
         captured = CapturedFunction(step, settings)
@@ -512,11 +454,12 @@ def capture(
     return made if step is None else made(step)
 
 
-def _is_switched_off() -> bool:
-    value = os.environ.get("GAPLESS_CAPTURE", "")
-    if value not in ("", "on", "off"):
-        raise UserError(f"GAPLESS_CAPTURE is {value!r} in the environment, expected 'on' or 'off'")
-    return value == "off"
+def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:
+    if example_inputs is not None or steps_per_launch is not None:
+        raise UserError(
+            "capture of an optimizer got example_inputs or steps_per_launch, which are for steps; "
+            "leave them out"
+        )
 
 
 def _needed(part: _PartT | None, name: str) -> _PartT:
@@ -526,11 +469,3 @@ def _needed(part: _PartT | None, name: str) -> _PartT:
             "that the step trains, to put them back after the captures; give both, or no examples"
         )
     return part
-
-
-def _level_of_user() -> int:
-    """Return the `stacklevel`, for whoever calls this, of the first line that is not ours."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_ENGINE):
-        level, frame = level + 1, frame.f_back
-    return level

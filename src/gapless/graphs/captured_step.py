@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -36,12 +35,12 @@ from gapless.graphs.refusal import (
     objection_to_batch,
     objection_to_modes,
 )
+from gapless.graphs.step_call import work_of_batch
 from gapless.graphs.step_guards import failure_of_reads
 from gapless.graphs.trial import Trial
 from gapless.graphs.update_outside import Updates
 from gapless.graphs.warm_ups import WarmUps
 from gapless.graphs.weight_guards import KnownWeights
-from gapless.pipeline.step import do_work
 from gapless.pipeline.tree import flatten
 
 
@@ -67,6 +66,9 @@ DEFAULT_NUM_WARMUP = 2
 # Every change of a guarded value costs a capture. Allow 3; beyond that at most one per 20 steps.
 _MAX_CHANGES = 3
 _MIN_STEPS_PER_CHANGE = 20
+
+# A number of an optimizer may change in each epoch, and the first epochs may be short.
+_MAX_NUMBER_CHANGES = 10
 
 # A number of an optimizer that changes after fewer steps is not captured again.
 _OFTEN = 50
@@ -127,6 +129,7 @@ class CapturedStep:
         work: takes the value of a tree and does the step on it; None: the step takes the value
             as its batch.
         rates: what becomes of rates that change: see `gapless.capture`.
+        may_cut: whether a graph may be cut at an update: see `Updates`.
         returns_copies: whether replays return tensors that no later replay overwrites.
         report: to write to; None: a new one.
 
@@ -150,6 +153,7 @@ class CapturedStep:
         launch: Callable[..., Any] = _call,
         work: Callable[[Any], Any] | None = None,
         rates: Literal["exact", "tensor"] = "exact",
+        may_cut: bool = True,
         returns_copies: bool = False,
         report: CaptureReport | None = None,
     ) -> None:
@@ -162,7 +166,7 @@ class CapturedStep:
         self._on_side_stream = on_side_stream
         self._launch = launch
         self._returns_copies = returns_copies
-        self._work = work or partial(do_work, step)
+        self._work = work or work_of_batch(step)
         self._optimizers = KnownOptimizers()
         self._weights = KnownWeights(self._optimizers)
         self._host_watch = HostWatch(
@@ -170,7 +174,7 @@ class CapturedStep:
             on_device=lambda tensor: not device.needs_copy(tensor),
             torch_random=device.random_state() is not None,
         )
-        self._updates = Updates(device, rates=rates)
+        self._updates = Updates(device, rates=rates, may_cut=may_cut)
         self._warm_ups = WarmUps(
             num_warmup,
             device=device,
@@ -246,6 +250,11 @@ class CapturedStep:
     def has_graphs(self) -> bool:
         """Whether there are graphs now, or one that waits for the verdict on it."""
         return len(self._graphs) > 0 or any(kind.pending for kind in self._all_kinds())
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether calls were refused for good, and there are no graphs."""
+        return any(self._refused.values()) and not self.has_graphs
 
     def drop_graphs(self) -> None:
         """Let go of all graphs and their memory; kinds that had their warm-up need no other.
@@ -405,13 +414,15 @@ class CapturedStep:
             return
         self.report.note_change(failure.text)
         self._num_changes += 1
-        if failure.optimizer is not None and self.report.num_steps - kind.num_steps < _OFTEN:
+        is_soon = self.report.num_steps - kind.num_steps < _OFTEN
+        if failure.optimizer is not None and is_soon and self._updates.may_cut:
             # From here on its numbers are read anew in every step.
             self._updates.number_changed(failure.optimizer)
             self._num_changes -= 1
         if failure.is_memory:
             self._drop_dead()
-        if self._num_changes > max(_MAX_CHANGES, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
+        at_least = _MAX_CHANGES if failure.optimizer is None else _MAX_NUMBER_CHANGES
+        if self._num_changes > max(at_least, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
             self.report.rest(_too_many_changes(failure, self._num_changes))
 
     def _drop_dead(self) -> None:

@@ -88,6 +88,18 @@ class Refusal:
         return (self.kind, self.site or "", self.name or "")
 
 
+class Refused(Exception):  # noqa: N818
+    """A capture shows that there can be no graph.
+
+    Args:
+        refusal: why.
+    """
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.text)
+        self.refusal = refusal
+
+
 def host_read(site: str, *, advice: str = "", is_final: bool = True) -> Refusal:
     """Refuse a step that reads a value of the device.
 

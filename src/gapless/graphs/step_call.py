@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from threading import local
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +11,7 @@ from gapless.pipeline.step import do_work
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gapless.pipeline.step import Call
 
@@ -32,15 +33,32 @@ def is_at_work() -> bool:
     return _at_work.depth > 0
 
 
+@contextmanager
+def at_work() -> Iterator[None]:
+    """Let captured functions, modules and optimizers that the body calls be parts of a step."""
+    _at_work.depth += 1
+    try:
+        yield
+    finally:
+        _at_work.depth -= 1
+
+
 def work_of(step: Any) -> Callable[[Call], Any]:
     """Return a function that calls a step as a loop called it."""
 
     def work(call: Call) -> Any:
-        _at_work.depth += 1
-        try:
+        with at_work():
             return do_work(step, *call.args, **call.kwargs)
-        finally:
-            _at_work.depth -= 1
+
+    return work
+
+
+def work_of_batch(step: Any) -> Callable[[Any], Any]:
+    """Return a function that calls a step with its one argument."""
+
+    def work(batch: Any) -> Any:
+        with at_work():
+            return do_work(step, batch)
 
     return work
 

@@ -22,7 +22,7 @@ from gapless.graphs.gradient_graph import is_used_up
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
-from gapless.graphs.refusal import Refusal, host_read
+from gapless.graphs.refusal import Refusal, Refused, host_read
 from gapless.graphs.results import Results, not_made_anew
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
@@ -181,11 +181,11 @@ class Trial:
                 kept.end_capture(captured.outside)
             captured.on_update = kept.fill_updated
             if out.unknown:
-                raise _Refused(cannot_return(out.unknown[0]))
+                raise Refused(cannot_return(out.unknown[0]))
             if not all(map(self._is_on_device, out.leaves)):
-                raise _Refused(cannot_return_from_host())
+                raise Refused(cannot_return_from_host())
             if any(leaf.grad_fn is not None and not is_used_up(leaf) for leaf in out.leaves):
-                raise _Refused(_BACKWARD_IS_OUTSIDE)
+                raise Refused(_BACKWARD_IS_OUTSIDE)
             outs.append(out)
 
         # Its copies are not part of the graph.
@@ -242,7 +242,7 @@ class Trial:
             others += [tensor for tensor in found if address_of(tensor) not in watched.known]
         changes = batch.changes(others)
         if changes.unsupported is not None:
-            raise _Refused(_changes_batch(changes.unsupported))
+            raise Refused(_changes_batch(changes.unsupported))
         return StepGraph(
             graph,
             inputs=static.leaves,
@@ -438,19 +438,11 @@ def _results(
     try:
         part = not_made_anew(out, others)
         if part is not None:
-            raise _Refused(cannot_return(part))
+            raise Refused(cannot_return(part))
         value = (out.value, kept.left()) if kept else out.value
         return Results(flatten(value), inputs=static.leaves, others=others, gradients=gradients)
     except BatchError as error:  # a container that cannot be made anew
-        raise _Refused(cannot_return(out.value)) from error
-
-
-class _Refused(Exception):  # noqa: N818
-    """A capture shows that there can be no graph."""
-
-    def __init__(self, refusal: Refusal) -> None:
-        super().__init__(refusal.text)
-        self.refusal = refusal
+        raise Refused(cannot_return(out.value)) from error
 
 
 _BACKWARD_IS_OUTSIDE = Refusal(
@@ -470,7 +462,7 @@ def _changes_batch(kind: str) -> Refusal:
 
 def _why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]:
     """Return the reasons why a capture failed, all lines that read on the host among them."""
-    if isinstance(error, _Refused):
+    if isinstance(error, Refused):
         return [error.refusal]
     advice = _UNFUSED if reads_for_a_scaler(error) else ""
     sites = () if isinstance(error, torch.OutOfMemoryError) else dict.fromkeys(host_reads)

@@ -46,6 +46,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from gapless.graphs.refusal import Refusal, Refused
 from gapless.graphs.step_replaced import step_replaced
 from gapless.graphs.update_calls import (
     UpdateAsWritten,
@@ -163,13 +164,17 @@ class Updates:
     Args:
         device: where the step runs.
         rates: "exact" or "tensor".
+        may_cut: whether a graph may be cut at an update that cannot be inside; otherwise such
+            an update refuses the step.
 
     Attributes:
         device: where the step runs.
+        may_cut: as given.
     """
 
-    def __init__(self, device: Device, *, rates: Rates = "exact") -> None:
+    def __init__(self, device: Device, *, rates: Rates = "exact", may_cut: bool = True) -> None:
         self.device = device
+        self.may_cut = may_cut
         self._rates = rates
         self._known: dict[int, _Known] = {}
         self._on_step = _OnStep()
@@ -317,6 +322,9 @@ class _Capture:
             reason = self._updates.reason_outside(optimizer)
             if reason is None:
                 self._capture(optimizer, lambda: as_written(*args, **kwargs))
+            elif not self._updates.may_cut:
+                text = f"{name_of(optimizer)}.step() has other bits in a graph, or none: {reason}"
+                raise Refused(Refusal("update", text))
             else:
                 self.captured.add_outside(optimizer, reason)
                 device_type = self._updates.device.torch_device.type

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import optimizer as torch_optimizer
 
-from gapless.graphs.step_replaced import step_as_written
+from gapless.graphs.step_replaced import is_step_of_the_class
 
 
 if TYPE_CHECKING:
@@ -94,11 +94,7 @@ def _is_not_torchs_own(optimizer: Optimizer) -> str | None:
         return "it may use new numbers at every step"
     if has_hooks(optimizer):
         return "it has hooks"
-    step = step_as_written(optimizer)
-    # As a scheduler wraps it; or a method.
-    is_of_scheduler = hasattr(step, "_wrapped_by_lr_sched")
-    function = getattr(step, "__wrapped__" if is_of_scheduler else "__func__", None)
-    return None if function is type(optimizer).step else "its step has been replaced"
+    return None if is_step_of_the_class(optimizer) else "its step has been replaced"
 
 
 def _counts_on_the_host(optimizer: Optimizer, group: dict[str, Any]) -> str | None:

@@ -1,0 +1,139 @@
+"""How a function, a module or an optimizer is captured, and how the user is told why not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from gapless.errors import CaptureRefused, CaptureWarning, UserError
+from gapless.graphs.captured_step import CapturedStep
+from gapless.graphs.graph_cache import memory_share
+from gapless.graphs.refusal import Refusal
+from gapless.pipeline.host_waits import HostWaits
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.device.base import Device
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.side_stream import SideStream
+    from gapless.pipeline.step import Call
+    from gapless.records.wait_stats import WaitStats
+
+
+_ENGINE = str(Path(__file__).parents[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptureSettings:
+    """How something is captured.
+
+    Attributes:
+        device: where it runs.
+        is_off: whether everything runs as written, by the environment.
+        others: as of `gapless.capture`.
+    """
+
+    device: Device
+    num_warmup: int
+    max_graphs: int
+    memory_fraction: float
+    on_refusal: Literal["eager", "raise"]
+    wait_stats: WaitStats | None
+    rates: Literal["exact", "tensor"]
+    steps_per_launch: int | None
+    is_off: bool
+
+    def __post_init__(self) -> None:
+        if self.num_warmup < 2:
+            raise UserError(
+                f"num_warmup is {self.num_warmup}, expected at least 2: the first run makes the "
+                "optimizer's state, the second shows whether the step makes it anew"
+            )
+        if self.max_graphs < 1:
+            raise UserError(f"max_graphs is {self.max_graphs}, expected at least 1")
+        if not 0.0 < self.memory_fraction <= 1.0:
+            raise UserError(
+                f"memory_fraction is {self.memory_fraction}, expected a share of the device's "
+                "memory above 0 and up to 1"
+            )
+        if self.on_refusal not in ("eager", "raise"):
+            raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
+        if self.rates not in ("exact", "tensor"):
+            raise UserError(f"rates is {self.rates!r}, expected 'exact' or 'tensor'")
+        if self.steps_per_launch is not None and self.steps_per_launch < 1:
+            raise UserError(f"steps_per_launch is {self.steps_per_launch}, expected at least 1")
+
+    def wrap(
+        self,
+        step: Any,
+        side: SideStream,
+        *,
+        work: Callable[[Call], Any],
+        may_cut: bool = True,
+        report: CaptureReport | None = None,
+    ) -> CapturedStep:
+        """Return a step that can be captured; the other arguments are those of `CapturedStep`."""
+        return CapturedStep(
+            step,
+            device=self.device,
+            host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
+            num_warmup=self.num_warmup,
+            max_graphs=self.max_graphs,
+            memory_budget_bytes=memory_share(self.device, self.memory_fraction),
+            on_side_stream=side.use,
+            launch=side.launch,
+            work=work,
+            rates=self.rates,
+            may_cut=may_cut,
+            returns_copies=True,
+            report=report,
+        )
+
+    def forbid(self, report: CaptureReport) -> bool:
+        """Say so in a report, and return True, if nothing is ever captured with these settings."""
+        if self.is_off:
+            text = "GAPLESS_CAPTURE=off in the environment: everything runs as written"
+            report.refuse(Refusal("off", text))
+        elif not self.device.is_accelerator:
+            report.refuse(Refusal("cpu", "a CPU runs its work itself, there is nothing to launch"))
+        return bool(report.refusals)
+
+    def tell(self, report: CaptureReport, name: str) -> None:
+        """Say once of each reason why not all is captured, at the line of the user's call.
+
+        Args:
+            report: with the reasons.
+            name: of what is captured.
+
+        Raises:
+            CaptureRefused: `on_refusal` is "raise", and there is a reason.
+        """
+        found = report.refusals
+        if found and self.on_refusal == "raise":
+            text = "; ".join([refusal.text for refusal in found])
+            raise CaptureRefused(f"<captured {name}> is not captured: {text}", kind=found[0].kind)
+        for text in report.untold():
+            told = CaptureWarning(f"{name} is not captured: {text}")
+            warnings.warn(told, stacklevel=_level_of_user())
+
+
+def is_switched_off() -> bool:
+    """Return whether `GAPLESS_CAPTURE` says that nothing is captured."""
+    value = os.environ.get("GAPLESS_CAPTURE", "")
+    if value not in ("", "on", "off"):
+        raise UserError(f"GAPLESS_CAPTURE is {value!r} in the environment, expected 'on' or 'off'")
+    return value == "off"
+
+
+def _level_of_user() -> int:
+    """Return the `stacklevel`, for whoever calls this, of the first line that is not ours."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_ENGINE):
+        level, frame = level + 1, frame.f_back
+    return level

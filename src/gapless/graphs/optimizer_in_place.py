@@ -1,0 +1,321 @@
+"""Capture the `step` of an optimizer where it stands.
+
+`optimizer.step` becomes a method of the same form, kept in the optimizer's own attributes. A call of
+it is a call of a captured step whose batch are the gradients: a replay copies them into the graph's
+memory, and the weights keep the gradients that they have. Everything else is a captured step's:
+runs as written at first, guards on rates, weights and state, proof, report.
+
+Of torch's own optimizers a graph holds those whose update has the same bits there
+(`gapless.graphs.update_outside`). The step of a user's own optimizer is captured as any code of the
+user is: what it reads from Python is guarded, and what it changes in Python refuses it.
+
+As written run: calls with hooks, calls within a captured step, which are a part of that, closures of
+optimizers that call one more than once, and what no graph can take, such as sparse gradients.
+"""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import contextmanager
+from operator import attrgetter
+from types import MethodType
+from typing import TYPE_CHECKING, Any
+from weakref import ref
+
+import torch
+
+from gapless.graphs.captor import captor_of, left_out
+from gapless.graphs.code_kinds import CodeKind, kind_of
+from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.refusal import Refusal
+from gapless.graphs.side_stream import SideStream
+from gapless.graphs.step_call import at_work, is_at_work
+from gapless.graphs.step_replaced import is_step_of_the_class, method_in_place_of
+from gapless.graphs.update_rules import (
+    CALL_A_CLOSURE_ONCE,
+    closure_of,
+    has_hooks,
+    name_of,
+    weights_of,
+)
+from gapless.pipeline.call_tree import CallTrees
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.optim import Optimizer
+
+    from gapless.graphs.capture_report import CaptureReport
+    from gapless.graphs.capture_settings import CaptureSettings
+    from gapless.pipeline.step import Call
+
+
+_gradient_of = attrgetter("grad")
+
+# By these a GradScaler hands an optimizer its tensors for the time of a step.
+_SCALE, _FOUND_INF = "grad_scale", "found_inf"
+
+
+class OptimizerInPlace:
+    """Runs the steps of one optimizer as graphs.
+
+    Args:
+        optimizer: to capture.
+        settings: how.
+
+    Attributes:
+        target: the optimizer.
+        settings: as given.
+    """
+
+    def __init__(self, optimizer: Optimizer, settings: CaptureSettings) -> None:
+        self.target = optimizer
+        self.settings = settings
+        self._side = SideStream(settings.device)
+        self._trees = CallTrees()
+        # What stands in the place of `step`, and what stood there.
+        self._method: Any = None
+        self._own: Any = None
+        self._as_written: Callable[..., Any] = optimizer.step
+        self._is_running = False
+        self._code = _code_of_user(optimizer)
+        self._captured = settings.wrap(
+            optimizer.step if self._code is None else self._code,
+            self._side,
+            work=self._work,
+            may_cut=False,
+        )
+        self.report.rates = settings.rates
+        self._is_never_captured = settings.forbid(self.report)
+
+    @property
+    def report(self) -> CaptureReport:
+        """What is captured, and what is not."""
+        return self._captured.report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave graphs out of copies and files of the optimizer."""
+        return left_out()
+
+    # --- in the optimizer ---
+
+    def attach(self) -> None:
+        """Let `optimizer.step()` come here."""
+        optimizer = self.target
+        self._own = vars(optimizer).get("step")
+        self._as_written = optimizer.step
+        self._method = _method_for(optimizer)
+        vars(optimizer)["step"] = self._method
+
+    def detach(self) -> None:
+        """Let `optimizer.step()` be what it was."""
+        kept = vars(self.target)
+        # Otherwise a scheduler has wrapped it, and it finds nothing here from now on.
+        if kept.get("step") is self._method:
+            if self._own is None:
+                del kept["step"]
+            else:
+                kept["step"] = self._own
+
+    # --- calls ---
+
+    def step(self, as_written: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Do a step, by a graph if there is or can be one; return what it returns.
+
+        Args:
+            as_written: the step that stood there before.
+            args: of the call.
+            kwargs: of the call.
+
+        Sync: Does not block the host, except where a graph is captured ("capture"), and where
+            the step does so itself.
+        """
+        self._as_written = as_written
+        if self._is_running:  # called by `_work`
+            return as_written(*args, **kwargs)
+        if self._is_never_captured or is_at_work():
+            self.report.num_eager += 1
+            return as_written(*args, **kwargs)
+        objection = self._objection_to_call(args, kwargs)
+        if objection is not None or self._captured.is_refused:
+            return self._run_as_written(objection, args, kwargs)
+        closure = closure_of(args, kwargs)
+        if closure is None:
+            return self._update()
+        with torch.enable_grad():
+            loss = closure()
+        self._update()
+        return loss
+
+    def _objection_to_call(self, args: Any, kwargs: Any) -> str | None:
+        """Return why no graph can take a call, None if one can."""
+        optimizer = self.target
+        if has_hooks(optimizer):
+            return "has hooks, which a replay would skip; let the loop do what they do"
+        closure = closure_of(args, kwargs)
+        if closure is not None and type(optimizer) not in CALL_A_CLOSURE_ONCE:
+            return "takes a closure, which it may call more than once"
+        if len(args) + len(kwargs) > 1 or kwargs.keys() - {"closure"}:
+            return "takes arguments; set what it reads as attributes"
+        return None
+
+    def _objection_to_gradients(self, gradients: Sequence[torch.Tensor | None]) -> str | None:
+        """Return why no graph can take these gradients, None if one can."""
+        for gradient in gradients:
+            if gradient is None:
+                continue
+            if type(gradient) is not torch.Tensor:
+                return f"finds gradients that are a {type(gradient).__name__}, whose parts change"
+            if gradient.layout is not torch.strided:
+                kind = str(gradient.layout).removeprefix("torch.")
+                return f"finds {kind} gradients, whose memory is of several pieces"
+            if gradient.requires_grad:
+                return "finds gradients of a backward(create_graph=True), which keep their graph"
+            if self.settings.device.needs_copy(gradient):
+                here = self.settings.device.torch_device
+                return f"finds gradients on {gradient.device}, and is captured on {here}"
+        return None
+
+    @property
+    def _name(self) -> str:
+        return f"{name_of(self.target)}.step"
+
+    def _run_as_written(self, objection: str | None, args: Any, kwargs: Any) -> Any:
+        self.report.num_eager += 1
+        if objection is not None:
+            text = f"{self._name}() {objection}"
+            self.report.refuse(Refusal("update", text, is_of_call=True))
+        self._side.come_after_runs()
+        out = self._as_written(*args, **kwargs)
+        self.settings.tell(self.report, self._name)
+        return out
+
+    def _update(self) -> None:
+        """Update by the gradients that the weights have, by a graph if there is or can be one."""
+        weights = weights_of(self.target)
+        gradients = list(map(_gradient_of, weights))
+        own = vars(self.target)
+        call = (gradients, own.get(_SCALE), own.get(_FOUND_INF))
+        if _is_wrapped_by_scheduler(self._as_written):
+            # A replay passes over the wrapper, and a scheduler warns if nobody has called it.
+            own["_opt_called"] = True
+        # No graph is to take the loop's gradients for its own.
+        with _taken_away(weights, gradients):
+            objection = self._call(call)
+        if objection is not None:
+            self._run_as_written(objection, (), {})
+
+    def _call(self, call: tuple[Any, ...]) -> str | None:
+        """Call the captured step; return why it cannot be, None if it was."""
+        quick_call = self._captured.quick_call
+        if quick_call is not None and quick_call(call, {}) is not NOT_ALIKE:
+            return None
+        objection = self._objection_to_gradients(call[0])
+        if objection is None and self._captured.run(self._trees.of(call, {})).way != "replay":
+            self.settings.tell(self.report, self._name)
+        return objection
+
+    # --- the work of the captured step ---
+
+    def _work(self, call: Call) -> None:
+        """Update by the gradients of a call."""
+        gradients, scale, found_inf = call.args
+        if self._code is None and found_inf is None:
+            # Torch's own leave them as they are, but its fused kernels say that they write there.
+            gradients = [one if one is None else one.data for one in gradients]
+        of_a_scaler = {_SCALE: scale, _FOUND_INF: found_inf}
+        self._is_running = True
+        try:
+            with (
+                at_work(),
+                _placed(weights_of(self.target), gradients),
+                _replaced(vars(self.target), of_a_scaler),
+            ):
+                (self.target.step if self._code is None else self._code)()
+        finally:
+            self._is_running = False
+
+
+@contextmanager
+def _taken_away(
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> Iterator[None]:
+    """Let weights have no gradients in the body, and these after it."""
+    pairs = [pair for pair in zip(weights, gradients, strict=True) if pair[1] is not None]
+    for weight, _ in pairs:
+        weight.grad = None
+    try:
+        yield
+    finally:
+        for weight, gradient in pairs:
+            weight.grad = gradient
+
+
+@contextmanager
+def _placed(
+    weights: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]
+) -> Iterator[None]:
+    """Let weights have these gradients in the body, and none after it."""
+    for weight, gradient in zip(weights, gradients, strict=True):
+        weight.grad = gradient
+    try:
+        yield
+    finally:
+        for weight in weights:
+            weight.grad = None
+
+
+@contextmanager
+def _replaced(entries: dict[str, Any], others: dict[str, Any]) -> Iterator[None]:
+    """Let entries that there are have other values in the body."""
+    before = {name: entries[name] for name in others if name in entries}
+    entries.update({name: others[name] for name in before})
+    try:
+        yield
+    finally:
+        entries.update(before)
+
+
+# --- the optimizer's own step ---
+
+
+def _method_for(optimizer: Optimizer) -> Any:
+    """Return what stands in the place of `optimizer.step`: it calls the optimizer's captor."""
+    own, original = vars(optimizer).get("step"), ref(optimizer)
+
+    def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        as_written: Any = type(optimizer).step.__get__(optimizer)
+        if own is not None and optimizer is original():
+            as_written = own
+        captor: Any = captor_of(optimizer)
+        if captor is None:  # released, or a copy
+            return as_written(*args, **kwargs)
+        return captor.step(as_written, args, kwargs)
+
+    return method_in_place_of(optimizer.step, step, optimizer)
+
+
+def _is_wrapped_by_scheduler(step: Any) -> bool:
+    return hasattr(step, "_wrapped_by_lr_sched")
+
+
+def _code_of_user(optimizer: Optimizer) -> Any:
+    """Return an optimizer's `step` without what torch puts around it, if it is the user's code.
+
+    None if any of it is torch's, which reads numbers that nobody guards but for torch's own
+    optimizers, or if the optimizer has another `step` than its class.
+    """
+    kinds = [kind for kind in type(optimizer).__mro__ if "step" in vars(kind)]
+    steps = [vars(kind)["step"] for kind in kinds if kind is not torch.optim.Optimizer]
+    if not all(map(_is_of_user, steps)) or not is_step_of_the_class(optimizer):
+        return None
+    step = steps[0]
+    # Around it are hooks, which are not there.
+    return MethodType(step.__wrapped__ if hasattr(step, "hooked") else step, optimizer)
+
+
+def _is_of_user(step: Any) -> bool:
+    function = inspect.unwrap(step)
+    code = getattr(function, "__code__", None)
+    return code is not None and kind_of(code, function.__globals__) is CodeKind.USER

@@ -1,0 +1,36 @@
+"""Objects that are captured where they stand."""
+
+from __future__ import annotations
+
+import torch
+
+import gapless
+from gapless.graphs.in_place import capture_report
+from simulation.registry import FEW, scenario
+from simulation.workloads import read_back
+
+
+def _gradients(num, like):
+    """Yield a gradient for each step, in memory of its own."""
+    for number in range(num):
+        yield torch.full_like(like, 2.0**-number)
+
+
+@scenario(num_seeds=FEW)
+def an_optimizer_that_is_captured_in_place(device):
+    """Its steps are replays, by the gradients of each call, which are left alone."""
+    plain, weight = torch.ones(8), torch.ones(8, device=device.torch_device)
+    for one, where in ((plain, None), (weight, device)):
+        one.requires_grad_()
+        optimizer = torch.optim.SGD([one], lr=0.1, momentum=0.9)
+        if where is not None:
+            gapless.capture(optimizer, device=device)
+        for gradient in _gradients(8, one.detach()):
+            one.grad = gradient
+            optimizer.step()
+            found = read_back(device, one.detach()) if where else None
+            assert one.grad is gradient
+    assert torch.equal(found, plain.detach())
+    report = capture_report(optimizer)
+    assert (report.refusals, report.num_graphs) == ([], 1)
+    assert (report.num_replays, report.num_eager) == (5, 3)
