@@ -23,6 +23,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "recipes").glob("*.md")),
 ]
 
 _FENCED = re.compile(r"^```.*?$(.*?)^```$", re.MULTILINE | re.DOTALL)

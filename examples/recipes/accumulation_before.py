@@ -1,0 +1,36 @@
+"""Gradients of four batches are added up before each update."""
+
+import argparse
+
+import torch
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+
+parser = argparse.ArgumentParser(description=__doc__)
+parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+parser.add_argument("--steps", type=int, default=200)
+args = parser.parse_args()
+device = torch.device(args.device)
+
+torch.manual_seed(0)
+inputs = torch.randn(640, 32)
+labels = (inputs[:, 0] * inputs[:, 1] > 0).long()
+loader = DataLoader(TensorDataset(inputs, labels), batch_size=32, shuffle=True)
+model = torch.nn.Sequential(
+    torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 2)
+).to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+accumulate = 4
+
+for epoch in range(args.steps // len(loader)):
+    losses = []
+    for number, (x, y) in enumerate(loader, 1):
+        x, y = x.to(device), y.to(device)
+        loss = F.cross_entropy(model(x), y)
+        (loss / accumulate).backward()
+        if number % accumulate == 0:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    print(f"epoch {epoch}: loss {sum(losses) / len(losses):.12f}")

@@ -1,0 +1,167 @@
+"""Runs the scripts of `examples/recipes`, on the CPU, a GPU or the simulated device.
+
+`python -m recipes` (in `tests`, with the sources on the path) writes the differences of all pairs
+and the reports of all captured steps into the pages of `docs/recipes`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import io
+import os
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+import gapless
+from gapless import testing
+from gapless.graphs.capture_report import CaptureReport
+
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPTS = ROOT / "examples" / "recipes"
+PAGES = ROOT / "docs" / "recipes"
+NAMES = sorted(path.stem.removesuffix("_after") for path in SCRIPTS.glob("*_after.py"))
+
+# As the pages say.
+NUM_STEPS = 60
+
+# What torch calls the simulated device.
+SIMULATED = "cpu:1"
+
+# A recipe whose edit changes the last digits: the script before it, with the edit alone.
+OPTIONS_BEFORE = {"lengths": ("--pad-to", "8")}
+
+_BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+_TAKE_DEVICES = (gapless.capture, gapless.prefetch, gapless.DeferredLoss)
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a script printed, and what its names stand for at its end."""
+
+    lines: list[str]
+    names: dict[str, Any]
+
+    def state(self) -> dict[str, list[bytes]]:
+        """Return the bits of the weights and buffers of all modules, by name."""
+        modules = {
+            name: value for name, value in self.names.items() if isinstance(value, torch.nn.Module)
+        }
+        return {
+            name: [part.detach().cpu().numpy().tobytes() for part in module.state_dict().values()]
+            for name, module in modules.items()
+        }
+
+    def reports(self) -> list[CaptureReport]:
+        """Return the reports of all captured steps, in the order of the script."""
+        reports = [getattr(value, "report", None) for value in self.names.values()]
+        return [report for report in reports if isinstance(report, CaptureReport)]
+
+
+def run(script: Path, *options: str) -> Run:
+    """Run a script in this process; return what it did."""
+    printed, names = io.StringIO(), {"__name__": "__main__"}
+    code = compile(script.read_text(encoding="utf-8"), str(script), "exec")
+    with (
+        mock.patch.object(sys, "argv", [str(script), *options]),
+        # Torch's compiler changes both.
+        mock.patch.object(sys, "path", list(sys.path)),
+        mock.patch.dict(os.environ),
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+        contextlib.redirect_stdout(printed),
+    ):
+        exec(code, names)
+    return Run(printed.getvalue().splitlines(), names)
+
+
+def run_recipe(name: str, kind: str, device: str) -> Run:
+    """Run one script of a recipe on a device.
+
+    Args:
+        name: of the recipe.
+        kind: "before" or "after".
+        device: its name for the script.
+    """
+    options = ["--device", device, "--steps", str(NUM_STEPS)]
+    if kind == "before":
+        options += OPTIONS_BEFORE.get(name, ())
+    return run(SCRIPTS / f"{name}_{kind}.py", *options)
+
+
+@contextlib.contextmanager
+def simulated():
+    """Enter a simulated device that gapless finds by whatever name it is asked for.
+
+    Code is not compiled on it.
+    """
+    with contextlib.ExitStack() as patches, testing.SimulatedDevice(scheduler="asap") as device:
+        for module in {sys.modules[public.__module__] for public in _TAKE_DEVICES}:
+            patches.enter_context(mock.patch.object(module, "find_device", return_value=device))
+        patches.enter_context(mock.patch.object(torch, "compile", lambda model: model))
+        yield device
+
+
+def changed_bits(before: Run, after: Run) -> list[Any]:
+    """Return in what two runs of a recipe differ: lines printed, and modules by name."""
+    assert before.lines
+    assert before.state()
+    wrong: list[Any] = [
+        pair for pair in zip(before.lines, after.lines, strict=False) if pair[0] != pair[1]
+    ]
+    return wrong + [name for name, bits in before.state().items() if after.state()[name] != bits]
+
+
+def without_times(text: str) -> str:
+    """Return a report without the seconds that it names."""
+    return re.sub(r" in \d+\.\d s", "", text)
+
+
+def difference(name: str) -> str:
+    """Return how the scripts of a recipe differ, with two lines around each change."""
+    before, after = (
+        (SCRIPTS / f"{name}_{kind}.py").read_text(encoding="utf-8").splitlines()
+        for kind in ("before", "after")
+    )
+    lines = list(difflib.unified_diff(before, after, n=2, lineterm=""))[2:]
+    return "\n".join("@@" if line.startswith("@@") else line for line in lines)
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    """Return the blocks of code of a page, each with its language, "" for none."""
+    return [(found[1], found[2].removesuffix("\n")) for found in _BLOCK.finditer(text)]
+
+
+def report_of(run: Run) -> str:
+    """Return what the reports of a run say, without their times."""
+    return "\n".join([without_times(str(report)) for report in run.reports()])
+
+
+def written_anew(text: str, codes: list[str]) -> str:
+    """Return a page with other code in its first blocks."""
+    left = iter(codes)
+    return _BLOCK.sub(
+        lambda found: f"```{found[1]}\n{code}\n```" if (code := next(left, None)) else found[0],
+        text,
+    )
+
+
+def _write(name: str) -> None:
+    """Put the difference and the report of a recipe into its page."""
+    with simulated():
+        report = report_of(run_recipe(name, "after", SIMULATED))
+    path = PAGES / f"{name}.md"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(written_anew(text, [difference(name), report]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    for each in NAMES:
+        _write(each)
