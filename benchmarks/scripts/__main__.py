@@ -1,9 +1,8 @@
 """Training loops as people publish them, in seven variants: speed, bits, waits, memory, lines.
 
-    PYTHONPATH=src python3 -m benchmarks.scripts --only nanogpt mnist --json docs/results/scripts.json
-    PYTHONPATH=src python3 -m benchmarks.scripts --table docs/results/scripts.json
-    PYTHONPATH=src python3 -m benchmarks.scripts --show nanogpt in-place
-    PYTHONPATH=src python3 -m benchmarks.scripts --small --rounds 1    # on a CPU: does it all run?
+`python -m benchmarks.scripts --only nanogpt mnist --json scripts.json` measures, `--table scripts.json`
+prints what was measured, `--show nanogpt in-place` prints a variant, and `--small` trains for a few steps
+on a CPU, to see that it all runs.
 """
 
 from __future__ import annotations
@@ -110,9 +109,7 @@ def _show(name, variant):
 
 
 def _parser():
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", choices=NAMES, default=NAMES, metavar="NAME")
     parser.add_argument(
         "--variants", nargs="+", choices=tuple(VARIANTS), default=tuple(VARIANTS), metavar="VARIANT",

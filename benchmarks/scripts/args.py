@@ -61,7 +61,7 @@ class Args:
     @property
     def workers(self) -> int:
         """Return how many processes load batches."""
-        return 0 if self.is_small else 2
+        return 0 if self.is_small else 4
 
     @property
     def epochs(self) -> Iterator[int]:

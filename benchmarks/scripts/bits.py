@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
@@ -102,7 +102,7 @@ class Captured:
     def __init__(self) -> None:
         self._found: list[tuple[str, Any]] = []
 
-    def __enter__(self) -> Captured:
+    def __enter__(self) -> Self:
         self._capture = gapless.capture
 
         def capture(given: Any = None, /, **options: Any) -> Any:

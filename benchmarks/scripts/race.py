@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import tempfile
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import pairwise
 from statistics import median, quantiles
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -27,6 +27,7 @@ from gapless.device.find import find_device
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
 
 # A step is fast if it, with those behind it, takes at most so many times as long as later ones.
@@ -57,7 +58,7 @@ class Options:
     folder: Path
 
 
-class Problem(RuntimeError):
+class VariantError(RuntimeError):
     """A variant cannot be measured."""
 
 
@@ -106,7 +107,7 @@ class Entrant:
         """Return the answer to the command before.
 
         Raises:
-            Problem: it failed, or did not answer in time.
+            VariantError: it failed, or did not answer in time.
         """
         if self.problem is None:
             try:
@@ -120,13 +121,13 @@ class Entrant:
             except (EOFError, OSError):
                 self._process.join(5.0)
                 self._fail(f"its process ended with exit code {self._process.exitcode}")
-        raise Problem(self.problem)
+        raise VariantError(self.problem)
 
     def ask(self, command: str) -> dict[str, Any]:
         """Send a command and return its answer.
 
         Raises:
-            Problem: as `answer`.
+            VariantError: as `answer`.
         """
         if self.problem is None:
             self.tell(command)
@@ -303,7 +304,7 @@ class Race:
     def _attempt(self, entrant: Entrant, action: Callable[[], Any]) -> Any:
         try:
             return action()
-        except Problem as problem:
+        except VariantError as problem:
             self.tell(f"{self.name}: {entrant.variant}: {problem}")
             return None
 
@@ -350,12 +351,12 @@ def first_fast(epochs: list[dict[str, Any]], step_s: float) -> float | None:
     """
     before = 0.0
     for epoch in epochs:
-        marks = [*epoch["marks"], epoch["end"]]
-        # What comes behind the last step, such as an evaluation, is no part of it.
-        lengths = [end - start for start, end in zip(marks[:-2], marks[1:-1], strict=True)]
-        for number in range(len(lengths)):
+        # The last step is left out: an evaluation may follow it.
+        marks = epoch["marks"]
+        lengths = [end - start for start, end in pairwise(marks)]
+        for number, length in enumerate(lengths):
             run = lengths[number : number + _RUN_OF_STEPS]
-            if sum(run) <= _FAST * step_s * len(run) and run[0] <= 2 * _FAST * step_s:
+            if sum(run) <= _FAST * step_s * len(run) and length <= 2 * _FAST * step_s:
                 return before + marks[number + 1]
         before += epoch["end"]
     return None

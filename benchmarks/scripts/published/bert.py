@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader
 from transformers import BertConfig, BertForSequenceClassification, get_scheduler
 
 
-TITLE = "BERT fine-tuning: transformers, padded to one length, linear schedule, evaluation each epoch"
+TITLE = "BERT fine-tuning: transformers, one length, linear schedule, loss read each step"
 STEPS = 40
 
 VOCABULARY, LENGTH, NUM_LABELS = 4000, 128, 3

@@ -56,12 +56,13 @@ def train(args):
     device = args.device
     width, batch_size = (8, 4) if args.is_small else (64, 128)
     images = make_images(args.steps * batch_size)
-    dataloader = DataLoader(images, batch_size, shuffle=True, num_workers=args.workers)
+    loader_args = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    dataloader = DataLoader(images, batch_size, shuffle=True, **loader_args)
     net_g, net_d = make_generator(width).to(device), make_discriminator(width).to(device)
     net_g.apply(weights_init)
     net_d.apply(weights_init)
     criterion = nn.BCELoss()
-    fixed_noise = torch.randn(16, LATENT, 1, 1, device=device)
+    fixed_noise = torch.randn(batch_size, LATENT, 1, 1, device=device)
     optimizer_d = optim.Adam(net_d.parameters(), lr=2e-4, betas=(0.5, 0.999))
     optimizer_g = optim.Adam(net_g.parameters(), lr=2e-4, betas=(0.5, 0.999))
     for _ in args.epochs:

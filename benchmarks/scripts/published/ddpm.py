@@ -51,7 +51,8 @@ def train(args):
     device = args.device
     width, batch_size, side = (8, 2, 16) if args.is_small else (64, 16, 32)
     images = make_images(args.steps * batch_size, side)
-    dataloader = DataLoader(images, batch_size, shuffle=True, num_workers=args.workers)
+    loader_args = {"num_workers": args.workers, "persistent_workers": args.workers > 0}
+    dataloader = DataLoader(images, batch_size, shuffle=True, **loader_args)
     model = UNet(width).to(device)
     optimizer = optim.AdamW(model.parameters(), lr=3e-4)
     mse = nn.MSELoss()

@@ -75,10 +75,8 @@ def test(model, data):
     """Return the accuracies on the three sets."""
     model.eval()
     pred = model(data.x, data.edge_index, data.edge_weight).argmax(dim=-1)
-    accs = []
-    for mask in (data.train_mask, data.val_mask, data.test_mask):
-        accs.append(int((pred[mask] == data.y[mask]).sum()) / int(mask.sum()))
-    return accs
+    masks = (data.train_mask, data.val_mask, data.test_mask)
+    return [int((pred[mask] == data.y[mask]).sum()) / int(mask.sum()) for mask in masks]
 
 
 def train(args):

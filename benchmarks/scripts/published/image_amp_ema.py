@@ -22,9 +22,7 @@ class ModelEma:
     @torch.no_grad()
     def update(self, model):
         """Take a step towards the model."""
-        pairs = zip(
-            self.module.state_dict().values(), model.state_dict().values(), strict=True
-        )
+        pairs = zip(self.module.state_dict().values(), model.state_dict().values(), strict=True)
         for mean, value in pairs:
             mean.copy_(self.decay * mean + (1.0 - self.decay) * value)
 

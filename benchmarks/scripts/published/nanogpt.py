@@ -50,7 +50,9 @@ def train(args):
     def get_batch(split):
         tokens = data[split]
         ix = torch.randint(len(tokens) - block_size, (batch_size,)).tolist()
-        x = torch.stack([torch.from_numpy(tokens[i : i + block_size].astype(np.int64)) for i in ix])
+        x = torch.stack(
+            [torch.from_numpy(tokens[i : i + block_size].astype(np.int64)) for i in ix]
+        )
         y = torch.stack(
             [torch.from_numpy(tokens[i + 1 : i + 1 + block_size].astype(np.int64)) for i in ix]
         )

@@ -25,7 +25,7 @@ class Poles:
 
     def step(self, state, action):
         """Return observations, rewards and whether each episode ended."""
-        place, speed, angle, turn = state.unbind(1)
+        _, speed, angle, turn = state.unbind(1)
         push = 20.0 * action - 10.0
         sine, cosine = angle.sin(), angle.cos()
         part = (push + 0.05 * turn.square() * sine) / 1.1

@@ -1,5 +1,7 @@
 """Segmentation: a U-Net that finds shapes, with a Dice loss, in half precision."""
 
+from itertools import pairwise
+
 import torch
 from torch import nn, optim
 from torch.nn import functional as F
@@ -29,7 +31,7 @@ class UNet(nn.Module):
         super().__init__()
         widths = [width << stage for stage in range(4)]
         self.start = double_conv(3, width)
-        pairs = list(zip(widths, widths[1:], strict=False))
+        pairs = list(pairwise(widths))
         self.downs = nn.ModuleList(double_conv(*pair) for pair in pairs)
         self.grows = nn.ModuleList(
             nn.ConvTranspose2d(wide, narrow, 2, stride=2) for narrow, wide in reversed(pairs)
