@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 from torch import nn
-from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset
 
 import gapless
+from benchmarks.models.residual import Block
 from benchmarks.public_loops.script import Loop
 
 
@@ -38,27 +38,6 @@ def normalized(samples):
     """Return a batch of images, normalised channel by channel, and their labels."""
     images = torch.stack([image for image, _ in samples]).float().div_(255.0)
     return (images - MEAN) / STD, torch.tensor([label for _, label in samples])
-
-
-class Block(nn.Module):
-    """Two convolutions, added to their input."""
-
-    def __init__(self, num_in, num_out, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(num_in, num_out, 3, stride=stride, padding=1, bias=False)
-        self.bn1 = nn.BatchNorm2d(num_out)
-        self.conv2 = nn.Conv2d(num_out, num_out, 3, padding=1, bias=False)
-        self.bn2 = nn.BatchNorm2d(num_out)
-        self.shortcut = nn.Sequential()
-        if stride != 1 or num_in != num_out:
-            self.shortcut = nn.Sequential(
-                nn.Conv2d(num_in, num_out, 1, stride=stride, bias=False), nn.BatchNorm2d(num_out)
-            )
-
-    def forward(self, x):
-        """Return features, [B, num_out, H / stride, W / stride]."""
-        out = F.relu(self.bn1(self.conv1(x)))
-        return F.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
 def make_model(run):

@@ -170,6 +170,29 @@ def on_simulated_device(name, monkeypatch):
             return found, captured.reports()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", variants.NAMES)
+def test_variants_for_a_gpu_run_with_stand_ins(name, few_threads, monkeypatch):
+    """Graphs that call the module, and a compiler that changes nothing: the loop logs what it did."""
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", graphed)
+    monkeypatch.setattr(torch, "compile", lambda model, mode=None: model)
+
+    written = trained(name, variants.AS_WRITTEN)
+
+    for variant in variants.GPU_ONLY:
+        assert written.keys() == trained(name, variant).keys()
+
+
+def graphed(callables, samples, *, allow_unused_input=False):
+    """Return the modules, each of which takes its samples."""
+    several = isinstance(callables, tuple)
+    pairs = zip(callables, samples, strict=True) if several else [(callables, samples)]
+    for module, sample in pairs:
+        with torch.random.fork_rng(), torch.no_grad():
+            module(*sample)
+    return callables
+
+
 def test_the_first_difference_is_named():
     """Or that there are not as many numbers."""
     assert difference({"a": "1", "b": "2"}, {"a": "1", "b": "2"}) is None

@@ -7,7 +7,7 @@ from torch import nn, optim
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.public_loops.diffusion import NUM_TIMES, Noise, UNet
+from benchmarks.models.denoiser import NUM_TIMES, Noise, UNet
 
 
 TITLE = "DDPM: U-Net, times drawn on the host, EMA, loss in the progress bar each step"

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks.public_loops.image import Block
+from benchmarks.models.residual import Block
 
 
 TITLE = "ResNet: fp16 autocast, GradScaler, EMA, loss and accuracy read each step"

@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import numpy as np
 import torch
 
-from benchmarks.public_loops.lm import GPT
+from benchmarks.models.gpt import GPT
 
 
 TITLE = "nanoGPT: bf16 autocast, 4 micro-batches, clipping, every 10th loss printed"

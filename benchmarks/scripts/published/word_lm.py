@@ -5,7 +5,7 @@ import math
 import torch
 from torch.nn import functional as F
 
-from benchmarks.public_loops.lstm import WordModel, repackage_hidden
+from benchmarks.models.word_model import WordModel, repackage_hidden
 
 
 TITLE = "word LM: LSTM, truncated backpropagation, update by hand, loss read each step"
