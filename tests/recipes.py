@@ -12,6 +12,7 @@ import io
 import os
 import re
 import sys
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -142,6 +143,47 @@ def blocks(text: str) -> list[tuple[str, str]]:
 def report_of(run: Run) -> str:
     """Return what the reports of a run say, without their times."""
     return "\n".join([without_times(str(report)) for report in run.reports()])
+
+
+def examples_of(text: str) -> dict[str, tuple[str, str]]:
+    """Return the examples of a page, before and after, by the name of their section."""
+    found = {}
+    for section in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
+        for language, code in blocks(section):
+            if language == "diff":
+                found[section.split("`")[1]] = (_without(code, "+"), _without(code, "-"))
+    return found
+
+
+def _without(difference: str, sign: str) -> str:
+    lines = [line for line in difference.splitlines() if not line.startswith(sign)]
+    return "\n".join([line[1:] for line in lines])
+
+
+def run_example(
+    text: str, example: str, device: torch.device, *, num_batches: int = 20
+) -> CaptureReport:
+    """Run an example of a page after the lines that all of them go on from; return its report."""
+    (given,) = [
+        code for language, code in blocks(text) if language == "python" and "import" in code
+    ]
+    draw = torch.Generator().manual_seed(0)
+    batches = [
+        (torch.randn(8, 8, generator=draw), torch.randint(2, (8,), generator=draw))
+        for _ in range(num_batches)
+    ]
+    names: dict[str, Any] = {"device": device, "loader": batches}
+    with (
+        torch.autograd.set_detect_anomaly(False),
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
+        contextlib.redirect_stdout(io.StringIO()),
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("ignore")
+        for code in (given, example):
+            exec(compile(code, "example.py", "exec"), names)
+    report: CaptureReport = names["step"].report
+    return report
 
 
 def written_anew(text: str, codes: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Each recipe computes the same before and after on a GPU, and is really replayed."""
+"""Recipes compute the same before and after on a GPU; what they say of refusals is so there."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import recipes
 
 
 pytestmark = pytest.mark.gpu
+
+REPORT = (recipes.PAGES / "report.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture
@@ -27,3 +29,16 @@ def test_both_scripts_compute_the_same_on_a_gpu(name, deterministic):
     assert recipes.changed_bits(before, after) == []
     assert [report.refusals for report in after.reports()] == [[]] * len(after.reports())
     assert min(report.num_replays for report in after.reports()) > 0
+
+
+@pytest.mark.parametrize(("kind", "example"), sorted(recipes.examples_of(REPORT).items()))
+def test_an_example_is_refused_before_and_replayed_after_on_a_gpu(kind, example):
+    """The report has the kind of the section; after the edit nothing is refused, and steps replay."""
+    said, mended = (
+        recipes.run_example(REPORT, code, torch.device("cuda"), num_batches=40) for code in example
+    )
+
+    # That one is a note: it forbids no graph.
+    assert kind == "cannot_restore" or kind in [refusal.kind for refusal in said.refusals]
+    assert mended.refusals == []
+    assert mended.num_replays > 0

@@ -1,0 +1,85 @@
+"""docs/recipes/report.md has every kind of refusal, and its examples are refused and mended so."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import recipes
+from gapless.graphs.refusal import RefusalKind
+
+
+SRC = Path(recipes.ROOT / "src" / "gapless")
+TEXT = (recipes.PAGES / "report.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| (.+) \| \[`(\w+)`\]\(#(\w+)\) \|$", TEXT, re.MULTILINE)
+WORDS = {kind: words[1:-1] for words, kind, _ in ROWS if words.startswith("`")}
+EXAMPLES = recipes.examples_of(TEXT)
+
+# No row: nothing has to be edited, or no small example comes to it.
+WITHOUT_EXAMPLE = {"cpu", "off", "too_many_keys", "memory_budget"}
+
+# The simulated device has no derivatives in forward mode, and no streams of torch's.
+ON_A_GPU_ALONE = {"forward_mode", "capture_failed"}
+
+
+def kinds_made():
+    """Return the kinds with which a `Refusal` is made anywhere in the source."""
+    calls = [
+        node
+        for path in SRC.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Refusal"
+    ]
+    given = [
+        next((one.value for one in call.keywords if one.arg == "kind"), None) or call.args[0]
+        for call in calls
+    ]
+    return {one.value for one in given if isinstance(one, ast.Constant)}
+
+
+def test_every_kind_of_refusal_has_its_row_and_its_section_and_there_are_no_others():
+    """A new kind needs both in docs/recipes/report.md: what it says, what it means, what to do."""
+    sections = re.findall(r"^### `(\w+)`$", TEXT, re.MULTILINE)
+
+    assert kinds_made() == set(get_args(RefusalKind))
+    assert sorted(kind for _, kind, _ in ROWS) == sorted(get_args(RefusalKind))
+    assert [anchor for *_, anchor in ROWS] == [kind for _, kind, _ in ROWS]
+    assert sorted(sections) == sorted(get_args(RefusalKind))
+    assert set(EXAMPLES) == set(get_args(RefusalKind)) - WITHOUT_EXAMPLE
+
+
+@pytest.mark.parametrize("kind", sorted(WITHOUT_EXAMPLE | ON_A_GPU_ALONE & set(WORDS)))
+def test_the_words_of_a_row_without_a_run_stand_in_the_source(kind):
+    """The table quotes what a report says."""
+    said = [
+        node.value
+        for path in (SRC / "graphs").glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ]
+
+    assert [text for text in said if WORDS[kind] in text]
+
+
+@pytest.mark.parametrize("kind", sorted(set(EXAMPLES) - ON_A_GPU_ALONE))
+def test_an_example_is_refused_before_and_replayed_after(kind):
+    """The report says the words of the row; after the edit it names nothing, and steps replay."""
+    before, after = EXAMPLES[kind]
+    num_batches = 33 if kind == "unlike_calls" else 20
+    with recipes.simulated() as device:
+        place = device.torch_device
+        said = recipes.run_example(TEXT, before, place, num_batches=num_batches)
+    with recipes.simulated() as device:
+        place = device.torch_device
+        mended = recipes.run_example(TEXT, after, place, num_batches=num_batches)
+
+    assert WORDS[kind] in str(said)
+    # That alone forbids no graph.
+    assert kind == "cannot_restore" or kind in [refusal.kind for refusal in said.refusals]
+    assert mended.refusals == []
+    assert mended.note is None
+    assert mended.num_replays > 0
