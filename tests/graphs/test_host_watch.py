@@ -554,6 +554,23 @@ def test_what_the_step_makes_for_itself_is_no_write():
     assert run.kept == []
 
 
+def test_entries_of_a_dictionary_with_a_get_of_its_own_are_compared():
+    """As registries have one that takes an object instead of a key."""
+
+    class Registry(dict):
+        def get(self, thing):
+            return super().get(str(type(thing)))
+
+    registry = Registry(steps=0, other=1)
+
+    def step(batch):
+        registry["steps"] += 1
+        return batch.sum()
+
+    _, run = watched(step)
+    assert names(run) == ["registry['steps']"]
+
+
 def test_a_value_that_is_set_to_what_it_was_is_no_write():
     thing = Thing(mode="train", shape=(3, 4), options={"a": 1}, hook=None)
 

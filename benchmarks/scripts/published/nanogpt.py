@@ -59,6 +59,8 @@ def train(args):
         if device_type == "cuda":
             x = x.pin_memory().to(device, non_blocking=True)
             y = y.pin_memory().to(device, non_blocking=True)
+        else:
+            x, y = x.to(device), y.to(device)
         return x, y
 
     @torch.no_grad()

@@ -258,7 +258,8 @@ class HostState:
     ) -> Iterator[Difference]:
         is_torchs = isinstance(holder, nn.Module) or _is_of_torch(holder)
         for key in {**copy, **value}:
-            before, after = copy.get(key, MISSING), value.get(key, MISSING)
+            # Not the `get` of a user's class.
+            before, after = copy.get(key, MISSING), dict.get(value, key, MISSING)
             if before is after or (is_torchs and key not in self._stored_names):
                 continue
             if isinstance(holder, torch.optim.Optimizer) and key in _OF_OPTIMIZERS:
