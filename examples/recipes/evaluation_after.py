@@ -39,7 +39,7 @@ def train_step(x, y):
 @gapless.capture(device=device)
 def test_step(x, y):
     with torch.no_grad():
-        return (model(x).argmax(1) == y).float().mean()
+        return (model(x).argmax(1) == y).sum()
 
 
 for epoch in range(args.steps // len(loader)):
@@ -48,9 +48,11 @@ for epoch in range(args.steps // len(loader)):
     for x, y in gapless.prefetch(loader, device):
         losses.add(train_step(x, y))
     model.eval()
-    accuracy = gapless.DeferredLoss(device)
+    hits = gapless.DeferredLoss(device)
     for x, y in gapless.prefetch(test_loader, device):
-        accuracy.add(test_step(x, y), weight=len(x))
-    print(f"epoch {epoch}: loss {losses.mean():.12f}, accuracy {accuracy.mean():.4f}")
+        hits.add(test_step(x, y))
+    hits.drain()
+    loss, accuracy = losses.mean(), sum(hits.history) / len(held_out)
+    print(f"epoch {epoch}: loss {loss:.12f}, accuracy {accuracy:.4f}")
 print(train_step.report)
 print(test_step.report)

@@ -35,12 +35,10 @@ for epoch in range(args.steps // len(loader)):
         optimizer.step()
         losses.append(loss.item())
     model.eval()
-    num_right = 0
+    hits = []
     with torch.no_grad():
         for x, y in test_loader:
             x, y = x.to(device), y.to(device)
-            num_right += (model(x).argmax(1) == y).sum().item()
-    print(
-        f"epoch {epoch}: loss {sum(losses) / len(losses):.12f}, "
-        f"accuracy {num_right / len(held_out):.4f}"
-    )
+            hits.append((model(x).argmax(1) == y).sum().item())
+    loss, accuracy = sum(losses) / len(losses), sum(hits) / len(held_out)
+    print(f"epoch {epoch}: loss {loss:.12f}, accuracy {accuracy:.4f}")
