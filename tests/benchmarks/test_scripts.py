@@ -24,6 +24,10 @@ ROOT = Path(__file__).parents[2]
 
 CPU = find_device("cpu")
 
+needs_capture_in_place = pytest.mark.skipif(
+    not hasattr(gapless, "release"), reason="there is no capture in place yet"
+)
+
 OPTIONS = race.Options(
     device="cpu", rounds=1, is_small=True, setup_limit=60.0, folder=Path("unused")
 )
@@ -134,7 +138,7 @@ def test_variants_have_the_bits_of_the_script(name, few_threads):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not hasattr(gapless, "release"), reason="there is no capture in place yet")
+@needs_capture_in_place
 @pytest.mark.parametrize("name", variants.NAMES)
 def test_capture_in_place_has_the_bits_of_the_edited_script(name, few_threads):
     """On a CPU it runs as written."""
@@ -149,16 +153,29 @@ def test_capture_in_place_has_the_bits_of_the_edited_script(name, few_threads):
 @pytest.mark.parametrize("name", ["gcn", "word_lm", "vit", "nanogpt"])
 def test_steps_are_replayed_on_the_simulated_device(name, few_threads, monkeypatch):
     """With the bits of the same steps run as written, where device work is late."""
-    found, reports = on_simulated_device(name, monkeypatch)
+    found, reports = on_simulated_device(name, variants.WHOLE_STEP, monkeypatch)
     with bits.capture_off():
-        edited_alone, _ = on_simulated_device(name, monkeypatch)
+        edited_alone, _ = on_simulated_device(name, variants.WHOLE_STEP, monkeypatch)
 
     assert difference(edited_alone, found) is None
     assert all(report["num_replays"] > report["num_eager"] for report in reports), reports
 
 
-def on_simulated_device(name, monkeypatch):
-    """Return what the whole step gives there, and the reports of what was captured."""
+@pytest.mark.slow
+@needs_capture_in_place
+@pytest.mark.parametrize("name", ["gcn", "word_lm", "vit", "nanogpt", "speech", "dcgan"])
+def test_parts_are_replayed_in_place_on_the_simulated_device(name, few_threads, monkeypatch):
+    """With the bits of the same loop run as written."""
+    found, reports = on_simulated_device(name, variants.IN_PLACE, monkeypatch)
+    with bits.capture_off():
+        edited_alone, _ = on_simulated_device(name, variants.IN_PLACE, monkeypatch)
+
+    assert difference(edited_alone, found) is None
+    assert any(report["num_replays"] for report in reports), reports
+
+
+def on_simulated_device(name, variant, monkeypatch):
+    """Return what a variant gives there, and the reports of what was captured."""
     device = SimulatedDevice(scheduler="asap")
     capture, prefetch, losses = gapless.capture, gapless.prefetch, gapless.DeferredLoss
     with monkeypatch.context() as patched, device:
@@ -166,7 +183,7 @@ def on_simulated_device(name, monkeypatch):
         patched.setattr(gapless, "prefetch", lambda loader, _: prefetch(loader, device))
         patched.setattr(gapless, "DeferredLoss", lambda _, **options: losses(device, **options))
         with bits.Captured() as captured:
-            found = trained(name, variants.WHOLE_STEP, device=device, steps=6)
+            found = trained(name, variant, device=device, steps=6)
             return found, captured.reports()
 
 

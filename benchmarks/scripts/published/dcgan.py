@@ -6,7 +6,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 TITLE = "DCGAN: two models, two optimizers, five numbers read each step"
-STEPS = 40
+STEPS = 100
 
 LATENT = 100
 

@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 
 TITLE = "MNIST CNN: Adadelta, evaluation each epoch, every 10th loss printed"
-STEPS = 150
+STEPS = 300
 
 
 class Net(nn.Module):

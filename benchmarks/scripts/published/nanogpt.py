@@ -10,7 +10,7 @@ from benchmarks.models.gpt import GPT
 
 
 TITLE = "nanoGPT: bf16 autocast, 4 micro-batches, clipping, every 10th loss printed"
-STEPS = 40
+STEPS = 30
 
 VOCABULARY = 96
 

@@ -7,7 +7,7 @@ from torch.distributions.categorical import Categorical
 
 
 TITLE = "PPO: environments on the device, clip fraction read each minibatch, logs each update"
-STEPS = 2
+STEPS = 8
 
 GAMMA, GAE_LAMBDA, CLIP_COEF, ENT_COEF, VF_COEF = 0.99, 0.95, 0.2, 0.01, 0.5
 UPDATE_EPOCHS, MINIBATCHES = 4, 4

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader
 
 
 TITLE = "segmentation: U-Net, fp16 and GradScaler, clipping, plateau, loss read each step"
-STEPS = 40
+STEPS = 60
 
 
 def double_conv(num_in, num_out):
