@@ -83,3 +83,12 @@ def test_an_example_is_refused_before_and_replayed_after(kind):
     assert mended.refusals == []
     assert mended.note is None
     assert mended.num_replays > 0
+
+
+def test_the_report_at_the_top_is_that_of_the_first_example():
+    """A reader sees what a report looks like, without its times."""
+    shown = next(code for language, code in recipes.blocks(TEXT) if not language)
+    with recipes.simulated() as device:
+        report = recipes.run_example(TEXT, EXAMPLES["host_read"][0], device.torch_device)
+
+    assert recipes.without_times(str(report)) == shown
