@@ -402,6 +402,25 @@ def test_warm_up_runs_are_as_many_as_asked_for(device, num_warmup):
     assert (step.report.num_graphs, step.report.num_eager) == (1, num_warmup + 1)
 
 
+def test_rates_on_the_device_are_replayed(device):
+    """The tensors of rates are no strangers to the proof, although no run before had them."""
+    weight = torch.nn.Parameter(on(device, torch.ones(3)))
+    optimizer = torch.optim.AdamW([weight], lr=0.5, fused=True)
+
+    @functools.partial(gapless.capture, device=device, rates="tensor")
+    def step(x):
+        optimizer.zero_grad()
+        (weight * x).sum().backward()
+        optimizer.step()
+
+    for number in range(8):
+        optimizer.param_groups[0]["lr"] = 0.5 / (1 + number)
+        step(on(device, torch.ones(3)))
+        weight.tolist()
+
+    assert (step.report.num_replays, step.report.num_graphs) == (5, 1)
+
+
 def test_the_memory_fraction_is_one_of_the_devices_memory(device):
     """A process that holds more than the share captures nothing more."""
     device.total_memory_bytes = lambda: 1_000_000

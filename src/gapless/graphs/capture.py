@@ -24,7 +24,7 @@ from gapless.graphs.step_call import is_at_work, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
 from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.prefetch import prefetch
-from gapless.pipeline.step import call_host_part, do_work
+from gapless.pipeline.step import SplitStep, call_host_part, do_work
 
 
 if TYPE_CHECKING:
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.captured_step import CapturedStep
-    from gapless.pipeline.step import SplitStep
     from gapless.pipeline.tree import Tree
     from gapless.records.wait_stats import WaitStats
 
@@ -451,7 +450,14 @@ def capture(
             captured.capture_ahead(example_inputs, lambda: Snapshot(*parts, scaler=scaler))
         return captured
 
-    return made if step is None else made(step)
+    if step is None:
+        return made
+    if not (callable(step) or isinstance(step, SplitStep) or hasattr(step, "__get__")):
+        raise UserError(
+            f"capture got a {type(step).__qualname__}, expected a step, which can be called, or an "
+            "optimizer"
+        )
+    return made(step)
 
 
 def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_cache import memory_share
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from gapless.records.wait_stats import WaitStats
 
 
-_ENGINE = str(Path(__file__).parents[1])
+# Schedulers and modules call what is captured in place.
+_NOT_THE_USERS = (str(Path(__file__).parents[1]), str(Path(torch.__file__).parent))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,8 +135,8 @@ def is_switched_off() -> bool:
 
 
 def _level_of_user() -> int:
-    """Return the `stacklevel`, for whoever calls this, of the first line that is not ours."""
+    """Return the `stacklevel`, for whoever calls this, of the first line that is not ours or torch's."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_ENGINE):
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         level, frame = level + 1, frame.f_back
     return level

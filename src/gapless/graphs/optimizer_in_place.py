@@ -221,9 +221,6 @@ class OptimizerInPlace:
     def _work(self, call: Call) -> None:
         """Update by the gradients of a call."""
         gradients, scale, found_inf = call.args
-        if self._code is None and found_inf is None:
-            # Torch's own leave them as they are, but its fused kernels say that they write there.
-            gradients = [one if one is None else one.data for one in gradients]
         of_a_scaler = {_SCALE: scale, _FOUND_INF: found_inf}
         self._is_running = True
         try:
@@ -235,6 +232,11 @@ class OptimizerInPlace:
                 (self.target.step if self._code is None else self._code)()
         finally:
             self._is_running = False
+        if scale is not None:
+            # Fused kernels unscale them in place, and move no version counter.
+            for gradient in gradients:
+                if gradient is not None:
+                    torch.autograd.graph.increment_version(gradient)
 
 
 @contextmanager

@@ -327,7 +327,8 @@ class Trial:
         (result, *_), verdict = proof
         refusals = []
         if second_look is not None:
-            refusals = self._touches_others(watched, second_look, before, kept, compared)
+            also = [*compared.leaves, *graph.updates.rate_tensors()]
+            refusals = self._touches_others(watched, second_look, before, kept, also)
         return Tried(result, None if refusals else graph, verdict, refusals, proof_seconds=seconds)
 
     def _changed_tensors(
@@ -361,12 +362,12 @@ class Trial:
         second_look: TouchWatch,
         before: Gradients,
         kept: KeptTensors,
-        batch: Tree,
+        also: Sequence[torch.Tensor],
     ) -> list[Refusal]:
-        """Return a refusal if the step uses other tensors than in the run before."""
+        """Return a refusal if the step uses other tensors than in the run before, but for `also`."""
         assert watched.touched is not None
         known = {address_of(gradient) for _, gradient in before if gradient is not None}
-        known |= set(map(address_of, [*kept.tensors(), *batch.leaves])) | watched.known
+        known |= set(map(address_of, [*kept.tensors(), *also])) | watched.known
         # Guarded, and made by the run before if it was their first update.
         for optimizer in self._optimizers:
             known |= {address_of(tensor) for tensor, _ in _tensors_of(optimizer, {})}

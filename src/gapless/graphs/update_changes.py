@@ -7,6 +7,9 @@ from numbers import Number
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
+import torch
+
+from gapless.graphs.addresses import lie_as_now
 from gapless.graphs.same_tensors import are_the_same
 from gapless.graphs.update_rules import has_hooks
 
@@ -52,7 +55,11 @@ class UpdateAsCaptured:
             (list(params), *numbers)
             for params, *numbers in map(self._read, optimizer.param_groups)
         ]
-        self._expected = [self._groups, [dict(state) for state in optimizer.state.values()]]
+        states = [dict(state) for state in optimizer.state.values()]
+        self._expected = [self._groups, states]
+        parts = [part for state in states for part in state.values()]
+        # Loops that move a state to the host and back keep its tensors, with other memory.
+        self._lie_still = lie_as_now([part for part in parts if isinstance(part, torch.Tensor)])
 
     def change(self) -> UpdateChange | None:
         """Return the first difference, None if there is none.
@@ -66,7 +73,11 @@ class UpdateAsCaptured:
         except KeyError:
             return self._first()
         now = [groups, list(self._optimizer.state.values())]
-        return None if are_the_same(self._expected, now) else self._first()
+        if not are_the_same(self._expected, now):
+            return self._first()
+        if not self._lie_still():
+            return self._changed("the memory of its state", "some", "other")
+        return None
 
     def _first(self) -> UpdateChange:
         groups = self._optimizer.param_groups

@@ -323,7 +323,7 @@ class _Capture:
             if reason is None:
                 self._capture(optimizer, lambda: as_written(*args, **kwargs))
             elif not self._updates.may_cut:
-                text = f"{name_of(optimizer)}.step() has other bits in a graph, or none: {reason}"
+                text = f"the update of {name_of(optimizer)} cannot be a graph: {reason}"
                 raise Refused(Refusal("update", text))
             else:
                 self.captured.add_outside(optimizer, reason)
@@ -407,6 +407,10 @@ class CapturedUpdates:
             for optimizer, rates in self._rates:
                 stack.enter_context(_rates_in_place(_pairs(optimizer, rates)))
             yield
+
+    def rate_tensors(self) -> list[torch.Tensor]:
+        """Return the tensors from which the graph reads rates."""
+        return [rate.tensor for _, rates in self._rates for rate in rates]
 
     def add_outside(self, optimizer: Optimizer, reason: str) -> None:
         """Note that a replay calls the update of an optimizer."""
