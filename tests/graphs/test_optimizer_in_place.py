@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import inspect
 import pickle
@@ -10,7 +11,7 @@ import warnings
 import weakref
 from contextlib import contextmanager
 from functools import partial
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 import pytest
 import torch
@@ -394,7 +395,8 @@ def test_a_closure_that_is_called_once_runs_before_the_graph(device):
         def step():
             assert loop.optimizer.step(closure) is losses[-1]
 
-        loop.run(8, step=step)
+        with torch.no_grad():
+            loop.run(8, step=step)
 
     report = both(device, momentum, play).report
 
@@ -417,6 +419,46 @@ def test_a_closure_that_may_be_called_again_runs_as_written(device):
         loop = both(device, partial(torch.optim.LBFGS, max_iter=2), play)
 
     assert (loop.report.num_replays, loop.report.num_eager) == (0, 4)
+
+
+@pytest.mark.parametrize("make", [momentum, Signs])
+def test_a_step_that_somebody_has_replaced_runs_as_written(device, make):
+    """By a function around that of a scheduler, whose marks it copies."""
+
+    def made(weights):
+        optimizer = make(weights)
+        ExponentialLR(optimizer, 0.5)
+        inner = optimizer.step
+
+        @functools.wraps(inner)
+        def step(*args):
+            inner(*args)
+            with torch.no_grad():
+                torch._foreach_mul_(weights, 0.5)
+
+        optimizer.step = step
+        return optimizer
+
+    with pytest.warns(CaptureWarning, match="the update of"):
+        loop = both(device, made, Loop.run)
+
+    assert (loop.report.num_replays, loop.report.num_eager) == (0, 8)
+
+
+def test_what_is_refused_for_good_is_called_where_the_loop_is(device):
+    """Neither its stream nor its gradients are changed any more."""
+    seen = []
+
+    class CountsAndLooks(Counts):
+        def step(self, closure=None):
+            seen.append(device.current_stream())
+            return super().step(closure)
+
+    with pytest.warns(CaptureWarning):
+        Loop(device, CountsAndLooks).run()
+
+    assert seen[0] is not device.current_stream()
+    assert seen[-1] is device.current_stream()
 
 
 def test_gradients_that_no_graph_can_take(device):
@@ -550,8 +592,9 @@ def no_warnings():
 # --- schedulers and scalers ---
 
 
+@pytest.mark.parametrize("make", [momentum, Signs])
 @pytest.mark.parametrize("is_made_before", [True, False])
-def test_a_scheduler_is_content(device, is_made_before):
+def test_a_scheduler_is_content(device, make, is_made_before):
     """It finds the step that it has wrapped, and that it was called."""
 
     def play(loop):
@@ -565,7 +608,19 @@ def test_a_scheduler_is_content(device, is_made_before):
                 scheduler.step()
             loop.values.append(scheduler.get_last_lr())
 
-    assert both(device, momentum, play).report.num_replays == 7
+    assert both(device, make, play).report.num_replays == 7
+
+
+def test_a_rate_that_changes_in_each_short_epoch(device):
+    """The first epochs may be short: most of their steps are replays all the same."""
+
+    def play(loop):
+        scheduler = ExponentialLR(loop.optimizer, 0.5)
+        for _ in range(8):
+            loop.run(6)
+            scheduler.step()
+
+    assert both(device, momentum, play).report.num_replays >= 24
 
 
 def test_a_scheduler_that_steps_first_warns_as_written(device):
@@ -665,6 +720,27 @@ def test_a_copy_is_an_ordinary_optimizer(device, kind, copied):
     assert [weight.tolist() for weight in other.param_groups[0]["params"]] != theirs
     with pytest.raises(UserError, match="not captured"):
         capture_report(other)
+
+
+def test_a_copy_keeps_a_method_of_its_own(device):
+    """What stood in the place of the class's step is that of the copy."""
+
+    def halve(optimizer):
+        with torch.no_grad():
+            for weight in optimizer.param_groups[0]["params"]:
+                weight.mul_(0.5)
+
+    loop = Loop(device, momentum, is_captured=False)
+    optimizer = KeepsAll(loop.weights, lr=0.1)
+    optimizer.step = MethodType(halve, optimizer)
+    gapless.capture(optimizer, device=device)
+    other = copy.deepcopy(optimizer)
+    other.step()
+
+    assert loop.weights[1].tolist() == [0.5, 0.5]
+    assert other.param_groups[0]["params"][1].tolist() == [0.25, 0.25]
+    with pytest.raises(UserError, match="not captured"):
+        capture_report(copy.copy(optimizer))
 
 
 @pytest.mark.parametrize("kind", [SGD, KeepsAll])

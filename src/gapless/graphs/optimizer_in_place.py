@@ -20,7 +20,6 @@ from contextlib import contextmanager
 from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
-from weakref import ref
 
 import torch
 
@@ -186,7 +185,6 @@ class OptimizerInPlace:
         if objection is not None:
             text = f"{self._name}() {objection}"
             self.report.refuse(Refusal("update", text, is_of_call=True))
-        self._side.come_after_runs()
         out = self._as_written(*args, **kwargs)
         self.settings.tell(self.report, self._name)
         return out
@@ -284,12 +282,16 @@ def _replaced(entries: dict[str, Any], others: dict[str, Any]) -> Iterator[None]
 
 def _method_for(optimizer: Optimizer) -> Any:
     """Return what stands in the place of `optimizer.step`: it calls the optimizer's captor."""
-    own, original = vars(optimizer).get("step"), ref(optimizer)
+    own = vars(optimizer).get("step")
+    # Copies of the optimizer may have the same function.
+    is_bound = isinstance(own, MethodType) and own.__self__ is optimizer
 
     def step(optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        as_written: Any = type(optimizer).step.__get__(optimizer)
-        if own is not None and optimizer is original():
-            as_written = own
+        as_written: Any = own
+        if own is None:
+            as_written = type(optimizer).step.__get__(optimizer)
+        elif is_bound:
+            as_written = MethodType(own.__func__, optimizer)
         captor: Any = captor_of(optimizer)
         if captor is None:  # released, or a copy
             return as_written(*args, **kwargs)
