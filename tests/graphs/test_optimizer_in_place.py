@@ -839,5 +839,5 @@ def test_what_capture_does_not_take(make, options, words):
 @pytest.mark.parametrize("ask", [release, capture_report])
 def test_what_can_never_be_captured_in_place(ask):
     """The message names the kinds of objects that can."""
-    with pytest.raises(UserError, match="got a SimpleNamespace, expected a torch Optimizer"):
+    with pytest.raises(UserError, match=r"got a SimpleNamespace, expected .*a torch Optimizer"):
         ask(SimpleNamespace())
