@@ -18,8 +18,9 @@ _inner_folders = [str(Path(__file__).parent), str(Path(torch.__file__).parent), 
 _INNER_ENDS = ("contextlib.py", "threading.py", "/warnings.py")
 _INNER_NAMES = ("__torch_dispatch__", "__torch_function__")
 
-_is_inner: dict[CodeType, bool] = {}
-_sites: dict[tuple[CodeType, int], str] = {}
+# By file and name, or file and line: code of two files may be equal.
+_is_inner: dict[tuple[str, str], bool] = {}
+_sites: dict[tuple[str, int], str] = {}
 
 
 def hide_folder(folder: Path) -> None:
@@ -32,11 +33,12 @@ def call_site() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         code = frame.f_code
-        inner = _is_inner.get(code)
+        key = (code.co_filename, code.co_name)
+        inner = _is_inner.get(key)
         if inner is None:
-            inner = _is_inner[code] = _belongs_to_torch_or_us(code)
+            inner = _is_inner[key] = _belongs_to_torch_or_us(code)
         if not inner:
-            return _site(code, frame.f_lineno)
+            return _site(code.co_filename, frame.f_lineno)
         frame = frame.f_back
     return "unknown"
 
@@ -50,7 +52,7 @@ def _belongs_to_torch_or_us(code: CodeType) -> bool:
     )
 
 
-def _site(code: CodeType, line: int) -> str:
-    if (code, line) not in _sites:
-        _sites[code, line] = f"{Path(code.co_filename).name}:{line}"
-    return _sites[code, line]
+def _site(path: str, line: int) -> str:
+    if (path, line) not in _sites:
+        _sites[path, line] = f"{Path(path).name}:{line}"
+    return _sites[path, line]

@@ -681,8 +681,9 @@ class _Profile:
         executed = self._executed.get(id(code))
         if executed is None and not code.co_flags & inspect.CO_OPTIMIZED:
             # `eval` of a text makes its code anew each time.
-            equal = (each for each in self._executed.values() if each.code == code)
-            executed = next(equal, None)
+            path = code.co_filename
+            known = [each for each in self._executed.values() if each.code == code]
+            executed = next((each for each in known if each.code.co_filename == path), None)
         if executed is None:
             if self._is_in_import(frame):
                 return
