@@ -142,3 +142,28 @@ def test_what_the_step_raises_in_a_try_is_the_users(device, monkeypatch):
 
     assert raised.value.__context__ is None
     assert [read_back(device, tensor).tolist() for tensor in places] == before
+
+
+@pytest.mark.parametrize(
+    "view_of",
+    [lambda batch: batch[:, :2], lambda batch: batch[:, :1].expand(-1, 2)],
+    ids=["a slice", "an expanded tensor"],
+)
+def test_a_batch_that_leaves_out_memory_is_proved_without_a_word(device, view_of):
+    """The runs that are compared find batches of the same strides."""
+    model = torch.nn.Linear(2, 1).to(device.torch_device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def train(batch):
+        optimizer.zero_grad()
+        loss = model(batch).mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    step = gapless.capture(train, device=device)
+    for _ in range(NUM_CALLS):
+        step(view_of(torch.ones(8, 8, device=device.torch_device)))
+
+    assert step.report.num_replays > 0
+    assert "does not give the same bits twice" not in str(step.report)

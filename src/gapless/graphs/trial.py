@@ -279,8 +279,8 @@ class Trial:
         )
         second_look = None if touched is None else TouchWatch(self._device)
         # For the replay, a run that is only compared, and the run that counts.
-        compared = tree.map(torch.clone)
-        batches = [tree, compared, tree.map(torch.clone)]
+        compared = tree.map(_copy_of)
+        batches = [tree, compared, tree.map(_copy_of)]
 
         def left(out: Any, batch: Tree) -> list[Any]:
             """Return all that a run leaves behind, beside the memory that it found."""
@@ -480,6 +480,23 @@ def _keeps_what_it_cannot(path: Any) -> Refusal:
         f"{place_of(path)} keeps something else than tensors on the device from call to call; "
         "keep tensors alone",
     )
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides; a clone has others if the tensor leaves out memory."""
+    copy = tensor.clone()
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return copy
+    if copy.stride() == tensor.stride():
+        return copy
+    once = tensor
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.size(dim) > 1:
+            once = once.narrow(dim, 0, 1)
+    copy = torch.empty_strided(
+        once.size(), once.stride(), dtype=tensor.dtype, device=tensor.device
+    )
+    return copy.copy_(once).expand(tensor.size())
 
 
 def _tensors_of(
