@@ -234,7 +234,7 @@ def _requires_gradients(tensor: torch.Tensor) -> Refusal | None:
     return Refusal(
         "batch_requires_grad",
         f"a batch holds {_named(tensor)} that requires gradients, which a graph would not bring "
-        "to it; call requires_grad_() in the step",
+        "to it; detach it, or call requires_grad_() in the step",
         name="a batch",
         is_of_call=True,
     )

@@ -85,7 +85,7 @@ class GradientsInPlace(Guard):
 
     watches: ClassVar[str] = "the gradients that a graph adds to"
     is_memory: ClassVar[bool] = False
-    advice: ClassVar[str] = "call zero_grad() in the step, or with set_to_none=False"
+    advice: ClassVar[str] = "call zero_grad(set_to_none=False)"
 
     def __init__(self, expected: Gradients) -> None:
         pairs = [
