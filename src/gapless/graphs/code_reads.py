@@ -376,6 +376,9 @@ class _Follower:
         base = self._pop()
         chains = frozenset(chain.then("attr", at.argval) for chain in base.chains)
         self._read(chains)
+        if at.argval in _GETS:
+            # Called later, or by others: with which keys, nobody sees.
+            self._out.whole |= base.chains
         self._push(chains)
 
     def _on_load_method(self, at: dis.Instruction) -> None:
@@ -514,7 +517,7 @@ class _Follower:
             self._call_get(callee, method, arguments)
             return
         names = callee[0].chains | callee[1].chains
-        if self._call_by_name(names, arguments):
+        if self._call_by_name(names, arguments) or self._call_getattribute(method, arguments):
             return
         self._give(names, arguments)
         if any(chain.last_name == "attrgetter" for chain in names):
@@ -537,11 +540,26 @@ class _Follower:
                 self._enter(value.code, [])
         self._push(frozenset(result))
 
+    def _call_getattribute(
+        self, method: tuple[frozenset[Chain], str] | None, arguments: list[_Value]
+    ) -> bool:
+        """Follow a call of `__getattribute__`; say whether it is one that needs to be followed."""
+        if method is None or method[1] != "__getattribute__" or not arguments:
+            return False
+        name = arguments[-1]
+        if not isinstance(name.constant, str) and self._code.co_name.startswith("__getattr"):
+            # Whoever has asked for the attribute has named it.
+            return False
+        # Of the object, or of a class that is given the object.
+        bases = arguments[0].chains if len(arguments) > 1 else _without_super(method[0])
+        self._attribute_by_name(_Value(bases), name)
+        return True
+
     def _give(self, names: frozenset[Chain], arguments: list[_Value]) -> None:
         """Note what a function is given, and the functions that it is given."""
         given = {chain for value in arguments for chain in value.chains}
         for chain in {*names, *given}:
-            if given and chain.kind in ("global", "module", "cell"):
+            if given and chain.kind != "result":
                 self._out.given.setdefault(chain, set()).update(given)
 
     def _call_by_name(self, names: frozenset[Chain], arguments: list[_Value]) -> bool:
@@ -784,6 +802,13 @@ _NULL_FIRST = "KW_NAMES" in dis.opmap  # 3.11 and 3.12
 def _has_method_flag(at: dis.Instruction) -> bool:
     """Return whether an instruction loads an attribute in order to call it."""
     return _LOADS_METHODS_AS_ATTRIBUTES and bool((at.arg or 0) & 1)
+
+
+def _without_super(chains: frozenset[Chain]) -> frozenset[Chain]:
+    return frozenset(
+        chain._replace(links=chain.links[:-1]) if chain.links[-1:] == (("super", None),) else chain
+        for chain in chains
+    )
 
 
 def _path_of(name: Any) -> tuple[str, ...]:

@@ -16,14 +16,16 @@ import copy
 import ctypes
 import dataclasses
 import functools
+import gc
 import importlib.util
+import itertools
 import logging
 import operator
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from types import (
     BuiltinFunctionType,
@@ -55,7 +57,7 @@ from gapless.graphs.torch_objects import reader_of_method
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
     from types import CodeType
 
     from gapless.graphs.code_reads import Link, Store
@@ -92,6 +94,33 @@ ATTRIBUTE_READERS = (
     dataclasses.asdict,
     dataclasses.astuple,
     dataclasses.replace,
+)
+
+# Methods of every object, made in C, that read attributes which no code names.
+_READERS_OF_OBJECT = frozenset(
+    ["__getattribute__", "__getstate__", "__reduce__", "__reduce_ex__", "__dir__"]
+)
+
+# Methods of containers made in C that change them and return nothing of what they hold.
+_ONLY_CHANGING = CHANGING_METHODS - {"pop", "popleft", "popitem", "setdefault", "send"}
+
+_GETTERS = (operator.attrgetter, operator.methodcaller)
+# Made in C, and hold what they give or call.
+_HOLDERS = (
+    operator.itemgetter,
+    staticmethod,
+    classmethod,
+    property,
+    map,
+    filter,
+    zip,
+    enumerate,
+    reversed,
+    *(kind for kind in vars(itertools).values() if isinstance(kind, type)),
+    *map(type, (iter([]), iter(()), iter({}), iter(set()), iter({}.values()), iter({}.items()))),
+)
+_MOVING = tuple(
+    kind for kind in _HOLDERS if issubclass(kind, Iterator) and kind is not itertools.repeat
 )
 
 
@@ -322,6 +351,10 @@ class Reach:
         # Whether the code that is followed is the user's.
         self._is_users = True
         self._memo: dict[tuple[int, Chain], list[tuple[Any, str]]] = {}
+        # Attributes of attributes that functions made in C read of what they are given.
+        self._getters: set[tuple[str, ...]] = set()
+        # Functions made in C that were come to, by id.
+        self._made_in_c: dict[int, Any] = {}
         self._queue: list[Executed] = []
         self._num_unseen = _MOST_UNSEEN
         self._root(step)
@@ -335,8 +368,6 @@ class Reach:
     def _root(self, step: object) -> None:
         name = getattr(step, "__name__", None) or type(step).__name__
         self._arrive(step, name, "", in_full=True)
-        if isinstance(step, BuiltinFunctionType | MethodWrapperType):
-            self._arrive(step.__self__, name, "")
         call = _class_attribute(type(step), "__call__")
         if not isinstance(step, FunctionType | MethodType | nn.Module) and call is not None:
             self._note_function(_unwrapped(call[1]), must_follow=True)
@@ -358,7 +389,8 @@ class Reach:
 
     def _size(self) -> tuple[int, ...]:
         parts = self.functions, self._given
-        return (len(self.places), len(self.codes), *(sum(map(len, p.values())) for p in parts))
+        sizes = len(self.places), len(self.codes), len(self._getters)
+        return (*sizes, *(sum(map(len, p.values())) for p in parts))
 
     def _add(self, executed: Executed) -> None:
         if id(executed.code) not in self.codes:
@@ -386,13 +418,7 @@ class Reach:
 
     def _follow_getters(self, executed: Executed) -> None:
         """Follow `operator.attrgetter`, which is made in C, to what the code may give it."""
-        paths = list(executed.reads.getters)
-        for chain, line in executed.reads.reads.items():
-            for value, _ in self._values(executed, chain, line):
-                if isinstance(value, operator.attrgetter):
-                    names = value.__reduce__()[1]
-                    paths += [tuple(name.split(".")) for name in names]
-        for path in filter(None, paths):
+        for path in filter(None, {*executed.reads.getters, *self._getters}):
             for chain in executed.reads.whole:
                 for base in (chain, chain.then("each")):
                     for key in path:
@@ -404,7 +430,7 @@ class Reach:
         for chain, given in executed.reads.given.items():
             line = executed.reads.reads.get(chain)
             for function, _ in self._values(executed, chain, line):
-                if isinstance(function, Hashable) and function in ATTRIBUTE_READERS:
+                if _reads_attributes(function):
                     for each in given:
                         for value, name in self._values(executed, each, line):
                             self._use_attributes(value, name, site_of(executed.code, line))
@@ -611,6 +637,8 @@ class Reach:
         shown = f"{name}.{key}"
         entries = entries_of(value)
         if key in ("__class__", "__dict__"):
+            if key == "__dict__":
+                self._use_slots(value, name, site)
             return _of_any_object(value, key, shown)
         for table in (entries, *_tables_of(value)):
             if table is not None and key in table:
@@ -620,8 +648,8 @@ class Reach:
                 self._use_whole(value, name, site)
             return []
         found = _class_attribute(type(value), key)
-        if found is not None and _is_looked_into(found[0]) and entries is not None:
-            self._use_object_whole(value, name, site)
+        if found is not None:
+            self._note_owner(value, key, name, site, found[0])
         self._note_absence(value, key, shown, site, found)
         if found is None:
             # A mapping whose items can be read as attributes.
@@ -629,6 +657,13 @@ class Reach:
                 return self._place("dict", value, key, shown, site)
             return []
         return self._inherited(value, found, shown, site)
+
+    def _note_owner(self, value: Any, key: str, name: str, site: str, owner: type) -> None:
+        """Take note of what an attribute may read that is not the user's."""
+        if _is_looked_into(owner) and entries_of(value) is not None:
+            self._use_object_whole(value, name, site)
+        if key in _READERS_OF_OBJECT and owner is object:
+            self._use_attributes(value, name, site)
 
     def _note_absence(
         self, value: Any, key: str, shown: str, site: str, found: tuple[type, Any] | None
@@ -677,6 +712,8 @@ class Reach:
             return []
         results = self._place("class", owner, key, shown, site)
         if isinstance(attribute, property | functools.cached_property):
+            for path in _paths_of(function):
+                self._follow_path(value, path, shown.rpartition(".")[0], site)
             return []
         return results
 
@@ -789,25 +826,108 @@ class Reach:
         elif isinstance(value, FunctionType):
             self._note_function(value, must_follow=in_full)
         elif isinstance(value, MethodType):
-            self._note_function(value.__func__, must_follow=in_full)
-            self._arrive(value.__self__, name.rpartition(".")[0] or "self", site)
-            if in_full:
-                self._give(value.__func__, value.__self__)
-        elif isinstance(value, functools.partial):
+            self._arrive_at_method(value, name, site, in_full=in_full)
+        elif isinstance(value, functools.partial | functools.partialmethod):
             self._arrive_at_partial(value, name, site, in_full=in_full)
         elif isinstance(value, type):
             self._arrive_at_type(value)
-        elif not isinstance(value, ModuleType | BuiltinFunctionType | CellType):
+        elif isinstance(value, _MADE_IN_C):
+            self._arrive_at_made_in_c(value, name, site, in_full=in_full)
+        elif not isinstance(value, ModuleType | CellType):
             self._arrive_at_object(value, name)
 
+    def _arrive_at_method(
+        self, method: MethodType, name: str, site: str, *, in_full: bool
+    ) -> None:
+        value = method.__self__
+        self._note_function(method.__func__, must_follow=in_full)
+        self._arrive(value, name.rpartition(".")[0] or "self", site)
+        if in_full:
+            self._give(method.__func__, value)
+        # Code of Python's library is not followed.
+        found = _class_attribute(type(value), method.__func__.__name__)
+        if value is os.environ:
+            self.whole[id(os.environ)] = (os.environ, "os.environ", site)
+        elif found is not None and _is_looked_into(found[0]) and not isinstance(value, type):
+            self._use_object_whole(value, f"{name}.__self__", site)
+
     def _arrive_at_partial(
-        self, value: functools.partial[Any], name: str, site: str, *, in_full: bool
+        self,
+        value: functools.partial[Any] | functools.partialmethod[Any],
+        name: str,
+        site: str,
+        *,
+        in_full: bool,
     ) -> None:
         if id(value) not in self.objects:
             self.objects[id(value)] = (value, name)
             self._arrive(value.func, name, site, in_full=in_full)
             self._use_whole(value.args, name, site)
             self._use_whole(value.keywords, name, site)
+            given = [*value.args, *value.keywords.values()]
+            if isinstance(value.func, _GETTERS):
+                for path in _paths_of(value.func):
+                    self._follow_path(given[0] if given else None, path, name, site)
+            elif value.func is getattr and len(given) > 1:
+                self._follow_path(given[0], (given[1],), name, site)
+            elif not isinstance(value.func, _FOLLOWED) or _reads_attributes(value.func):
+                for part in given:
+                    self._use_attributes(part, name, site)
+
+    def _follow_path(self, value: Any, path: tuple[str, ...], name: str, site: str) -> None:
+        """Take note of the attributes that a function made in C reads, one of the other."""
+        found: list[tuple[Any, str]] = [(value, name)]
+        for key in path:
+            found = [
+                part for each, shown in found for part in self._attribute(each, key, shown, site)
+            ]
+
+    def _arrive_at_made_in_c(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
+        """Take note of what a function or iterator made in C holds: nobody sees what it reads."""
+        if id(value) in self._made_in_c:
+            return
+        self._made_in_c[id(value)] = value
+        if isinstance(value, _GETTERS):
+            self._getters.update(_paths_of(value))
+        elif isinstance(value, BuiltinFunctionType | MethodWrapperType):
+            self._arrive_at_bound(value, name, site, in_full=in_full)
+        else:
+            if isinstance(value, Iterator):
+                self._arrive_at_object(value, name)
+            self._arrive_at_held(value, name, site, in_full=in_full)
+
+    def _arrive_at_held(self, value: Any, name: str, site: str, *, in_full: bool) -> None:
+        for part in gc.get_referents(value):
+            if isinstance(part, Iterator):
+                # Its position is compared as a part of the position of the one that holds it.
+                if id(part) not in self._made_in_c:
+                    self._made_in_c[id(part)] = part
+                    self._arrive_at_held(part, name, site, in_full=in_full)
+            elif isinstance(value, _MOVING) and isinstance(part, CONTAINERS):
+                # Whoever takes an item of it moves on, which is a change.
+                continue
+            elif not isinstance(part, type):
+                self._arrive(part, name, site, in_full=in_full)
+                self._use_whole(part, name, site)
+
+    def _arrive_at_bound(self, method: Any, name: str, site: str, *, in_full: bool) -> None:
+        """Take note of what a method made in C is bound to."""
+        value, key, name = method.__self__, method.__name__, f"{name}.__self__"
+        if value is None or isinstance(value, ModuleType | type):
+            return
+        self._arrive(value, name, site, in_full=in_full)
+        if key in _ONLY_CHANGING:
+            return
+        if isinstance(value, contextvars.ContextVar):
+            self._place("context", value, None, name, site)
+        elif key in _READERS_OF_OBJECT:
+            self._use_attributes(value, name, site)
+        else:
+            held = (value,)
+            self.whole.setdefault(id(held), (held, name, site))
+            self._use_whole(value, name, site)
+            if _is_looked_into(type(value)):
+                self._use_object_whole(value, name, site)
 
     def _arrive_at_type(self, value: type) -> None:
         if issubclass(value, torch.autograd.Function):
@@ -936,12 +1056,24 @@ class Reach:
                 todo += _items_of(value, name)
                 continue
             self._arrive(value, name, site)
-            entries = entries_of(value)
-            if entries is None or isinstance(value, _NOT_READ_AS_A_WHOLE):
+            if isinstance(value, _NOT_READ_AS_A_WHOLE):
                 continue
+            todo += self._use_slots(value, name, site)
+            entries = entries_of(value) or {}
             for key, part in list(entries.items()):
                 self._place("dict", entries, key, f"{name}.{key}", site, holder=value)
                 todo.append((part, f"{name}.{key}"))
+
+    def _use_slots(self, value: Any, name: str, site: str) -> list[tuple[Any, str]]:
+        """Take note of the attributes of an object that stand in slots; return what they are."""
+        return [
+            part
+            for owner in type.__getattribute__(type(value), "__mro__")
+            if not is_foreign(owner)
+            for key, slot in vars(owner).items()
+            if isinstance(slot, MemberDescriptorType)
+            for part in self._place("slot", value, slot, f"{name}.{key}", site, holder=value)
+        ]
 
     # --- functions ---
 
@@ -981,6 +1113,30 @@ class Reach:
         code = function.__code__
         if code.co_argcount > 0:
             self._given.setdefault((id(code), code.co_varnames[0]), {})[id(value)] = value
+
+
+_MADE_IN_C = (BuiltinFunctionType, MethodWrapperType, *_GETTERS, *_HOLDERS)
+
+# Functions of these are seen to run.
+_FOLLOWED = (FunctionType, MethodType, nn.Module, functools.partial, type)
+
+
+def _reads_attributes(function: Any) -> bool:
+    """Return whether a function reads attributes of what it is given, or hands it to one that does."""
+    if isinstance(function, functools.partial):
+        return any(map(_reads_attributes, (function.func, *function.args)))
+    return any(function is reader for reader in ATTRIBUTE_READERS)
+
+
+def _paths_of(getter: Any) -> list[tuple[str, ...]]:
+    """Return the attributes of attributes that an `attrgetter` or a `methodcaller` asks for."""
+    if not isinstance(getter, _GETTERS):
+        return []
+    reduced: Any = getter.__reduce__()
+    made_by, given = reduced
+    if isinstance(getter, operator.attrgetter):
+        return [tuple(name.split(".")) for name in given]
+    return [(made_by.args[0] if isinstance(made_by, functools.partial) else given[0],)]
 
 
 def _dict_of(view: Any) -> Any:
