@@ -315,3 +315,21 @@ def test_a_proof_knows_names_of_what_a_step_changes(device, monkeypatch):
 
     name = "model.1.weight"
     assert {name, f"the gradient of {name}", f"momentum_buffer of {name}"} <= set(found)
+
+
+def test_gradients_that_are_let_go_in_some_steps_are_told_how_to_stay(device):
+    """The step calls `zero_grad()` already: what is missing is its argument."""
+    model = torch.nn.Linear(4, 1).to(device.torch_device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(rows, is_last):
+        model(rows).square().mean().backward()
+        if is_last:
+            optimizer.step()
+            optimizer.zero_grad()
+
+    captured = gapless.capture(step, device=device)
+    for number in range(40):
+        captured(on(device, torch.ones(3, 4)), number % 4 == 3)
+
+    assert "; call zero_grad(set_to_none=False)" in captured.report.refusal.text
