@@ -42,6 +42,12 @@ class Graph(Protocol):
         Sync: Does not block the host, unless a call between two segments does.
         """
 
+    def replay_segment(self, number: int) -> None:
+        """Launch one segment on the current stream; the calls between segments are left out.
+
+        Sync: Does not block the host.
+        """
+
 
 class UtilisationMeter(Protocol):
     """The driver's own figure of how busy a device is."""

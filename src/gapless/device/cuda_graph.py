@@ -58,6 +58,15 @@ class CudaGraph:
         for part in self._parts:
             part()
 
+    def replay_segment(self, number: int) -> None:
+        """Launch one segment on the current stream.
+
+        Sync: Does not block the host.
+        """
+        segment, has_work = self._segments[number]
+        if has_work:
+            segment.replay()
+
 
 class CudaCapture:
     """A capture under way, in one segment after the other.

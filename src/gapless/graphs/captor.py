@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from gapless.graphs.capture_settings import CaptureSettings
 
 
-_NAME = "_gapless_captor"
+# Where an object keeps what captures it.
+ATTRIBUTE = "_gapless_captor"
 
 
 class Captor(Protocol):
@@ -46,16 +47,16 @@ class Captor(Protocol):
 
 def captor_of(target: Any) -> Captor | None:
     """Return what captures an object, None if nothing does."""
-    found: Captor | None = getattr(target, "__dict__", {}).get(_NAME)
+    found: Captor | None = getattr(target, "__dict__", {}).get(ATTRIBUTE)
     # A shallow copy has the captor of the original.
     return found if found is not None and found.target is target else None
 
 
 def set_captor(target: Any, captor: Captor | None) -> None:
     """Let an object be captured by this from now on; None: by nothing."""
-    vars(target).pop(_NAME, None)
+    vars(target).pop(ATTRIBUTE, None)
     if captor is not None:
-        vars(target)[_NAME] = captor
+        vars(target)[ATTRIBUTE] = captor
 
 
 def left_out() -> tuple[Any, ...]:

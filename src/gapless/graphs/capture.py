@@ -444,6 +444,7 @@ def capture(
         return capture_in_place(step, settings)
 
     def made(step: _Step) -> CapturedFunction:
+        _check_is_a_step(step)
         captured = CapturedFunction(step, settings)
         if example_inputs is not None:
             parts = _needed(model, "model"), _needed(optimizer, "optimizer")
@@ -460,10 +461,18 @@ def capture(
     return made(step)
 
 
+def _check_is_a_step(step: object) -> None:
+    if not callable(step) and not isinstance(step, SplitStep):
+        raise UserError(
+            f"capture got a {type(step).__qualname__}, expected a function or another callable "
+            "object, a step with forward and backward, a module or an optimizer"
+        )
+
+
 def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:
     if example_inputs is not None or steps_per_launch is not None:
         raise UserError(
-            "capture of an optimizer got example_inputs or steps_per_launch, which are for steps; "
+            "capture of a module or an optimizer got example_inputs or steps_per_launch, which are for steps; "
             "leave them out"
         )
 

@@ -78,10 +78,16 @@ class CaptureSettings:
         side: SideStream,
         *,
         work: Callable[[Call], Any],
-        may_cut: bool = True,
-        report: CaptureReport | None = None,
+        **others: Any,
     ) -> CapturedStep:
         """Return a step that can be captured; the other arguments are those of `CapturedStep`."""
+        options: dict[str, Any] = {
+            "on_side_stream": side.use,
+            "launch": side.launch,
+            "rates": self.rates,
+            "returns_copies": True,
+            **others,
+        }
         return CapturedStep(
             step,
             device=self.device,
@@ -89,13 +95,8 @@ class CaptureSettings:
             num_warmup=self.num_warmup,
             max_graphs=self.max_graphs,
             memory_budget_bytes=memory_share(self.device, self.memory_fraction),
-            on_side_stream=side.use,
-            launch=side.launch,
             work=work,
-            rates=self.rates,
-            may_cut=may_cut,
-            returns_copies=True,
-            report=report,
+            **options,
         )
 
     def forbid(self, report: CaptureReport) -> bool:

@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
+    from gapless.graphs.module_trial import ModuleTrial
     from gapless.graphs.proof import Verdict
     from gapless.graphs.quick_call import QuickCall
     from gapless.graphs.read_guards import ReadGuards
@@ -132,6 +133,8 @@ class CapturedStep:
         may_cut: whether a graph may be cut at an update: see `Updates`.
         returns_copies: whether replays return tensors that no later replay overwrites.
         report: to write to; None: a new one.
+        make_trial: returns what captures and proves; None: for graphs of the whole step.
+        objection: says why no graph can take a batch; None: as for a whole step.
 
     Attributes:
         step: the step itself.
@@ -156,6 +159,8 @@ class CapturedStep:
         may_cut: bool = True,
         returns_copies: bool = False,
         report: CaptureReport | None = None,
+        make_trial: Callable[[GraphCache, HostWatch], ModuleTrial] | None = None,
+        objection: Callable[[Tree], Refusal | None] | None = None,
     ) -> None:
         self.step = step
         self.report = CaptureReport(rates=rates) if report is None else report
@@ -186,14 +191,19 @@ class CapturedStep:
         self._graphs = GraphCache(
             device, max_graphs=max_graphs, memory_budget_bytes=memory_budget_bytes
         )
-        self._trial = Trial(
-            self._work,
-            device=device,
-            host_waits=host_waits,
-            graphs=self._graphs,
-            weights=self._weights,
-            optimizers=self._optimizers,
-            updates=self._updates,
+        self._objection = objection
+        self._trial: Trial | ModuleTrial = (
+            make_trial(self._graphs, self._host_watch)
+            if make_trial is not None
+            else Trial(
+                self._work,
+                device=device,
+                host_waits=host_waits,
+                graphs=self._graphs,
+                weights=self._weights,
+                optimizers=self._optimizers,
+                updates=self._updates,
+            )
         )
         self._kinds: dict[Hashable, list[_Kind]] = {}
         # By the hash of a key: keys themselves hold every plain value of their batch. Whether
@@ -275,6 +285,8 @@ class CapturedStep:
 
     def _objection_to(self, tree: Tree) -> Refusal | None:
         # What a graph takes is asked less: its key and guards say that nothing else has changed.
+        if self._objection is not None:
+            return self._objection(tree)
         return (
             objection_to_batch(tree, needs_copy=self._device.needs_copy)
             or objection_to_autocast(self._device.torch_device.type)

@@ -223,6 +223,27 @@ class HostWatch:
         with _as_before(read):
             return ReadGuards(reach, on_device=self._on_device, carried=unread)
 
+    @property
+    def num_runs(self) -> int:
+        """How many runs were watched."""
+        return self._num_runs
+
+    def site_of_name(self, names: Collection[str]) -> str | None:
+        """Return `file:line` where the user's code that ran names one of these, None if it does not.
+
+        Args:
+            names: of attributes, methods or globals.
+        """
+        for executed in self._executed.values():
+            if executed.kind is not CodeKind.USER:
+                continue
+            for chain, line in executed.reads.reads.items():
+                said = {key for kind, key in chain.links if kind == "attr"}
+                said |= {chain.root} if chain.kind == "global" else set()
+                if said & set(names):
+                    return site_of(executed.code, line)
+        return None
+
     def _reach(self, *, least_runs: int, skip: set[int]) -> Reach:
         return Reach(self._step, self._executed.values(), least_runs=least_runs, skip=skip)
 
@@ -468,6 +489,11 @@ class _Stores:
                     if any(value is owner for value in self._reach.values_of(executed, chain)):
                         return site_of(executed.code, line)
         return ""
+
+    @property
+    def num_runs(self) -> int:
+        """How many runs were watched."""
+        return self._num_runs
 
     def site_of_name(self, name: str, function: str = "") -> str:
         """Return the first line that names something of a package, such as `numpy.random`.

@@ -12,10 +12,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from gapless.errors import UserError
 from gapless.graphs.captor import captor_of, set_captor
+from gapless.graphs.module_in_place import ModuleInPlace
 from gapless.graphs.optimizer_in_place import OptimizerInPlace
 
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 # How objects of a class are captured.
-_CAPTORS: dict[type, Any] = {Optimizer: OptimizerInPlace}
+_CAPTORS: dict[type, Any] = {Module: ModuleInPlace, Optimizer: OptimizerInPlace}
 
 
 def is_captured_in_place(target: object) -> bool:

@@ -50,6 +50,16 @@ RefusalKind: TypeAlias = Literal[
     "backward_outside",  # the step returns a tensor that still needs its backward pass
     "update",  # an optimizer can be called neither in a graph nor between two
     "proved_wrong",  # a graph computes something else than the step
+    "gradient_outside",  # a module's gradients go where it is no node of its own
+    "create_graph",  # gradients of a module are differentiated
+    "retain_graph",  # a module has a second backward pass of one forward pass
+    "second_forward",  # a module has a second forward pass before the backward pass
+    "hook",  # a hook would not be called by a replay
+    "checkpoint",  # a part of a module runs again in the backward pass
+    "compiled",  # a module runs compiled code
+    "weights_moved",  # a module moves its weights in each call
+    "weights_on_host",  # a module has weights on the host
+    "weights_subclass",  # a module has weights of a subclass
     "off",  # GAPLESS_CAPTURE=off
     "result",  # the step returns something that a replay cannot return
     "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run
@@ -126,6 +136,24 @@ def objection_to_batch(
 
     Sync: Does not block the host.
     """
+    objection = objection_to_tensors(tree, needs_copy=needs_copy)
+    if objection is not None:
+        return objection
+    wanted = [tensor for tensor in tree.leaves if tensor.requires_grad]
+    return _requires_gradients(wanted[0]) if wanted else None
+
+
+def objection_to_tensors(
+    tree: Tree, *, needs_copy: Callable[[torch.Tensor], bool]
+) -> Refusal | None:
+    """Return why no graph can take a batch, None if one can that brings it its gradients.
+
+    Args:
+        tree: the batch.
+        needs_copy: says whether a tensor is not on the device.
+
+    Sync: Does not block the host.
+    """
     if tree.unknown:
         return _is_unknown(tree.unknown[0])
     for tensor in tree.leaves:
@@ -133,8 +161,6 @@ def objection_to_batch(
             return _has_no_address(tensor)
         if needs_copy(tensor):
             return _is_on_the_host(tensor)
-        if tensor.requires_grad:
-            return _requires_gradients(tensor)
     return None
 
 

@@ -134,7 +134,7 @@ class Results:
                 leaves.append(weight.grad)
             else:
                 leaves.append(leaf if place is None else copies[place])
-        return _rebuilt(self.in_place, iter(leaves))
+        return rebuilt(self.in_place, iter(leaves))
 
 
 def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
@@ -164,19 +164,19 @@ def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
     return None
 
 
-def _rebuilt(value: Any, leaves: Iterator[torch.Tensor]) -> Any:
+def rebuilt(value: Any, leaves: Iterator[torch.Tensor]) -> Any:
     """Return the same structure with other tensors; much quicker than a tree."""
     kind = type(value)
     if isinstance(value, torch.Tensor):
         return next(leaves)
     if kind is tuple or kind is list:
-        return kind([_rebuilt(part, leaves) for part in value])
+        return kind([rebuilt(part, leaves) for part in value])
     if kind is dict:
-        return {name: _rebuilt(part, leaves) for name, part in value.items()}
+        return {name: rebuilt(part, leaves) for name, part in value.items()}
     container = container_of(kind)
     if container is None:
         return value
-    return container.with_parts(value, [_rebuilt(part, leaves) for part in container.parts(value)])
+    return container.with_parts(value, [rebuilt(part, leaves) for part in container.parts(value)])
 
 
 def _place_in(leaf: torch.Tensor, inputs: Sequence[torch.Tensor]) -> _OfBatch | None:

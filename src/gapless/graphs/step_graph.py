@@ -73,7 +73,7 @@ class StepGraph:
         self.guards = guards
         self.reads = reads
         self._graph = graph
-        self._inputs = _Inputs(inputs, batch)
+        self._inputs = StaticInputs(inputs, batch)
         self._results = results
         self._gradients = gradients
         self.gradients_have_no_views = gradients.have_no_views
@@ -142,7 +142,7 @@ class StepGraph:
         return results
 
 
-class _Inputs:
+class StaticInputs:
     """The memory that a graph reads a batch from.
 
     Args:

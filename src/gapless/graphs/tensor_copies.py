@@ -16,14 +16,16 @@ class TensorCopies:
 
     Args:
         tensors: all different.
+        apart: whether each copy has memory of its own, whatever the tensors share.
 
     Attributes:
         only: what a clone copies, if that is all there is to do; otherwise None.
     """
 
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
+    def __init__(self, tensors: list[torch.Tensor], *, apart: bool = False) -> None:
         self._tensors = tensors
-        blocks = _blocks([tensor for tensor in tensors if _is_plain(tensor)])
+        plain = [tensor for tensor in tensors if _is_plain(tensor)]
+        blocks = [_Block([tensor]) for tensor in plain] if apart else _blocks(plain)
         self._groups = _by_dtype(blocks)
         self._others = [tensor for tensor in tensors if not _is_plain(tensor)]
         self.only: torch.Tensor | None = None

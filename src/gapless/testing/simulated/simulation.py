@@ -141,6 +141,15 @@ class SimulatedGraph:
             elif part.works:
                 part.replay()
 
+    def replay_segment(self, number: int) -> None:
+        """Launch one segment on the current stream.
+
+        Sync: Does not block the host.
+        """
+        segment = [part for part in self.parts if isinstance(part, Segment)][number]
+        if segment.works:
+            segment.replay()
+
 
 def _stream_of(block: Block) -> object:
     """Return the stream that a block was allocated on, in or outside of a capture."""

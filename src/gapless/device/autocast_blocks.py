@@ -1,0 +1,37 @@
+"""Tell blocks of autocast apart: torch has no number for them, but clears its casts at their end."""
+
+from __future__ import annotations
+
+import torch
+
+
+class _Blocks:
+    """Counts how often casts were cleared, once somebody asks."""
+
+    def __init__(self) -> None:
+        self.num_ended = 0
+        self._clear = None
+
+    def count(self) -> None:
+        """Put a function that counts in the place of torch's."""
+        if self._clear is not None:
+            return
+        clear = self._clear = torch.clear_autocast_cache
+
+        def clear_and_count() -> None:
+            self.num_ended += 1
+            clear()
+
+        torch.clear_autocast_cache = clear_and_count
+
+
+_BLOCKS = _Blocks()
+
+
+def num_ended_blocks() -> int:
+    """Return a number that two calls share only if they stand in one outermost block of autocast.
+
+    Sync: Does not block the host.
+    """
+    _BLOCKS.count()
+    return _BLOCKS.num_ended

@@ -1,0 +1,476 @@
+"""Both passes of a module as one graph: how they are launched, each in its turn.
+
+Autograd sees one node, whose inputs are the module's and its weights. It sums and accumulates the
+gradients itself, and calls hooks, as in a loop as written. So a tensor that is used several times
+is an input as often, and gets what each use gives.
+
+The forward pass leaves activations in the memory of the graph, which the backward pass reads and
+uses up. If another forward pass came in between, or a backward pass is asked for that was not
+captured, the call runs again as written from the inputs that were kept.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.graphs.addresses import share_memory
+from gapless.graphs.device_state import DeviceState
+from gapless.graphs.gradient_paths import gradients_by_use, uses_of
+from gapless.graphs.refusal import Refusal
+from gapless.graphs.results import rebuilt
+from gapless.graphs.step_call import at_work
+from gapless.graphs.step_graph import StaticInputs
+from gapless.graphs.step_guards import Failure, failure_of_reads
+from gapless.graphs.tensor_copies import TensorCopies
+from gapless.pipeline.tree import flatten
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from gapless.device.base import Device, Graph
+    from gapless.graphs.guards import Guard
+    from gapless.graphs.read_guards import ReadGuards
+    from gapless.graphs.side_stream import SideStream
+    from gapless.pipeline.step import Call
+    from gapless.pipeline.tree import Tree
+
+
+CREATE_GRAPH = Refusal(
+    "create_graph",
+    "a backward pass with create_graph=True differentiates gradients, which no graph brings along",
+    name="create_graph",
+    is_of_call=True,
+)
+SECOND_BACKWARD = Refusal(
+    "retain_graph",
+    "a second backward pass of one forward pass (retain_graph=True) reads what the first has used up",
+    name="retain_graph",
+    is_of_call=True,
+)
+
+
+@dataclass
+class Passes:
+    """What both passes of a call have used and left.
+
+    Attributes:
+        inputs: the tensors that the forward pass reads its arguments from.
+        out: what it returned.
+        given: the gradients of the tensors in it that the backward pass reads, None for others.
+        targets: what gets gradients: inputs first, and weights.
+        gradients: of each target, what its uses gave, in the order of their arrival.
+    """
+
+    inputs: list[torch.Tensor]
+    out: Tree
+    given: list[torch.Tensor | None]
+    targets: list[torch.Tensor]
+    gradients: list[list[torch.Tensor]]
+
+
+class Runs:
+    """The forward passes of all graphs of a module, which share their memory.
+
+    Attributes:
+        side: launches replays in order with captures.
+        refuse: notes why no further graph is to be used.
+    """
+
+    def __init__(self, side: SideStream, refuse: Callable[[Refusal], None]) -> None:
+        self.side = side
+        self.refuse = refuse
+        self._newest: weakref.ref[Run] | None = None
+
+    def is_free(self) -> bool:
+        """Return whether no backward pass can come that reads the memory as it is now."""
+        run = self._newest_run()
+        return run is None or run.is_done
+
+    def holds(self, run: Run) -> bool:
+        """Return whether the memory is as the forward pass of a run has left it."""
+        return not run.is_done and self._newest_run() is run
+
+    def begin(self, run: Run) -> None:
+        """Let a run have the memory."""
+        self._newest = weakref.ref(run)
+
+    def _newest_run(self) -> Run | None:
+        return None if self._newest is None else self._newest()
+
+
+class ModuleGuards:
+    """All that has to hold before a replay.
+
+    Attributes:
+        hold: returns whether all of it holds; it does not block the host.
+    """
+
+    def __init__(self, reads: ReadGuards, memory: Sequence[Guard]) -> None:
+        self._reads = reads
+        self._checks = [(guard.check(), guard) for guard in memory]
+        self.hold: Callable[[], bool] = self._hold if memory else reads.holds
+
+    def _hold(self) -> bool:
+        return self._reads.holds() and all(check() for check, _ in self._checks)
+
+    def failure(self) -> Failure | None:
+        """Return the first that does not hold, None if all do.
+
+        Sync: Does not block the host.
+        """
+        failure = failure_of_reads(self._reads)
+        if failure is not None:
+            return failure
+        for check, guard in self._checks:
+            if not check():
+                return Failure(guard.watches, guard.is_memory, guard.advice)
+        return None
+
+
+class ModuleGraph:
+    """Both passes of a module, captured for one kind of call.
+
+    Args:
+        graph: of two segments, one for each pass.
+        passes: what they have used and left.
+        call: of this kind.
+        forward: of the module, as written.
+        weights: that get gradients.
+        saved: numbers of the inputs and of the weights that autograd saves as written.
+        written: tensors that the forward pass changes and that were there before.
+        draws: whether random numbers are drawn.
+        reads: what the module's code reads.
+        memory: guards on other weights.
+        held: tensors that the graph reads or writes, whose memory must stay.
+        device: where it runs.
+        runs: of all graphs of the module.
+        needs_grad: which inputs need gradients.
+    """
+
+    changes_batch = False
+
+    def __init__(
+        self,
+        graph: Graph,
+        passes: Passes,
+        *,
+        call: Tree,
+        forward: Callable[..., Any],
+        weights: list[torch.Tensor],
+        saved: tuple[set[int], set[int]],
+        written: list[torch.Tensor],
+        draws: bool,
+        reads: ReadGuards,
+        memory: Sequence[Guard],
+        held: Sequence[torch.Tensor],
+        device: Device,
+        runs: Runs,
+        needs_grad: tuple[bool, ...],
+    ) -> None:
+        self.reads = reads
+        self.guards = ModuleGuards(reads, memory)
+        self._graph = graph
+        self._call = call.map(lambda leaf: leaf.new_empty(0))
+        self._forward = forward
+        self._weights = weights
+        self._saved = saved
+        self._written = written
+        self._draws = draws
+        self._held = held
+        self._device = device
+        self._runs = runs
+        self._needs_grad = needs_grad
+        self._is_refused = False
+        self._autocast = _autocast_of(device.torch_device.type)
+        self._inputs = StaticInputs(passes.inputs, passes.inputs)
+        leaves = passes.out.leaves
+        self._differentiable = [leaf.requires_grad for leaf in leaves]
+        outs = [leaf.detach() for leaf in leaves]
+        self._outs = outs
+        self._out_copies = TensorCopies(outs, apart=True)
+        self._value = passes.out.with_leaves(outs).value
+        # Each use of an input or a weight is an input of the node.
+        self.uses = uses_of([leaf for leaf in leaves if leaf.requires_grad], passes.targets)
+        self._places = [number for number, one in enumerate(passes.given) if one is not None]
+        given = [one for one in passes.given if one is not None]
+        bases = list(map(_each_once, given))
+        self._given = StaticInputs(bases, bases)
+        self._layouts = [(tuple(one.size()), one.stride(), one.dtype) for one in given]
+        self._num_arrived = [len(arrived) for arrived in passes.gradients] or [0] * len(self.uses)
+        arrived = [gradient.detach() for gradient in chain.from_iterable(passes.gradients)]
+        self._gradients = passes.gradients
+        self._gradient_copies = TensorCopies(arrived, apart=True)
+
+    def gradients_have_no_views(self) -> bool:
+        """Return whether the memory may be used; named as of `StepGraph`."""
+        return self._runs.is_free()
+
+    def takes(self, tree: Tree) -> bool:
+        """Return whether a replay does what the call as written would do."""
+        if self._is_refused or not self._runs.is_free():
+            return False
+        wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
+        return not (len(wanted) > 1 and share_memory(wanted))
+
+    def replay(self, tree: Tree, *, is_own: bool) -> Any:
+        """Launch the forward pass on the arguments of a call; return what the call returns.
+
+        Sync: Does not block the host.
+        """
+        del is_own
+        return self.replay_on(tree.leaves)
+
+    def replay_on(self, inputs: list[torch.Tensor]) -> Any:
+        """Launch the forward pass on the tensors of a call; return what the call returns.
+
+        Sync: Does not block the host.
+        """
+        before = TensorCopies(self._written).make() if self._written else []
+        random = _random_state(self._device) if self._draws else None
+        run = Run(self, inputs, random=random, written=before)
+        targets = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
+        edges = [
+            target
+            for target, num in zip([*targets, *self._weights], self.uses, strict=True)
+            for _ in range(num)
+        ]
+        if edges and torch.is_grad_enabled():
+            outs = _Replayed.apply(run, *edges)
+        else:
+            outs = self.launch_forward(run)
+        return rebuilt(self._value, iter(outs))
+
+    def rehearse(self, inputs: list[torch.Tensor], given: Sequence[torch.Tensor | None]) -> Any:
+        """Launch both passes; return their results in the graph's memory.
+
+        Sync: Does not block the host.
+        """
+        self._inputs.fill(inputs)
+        self._graph.replay_segment(0)
+        outs = [out.clone() for out in self._outs]
+        self._given.fill([_each_once(one) for one in given if one is not None])
+        self._graph.replay_segment(1)
+        return [outs, self._gradients]
+
+    def launch_forward(self, run: Run) -> list[torch.Tensor]:
+        """Launch the forward pass; return copies of what it leaves.
+
+        Sync: Does not block the host.
+        """
+
+        def launch() -> list[torch.Tensor]:
+            self._inputs.fill([leaf.detach() for leaf in run.inputs])
+            self._runs.begin(run)
+            self._graph.replay_segment(0)
+            return self._out_copies.make()
+
+        return self._runs.side.launch(launch)
+
+    def saved_of(self, run: Run) -> list[torch.Tensor]:
+        """Return the inputs and weights that autograd saves as written, and guards so."""
+        inputs, weights = self._saved
+        return [
+            *[run.inputs[number] for number in sorted(inputs)],
+            *[self._weights[number] for number in sorted(weights)],
+        ]
+
+    def outs_without_gradient(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of the outputs that need no gradient."""
+        return [out for out, needs in zip(outs, self._differentiable, strict=True) if not needs]
+
+    def backward(
+        self, run: Run, given: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Return a gradient for each use of each target.
+
+        Sync: Does not block the host.
+        """
+        if torch.is_grad_enabled():
+            self._refuse(CREATE_GRAPH)
+            return self._flat(self._as_written(run, given, create_graph=True))
+        if run.num_backwards:
+            self._refuse(SECOND_BACKWARD)
+        run.num_backwards += 1
+        if not (self._runs.holds(run) and self._is_captured_for(given)):
+            return self._flat(self._as_written(run, given))
+        return self._flat(self._launch_backward(run, given))
+
+    def _launch_backward(
+        self, run: Run, given: Sequence[torch.Tensor | None]
+    ) -> list[list[torch.Tensor]]:
+        def launch() -> list[torch.Tensor]:
+            self._given.fill([_each_once(one) for one in given if one is not None])
+            run.is_done = True
+            self._graph.replay_segment(1)
+            return self._gradient_copies.make()
+
+        copies = iter(self._runs.side.launch(launch))
+        return [[next(copies) for _ in range(num)] for num in self._num_arrived]
+
+    def _is_captured_for(self, given: Sequence[torch.Tensor | None]) -> bool:
+        if [number for number, one in enumerate(given) if one is not None] != self._places:
+            return False
+        found = [one for one in given if one is not None]
+        layouts = [(tuple(one.size()), one.stride(), one.dtype) for one in found]
+        return layouts == self._layouts and all(type(one) is torch.Tensor for one in found)
+
+    def _flat(self, arrived: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor | None]:
+        found: list[torch.Tensor | None] = []
+        for num, some in zip(self.uses, arrived, strict=True):
+            found += [*some, *[None] * (num - len(some))]
+        return found
+
+    def _refuse(self, refusal: Refusal) -> None:
+        self._is_refused = True
+        self._runs.refuse(refusal)
+
+    def _as_written(
+        self, run: Run, given: Sequence[torch.Tensor | None], *, create_graph: bool = False
+    ) -> list[list[torch.Tensor]]:
+        """Run the call again as written, from what was kept, and its backward pass."""
+        run.is_done = True
+        inputs = run.kept_inputs()
+        if not create_graph:
+            inputs = [
+                leaf.detach().requires_grad_(needs)
+                for leaf, needs in zip(inputs, self._needs_grad, strict=True)
+            ]
+        with at_work(), torch.enable_grad(), self._as_then(run), _within(self._autocast):
+            call: Call = self._call.with_leaves(inputs).value
+            leaves = flatten(self._forward(*call.args, **call.kwargs)).leaves
+        pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
+        wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
+        outputs, gradients = zip(*pairs, strict=True)
+        with at_work():
+            return gradients_by_use(
+                outputs, gradients, [*wanted, *self._weights], create_graph=create_graph
+            )
+
+    @contextmanager
+    def _as_then(self, run: Run) -> Iterator[None]:
+        """Let random numbers and what the call writes be in the body as they were before it."""
+        now = DeviceState(self._written, self._device)
+        now.save()
+        try:
+            with torch.no_grad():
+                for tensor, value in zip(self._written, run.written, strict=True):
+                    tensor.detach().copy_(value)
+            _set_random_state(self._device, run.random)
+            yield
+        finally:
+            now.restore()
+            now.forget()
+
+
+class Run:
+    """One forward pass by a graph, whose backward pass may come.
+
+    Attributes:
+        inputs: the arguments' tensors.
+        random: the state of random numbers before it, None if it draws none.
+        written: copies of what it has changed, from before.
+        is_done: whether its memory is used up.
+        num_backwards: backward passes so far.
+    """
+
+    def __init__(
+        self,
+        graph: ModuleGraph,
+        inputs: list[torch.Tensor],
+        *,
+        random: torch.Tensor | None,
+        written: list[torch.Tensor],
+    ) -> None:
+        self.graph = graph
+        self.inputs = inputs
+        self.random = random
+        self.written = written
+        self.is_done = False
+        self.num_backwards = 0
+        self._versions = list(map(_version, inputs))
+
+    def kept_inputs(self) -> list[torch.Tensor]:
+        """Return the arguments' tensors.
+
+        Raises:
+            RuntimeError: one of them was changed since.
+        """
+        for leaf, version in zip(self.inputs, self._versions, strict=True):
+            if _version(leaf) != version:
+                raise RuntimeError(
+                    "an argument of a captured module has been modified by an inplace operation "
+                    "before a backward pass that has to run its forward pass again; change a copy"
+                )
+        return self.inputs
+
+
+class _Replayed(torch.autograd.Function):
+    """The node that stands for both passes."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Run, *targets: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Launch the forward pass."""
+        del targets
+        outs = run.graph.launch_forward(run)
+        ctx.run = run
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*run.graph.outs_without_gradient(outs))
+        # Torch then tells whoever changes them before the backward pass, as it does as written.
+        ctx.save_for_backward(*run.graph.saved_of(run))
+        return tuple(outs)
+
+    @staticmethod
+    def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Launch the backward pass."""
+        ctx.saved_tensors  # noqa: B018  # raises if one was changed, or the pass was run before
+        run: Run = ctx.run
+        return (None, *run.graph.backward(run, given))
+
+
+def _each_once(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a view of a tensor without the elements that lie where others lie, as `expand` lays them."""
+    if 0 not in tensor.stride():
+        return tensor
+    pairs = zip(tensor.size(), tensor.stride(), strict=True)
+    size = [min(size, 1) if stride == 0 else size for size, stride in pairs]
+    return tensor.as_strided(size, tensor.stride())
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _random_state(device: Device) -> torch.Tensor:
+    own = device.random_state()
+    return torch.get_rng_state() if own is None else own
+
+
+def _set_random_state(device: Device, state: torch.Tensor | None) -> None:
+    if state is None:
+        return
+    if device.random_state() is None:
+        torch.set_rng_state(state)
+    else:
+        device.set_random_state(state)
+
+
+def _autocast_of(device_type: str) -> dict[str, Any]:
+    return {
+        "device_type": device_type,
+        "dtype": torch.get_autocast_dtype(device_type),
+        "enabled": torch.is_autocast_enabled(device_type),
+        "cache_enabled": torch.is_autocast_cache_enabled(),
+    }
+
+
+@contextmanager
+def _within(autocast: dict[str, Any]) -> Iterator[None]:
+    with torch.autocast(**autocast):
+        yield

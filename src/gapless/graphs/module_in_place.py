@@ -1,0 +1,261 @@
+"""Capture a module where it stands: its forward pass, and the backward pass behind it.
+
+`module.forward` becomes a function that is kept in the module's own attributes. With gradients, a
+call is a forward pass by a graph, and a node of autograd whose backward pass is a graph as well.
+Without gradients it is a captured step. Everything else is a captured step's: runs as written at
+first, guards on what the code reads, proof, report.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.device.autocast_blocks import num_ended_blocks
+from gapless.graphs.captor import ATTRIBUTE, left_out
+from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.module_graph import Runs
+from gapless.graphs.module_trial import ModuleTrial
+from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.refusal import Refusal, objection_to_modes, objection_to_tensors
+from gapless.graphs.side_stream import SideStream
+from gapless.graphs.step_call import at_work, is_at_work, work_of
+from gapless.pipeline.call_tree import CallTrees
+from gapless.pipeline.host_waits import HostWaits
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+
+    from gapless.graphs.capture_settings import CaptureSettings
+    from gapless.graphs.captured_step import CapturedStep
+    from gapless.graphs.graph_cache import GraphCache
+    from gapless.graphs.host_watch import HostWatch
+    from gapless.pipeline.step import Call
+    from gapless.pipeline.tree import Tree
+
+
+# What stands in a module's attributes while it is captured, beside its captor.
+_FORWARD, _STATE = "forward", "__getstate__"
+
+# Calls that run as written before a module is captured within blocks of autocast: a second call in
+# one block shares the casts of the first.
+_NUM_IN_AUTOCAST = 6
+
+
+class ModuleInPlace:
+    """Runs the calls of one module as graphs.
+
+    Args:
+        module: to capture.
+        settings: how.
+
+    Attributes:
+        target: the module.
+        settings: as given.
+        report: what is captured, and what is not.
+    """
+
+    def __init__(self, module: nn.Module, settings: CaptureSettings) -> None:
+        self.target = module
+        self.settings = settings
+        self.report = CaptureReport(rates=settings.rates)
+        self._side = SideStream(settings.device)
+        self._trees = CallTrees()
+        self._runs = Runs(self._side, self.report.refuse)
+        self._own: Any = None
+        self._as_written: Callable[..., Any] = module.forward
+        self._evaluated: CapturedStep | None = None
+        self._newest: CapturedStep | None = None
+        # By which tensors among the arguments need gradients.
+        self._trained: dict[tuple[bool, ...], CapturedStep] = {}
+        self._trials: dict[tuple[bool, ...], ModuleTrial] = {}
+        self._tree: Tree | None = None
+        self._block = -1
+        self._num_in_autocast = 0
+        self._shares_casts = False
+        self._is_never_captured = settings.forbid(self.report)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave graphs out of copies and files of the module."""
+        return left_out()
+
+    # --- in the module ---
+
+    def attach(self) -> None:
+        """Let `module.forward()` come here."""
+        kept = vars(self.target)
+        self._own = kept.get(_FORWARD)
+        self._as_written = self.target.forward
+        self._evaluated = self.settings.wrap(
+            self._as_written, self._side, work=work_of(self._as_written), report=self.report
+        )
+
+        @wraps(self._as_written)
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return self.call(args, kwargs)
+
+        self._forward = kept[_FORWARD] = forward
+        self._state = kept[_STATE] = self._state_as_written
+
+    def detach(self) -> None:
+        """Let `module.forward()` be what it was."""
+        kept = vars(self.target)
+        if kept.get(_FORWARD) is self._forward:
+            del kept[_FORWARD]
+            if self._own is not None:
+                kept[_FORWARD] = self._own
+        if kept.get(_STATE) is self._state:
+            del kept[_STATE]
+        # Whoever still holds `forward` runs the module as written.
+        self._is_never_captured = True
+        self._trained, self._trials, self._evaluated, self._newest = {}, {}, None, None
+
+    def _state_as_written(self) -> Any:
+        """Return the module's state for copies and files, as it would be without a capture."""
+        kept = vars(self.target)
+        ours = {_FORWARD: self._forward, _STATE: self._state, ATTRIBUTE: self}
+        removed = {name: kept.pop(name) for name, value in ours.items() if kept.get(name) is value}
+        try:
+            if self._own is not None and _FORWARD in removed:
+                kept[_FORWARD] = self._own
+            state = self.target.__getstate__()  # type: ignore[operator]
+            return dict(state) if state is kept else state
+        finally:
+            kept.update(removed)
+
+    # --- calls ---
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the module, by a graph if there is or can be one; return what it returns.
+
+        Sync: Does not block the host, except where a graph is captured ("capture"), and where
+            the module does so itself.
+        """
+        if self._is_never_captured or is_at_work() or self._is_watched_in_autocast():
+            self.report.num_eager += 1
+            with at_work():
+                return self._as_written(*args, **kwargs)
+        quick_call = None if self._newest is None else self._newest.quick_call
+        if quick_call is not None:
+            out = quick_call(args, kwargs)
+            if out is not NOT_ALIKE:
+                return out
+        tree = self._trees.of(args, kwargs)
+        if torch.is_grad_enabled():
+            step = self._step_for(tuple([leaf.requires_grad for leaf in tree.leaves]))
+            if not self._runs.is_free():
+                self.report.refuse(_SECOND_FORWARD)
+        else:
+            assert self._evaluated is not None
+            step = self._evaluated
+        self._newest, self._tree = step, tree
+        try:
+            done = step.run(tree)
+        finally:
+            self._tree = None
+        if done.way != "replay":
+            self.report.kinds.add(tree)
+            self.settings.tell(self.report, type(self.target).__name__)
+        return done.out
+
+    def _step_for(self, needs_grad: tuple[bool, ...]) -> CapturedStep:
+        step = self._trained.get(needs_grad)
+        if step is None:
+
+            def make_trial(graphs: GraphCache, watch: HostWatch) -> ModuleTrial:
+                self._trials[needs_grad] = ModuleTrial(
+                    self.target,
+                    self._as_written,
+                    device=self.settings.device,
+                    host_waits=HostWaits(
+                        self.settings.device, wait_stats=self.settings.wait_stats
+                    ),
+                    graphs=graphs,
+                    runs=self._runs,
+                    watch=watch,
+                    needs_grad=needs_grad,
+                )
+                return self._trials[needs_grad]
+
+            def work(call: Call) -> Any:
+                assert self._tree is not None
+                trial = self._trials[needs_grad]
+                with at_work():
+                    return trial.observed(
+                        self._tree, lambda: self._as_written(*call.args, **call.kwargs)
+                    )
+
+            step = self._trained[needs_grad] = self.settings.wrap(
+                self._as_written,
+                self._side,
+                work=work,
+                report=self.report,
+                make_trial=make_trial,
+                objection=self._objection,
+                on_side_stream=nullcontext,
+            )
+        return step
+
+    def _objection(self, tree: Tree) -> Refusal | None:
+        """Return why no graph can take a call with gradients, None if one can."""
+        return (
+            objection_to_tensors(tree, needs_copy=self.settings.device.needs_copy)
+            or objection_to_modes()
+            or _objection_to_hooks()
+        )
+
+    # --- autocast ---
+
+    def _is_watched_in_autocast(self) -> bool:
+        """Return whether a call within autocast has to run as written.
+
+        Casts of weights are kept until the outermost block ends. A replay makes its own, so calls
+        that share a block run as written, and those before it is known that they do not.
+        """
+        kind = self.settings.device.torch_device.type
+        if not (torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled()):
+            return False
+        block = num_ended_blocks()
+        if block == self._block and not self._shares_casts:
+            self._shares_casts = True
+            self.report.refuse(_SHARES_CASTS)
+            self.settings.tell(self.report, type(self.target).__name__)
+        self._block = block
+        self._num_in_autocast += 1
+        is_first = self._num_in_autocast <= _NUM_IN_AUTOCAST
+        return is_first or self._shares_casts or not torch.is_grad_enabled()
+
+
+def _objection_to_hooks() -> Refusal | None:
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    if top is None or top(True) is None:
+        return None
+    return Refusal(
+        "hook",
+        "the module is called inside saved-tensor hooks, such as those of torch.utils.checkpoint, "
+        "which see tensors that a replay does not save; leave them before the call",
+        name="saved-tensor hooks",
+        is_of_call=True,
+    )
+
+
+_SECOND_FORWARD = Refusal(
+    "second_forward",
+    "a forward pass came before the backward pass of the one before (or its loss is still held "
+    "with its graph), whose activations a replay would overwrite: it runs as written",
+    name="a second forward pass",
+    is_of_call=True,
+)
+_SHARES_CASTS = Refusal(
+    "inside_autocast",
+    "the module is called twice in one block of autocast, where calls share casts of weights: in "
+    "autocast it runs as written; enter a block for each call",
+    name="autocast",
+    is_of_call=True,
+)
