@@ -20,6 +20,7 @@ from gapless.errors import (
     UserError as UserError,
 )
 from gapless.graphs.capture import capture as capture
+from gapless.graphs.in_place import capture_report as capture_report, release as release
 from gapless.loop.train_loop import TrainLoop as TrainLoop, run_epoch as run_epoch
 from gapless.pipeline.prefetch import prefetch as prefetch
 from gapless.pipeline.readback import DeferredLoss as DeferredLoss

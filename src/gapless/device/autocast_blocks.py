@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 class _Blocks:
@@ -10,7 +16,7 @@ class _Blocks:
 
     def __init__(self) -> None:
         self.num_ended = 0
-        self._clear = None
+        self._clear: Callable[[], None] | None = None
 
     def count(self) -> None:
         """Put a function that counts in the place of torch's."""

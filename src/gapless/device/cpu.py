@@ -48,6 +48,14 @@ class CpuGraph:
         """Call the function; what it cuts out runs in its place."""
         self._work(call)
 
+    def replay_segment(self, number: int) -> None:
+        """Raise: there are no segments of a function.
+
+        Raises:
+            NotImplementedError: always.
+        """
+        raise NotImplementedError(f"a CPU has no segment {number} of a graph")
+
 
 class CpuDevice:
     """Run everything in order on the host."""

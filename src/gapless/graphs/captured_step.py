@@ -49,12 +49,12 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
+    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.module_trial import ModuleTrial
     from gapless.graphs.proof import Verdict
     from gapless.graphs.quick_call import QuickCall
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.snapshot import Snapshot
-    from gapless.graphs.step_graph import StepGraph
     from gapless.graphs.step_guards import Failure
     from gapless.graphs.warm_ups import Watched
     from gapless.pipeline.host_waits import HostWaits
@@ -165,7 +165,7 @@ class CapturedStep:
         self.step = step
         self.report = CaptureReport(rates=rates) if report is None else report
         self.quick_call: QuickCall | None = None
-        self._newest: StepGraph | None = None
+        self._newest: CallGraph | None = None
         self._device = device
         self._host_waits = host_waits
         self._on_side_stream = on_side_stream
@@ -293,7 +293,7 @@ class CapturedStep:
             or objection_to_modes()
         )
 
-    def _try_first(self, graph: StepGraph, tree: Tree) -> None:
+    def _try_first(self, graph: CallGraph, tree: Tree) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
         if graph is not self._newest:
             self._newest, self.quick_call = graph, None
@@ -306,7 +306,7 @@ class CapturedStep:
     def _try_none_first(self) -> None:
         self._newest = self.quick_call = None
 
-    def _replay(self, graph: StepGraph, tree: Tree) -> Any:
+    def _replay(self, graph: CallGraph, tree: Tree) -> Any:
         out = self._launch(lambda: graph.replay(tree, is_own=self._returns_copies))
         self.report.num_replays += 1
         return out
@@ -549,7 +549,7 @@ class CapturedStep:
 class _Pending:
     """A graph that waits for the verdict on it; None if it is not proved."""
 
-    graph: StepGraph
+    graph: CallGraph
     verdict: Verdict | None
 
 
@@ -569,7 +569,7 @@ class _Kind:
     watched: Watched
     reads: ReadGuards
     pending: _Pending | None = None
-    graph: StepGraph | None = None
+    graph: CallGraph | None = None
     num_steps: int = 0
     num_failed: int = 0
 

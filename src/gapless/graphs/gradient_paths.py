@@ -145,7 +145,7 @@ def _nodes_before(
 ) -> dict[Any, dict[int, int]]:
     """Return the nodes that give gradients to targets: which of theirs goes to which target."""
     leaves = {id(tensor): number for number, tensor in enumerate(targets) if not tensor.grad_fn}
-    edges = {
+    edges: dict[Any, int] = {
         (tensor.grad_fn, tensor.output_nr): number
         for number, tensor in enumerate(targets)
         if tensor.grad_fn

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
     from gapless.device.base import Device, Graph
+    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.quick_call import QuickCall
-    from gapless.graphs.step_graph import StepGraph
 
 
 # What is left is for libraries and fragments.
@@ -57,23 +57,23 @@ class GraphCache:
         self.expected: set[Hashable] = set()
         self.only_expected = False
         self.newest: Graph | None = None
-        self.quick_calls: dict[StepGraph, QuickCall] = {}
+        self.quick_calls: dict[CallGraph, QuickCall] = {}
         self._device = device
         self._max_graphs = max_graphs
         self.budget = memory_budget_bytes
         if self.budget is None:
             self.budget = memory_share(device, DEFAULT_MEMORY_FRACTION)
         self._largest_bytes = 0
-        self._graphs: dict[Hashable, list[StepGraph]] = {}
+        self._graphs: dict[Hashable, list[CallGraph]] = {}
 
     def __len__(self) -> int:
         return sum(map(len, self._graphs.values()))
 
-    def __iter__(self) -> Iterator[StepGraph]:
+    def __iter__(self) -> Iterator[CallGraph]:
         for variants in self._graphs.values():
             yield from variants
 
-    def find(self, kind: Hashable) -> StepGraph | None:
+    def find(self, kind: Hashable) -> CallGraph | None:
         """Return a graph of a kind whose guards hold, None if there is none.
 
         Sync: Does not block the host.
@@ -89,7 +89,7 @@ class GraphCache:
                 return graph
         return None
 
-    def add(self, kind: Hashable, graph: StepGraph) -> None:
+    def add(self, kind: Hashable, graph: CallGraph) -> None:
         """Keep a graph for a kind; the one that was not used for longest may go for it."""
         variants = self._graphs.setdefault(kind, [])
         variants.insert(0, graph)
@@ -160,7 +160,7 @@ class GraphCache:
         )
 
 
-def _is_dead(graph: StepGraph) -> bool:
+def _is_dead(graph: CallGraph) -> bool:
     failure = graph.guards.failure()
     return failure is not None and failure.is_memory
 

@@ -490,11 +490,6 @@ class _Stores:
                         return site_of(executed.code, line)
         return ""
 
-    @property
-    def num_runs(self) -> int:
-        """How many runs were watched."""
-        return self._num_runs
-
     def site_of_name(self, name: str, function: str = "") -> str:
         """Return the first line that names something of a package, such as `numpy.random`.
 

@@ -208,8 +208,11 @@ class ModuleGraph:
         self._gradients = passes.gradients
         self._gradient_copies = TensorCopies(arrived, apart=True)
 
-    def gradients_have_no_views(self) -> bool:
-        """Return whether the memory may be used; named as of `StepGraph`."""
+    def may_overwrite(self) -> bool:
+        """Return whether no backward pass can come that reads the graph's memory.
+
+        Sync: Does not block the host.
+        """
         return self._runs.is_free()
 
     def takes(self, tree: Tree) -> bool:

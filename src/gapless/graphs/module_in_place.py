@@ -124,7 +124,7 @@ class ModuleInPlace:
         try:
             if self._own is not None and _FORWARD in removed:
                 kept[_FORWARD] = self._own
-            state = self.target.__getstate__()  # type: ignore[operator]
+            state = self.target.__getstate__()
             return dict(state) if state is kept else state
         finally:
             kept.update(removed)

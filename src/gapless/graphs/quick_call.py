@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.capture_report import CaptureReport
-    from gapless.graphs.step_graph import StepGraph
     from gapless.pipeline.tree import Tree
 
 
@@ -30,7 +30,7 @@ NOT_ALIKE: Final = object()
 
 
 def quick_call(
-    tree: Tree, graph: StepGraph, *, launch: Callable[..., Any], report: CaptureReport
+    tree: Tree, graph: CallGraph, *, launch: Callable[..., Any], report: CaptureReport
 ) -> QuickCall:
     """Return a function that replays a graph on calls like one, and returns `NOT_ALIKE` of others.
 
@@ -46,7 +46,7 @@ def quick_call(
     if are_alike is None or graph.changes_batch:
         return lambda *_: NOT_ALIKE
     form, guards_hold, replay = tree.structure(), graph.guards.hold, graph.replay_on
-    have_no_views = graph.gradients_have_no_views
+    have_no_views = graph.may_overwrite
 
     def call(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         leaves: list[torch.Tensor] = []

@@ -50,8 +50,8 @@ class StepGraph:
 
     Attributes:
         changes_batch: whether the step changes its batch.
-        gradients_have_no_views: returns whether nobody keeps a view of gradients that a replay
-            would overwrite.
+        may_overwrite: returns whether nobody keeps a view of gradients that a replay would
+            overwrite.
         gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
     """
 
@@ -76,7 +76,7 @@ class StepGraph:
         self._inputs = StaticInputs(inputs, batch)
         self._results = results
         self._gradients = gradients
-        self.gradients_have_no_views = gradients.have_no_views
+        self.may_overwrite = gradients.have_no_views
         self.gradients_let_go_of = gradients.let_go_of
         self.updates = updates
         self._kept = kept
@@ -93,7 +93,7 @@ class StepGraph:
         show in another. Nobody can ask a replay for gradients of its batch. Views of the gradients
         of an earlier replay would change.
         """
-        if any(map(_requires_grad, tree.leaves)) or not self.gradients_have_no_views():
+        if any(map(_requires_grad, tree.leaves)) or not self.may_overwrite():
             return False
         return not (self._writes_batch and share_memory(tree.leaves))
 

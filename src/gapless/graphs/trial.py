@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from gapless.device.base import Cut, Device, Graph
+    from gapless.graphs.call_graph import CallGraph
     from gapless.graphs.graph_cache import GraphCache
     from gapless.graphs.guards import Guard
     from gapless.graphs.known_optimizers import KnownOptimizers
@@ -66,7 +67,7 @@ class Tried:
     """
 
     out: Any
-    graph: StepGraph | None = None
+    graph: CallGraph | None = None
     verdict: Verdict | None = None
     refusals: list[Refusal] = field(default_factory=list)
     not_proved: str | None = None

@@ -1,0 +1,75 @@
+"""What a graph of one kind of call is to those who keep and launch it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    import torch
+
+    from gapless.graphs.read_guards import ReadGuards
+    from gapless.graphs.step_guards import Failure
+    from gapless.pipeline.tree import Tree
+
+
+class CallGuards(Protocol):
+    """All that has to hold before a graph is replayed.
+
+    Attributes:
+        hold: returns whether all of it holds; it does not block the host.
+    """
+
+    hold: Callable[[], bool]
+
+    def failure(self) -> Failure | None:
+        """Return the first that does not hold, None if all do.
+
+        Sync: Does not block the host.
+        """
+
+
+class CallGraph(Protocol):
+    """A graph of a step, or of a module.
+
+    Attributes:
+        reads: what its code reads.
+        changes_batch: whether it changes what it is given.
+    """
+
+    reads: ReadGuards
+    changes_batch: bool
+
+    @property
+    def guards(self) -> CallGuards:
+        """What has to hold before a replay."""
+
+    def may_overwrite(self) -> bool:
+        """Return whether nobody needs the memory that a replay overwrites.
+
+        Sync: Does not block the host.
+        """
+
+    def takes(self, tree: Tree) -> bool:
+        """Return whether a replay on these arguments does what the call as written would do.
+
+        Sync: Does not block the host.
+        """
+
+    def replay(self, tree: Tree, *, is_own: bool) -> Any:
+        """Launch it on the arguments of a call; return what the call returns.
+
+        Args:
+            tree: the arguments.
+            is_own: whether no replay may overwrite what is returned.
+
+        Sync: Does not block the host.
+        """
+
+    def replay_on(self, leaves: list[torch.Tensor]) -> Any:
+        """Launch it on the tensors of a call; return what the call returns, which is the caller's.
+
+        Sync: Does not block the host.
+        """

@@ -1,0 +1,22 @@
+"""What capture in place is known not to do bit for bit. The report says it where it happens."""
+
+from __future__ import annotations
+
+import pytest
+
+from hazards.harness import CPU
+
+
+_KNOWN = {
+    "create_graph_at_times": "the first backward pass with create_graph=True after a capture runs "
+    "again apart from the rest, so that gradients are summed in another order",
+    "input_is_changed_before_backward": "a backward pass that torch refuses for a changed input "
+    "leaves no gradients, where the one as written leaves those before the error",
+}
+
+
+def xfail_marks(case, kind):
+    """Return the mark of a case that is known to fail."""
+    if kind == CPU or case.name not in _KNOWN:
+        return []
+    return [pytest.mark.xfail(reason=_KNOWN[case.name], strict=True)]
