@@ -62,7 +62,7 @@ def test_importing_gapless_loads_nothing_else():
 NAMES = """
 BatchError CaptureRefused CaptureWarning DeferredLoss EpochRecord ForbiddenWaitError GaplessError
 LossError NonFiniteLossError PLANS Plan StepLoss StepValues TrainLoop UserError WaitStats Workload __version__
-allow_waits capture compare_plans count_waits find_device forbid_waits prefetch run_epoch
+allow_waits capture capture_report compare_plans count_waits find_device forbid_waits prefetch release run_epoch
 verify_plan
 """
 

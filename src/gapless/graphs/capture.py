@@ -462,7 +462,7 @@ def capture(
 
 
 def _check_is_a_step(step: object) -> None:
-    if not callable(step) and not isinstance(step, SplitStep):
+    if not callable(step) and not isinstance(step, SplitStep | classmethod | staticmethod):
         raise UserError(
             f"capture got a {type(step).__qualname__}, expected a function or another callable "
             "object, a step with forward and backward, a module or an optimizer"

@@ -635,15 +635,15 @@ _OTHER_WEIGHTS = Refusal(
     name="its weights",
 )
 _MOVES_WEIGHTS = Refusal(
-    "weights_moved",
+    "weights",
     "the module moves its weights to other memory when it is called; capture the step instead",
     name="a weight",
 )
 _ON_HOST = Refusal(
-    "weights_on_host",
+    "weights",
     "the module has a weight on the host (device cpu); move it to the device",
     name="a weight",
 )
 _SUBCLASS = Refusal(
-    "weights_subclass", "the module has a weight of a subclass of Parameter", name="a weight"
+    "weights", "the module has a weight of a subclass of Parameter", name="a weight"
 )

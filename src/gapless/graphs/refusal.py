@@ -50,16 +50,14 @@ RefusalKind: TypeAlias = Literal[
     "backward_outside",  # the step returns a tensor that still needs its backward pass
     "update",  # an optimizer can be called neither in a graph nor between two
     "proved_wrong",  # a graph computes something else than the step
-    "gradient_outside",  # a module's gradients go where it is no node of its own
+    "second_forward",  # a module has a second forward pass before the backward pass
     "create_graph",  # gradients of a module are differentiated
     "retain_graph",  # a module has a second backward pass of one forward pass
-    "second_forward",  # a module has a second forward pass before the backward pass
+    "gradient_outside",  # a module's gradients go where it is no node of its own
     "hook",  # a hook would not be called by a replay
     "checkpoint",  # a part of a module runs again in the backward pass
     "compiled",  # a module runs compiled code
-    "weights_moved",  # a module moves its weights in each call
-    "weights_on_host",  # a module has weights on the host
-    "weights_subclass",  # a module has weights of a subclass
+    "weights",  # a module has weights that no graph can take
     "off",  # GAPLESS_CAPTURE=off
     "result",  # the step returns something that a replay cannot return
     "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run
