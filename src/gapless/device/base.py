@@ -264,6 +264,7 @@ class Device(Instruments, Protocol):
         *,
         like: Any = None,
         generators: Sequence[torch.Generator] = (),
+        keeps_casts: bool = False,
     ) -> Graph:
         """Capture the work that a function queues, without running it.
 
@@ -278,6 +279,8 @@ class Device(Instruments, Protocol):
                 same time, and neither may read what the other left in the pool.
             generators: of random numbers on the device that the work draws from, beside the
                 device's own.
+            keeps_casts: leave autocast's casts of weights alone; none of those that the work uses
+                is there.
 
         Raises:
             RuntimeError: the work does something that cannot be captured, such as a host wait or

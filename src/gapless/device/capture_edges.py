@@ -31,8 +31,11 @@ def check_may_cut() -> None:
 
 
 @contextmanager
-def capture_edges() -> Iterator[None]:
+def capture_edges(*, keeps_casts: bool = False) -> Iterator[None]:
     """Keep what a capture must not see, or leave behind, out of the body and what follows.
+
+    Args:
+        keeps_casts: leave autocast's casts alone: the body uses weights that nobody else does.
 
     * No garbage is collected inside: to free a graph, an event or page-locked memory is an error
       for CUDA while a capture is under way.
@@ -41,10 +44,12 @@ def capture_edges() -> Iterator[None]:
     """
     was_collecting = gc.isenabled()
     gc.disable()
-    torch.clear_autocast_cache()
+    if not keeps_casts:
+        torch.clear_autocast_cache()
     try:
         yield
     finally:
-        torch.clear_autocast_cache()
+        if not keeps_casts:
+            torch.clear_autocast_cache()
         if was_collecting:
             gc.enable()

@@ -170,9 +170,10 @@ class CpuDevice:
         *,
         like: Graph | None = None,
         generators: Sequence[torch.Generator] = (),
+        keeps_casts: bool = False,
     ) -> CpuGraph:
         """Return a graph that calls the function: every call reads its static memory again."""
-        del like, generators
+        del like, generators, keeps_casts
         return CpuGraph(work)
 
     def delay(self, stream: CpuStream, ms: float) -> None:

@@ -206,6 +206,7 @@ class CudaDevice:
         *,
         like: CudaGraph | None = None,
         generators: Sequence[torch.Generator] = (),
+        keeps_casts: bool = False,
     ) -> CudaGraph:
         """Capture the work that a function queues, without running it.
 
@@ -216,6 +217,7 @@ class CudaDevice:
             work: queues the work on the current stream; takes a function that cuts (see `Device`).
             like: a graph whose memory pool the new graph shares.
             generators: of random numbers that the work draws from, beside the GPU's own.
+            keeps_casts: leave autocast's casts of weights alone.
 
         Raises:
             RuntimeError: the work does something that cannot be captured, such as a host wait.
@@ -236,7 +238,7 @@ class CudaDevice:
             generators=generators,
         )
         _free_idle_memory(self.torch_device)
-        with self.use_stream(stream), capture_edges():
+        with self.use_stream(stream), capture_edges(keeps_casts=keeps_casts):
             capture.begin()
             try:
                 # Torch refuses a read of a value before CUDA sees it; in CUDA it would spoil the

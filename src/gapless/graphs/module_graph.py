@@ -143,7 +143,7 @@ class ModuleGraph:
         call: of this kind.
         forward: of the module, as written.
         weights: that get gradients.
-        saved: numbers of the inputs and of the weights that autograd saves as written.
+        saved: numbers of the inputs, weights and outputs that autograd saves as written.
         written: tensors that the forward pass changes and that were there before.
         draws: whether random numbers are drawn.
         reads: what the module's code reads.
@@ -164,7 +164,7 @@ class ModuleGraph:
         call: Tree,
         forward: Callable[..., Any],
         weights: list[torch.Tensor],
-        saved: tuple[set[int], set[int]],
+        saved: tuple[set[int], set[int], set[int]],
         written: list[torch.Tensor],
         draws: bool,
         reads: ReadGuards,
@@ -276,12 +276,13 @@ class ModuleGraph:
 
         return self._runs.side.launch(launch)
 
-    def saved_of(self, run: Run) -> list[torch.Tensor]:
-        """Return the inputs and weights that autograd saves as written, and guards so."""
-        inputs, weights = self._saved
+    def saved_of(self, run: Run, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors that autograd saves as written, and guards so."""
+        inputs, weights, of_outs = self._saved
         return [
             *[run.inputs[number] for number in sorted(inputs)],
             *[self._weights[number] for number in sorted(weights)],
+            *[outs[number] for number in sorted(of_outs)],
         ]
 
     def outs_without_gradient(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -314,7 +315,7 @@ class ModuleGraph:
             self._graph.replay_segment(1)
             return self._gradient_copies.make()
 
-        copies = iter(self._runs.side.launch(launch))
+        copies = iter(self._runs.side.launch_again(launch))
         return [[next(copies) for _ in range(num)] for num in self._num_arrived]
 
     def _is_captured_for(self, given: Sequence[torch.Tensor | None]) -> bool:
@@ -426,7 +427,7 @@ class _Replayed(torch.autograd.Function):
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*run.graph.outs_without_gradient(outs))
         # Torch then tells whoever changes them before the backward pass, as it does as written.
-        ctx.save_for_backward(*run.graph.saved_of(run))
+        ctx.save_for_backward(*run.graph.saved_of(run, outs))
         return tuple(outs)
 
     @staticmethod

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from functools import wraps
+from threading import local
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -75,7 +76,8 @@ class ModuleInPlace:
         # By which tensors among the arguments need gradients.
         self._trained: dict[tuple[bool, ...], CapturedStep] = {}
         self._trials: dict[tuple[bool, ...], ModuleTrial] = {}
-        self._tree: Tree | None = None
+        # The call of now, in each thread.
+        self._now = local()
         self._block = -1
         self._num_in_autocast = 0
         self._shares_casts = False
@@ -154,11 +156,9 @@ class ModuleInPlace:
         else:
             assert self._evaluated is not None
             step = self._evaluated
-        self._newest, self._tree = step, tree
-        try:
-            done = step.run(tree)
-        finally:
-            self._tree = None
+        self._newest = step
+        self._now.tree = tree
+        done = step.run(tree)
         if done.way != "replay":
             self.report.kinds.add(tree)
             self.settings.tell(self.report, type(self.target).__name__)
@@ -184,11 +184,10 @@ class ModuleInPlace:
                 return self._trials[needs_grad]
 
             def work(call: Call) -> Any:
-                assert self._tree is not None
                 trial = self._trials[needs_grad]
                 with at_work():
                     return trial.observed(
-                        self._tree, lambda: self._as_written(*call.args, **call.kwargs)
+                        self._now.tree, lambda: self._as_written(*call.args, **call.kwargs)
                     )
 
             step = self._trained[needs_grad] = self.settings.wrap(

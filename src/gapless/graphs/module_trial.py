@@ -289,7 +289,14 @@ class ModuleTrial:
             draws=bool(touched.generators) or rehearsal.draws,
             reads=reads,
             memory=[WeightsInPlace(memory)] if memory else [],
-            held=[*others, *touched.read, *touched.written],
+            held=[
+                *others,
+                *[
+                    tensor
+                    for tensor in [*touched.read, *touched.written]
+                    if address_of(tensor) not in watched.known
+                ],
+            ],
             device=self._device,
             runs=self._runs,
             needs_grad=self._needs_grad,
@@ -305,6 +312,9 @@ class ModuleTrial:
             with looks.pop() if looks else _nothing():
                 return rehearsal.run()
 
+        known = watched.known | set(
+            map(address_of, [*tree.leaves, *rehearsal.memory_of_all(), *others])
+        )
         try:
             _, verdict = prove(
                 self._device,
@@ -317,6 +327,8 @@ class ModuleTrial:
             )
         except NotProved as error:
             return Tried(None, module_graph, not_proved=str(error))
+        if _uses_others(touched, second_look, known):
+            raise _Refused(_REPLACED)
         seconds = (self._device.now_ms() - start) / 1000.0
         return Tried(None, module_graph, verdict, proof_seconds=seconds)
 
@@ -339,6 +351,12 @@ class ModuleTrial:
             graph = self._device.capture(queue, like=self._graphs.newest, generators=generators)
         self._graphs.newest = graph
         return graph, found[0], self._device.reserved_memory_bytes() - reserved[0]
+
+
+def _uses_others(first: TouchWatch, second: TouchWatch, known: set[int]) -> bool:
+    """Return whether a run has used memory that a run before has not."""
+    some, others = (set(map(address_of, [*look.read, *look.written])) for look in (first, second))
+    return bool(others - some - known)
 
 
 class _Rehearsal:
@@ -416,35 +434,42 @@ class _Rehearsal:
             inputs=static.leaves, out=out, given=given, targets=targets, gradients=arrived
         )
 
+    def memory_of_all(self) -> list[torch.Tensor]:
+        """Return the tensors that a run finds in memory, beside the module's."""
+        return [*self._tree.leaves, *[one for one in self.gradients if one is not None]]
+
     def run(self) -> Any:
         """Run both passes as written; return their results, to be compared."""
         passes = self.passes(self._tree.map(_copy), self.gradients)
         return [[leaf.detach() for leaf in passes.out.leaves], passes.gradients]
 
-    def run_and_see_what_is_saved(self) -> tuple[set[int], set[int]]:
-        """Run both passes; return the numbers of inputs and weights that are saved for backward."""
+    def run_and_see_what_is_saved(self) -> tuple[set[int], set[int], set[int]]:
+        """Run both passes; return which inputs, weights and outputs are saved for backward."""
         static = self._tree.map(_copy)
-        places = {address_of(leaf): number for number, leaf in enumerate(static.leaves)}
-        of_weights = {address_of(weight): number for number, weight in enumerate(self._weights)}
-        inputs: set[int] = set()
-        weights: set[int] = set()
+        saved: list[torch.Tensor] = []
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            if has_address(tensor):
-                place = address_of(tensor)
-                inputs.update([places[place]] if place in places else [])
-                weights.update([of_weights[place]] if place in of_weights else [])
+            saved.append(tensor.detach())
             return tensor
 
         states = self._device.random_state(), torch.get_rng_state()
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            self.passes(static, self.gradients)
+            passes = self.passes(static, self.gradients)
         after = self._device.random_state(), torch.get_rng_state()
         self.draws = any(
             one is not None and other is not None and not torch.equal(one, other)
             for one, other in zip(states, after, strict=True)
         )
-        return inputs, weights
+        places = {address_of(tensor) for tensor in saved if has_address(tensor)}
+
+        def numbers_of(tensors: Sequence[torch.Tensor]) -> set[int]:
+            return {number for number, one in enumerate(tensors) if address_of(one) in places}
+
+        return (
+            numbers_of(static.leaves),
+            numbers_of(self._weights),
+            numbers_of(passes.out.leaves),
+        )
 
 
 @contextmanager
@@ -628,6 +653,11 @@ _CHECKPOINT = Refusal(
     "checkpoint",
     "the module uses torch.utils.checkpoint, which runs a part of it again in the backward pass",
     name="checkpoint",
+)
+_REPLACED = Refusal(
+    "replaced_tensor",
+    "the module uses a tensor that is another one in each call; pass it as an argument, or fill one "
+    "tensor in place",
 )
 _OTHER_WEIGHTS = Refusal(
     "gradient_outside",

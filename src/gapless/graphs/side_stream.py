@@ -63,6 +63,17 @@ class SideStream:
         with self.use():
             return replay(*args)
 
+    def launch_again(self, replay: Callable[[], _OutT]) -> _OutT:
+        """Call a function that goes on with what was launched before, on the same stream.
+
+        A backward pass may run on a thread of torch's while the thread that waits for it uses the
+        side stream, so this waits for nobody.
+
+        Sync: Does not block the host.
+        """
+        with self._order.lock:
+            return replay()
+
     @contextmanager
     def use(self) -> Iterator[None]:
         """Send the work of the body to the side stream, in order with the caller's work.

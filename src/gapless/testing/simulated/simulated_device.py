@@ -310,6 +310,7 @@ class SimulatedDevice:
         *,
         like: SimulatedGraph | None = None,
         generators: Sequence[torch.Generator] = (),
+        keeps_casts: bool = False,
     ) -> SimulatedGraph:
         """Capture the work that a function queues, without running it.
 
@@ -318,13 +319,14 @@ class SimulatedDevice:
                 takes a function that cuts (see `Device`).
             like: a graph whose memory pool the new graph shares.
             generators: not needed here: work draws when it is launched.
+            keeps_casts: leave autocast's casts of weights alone.
 
         Raises:
             RuntimeError: a capture is running, the current stream is the default stream (which
                 CUDA cannot capture), or the function makes the host wait.
         """
         del generators
-        return self._simulation.capture(work, like=like)
+        return self._simulation.capture(work, like=like, keeps_casts=keeps_casts)
 
     def delay(self, stream: SimulatedStream, ms: float) -> None:
         """Keep `stream` busy for `ms` virtual milliseconds."""

@@ -417,7 +417,11 @@ class Simulation:
             raise failure
 
     def capture(
-        self, work: Callable[[Cut], object], *, like: SimulatedGraph | None = None
+        self,
+        work: Callable[[Cut], object],
+        *,
+        like: SimulatedGraph | None = None,
+        keeps_casts: bool = False,
     ) -> SimulatedGraph:
         """Capture the work that a function queues, without running it.
 
@@ -438,7 +442,7 @@ class Simulation:
 
         self._begin_segment(graph)
         try:
-            with capture_edges():
+            with capture_edges(keeps_casts=keeps_casts):
                 work(cut)
         finally:
             self._segment = None
