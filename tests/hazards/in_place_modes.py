@@ -209,6 +209,18 @@ def autocast_and_a_weight_used_three_times(place):
     return losses, state(model, optimizer)
 
 
+@in_place_case("Attention with dropout under autocast, whose backward pass is outside of it.")
+def autocast_and_attention_with_dropout(place):
+    model = made(place, nn.TransformerEncoderLayer, 8, 2, 16, dropout=0.1, batch_first=True)
+    place.capture(model)
+    optimizer, losses = sgd(model), []
+    for number in range(NUM):
+        with torch.autocast(_kind(place), dtype=torch.bfloat16):
+            out = model(floats(place, number, 2, 5, 8))
+        losses.append(update(optimizer, out.float().square().mean()))
+    return losses, state(model, optimizer)
+
+
 @in_place_case(
     "Two calls of the model in one autocast block share casts.", expect=either("autocast|forward")
 )

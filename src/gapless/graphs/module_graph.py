@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from gapless.device.base import Device, Graph
+    from gapless.graphs.backward_settings import Settings
     from gapless.graphs.guards import Guard
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.side_stream import SideStream
@@ -152,6 +153,8 @@ class ModuleGraph:
         device: where it runs.
         runs: of all graphs of the module.
         needs_grad: which inputs need gradients.
+        settings: reads torch's settings.
+        expected: those in the backward pass.
     """
 
     changes_batch = False
@@ -173,7 +176,11 @@ class ModuleGraph:
         device: Device,
         runs: Runs,
         needs_grad: tuple[bool, ...],
+        settings: Settings,
+        expected: tuple[Any, ...] | None,
     ) -> None:
+        self._settings = settings
+        self._expected = expected
         self.reads = reads
         self.guards = ModuleGuards(reads, memory)
         self._graph = graph
@@ -188,7 +195,7 @@ class ModuleGraph:
         self._runs = runs
         self._needs_grad = needs_grad
         self._is_refused = False
-        self._autocast = _autocast_of(device.torch_device.type)
+        self._then = settings.now()
         self._inputs = StaticInputs(passes.inputs, passes.inputs)
         leaves = passes.out.leaves
         self._differentiable = [leaf.requires_grad for leaf in leaves]
@@ -321,6 +328,8 @@ class ModuleGraph:
     def _is_captured_for(self, given: Sequence[torch.Tensor | None]) -> bool:
         if [number for number, one in enumerate(given) if one is not None] != self._places:
             return False
+        if self._settings.now() != self._expected:
+            return False
         found = [one for one in given if one is not None]
         layouts = [(tuple(one.size()), one.stride(), one.dtype) for one in found]
         return layouts == self._layouts and all(type(one) is torch.Tensor for one in found)
@@ -346,7 +355,12 @@ class ModuleGraph:
                 leaf.detach().requires_grad_(needs)
                 for leaf, needs in zip(inputs, self._needs_grad, strict=True)
             ]
-        with at_work(), torch.enable_grad(), self._as_then(run), _within(self._autocast):
+        with (
+            at_work(),
+            torch.enable_grad(),
+            self._as_then(run),
+            self._settings.autocast_as(self._then),
+        ):
             call: Call = self._call.with_leaves(inputs).value
             leaves = flatten(self._forward(*call.args, **call.kwargs)).leaves
         pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
@@ -463,18 +477,3 @@ def _set_random_state(device: Device, state: torch.Tensor | None) -> None:
         torch.set_rng_state(state)
     else:
         device.set_random_state(state)
-
-
-def _autocast_of(device_type: str) -> dict[str, Any]:
-    return {
-        "device_type": device_type,
-        "dtype": torch.get_autocast_dtype(device_type),
-        "enabled": torch.is_autocast_enabled(device_type),
-        "cache_enabled": torch.is_autocast_cache_enabled(),
-    }
-
-
-@contextmanager
-def _within(autocast: dict[str, Any]) -> Iterator[None]:
-    with torch.autocast(**autocast):
-        yield

@@ -9,7 +9,7 @@ itself runs as written.
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from torch import nn
 
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.at_work import AT_WORK
+from gapless.graphs.backward_settings import Settings
 from gapless.graphs.capture_failure import capture_failed
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.gradient_paths import (
@@ -65,8 +66,17 @@ class Layout:
         return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
 
 
-# The gradients of the outputs in one backward pass, None for those that get none.
-Given = tuple["Layout | None", ...]
+@dataclass(frozen=True)
+class Given:
+    """What one backward pass was given.
+
+    Attributes:
+        layouts: of the gradients of the outputs, None for those that got none.
+        settings: torch's, in it, as `Settings.now` returns them; None if no output has a gradient.
+    """
+
+    layouts: tuple[Layout | None, ...]
+    settings: tuple[Any, ...] | None
 
 
 @dataclass
@@ -122,6 +132,7 @@ class ModuleTrial:
         self._runs = runs
         self._watch = watch
         self._needs_grad = needs_grad
+        self._settings = Settings(device.torch_device.type)
         self._seen: dict[Any, _Seen] = {}
 
     # --- calls as written ---
@@ -151,9 +162,9 @@ class ModuleTrial:
             _add(seen, [_CHANGES_INPUT])
         seen.weights = [weakref.ref(weight) for weight in paths.weights]
         if leaves:
-            _note_gradients(outs, seen)
+            _note_gradients(outs, seen, self._settings)
         else:
-            seen.given = (None,) * len(outs)
+            seen.given = Given((None,) * len(outs), None)
         return out
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
@@ -264,7 +275,14 @@ class ModuleTrial:
         touched = watched.touched
         assert touched is not None
         rehearsal = _Rehearsal(
-            self._forward, self._module, tree, given, weights, self._needs_grad, self._device
+            self._forward,
+            self._module,
+            tree,
+            given,
+            weights,
+            needs_grad=self._needs_grad,
+            device=self._device,
+            settings=self._settings,
         )
         saved = rehearsal.run_and_see_what_is_saved()
         graph, passes, reserved = self._capture(rehearsal, watched)
@@ -300,6 +318,8 @@ class ModuleTrial:
             device=self._device,
             runs=self._runs,
             needs_grad=self._needs_grad,
+            settings=self._settings,
+            expected=given.settings,
         )
         start = self._device.now_ms()
         second_look = TouchWatch(self._device)
@@ -373,9 +393,13 @@ class _Rehearsal:
         tree: Tree,
         given: Given,
         weights: list[torch.Tensor],
+        *,
         needs_grad: tuple[bool, ...],
         device: Device,
+        settings: Settings,
     ) -> None:
+        self._settings = settings
+        self._expected = given.settings
         self._forward = forward
         self._module = module
         self._tree = tree.map(_copy)
@@ -383,7 +407,8 @@ class _Rehearsal:
         self._needs_grad = needs_grad
         self._device = device
         self.gradients = [
-            None if layout is None else _made_up(layout, device.torch_device) for layout in given
+            None if layout is None else _made_up(layout, device.torch_device)
+            for layout in given.layouts
         ]
         self.draws = False
 
@@ -429,7 +454,12 @@ class _Rehearsal:
             arrived: list[list[torch.Tensor]] = []
             if pairs:
                 outputs, gradients = zip(*pairs, strict=True)
-                arrived = gradients_by_use(outputs, gradients, targets)
+                found: list[tuple[Any, ...]] = []
+                outputs[0].grad_fn.register_prehook(lambda _: found.append(self._settings.now()))
+                with self._settings.autocast_as(self._expected):
+                    arrived = gradients_by_use(outputs, gradients, targets)
+                if found != [self._expected]:
+                    raise _Refused(_OTHER_SETTINGS)
         return Passes(
             inputs=static.leaves, out=out, given=given, targets=targets, gradients=arrived
         )
@@ -453,8 +483,10 @@ class _Rehearsal:
             return tensor
 
         states = self._device.random_state(), torch.get_rng_state()
-        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            passes = self.passes(static, self.gradients)
+        with ExitStack() as forward:
+            hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+            forward.enter_context(hooks)
+            passes = self.passes(static, self.gradients, forward.close)
         after = self._device.random_state(), torch.get_rng_state()
         self.draws = any(
             one is not None and other is not None and not torch.equal(one, other)
@@ -525,7 +557,7 @@ def _add(seen: _Seen, refusals: Sequence[Refusal]) -> None:
     seen.objections += [one for one in refusals if one not in seen.objections]
 
 
-def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen) -> None:
+def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen, settings: Settings) -> None:
     """Note what the backward pass of a call is given."""
     places: dict[Any, list[int]] = {}
     for number, leaf in enumerate(leaves):
@@ -546,7 +578,8 @@ def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen) -> None:
             gradient = gradients[numbers[place]]
             if gradient is not None and gradient.layout is torch.strided:
                 found[place] = Layout.of(gradient)
-        seen.given = tuple([found.get(place) for place in range(count)])
+        layouts = tuple([found.get(place) for place in range(count)])
+        seen.given = Given(layouts, settings.now())
 
     passes = dict.fromkeys(range(len(num_passes)), 0)
     for key, (node, node_places) in enumerate(places.items()):
@@ -653,6 +686,12 @@ _CHECKPOINT = Refusal(
     "checkpoint",
     "the module uses torch.utils.checkpoint, which runs a part of it again in the backward pass",
     name="checkpoint",
+)
+_OTHER_SETTINGS = Refusal(
+    "gradient_outside",
+    "settings of torch are others in the backward pass than in the forward pass; set them before "
+    "the loop",
+    name="settings",
 )
 _REPLACED = Refusal(
     "replaced_tensor",
