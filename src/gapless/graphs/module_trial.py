@@ -368,7 +368,9 @@ class ModuleTrial:
             one for one in watched.touched.generators if one.device.type == kind != "cpu"
         ]
         with self._host_waits.blocking("capture"):
-            graph = self._device.capture(queue, like=self._graphs.newest, generators=generators)
+            graph = self._device.capture(
+                queue, like=self._graphs.newest, generators=generators, keeps_casts=True
+            )
         self._graphs.newest = graph
         return graph, found[0], self._device.reserved_memory_bytes() - reserved[0]
 
