@@ -22,6 +22,7 @@ import torch
 
 import gapless
 from gapless import testing
+from gapless.graphs.captor import captor_of
 from gapless.graphs.capture_report import CaptureReport
 
 
@@ -62,9 +63,16 @@ class Run:
         }
 
     def reports(self) -> list[CaptureReport]:
-        """Return the reports of all captured steps, in the order of the script."""
-        reports = [getattr(value, "report", None) for value in self.names.values()]
-        return [report for report in reports if isinstance(report, CaptureReport)]
+        """Return the reports of all that is captured, in the order of the script."""
+        reports = map(_report_of, self.names.values())
+        return [report for report in reports if report is not None]
+
+
+def _report_of(value: Any) -> CaptureReport | None:
+    """Return the report of a captured step, or of what is captured where it stands; else None."""
+    captor = None if isinstance(value, type) else captor_of(value)
+    report = getattr(value if captor is None else captor, "report", None)
+    return report if isinstance(report, CaptureReport) else None
 
 
 def run(script: Path, *options: str) -> Run:
@@ -163,7 +171,10 @@ def _without(difference: str, sign: str) -> str:
 def run_example(
     text: str, example: str, device: torch.device, *, num_batches: int = 20
 ) -> CaptureReport:
-    """Run an example of a page after the lines that all of them go on from; return its report."""
+    """Run an example of a page after the lines that all of them go on from; return its report.
+
+    It is that of `step`, or of the captured `model` in an example without one.
+    """
     (given,) = [
         code for language, code in blocks(text) if language == "python" and "import" in code
     ]
@@ -182,7 +193,8 @@ def run_example(
         warnings.simplefilter("ignore")
         for code in (given, example):
             exec(compile(code, "example.py", "exec"), names)
-    report: CaptureReport = names["step"].report
+    report = _report_of(names["step"] if "step" in names else names["model"])
+    assert report is not None
     return report
 
 

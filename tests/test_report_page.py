@@ -22,8 +22,8 @@ EXAMPLES = recipes.examples_of(TEXT)
 # No row: nothing has to be edited, or no small example comes to it.
 WITHOUT_EXAMPLE = {"cpu", "off", "too_many_keys", "memory_budget"}
 
-# The simulated device has no derivatives in forward mode, and no streams of torch's.
-ON_A_GPU_ALONE = {"forward_mode", "capture_failed"}
+# The simulated device has no derivatives in forward mode, no streams of torch's and no compiled code.
+ON_A_GPU_ALONE = {"forward_mode", "capture_failed", "compiled"}
 
 
 def kinds_made():
