@@ -90,6 +90,10 @@ def captures(loader: list[Pair], model: torch.nn.Module, sgd: torch.optim.Optimi
     masked = gapless.capture(lambda x, y, mask=None: (x * y).mean(), device="cuda")
     masked(*loader[0], mask=None)
     step.clear()
+    assert_type(gapless.capture(model, max_graphs=4), torch.nn.Module)
+    assert_type(gapless.capture(sgd), torch.optim.Optimizer)
+    assert_type(gapless.capture_report(model).num_replays, int)
+    assert_type(gapless.release(model), torch.nn.Module)
     try:
         step(loader[0])
     except gapless.CaptureRefused as refused:

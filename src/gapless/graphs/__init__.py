@@ -3,4 +3,7 @@
 `captured_step.py` is the page to begin with. `capture.py` offers it to any loop. `host_watch.py` and
 `touched.py` see what runs as written do; `trial.py` captures a step and lets the graph prove itself;
 `step_guards.py` says what has to hold before a replay.
+
+`in_place.py` captures objects where they stand: `module_in_place.py` the forward and backward pass of a
+module, `optimizer_in_place.py` the step of an optimizer.
 """

@@ -1,4 +1,4 @@
-"""Capture the step of anybody's loop.
+"""Capture the step of anybody's loop, or its model and its optimizer where they stand.
 
 step = gapless.capture(step)
 for batch in gapless.prefetch(loader, device):
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 _PartT = TypeVar("_PartT")
 
-_InPlaceT = TypeVar("_InPlaceT", bound="torch.optim.Optimizer")
+_InPlaceT = TypeVar("_InPlaceT", bound="torch.nn.Module | torch.optim.Optimizer")
 
 _Step: TypeAlias = "Callable[..., Any] | SplitStep"
 
@@ -293,8 +293,9 @@ class _CapturedMethods:
         return type(self), ()
 
 
+# Modules are callable as well: the first that fits is taken.
 @overload
-def capture(
+def capture(  # type: ignore[overload-overlap]
     step: _InPlaceT,
     /,
     *,
@@ -365,31 +366,61 @@ def capture(
     steps_per_launch: int | None = None,
     wait_stats: WaitStats | None = None,
 ) -> Any:
-    """Return a step that is launched as one CUDA graph for each kind of call.
+    """Let a step, a module or an optimizer run as CUDA graphs, with the same bits or as written.
 
-    It is called as the step is, with any arguments, and returns what the step returns. Two calls
-    are of one kind if the structure of their arguments, plain values and shapes are equal. Each
-    kind runs as written at first, as warm-up, and is then captured. What is not captured runs as
-    written, and is counted; a `CaptureWarning` says why, once for each reason. What the step does
-    on the host (printing, counting, Python's random numbers) belongs in a method `on_host` of the
+    There are three forms:
+
+    - `step = gapless.capture(step)` returns a function, which is launched as one graph: forward
+      pass, backward pass and update. Nothing else needs as few launches.
+    - `gapless.capture(module)` returns the very module. In a loop that stays as it is, its forward
+      pass is a graph from then on, and the backward pass behind it another.
+    - `gapless.capture(optimizer)` returns the very optimizer, whose `step()` is a graph from then on.
+
+    In all of them there is a graph for each kind of call: two calls are of one kind if the
+    structure of their arguments, plain values and shapes are equal. Each kind runs as written at
+    first, as warm-up, and is then captured; its graph has to give the same bits as it. What is not
+    captured runs as written, and is counted; a `CaptureWarning` says why, once for each reason.
+    Training and evaluation have graphs of their own.
+
+    **A step** is called as before, with any arguments, and returns what it returns. What it does on
+    the host (printing, counting, Python's random numbers) belongs in a method `on_host` of the
     step, which is called before each call with the same arguments. Call schedulers of rates
-    outside. Modules in training and in evaluation have graphs of their own; another optimizer
-    needs a new `capture`.
+    outside. Another optimizer needs a new `capture`.
 
     Also a decorator, `@gapless.capture` or `@gapless.capture(device="cuda")`, of functions and
     methods. Each object whose method is captured has graphs of its own. Within another captured
     step it is a part of that one.
 
-    An optimizer is captured where it stands: `gapless.capture(optimizer)` returns the very object,
-    whose `step()` is launched as a graph from then on. See `gapless.graphs.in_place`.
+    **A module** is captured in place: an attribute `forward` of its own stands before that of its
+    class. To autograd a call is one node, so gradients are summed and accumulated by autograd, and
+    hooks of the module and of what it returns are called. Where no backward pass follows, as in
+    evaluation, call it under `torch.no_grad()`: otherwise it is never captured there. As written run
 
-    On a CPU the step always runs as written, and nothing is raised: there is nothing to launch.
+    - within `torch.autocast`: the first six calls, by which it is seen whether each has a block of
+      its own, and all that need no gradients; all calls there once two have shared a block, which
+      would share casts of weights;
+    - a second forward pass before the backward pass of the first, and calls as long as a loss is
+      held that gets no backward pass;
+    - calls whose gradients are differentiated (`create_graph=True`), and second backward passes
+      (`retain_graph=True`). If the forward pass was a replay, it runs again from its arguments;
+    - modules with hooks on their parts or weights, with checkpoints or compiled code, and those
+      that return their arguments or use tensors with gradients that are no arguments.
+
+    **An optimizer** is captured in place as well, by an attribute `step`, if its update has the same
+    bits in a graph; Adam has with `fused=True`. As written run its steps with hooks, those with a
+    closure that may be called more than once, and those on sparse gradients.
+
+    `gapless.capture_report(x)` says what became of a captured module or optimizer, and
+    `gapless.release(x)` undoes the capture. Copies and files of them hold no graphs. Within a
+    captured step they are a part of that.
+
+    On a CPU everything runs as written, and nothing is raised: there is nothing to launch.
     So it does everywhere with `GAPLESS_CAPTURE=off` in the environment, which is read here.
 
     Args:
         step: trains on its arguments, which are on the device, and returns its loss or any
-            structure of tensors: a function, a method, a callable object, or a step in two parts;
-            or an optimizer.
+            structure of tensors: a function, a method, a callable object that is no module, or
+            a step in two parts. Or a module; or an optimizer.
         device: a device or its name.
         example_inputs: batches, one of each kind, for a step of one argument: captured now in this order, as far as the
             limits go, without training on them, and no other kinds later. Needs `model` and
@@ -413,7 +444,8 @@ def capture(
         wait_stats: where the waits for captures are counted ("capture").
 
     Raises:
-        UserError: a setting is out of range, or there are examples without a model or optimizer.
+        UserError: a setting is out of range, there are examples without a model or optimizer, or a
+            module or an optimizer gets `example_inputs` or `steps_per_launch`.
         DeviceError: the device is unknown or absent.
         BatchError: an example holds something that cannot be moved.
         CaptureRefused: `on_refusal` is "raise", and an example cannot be captured.
@@ -424,6 +456,15 @@ def capture(
         for batch in gapless.prefetch(loader, device):
             losses.add(step(batch))
         print(losses.mean(), step.report)
+
+        gapless.capture(model)
+        gapless.capture(optimizer)
+        for x, y in gapless.prefetch(loader, device):
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        print(gapless.capture_report(model), gapless.capture_report(optimizer))
 
     Sync: Blocks the host if there are examples ("capture"); otherwise does not.
     """
