@@ -485,7 +485,6 @@ def capture(
         return capture_in_place(step, settings)
 
     def made(step: _Step) -> CapturedFunction:
-        _check_is_a_step(step)
         captured = CapturedFunction(step, settings)
         if example_inputs is not None:
             parts = _needed(model, "model"), _needed(optimizer, "optimizer")
@@ -500,14 +499,6 @@ def capture(
             "optimizer"
         )
     return made(step)
-
-
-def _check_is_a_step(step: object) -> None:
-    if not callable(step) and not isinstance(step, SplitStep | classmethod | staticmethod):
-        raise UserError(
-            f"capture got a {type(step).__qualname__}, expected a function or another callable "
-            "object, a step with forward and backward, a module or an optimizer"
-        )
 
 
 def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device, Graph
     from gapless.graphs.backward_settings import Settings
+    from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.guards import Guard
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.side_stream import SideStream
@@ -79,15 +80,26 @@ class Passes:
 class Runs:
     """The forward passes of all graphs of a module, which share their memory.
 
-    Attributes:
+    Args:
         side: launches replays in order with captures.
-        refuse: notes why no further graph is to be used.
+        report: of the module.
+
+    Attributes:
+        side: as given.
     """
 
-    def __init__(self, side: SideStream, refuse: Callable[[Refusal], None]) -> None:
+    def __init__(self, side: SideStream, report: CaptureReport) -> None:
         self.side = side
-        self.refuse = refuse
+        self._report = report
         self._newest: weakref.ref[Run] | None = None
+
+    def refuse(self, refusal: Refusal) -> None:
+        """Add a reason to the report."""
+        self._report.refuse(refusal)
+
+    def note(self, text: str) -> None:
+        """Add what else is worth knowing to the report."""
+        self._report.note = text
 
     def is_free(self) -> bool:
         """Return whether no backward pass can come that reads the memory as it is now."""
@@ -216,15 +228,15 @@ class ModuleGraph:
         self._gradient_copies = TensorCopies(arrived, apart=True)
 
     def may_overwrite(self) -> bool:
-        """Return whether no backward pass can come that reads the graph's memory.
+        """Return whether a replay may come: no backward pass reads the graph's memory as it is.
 
         Sync: Does not block the host.
         """
-        return self._runs.is_free()
+        return not self._is_refused and self._runs.is_free()
 
     def takes(self, tree: Tree) -> bool:
         """Return whether a replay does what the call as written would do."""
-        if self._is_refused or not self._runs.is_free():
+        if not self.may_overwrite():
             return False
         wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
         return not (len(wanted) > 1 and share_memory(wanted))

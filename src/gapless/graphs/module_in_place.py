@@ -68,7 +68,7 @@ class ModuleInPlace:
         self.report = CaptureReport(rates=settings.rates)
         self._side = SideStream(settings.device)
         self._trees = CallTrees()
-        self._runs = Runs(self._side, self.report.refuse)
+        self._runs = Runs(self._side, self.report)
         self._own: Any = None
         self._as_written: Callable[..., Any] = module.forward
         self._evaluated: CapturedStep | None = None
@@ -227,6 +227,9 @@ class ModuleInPlace:
             self.settings.tell(self.report, type(self.target).__name__)
         self._block = block
         self._num_in_autocast += 1
+        if not torch.is_grad_enabled():
+            self.report.refuse(_EVALUATED_IN_AUTOCAST)
+            self.settings.tell(self.report, type(self.target).__name__)
         is_first = self._num_in_autocast <= _NUM_IN_AUTOCAST
         return is_first or self._shares_casts or not torch.is_grad_enabled()
 
@@ -249,6 +252,13 @@ _SECOND_FORWARD = Refusal(
     "a forward pass came before the backward pass of the one before (or its loss is still held "
     "with its graph), whose activations a replay would overwrite: it runs as written",
     name="a second forward pass",
+    is_of_call=True,
+)
+_EVALUATED_IN_AUTOCAST = Refusal(
+    "inside_autocast",
+    "a call without gradients within autocast, whose casts later calls would share, runs as "
+    "written; give the block cache_enabled=False",
+    name="autocast without gradients",
     is_of_call=True,
 )
 _SHARES_CASTS = Refusal(

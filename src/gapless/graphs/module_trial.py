@@ -31,7 +31,7 @@ from gapless.graphs.module_graph import CREATE_GRAPH, SECOND_BACKWARD, ModuleGra
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.reach import HOOK_TABLES
 from gapless.graphs.refusal import Refusal, host_read
-from gapless.graphs.step_call import cannot_return, cannot_return_from_host
+from gapless.graphs.step_call import at_work, cannot_return, cannot_return_from_host
 from gapless.graphs.touched import TouchWatch, span_of
 from gapless.graphs.trial import Tried
 from gapless.graphs.weight_guards import WeightsInPlace
@@ -178,6 +178,8 @@ class ModuleTrial:
         seen = self._seen_of(tree)
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
         refusals = self._refusals(seen, weights, watched)
+        if seen.given is None:
+            self._runs.note(_NO_BACKWARD)
         if refusals or seen.given is None or not self._runs.is_free():
             if refusals:
                 seen.watched = self._watch.num_runs
@@ -215,6 +217,8 @@ class ModuleTrial:
         found += [_keeps(path.name, path.site) for path in watched.kept]
         if watched.touched is None:
             found.append(_COMPILED)
+        if watched.ran_backward:
+            found.append(_RUNS_BACKWARD)
         site = self._watch.site_of_name(_HOOKING)
         if site is not None:
             found.append(_hook(f"{site} sets a hook"))
@@ -439,7 +443,7 @@ class _Rehearsal:
             leaf.detach().requires_grad_(needs)
             for leaf, needs in zip(static.leaves, self._needs_grad, strict=True)
         ]
-        with _stand_ins(self._module, self._weights) as weights, torch.enable_grad():
+        with at_work(), _stand_ins(self._module, self._weights) as weights, torch.enable_grad():
             call: Call = static.with_leaves(inputs).value
             out = flatten(self._forward(*call.args, **call.kwargs))
             if out.unknown:
@@ -625,6 +629,12 @@ class _Refused(Exception):  # noqa: N818
         self.refusal = refusal
 
 
+_NO_BACKWARD = (
+    "calls with gradients that no backward pass follows run as written; call them under "
+    "torch.no_grad()"
+)
+
+
 # --- refusals ---
 
 _MOST_SEEN = 1_000
@@ -694,6 +704,12 @@ _OTHER_SETTINGS = Refusal(
     "settings of torch are others in the backward pass than in the forward pass; set them before "
     "the loop",
     name="settings",
+)
+_RUNS_BACKWARD = Refusal(
+    "gradient_outside",
+    "the module runs a backward pass itself, which a graph of its own passes does not hold; capture "
+    "a function that calls it",
+    name="a backward pass",
 )
 _REPLACED = Refusal(
     "replaced_tensor",
