@@ -18,6 +18,7 @@ from simulation import (  # noqa: F401
     copies,
     failures,
     guarding,
+    in_place,
     losses,
     prefetching,
     proving,

@@ -77,6 +77,21 @@ class Passes:
     gradients: list[list[torch.Tensor]]
 
 
+@dataclass
+class Saved:
+    """What autograd saves of a call as written for its backward pass, and so guards.
+
+    Attributes:
+        inputs: numbers of arguments.
+        outs: numbers of outputs.
+        tensors: weights and others that were there before.
+    """
+
+    inputs: list[int]
+    outs: list[int]
+    tensors: list[torch.Tensor]
+
+
 class Runs:
     """The forward passes of all graphs of a module, which share their memory.
 
@@ -156,7 +171,7 @@ class ModuleGraph:
         call: of this kind.
         forward: of the module, as written.
         weights: that get gradients.
-        saved: numbers of the inputs, weights and outputs that autograd saves as written.
+        saved: what autograd saves as written.
         written: tensors that the forward pass changes and that were there before.
         draws: whether random numbers are drawn.
         reads: what the module's code reads.
@@ -179,7 +194,7 @@ class ModuleGraph:
         call: Tree,
         forward: Callable[..., Any],
         weights: list[torch.Tensor],
-        saved: tuple[set[int], set[int], set[int]],
+        saved: Saved,
         written: list[torch.Tensor],
         draws: bool,
         reads: ReadGuards,
@@ -297,11 +312,11 @@ class ModuleGraph:
 
     def saved_of(self, run: Run, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the tensors that autograd saves as written, and guards so."""
-        inputs, weights, of_outs = self._saved
+        saved = self._saved
         return [
-            *[run.inputs[number] for number in sorted(inputs)],
-            *[self._weights[number] for number in sorted(weights)],
-            *[outs[number] for number in sorted(of_outs)],
+            *[run.inputs[number] for number in saved.inputs],
+            *[outs[number] for number in saved.outs],
+            *saved.tensors,
         ]
 
     def outs_without_gradient(self, outs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -378,7 +393,7 @@ class ModuleGraph:
         pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
         wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
         outputs, gradients = zip(*pairs, strict=True)
-        with at_work():
+        with at_work(), _without_hooks(self._weights):
             return gradients_by_use(
                 outputs, gradients, [*wanted, *self._weights], create_graph=create_graph
             )
@@ -462,6 +477,19 @@ class _Replayed(torch.autograd.Function):
         ctx.saved_tensors  # noqa: B018  # raises if one was changed, or the pass was run before
         run: Run = ctx.run
         return (None, *run.graph.backward(run, given))
+
+
+@contextmanager
+def _without_hooks(weights: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Let nobody call hooks of weights in the body: autograd does so later, with the sums."""
+    hooks = [(weight, weight._backward_hooks) for weight in weights if weight._backward_hooks]
+    for weight, _ in hooks:
+        weight._backward_hooks = None
+    try:
+        yield
+    finally:
+        for weight, known in hooks:
+            weight._backward_hooks = known
 
 
 def _each_once(tensor: torch.Tensor) -> torch.Tensor:

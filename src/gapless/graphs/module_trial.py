@@ -19,7 +19,6 @@ from torch import nn
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.backward_settings import Settings
-from gapless.graphs.capture_failure import capture_failed
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.gradient_paths import (
     GradientPaths,
@@ -27,13 +26,13 @@ from gapless.graphs.gradient_paths import (
     number_of_next_node,
     uses_of,
 )
-from gapless.graphs.module_graph import CREATE_GRAPH, SECOND_BACKWARD, ModuleGraph, Passes
+from gapless.graphs.module_graph import CREATE_GRAPH, SECOND_BACKWARD, ModuleGraph, Passes, Saved
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.reach import HOOK_TABLES
-from gapless.graphs.refusal import Refusal, host_read
+from gapless.graphs.refusal import Refusal
 from gapless.graphs.step_call import at_work, cannot_return, cannot_return_from_host
 from gapless.graphs.touched import TouchWatch, span_of
-from gapless.graphs.trial import Tried
+from gapless.graphs.trial import Tried, why_it_failed
 from gapless.graphs.weight_guards import WeightsInPlace
 from gapless.pipeline.tree import flatten, has_address
 
@@ -258,9 +257,7 @@ class ModuleTrial:
         except _Refused as refused:
             return Tried(None, refusals=[refused.refusal])
         except Exception as error:
-            refusals = [capture_failed(error)]
-            refusals += [host_read(site) for site in dict.fromkeys(watched.host_reads)]
-            return Tried(None, refusals=refusals)
+            return Tried(None, refusals=why_it_failed(error, watched.host_reads))
         finally:
             before.restore()
             before.forget()
@@ -288,7 +285,11 @@ class ModuleTrial:
             device=self._device,
             settings=self._settings,
         )
-        saved = rehearsal.run_and_see_what_is_saved()
+        others = [
+            *reads.tensors,
+            *[one for one in touched.read if address_of(one) not in watched.known],
+        ]
+        saved = rehearsal.run_and_see_what_is_saved(others)
         graph, passes, reserved = self._capture(rehearsal, watched)
         self._graphs.note_memory(reserved)
         if not all(uses_of(passes.out.leaves, passes.targets)):
@@ -479,8 +480,12 @@ class _Rehearsal:
         passes = self.passes(self._tree.map(_copy), self.gradients)
         return [[leaf.detach() for leaf in passes.out.leaves], passes.gradients]
 
-    def run_and_see_what_is_saved(self) -> tuple[set[int], set[int], set[int]]:
-        """Run both passes; return which inputs, weights and outputs are saved for backward."""
+    def run_and_see_what_is_saved(self, others: Sequence[torch.Tensor]) -> Saved:
+        """Run both passes; return what autograd saves between them.
+
+        Args:
+            others: tensors that the call reads, beside its arguments and weights.
+        """
         static = self._tree.map(_copy)
         saved: list[torch.Tensor] = []
 
@@ -500,13 +505,19 @@ class _Rehearsal:
         )
         places = {address_of(tensor) for tensor in saved if has_address(tensor)}
 
-        def numbers_of(tensors: Sequence[torch.Tensor]) -> set[int]:
-            return {number for number, one in enumerate(tensors) if address_of(one) in places}
+        def numbers_of(tensors: Sequence[torch.Tensor]) -> list[int]:
+            return [number for number, one in enumerate(tensors) if address_of(one) in places]
 
-        return (
-            numbers_of(static.leaves),
-            numbers_of(self._weights),
-            numbers_of(passes.out.leaves),
+        of_weights = set(map(address_of, self._weights))
+        return Saved(
+            inputs=numbers_of(static.leaves),
+            outs=numbers_of(passes.out.leaves),
+            tensors=[self._weights[number] for number in numbers_of(self._weights)]
+            + [
+                others[number]
+                for number in numbers_of(others)
+                if address_of(others[number]) not in of_weights
+            ],
         )
 
 

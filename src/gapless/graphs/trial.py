@@ -152,7 +152,7 @@ class Trial:
         try:
             return self._capture(tree, reads, watched, before=before, kept=kept)
         except Exception as error:
-            return _why_it_failed(error, watched.host_reads)
+            return why_it_failed(error, watched.host_reads)
         finally:
             side.restore()
             random.write(states)
@@ -462,7 +462,7 @@ def _changes_batch(kind: str) -> Refusal:
     )
 
 
-def _why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]:
+def why_it_failed(error: Exception, host_reads: Sequence[str]) -> list[Refusal]:
     """Return the reasons why a capture failed, all lines that read on the host among them."""
     if isinstance(error, Refused):
         return [error.refusal]

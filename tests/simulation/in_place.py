@@ -1,0 +1,407 @@
+"""Modules that are captured where they stand: what a graph takes of their calls, and what not.
+
+Each is trained plainly on the host, and captured on the device; losses, gradients, weights and
+buffers of every step are compared.
+"""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+from torch import nn
+
+import gapless
+from gapless.graphs import module_trial
+from simulation.registry import FEW, VERY_FEW, scenario
+from simulation.workloads import read_back
+from toy_steps import on
+
+
+# These are about what Python sees, and not about order.
+ONE = "asap"
+
+NUM = 8
+
+
+class Scaled(nn.Module):
+    """A weight and a buffer. What subclasses change is about one thing each."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        self.mean.mul_(0.5).add_(x.detach().mean(0), alpha=0.5)
+        return nn.functional.dropout(torch.tanh(x * self.weight) + self.mean, 0.3)
+
+
+class Loop:
+    """Trains a model; what subclasses change is about one thing each.
+
+    Args:
+        model: a class.
+        device: None for the host.
+    """
+
+    def __init__(self, model, device, **settings):
+        torch.manual_seed(0)
+        self.device = device
+        self.model = model()
+        for tensor in [*self.model.parameters(), *self.model.buffers()]:
+            tensor.data = on(device, tensor.data)
+        self.prepare()
+        if device is not None:
+            gapless.capture(self.model, device=device, **settings)
+
+    def train(self):
+        """Return what can be seen after each step."""
+        return [self._step(number) for number in range(NUM)]
+
+    def _step(self, number):
+        x = torch.randn(4, 3, generator=torch.Generator().manual_seed(number))
+        loss = self.add_gradients(on(self.device, x), number)
+        weights = [weight for weight in self.weights() if weight.grad is not None]
+        seen = [loss, *self.model.buffers(), *[weight.grad for weight in weights]]
+        seen = [self.value(one) for one in seen]
+        with torch.no_grad():
+            for weight in weights:
+                weight -= 0.1 * weight.grad
+                weight.grad = None
+        return seen, [self.value(weight) for weight in self.weights()]
+
+    def value(self, tensor):
+        if self.device is None:
+            return tensor.tolist()
+        return read_back(self.device, tensor.detach()).tolist()
+
+    def prepare(self):
+        """Change the model before it is captured."""
+
+    def weights(self):
+        return list(self.model.parameters())
+
+    def call(self, x, number):
+        return self.model(x)
+
+    def add_gradients(self, x, number):
+        loss = self.call(x, number).square().sum()
+        loss.backward()
+        return loss
+
+
+def check(device, model, *, loop=Loop, **settings):
+    """Train plainly on the host and captured on the device, compare; return the report."""
+    plain = loop(model, None).train()
+    with device.allow_waits():
+        captured = loop(model, device, **settings)
+        found = captured.train()
+    assert plain == found
+    report = gapless.capture_report(captured.model)
+    assert report.num_replays + report.num_eager == NUM
+    return report
+
+
+@scenario(num_seeds=FEW)
+def a_module_that_is_captured_in_place(device):
+    """Random numbers and buffers go on as in the loop as written, and its capture is one wait."""
+    waits = gapless.WaitStats()
+    report = check(device, Scaled, wait_stats=waits)
+    assert (report.num_replays, report.num_graphs, report.refusals) == (5, 1, [])
+    assert {reason: wait.count for reason, wait in waits.by_reason.items()} == {"capture": 1}
+
+
+# --- calls that no graph can take ---
+
+
+def check_refused(device, model=Scaled, *, kind, words="", loop=Loop):
+    """See that it runs as written, for one reason of this kind."""
+    report = check(device, model, loop=loop)
+    assert report.num_replays == 0
+    assert [refusal.kind for refusal in report.refusals] == [kind], str(report)
+    assert words in report.refusals[0].text
+
+
+class TakesAFactor(Scaled):
+    def forward(self, x, factor):
+        return super().forward(x) * factor
+
+
+class FactorOnTheHost(Loop):
+    def call(self, x, number):
+        return self.model(x, torch.full((1,), float(number)))
+
+
+@scenario(only=ONE)
+def a_module_that_is_called_with_a_tensor_on_the_host(device):
+    check_refused(device, TakesAFactor, kind="batch_on_host", loop=FactorOnTheHost)
+
+
+class WithinAnomalyDetection(Loop):
+    def add_gradients(self, x, number):
+        with torch.autograd.set_detect_anomaly(True):
+            return super().add_gradients(x, number)
+
+
+@scenario(only=ONE)
+def a_module_that_is_called_within_anomaly_detection(device):
+    check_refused(device, kind="watched_by_mode", loop=WithinAnomalyDetection)
+
+
+class WithinSavedTensorHooks(Loop):
+    """What is saved for the backward pass is doubled."""
+
+    def call(self, x, number):
+        hooks = torch.autograd.graph.saved_tensors_hooks(
+            lambda tensor: tensor * 2.0, lambda tensor: tensor
+        )
+        with hooks:
+            return super().call(x, number)
+
+
+@scenario(only=ONE)
+def a_module_that_is_called_within_saved_tensor_hooks(device):
+    check_refused(
+        device, kind="hook", words="inside saved-tensor hooks", loop=WithinSavedTensorHooks
+    )
+
+
+# --- modules that no graph can hold ---
+
+
+class Nested(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = Scaled()
+        self.factor = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return self.inner(x * self.factor)
+
+
+class Called(Loop):
+    """Tells how often a hook was called."""
+
+    def train(self):
+        CALLS.clear()
+        return super().train(), len(CALLS)
+
+
+CALLS = []
+
+
+def note(*_):
+    CALLS.append(1)
+
+
+class HookWithin(Called):
+    def prepare(self):
+        self.model.inner.register_full_backward_hook(note)
+
+
+@scenario(only=ONE)
+def a_module_with_a_hook_within(device):
+    check_refused(device, Nested, kind="hook", words="inner has a hook", loop=HookWithin)
+
+
+class SetsAHook(Scaled):
+    def forward(self, x):
+        out = super().forward(x)
+        out.register_hook(note)
+        return out.clone()
+
+
+@scenario(only=ONE)
+def a_module_that_sets_a_hook(device):
+    check_refused(device, SetsAHook, kind="hook", words="sets a hook", loop=Called)
+
+
+class Keeps(Scaled):
+    """Reads what the call before has left."""
+
+    last = None
+
+    def forward(self, x):
+        out = super().forward(x)
+        if self.last is not None:
+            out = out + self.last
+        self.last = out.detach()
+        return out
+
+
+@scenario(only=ONE)
+def a_module_that_keeps_a_tensor(device):
+    check_refused(device, Keeps, kind="keeps_unknown", words="self.last")
+
+
+class ReturnsASet(Scaled):
+    def forward(self, x):
+        return super().forward(x), {1}
+
+
+class ReturnsHostMemory(Scaled):
+    def forward(self, x):
+        return super().forward(x), torch.ones(1)
+
+
+class TakesTheFirst(Loop):
+    def call(self, x, number):
+        return super().call(x, number)[0]
+
+
+@scenario(only=ONE)
+def a_module_that_returns_what_no_replay_can(device):
+    """A set, and a tensor on the host."""
+    check_refused(device, ReturnsASet, kind="result", words="a builtins.set", loop=TakesTheFirst)
+    check_refused(
+        device, ReturnsHostMemory, kind="result", words="not on the device", loop=TakesTheFirst
+    )
+
+
+class ReadsAValue(Scaled):
+    def forward(self, x):
+        out = super().forward(x)
+        return out * 2.0 if x.detach().sum().item() > 0.0 else out
+
+
+@scenario(only=ONE)
+def a_module_that_reads_a_value(device):
+    """The line is told."""
+    report = check(device, ReadsAValue)
+    assert report.num_replays == 0
+    assert [refusal.kind for refusal in report.refusals] == ["host_read"], str(report)
+
+
+def fails(*_, **settings):
+    """Fail as a device does."""
+    raise RuntimeError("mine")
+
+
+@scenario(only=ONE)
+def a_module_on_a_device_that_cannot_capture(device):
+    """The error is what the report says."""
+    device.capture = fails
+    check_refused(device, kind="capture_failed", words="mine")
+
+
+# --- changes after the capture ---
+
+
+class HasAFactor(Scaled):
+    factor = 1.0
+
+    def forward(self, x):
+        return super().forward(x) * self.factor
+
+
+class ChangesTheFactor(Loop):
+    def call(self, x, number):
+        self.model.factor = 1.0 + (number >= 5)
+        return super().call(x, number)
+
+
+@scenario(only=ONE)
+def a_module_whose_number_changes(device):
+    report = check(device, HasAFactor, loop=ChangesTheFactor)
+    assert report.num_replays > 0
+    assert report.refusals == []
+
+
+class MovesTheWeight(Loop):
+    def call(self, x, number):
+        if number == 5:
+            (weight,) = self.weights()
+            weight.data = on(self.device, weight.data)
+        return super().call(x, number)
+
+
+class Multiplies(Scaled):
+    def forward(self, x):
+        return torch.tanh(self.multiplied(x))
+
+
+class MovesAWeightThatIsNoParameter(MovesTheWeight):
+    """The module has a method of it."""
+
+    def prepare(self):
+        self.weight = self.model.weight
+        self.model.multiplied = self.weight.mul
+        del self.model.weight
+
+    def weights(self):
+        return [self.weight]
+
+
+@scenario(only=ONE)
+def a_module_whose_weight_is_moved(device):
+    """Its graph reads the old memory, so there is a new one."""
+    for model, loop in ((Scaled, MovesTheWeight), (Multiplies, MovesAWeightThatIsNoParameter)):
+        report = check(device, model, loop=loop)
+        assert report.num_replays > 0
+        assert report.refusals == []
+
+
+# --- backward passes that were not captured ---
+
+
+class BackwardTwice(Loop):
+    """From the sixth step on. Between, random numbers are drawn and a buffer is changed."""
+
+    def add_gradients(self, x, number):
+        loss = self.call(x, number).square().sum()
+        loss.backward(retain_graph=number >= 5)
+        if number >= 5:
+            torch.rand(3)
+            self.model.mean.add_(1.0)
+            loss.backward()
+        return loss
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_second_backward_pass_of_a_replay(device):
+    """The forward pass runs again, and leaves random numbers and buffers as they are."""
+    report = check(device, Scaled, loop=BackwardTwice)
+    assert report.num_replays == 3
+    assert [refusal.kind for refusal in report.refusals] == ["retain_graph"]
+
+
+class HookOfAWeight(Called, BackwardTwice):
+    def prepare(self):
+        self.model.weight.register_hook(note)
+
+
+@scenario(only=ONE)
+def a_module_with_a_hook_of_a_weight(device):
+    """A backward pass that runs again would call it once more."""
+    check_refused(device, kind="hook", words="a weight has a hook", loop=HookOfAWeight)
+
+
+# --- what is known of calls ---
+
+
+class EverNewNumbers(Loop):
+    """Tells of how many kinds of calls something is known."""
+
+    def call(self, x, number):
+        return self.model(x, float(number))
+
+    def train(self):
+        gc.collect()
+        seen = super().train()
+        self.num_seen = sum(type(one) is module_trial._Seen for one in gc.get_objects())
+        return seen
+
+
+@scenario(only=ONE)
+def a_module_that_is_called_with_ever_new_numbers(device):
+    """What is known of each kind of call is let go of at times, so memory stays bounded."""
+    most, module_trial._MOST_SEEN = module_trial._MOST_SEEN, 3
+    try:
+        with device.allow_waits():
+            loop = EverNewNumbers(TakesAFactor, device)
+            loop.train()
+    finally:
+        module_trial._MOST_SEEN = most
+    assert gapless.capture_report(loop.model).num_eager == NUM
+    assert 0 < loop.num_seen <= 4
