@@ -24,6 +24,7 @@ from hazards import (  # noqa: F401
     containers,
     forms,
     in_place_forms,
+    in_place_found,
     in_place_gradients,
     in_place_memory,
     in_place_modes,
