@@ -9,7 +9,7 @@ itself runs as written.
 from __future__ import annotations
 
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -144,7 +144,7 @@ class ModuleTrial:
         seen = self._seen_of(tree)
         if seen.watched == self._watch.num_runs:
             return call()
-        versions = [leaf._version for leaf in tree.leaves if not leaf.is_inference()]
+        before, gradients = _states_of(tree.leaves), self._gradients()
         for refusal in self._hooks_within():
             self._runs.refuse(refusal)
         since = number_of_next_node()
@@ -157,8 +157,10 @@ class ModuleTrial:
         inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
         paths = GradientPaths.of(leaves, inputs, since=since)
         _add(seen, _objections_to(paths))
-        if versions != [leaf._version for leaf in tree.leaves if not leaf.is_inference()]:
+        if before != _states_of(tree.leaves):
             _add(seen, [_CHANGES_INPUT])
+        if gradients != self._gradients():
+            _add(seen, [_BACKWARD_WITHIN])
         seen.weights = [weakref.ref(weight) for weight in paths.weights]
         if leaves:
             _note_gradients(outs, seen, self._settings)
@@ -177,6 +179,7 @@ class ModuleTrial:
         seen = self._seen_of(tree)
         weights = [weight for ref in seen.weights if (weight := ref()) is not None]
         refusals = self._refusals(seen, weights, watched)
+        refusals += _objections_to_memory(tree, [*reads.tensors, *weights], watched)
         if seen.given is None:
             self._runs.note(_NO_BACKWARD)
         if refusals or seen.given is None or not self._runs.is_free():
@@ -195,6 +198,10 @@ class ModuleTrial:
         if len(self._seen) > _MOST_SEEN:
             self._seen.clear()
         return self._seen.setdefault((tree.key(), tuple(weights)), _Seen())
+
+    def _gradients(self) -> list[tuple[int, int] | None]:
+        gradients = [weight.grad for weight in self._module.parameters()]
+        return [None if one is None else (id(one), one._version) for one in gradients]
 
     def _hooks_within(self) -> list[Refusal]:
         for name, part in self._module.named_modules():
@@ -228,6 +235,9 @@ class ModuleTrial:
             if any(getattr(weight, table, None) for table in HOOK_TABLES):
                 found.append(_hook("a weight has a hook"))
                 break
+        site = self._watch.site_of_name(_OF_THE_CALL)
+        if site is not None:
+            found.append(_asks(site))
         if any(map(self._device.needs_copy, weights)):
             found.append(_ON_HOST)
         if any(type(weight) not in _PLAIN for weight in weights):
@@ -429,6 +439,8 @@ class _Rehearsal:
         static: Tree,
         given: list[torch.Tensor | None],
         between: Callable[[], object] = lambda: None,
+        *,
+        stand_ins: bool = True,
     ) -> Passes:
         """Run both passes; return what they have used and left.
 
@@ -436,6 +448,7 @@ class _Rehearsal:
             static: the call.
             given: the gradients of its outputs.
             between: called between the passes.
+            stand_ins: whether other parameters stand in the module.
 
         Raises:
             _Refused: the call returns what no graph can.
@@ -444,7 +457,10 @@ class _Rehearsal:
             leaf.detach().requires_grad_(needs)
             for leaf, needs in zip(static.leaves, self._needs_grad, strict=True)
         ]
-        with at_work(), _stand_ins(self._module, self._weights) as weights, torch.enable_grad():
+        standing = (
+            _stand_ins(self._module, self._weights) if stand_ins else nullcontext(self._weights)
+        )
+        with at_work(), standing as weights, torch.enable_grad():
             call: Call = static.with_leaves(inputs).value
             out = flatten(self._forward(*call.args, **call.kwargs))
             if out.unknown:
@@ -476,8 +492,11 @@ class _Rehearsal:
         return [*self._tree.leaves, *[one for one in self.gradients if one is not None]]
 
     def run(self) -> Any:
-        """Run both passes as written; return their results, to be compared."""
-        passes = self.passes(self._tree.map(_copy), self.gradients)
+        """Run both passes as written; return their results, to be compared.
+
+        The weights are the module's own: code may find them where no other can stand.
+        """
+        passes = self.passes(self._tree.map(_copy), self.gradients, stand_ins=False)
         return [[leaf.detach() for leaf in passes.out.leaves], passes.gradients]
 
     def run_and_see_what_is_saved(self, others: Sequence[torch.Tensor]) -> Saved:
@@ -566,8 +585,32 @@ def _replace_flat_weights(
 
 def _stand_in(weight: torch.Tensor) -> torch.Tensor:
     if isinstance(weight, nn.Parameter):
-        return nn.Parameter(weight.data, requires_grad=weight.requires_grad)
-    return weight.data.requires_grad_(weight.requires_grad)
+        made = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
+    else:
+        made = weight.data.requires_grad_(weight.requires_grad)
+    vars(made).update(vars(weight))
+    return made
+
+
+def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+    """Return what shows that a call has changed its arguments."""
+    return [
+        (0 if leaf.is_inference() else leaf._version, leaf.requires_grad) for leaf in leaves
+    ]
+
+
+def _objections_to_memory(
+    tree: Tree, others: Sequence[torch.Tensor], watched: Watched
+) -> list[Refusal]:
+    """Return what is wrong with where the arguments lie."""
+    # Through `.data` they are changed without another version.
+    touched = watched.touched
+    if touched is not None and any(address_of(one) in watched.known for one in touched.written):
+        return [_CHANGES_INPUT]
+    places = {address_of(other) for other in others if has_address(other)}
+    if any(leaf.requires_grad and address_of(leaf) in places for leaf in tree.leaves):
+        return [_OWN_WEIGHT]
+    return []
 
 
 def _add(seen: _Seen, refusals: Sequence[Refusal]) -> None:
@@ -660,6 +703,10 @@ _HOOKING = frozenset(
 )
 
 
+# What they say of a tensor is otherwise in a replay.
+_OF_THE_CALL = frozenset(["is_leaf", "grad_fn", "_version", "_base", "data_ptr"])
+
+
 def _objections_to(paths: GradientPaths) -> list[Refusal]:
     if not paths.objection:
         return []
@@ -680,6 +727,15 @@ def _hook(text: str) -> Refusal:
     )
 
 
+def _asks(site: str) -> Refusal:
+    return Refusal(
+        "replaced_tensor",
+        f"{site} asks for a tensor's address, version or place in autograd's graph, which are "
+        "others in a replay",
+        site=site,
+    )
+
+
 def _keeps(name: str, site: str) -> Refusal:
     where = f"{site}: " if site else ""
     return Refusal(
@@ -693,6 +749,17 @@ def _keeps(name: str, site: str) -> Refusal:
 _CHANGES_INPUT = Refusal(
     "changes_batch",
     "the module changes a tensor that it is given; change a copy",
+    name="an argument",
+)
+_BACKWARD_WITHIN = Refusal(
+    "gradient_outside",
+    "the module runs a backward pass of its own when it is called, which changes gradients; return "
+    "that loss, and add it to the loop's",
+    name="a backward pass within",
+)
+_OWN_WEIGHT = Refusal(
+    "gradient_outside",
+    "the module is given one of its own weights, which gets gradients as both; use it within",
     name="an argument",
 )
 _RETURNS_OTHERS = Refusal(
