@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hazards.captured_models import Headed, batch, batches, kept, mlp, sgd, state
-from hazards.in_place_harness import captured, either, in_place_case
+from hazards.in_place_harness import either, in_place_case
 from hazards.in_place_models import NUM, Normed, fit, floats, made, tokens, update
 
 
@@ -54,7 +54,9 @@ class InAList(nn.Module):
         return F.cross_entropy(scores, y) + 0.1 * sum(one.square().sum() for one in self.all)
 
 
-@in_place_case("A list of Python has the weights as well, for a penalty in forward.", expect=either())
+@in_place_case(
+    "A list of Python has the weights as well, for a penalty in forward.", expect=either()
+)
 def weights_in_a_list(place):
     model = made(place, InAList)
     model.all = [model.first.weight, model.last.weight]
@@ -83,7 +85,11 @@ def tied_by_a_partial(place):
     losses = []
     for number in range(NUM):
         ids = tokens(place, number, 4, 5)
-        losses.append(update(optimizer, F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())))
+        losses.append(
+            update(
+                optimizer, F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            )
+        )
     return losses, state(model, optimizer)
 
 
@@ -273,7 +279,9 @@ class UsesGlobal(nn.Module):
         return self.layer(x) * self.weights["t"]
 
 
-@in_place_case("A weight in a dictionary of the user's is no parameter of the model.", expect=either())
+@in_place_case(
+    "A weight in a dictionary of the user's is no parameter of the model.", expect=either()
+)
 def weight_of_somebody_else(place):
     weights = {"t": place.moved(torch.ones(1)).requires_grad_()}
     model = place.capture(made(place, UsesGlobal, weights))
@@ -290,7 +298,10 @@ class Twins(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two = nn.Linear(8, 4), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4))
+        self.one, self.two = (
+            nn.Linear(8, 4),
+            nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)),
+        )
 
     def forward(self, x):
         return self.one(x), self.two(x)
@@ -374,7 +385,9 @@ def _embedded(place, between, *, at=11, p=0.3, num=NUM):
     return losses, state(model, optimizer)
 
 
-@in_place_case("The embedding is moved between two backward passes of one forward.", expect=either())
+@in_place_case(
+    "The embedding is moved between two backward passes of one forward.", expect=either()
+)
 def weight_moves_between_two_backward_passes(place):
     def between(model, ids):
         with torch.no_grad():
@@ -412,7 +425,9 @@ class Shifted(nn.Module):
         return self.head(torch.tanh(x * 2 + self.shift))
 
 
-@in_place_case("The input is used again between two backward passes, which torch allows.", expect=either())
+@in_place_case(
+    "The input is used again between two backward passes, which torch allows.", expect=either()
+)
 def input_moves_between_two_backward_passes(place):
     model = place.capture(made(place, Shifted))
 
@@ -426,7 +441,9 @@ def input_moves_between_two_backward_passes(place):
     return _late(place, model, step)
 
 
-@in_place_case("A shift is moved between forward and a backward of other outputs.", expect=either())
+@in_place_case(
+    "A shift is moved between forward and a backward of other outputs.", expect=either()
+)
 def weight_moves_before_another_backward(place):
     class Two(Shifted):
         def forward(self, x):
@@ -464,7 +481,9 @@ class OwnGenerator(nn.Module):
         return self.head(torch.tanh(hidden * noise))
 
 
-@in_place_case("A generator of the model's own, and a second backward pass at times.", expect=either())
+@in_place_case(
+    "A generator of the model's own, and a second backward pass at times.", expect=either()
+)
 def own_generator_and_second_backward(place):
     model = made(place, OwnGenerator, place.torch_device)
     place.capture(model)
@@ -478,7 +497,9 @@ def own_generator_and_second_backward(place):
     return _late(place, model, step)
 
 
-@in_place_case("Two forwards, the first backward comes last, with dropout and batch norm.", expect=either())
+@in_place_case(
+    "Two forwards, the first backward comes last, with dropout and batch norm.", expect=either()
+)
 def backward_in_the_order_of_forwards(place):
     model = place.capture(made(place, Normed))
     optimizer = sgd(model)
@@ -498,7 +519,9 @@ def backward_in_the_order_of_forwards(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("The loss of the step before stays, with its graph, and goes backward now.", expect=either())
+@in_place_case(
+    "The loss of the step before stays, with its graph, and goes backward now.", expect=either()
+)
 def backward_one_step_late(place):
     model = place.capture(made(place, Normed))
     optimizer = sgd(model)
@@ -587,7 +610,9 @@ class Cubic(nn.Module):
         return self.head(hidden / (1 + hidden.abs().cumsum(-1)))
 
 
-@in_place_case("Many kinds of operations in autocast, backward outside.", expect=either("autocast"))
+@in_place_case(
+    "Many kinds of operations in autocast, backward outside.", expect=either("autocast")
+)
 def many_operations_in_autocast(place):
     return _in_autocast(place, place.capture(made(place, Cubic)))
 
@@ -610,7 +635,9 @@ def many_operations_in_float16(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Backward runs in autocast from step 13 on, outside before.", expect=either("autocast"))
+@in_place_case(
+    "Backward runs in autocast from step 13 on, outside before.", expect=either("autocast")
+)
 def backward_moves_into_autocast(place):
     model = place.capture(made(place, Island))
     optimizer = sgd(model)
@@ -668,7 +695,9 @@ def autocast_with_a_late_second_call(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A weight is used in the autocast block after the model.", expect=either("autocast|outside"))
+@in_place_case(
+    "A weight is used in the autocast block after the model.", expect=either("autocast|outside")
+)
 def weight_is_used_after_the_model_in_autocast(place):
     model = place.capture(made(place, Headed))
     optimizer = sgd(model)
@@ -683,7 +712,10 @@ def weight_is_used_after_the_model_in_autocast(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Encoder and decoder share a weight, each called once in an autocast block.", expect=either("autocast|tied|outside"))
+@in_place_case(
+    "Encoder and decoder share a weight, each called once in an autocast block.",
+    expect=either("autocast|tied|outside"),
+)
 def two_models_with_one_weight_in_autocast(place):
     one = made(place, nn.Sequential, nn.Linear(8, 8), nn.ReLU())
     two = made(place, nn.Sequential, nn.Linear(8, 8), nn.Linear(8, 4))
@@ -703,13 +735,16 @@ def two_models_with_one_weight_in_autocast(place):
     return losses, state(both, optimizer)
 
 
-@in_place_case("Saved activations are rounded by hooks, from step 11 on.", expect=either("saved|hook"))
+@in_place_case(
+    "Saved activations are rounded by hooks, from step 11 on.", expect=either("saved|hook")
+)
 def saved_tensor_hooks_late(place):
     model = place.capture(nn.Sequential(mlp(place), nn.Tanh()))
 
     def step(number, x, y):
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda one: one.half().to(one.dtype) if one.is_floating_point() else one, lambda one: one
+            lambda one: one.half().to(one.dtype) if one.is_floating_point() else one,
+            lambda one: one,
         ):
             loss = F.cross_entropy(model(x), y)
         loss.backward()
@@ -718,7 +753,9 @@ def saved_tensor_hooks_late(place):
     return _late(place, model, step)
 
 
-@in_place_case("The captured model is checkpointed from step 11 on.", expect=either("checkpoint|saved"))
+@in_place_case(
+    "The captured model is checkpointed from step 11 on.", expect=either("checkpoint|saved")
+)
 def checkpointed_late(place):
     model = place.capture(made(place, Normed))
 
@@ -731,7 +768,9 @@ def checkpointed_late(place):
     return _late(place, model, step, num=26)
 
 
-@in_place_case("Anomaly detection is on in some late steps, and finds a NaN.", expect=either("anomaly"))
+@in_place_case(
+    "Anomaly detection is on in some late steps, and finds a NaN.", expect=either("anomaly")
+)
 def anomaly_detection_late(place):
     class Roots(Headed):
         def forward(self, x):
@@ -751,7 +790,14 @@ def anomaly_detection_late(place):
         return F.cross_entropy(scores + 1e-3, y)
 
     model2 = model
-    return _late(place, model2, step, loss_of=lambda scores, y: (scores.detach().sum() * 0 + F.cross_entropy(scores, y) * 0).nan_to_num())
+    return _late(
+        place,
+        model2,
+        step,
+        loss_of=lambda scores, y: (
+            scores.detach().sum() * 0 + F.cross_entropy(scores, y) * 0
+        ).nan_to_num(),
+    )
 
 
 class _Doubling(torch.overrides.TorchFunctionMode):
@@ -760,7 +806,9 @@ class _Doubling(torch.overrides.TorchFunctionMode):
         return out * 2 if func is F.linear else out
 
 
-@in_place_case("A mode of the user's changes functions from step 11 on.", expect=either("mode|Doubling"))
+@in_place_case(
+    "A mode of the user's changes functions from step 11 on.", expect=either("mode|Doubling")
+)
 def function_mode_late(place):
     model = place.capture(mlp(place))
 
@@ -774,7 +822,9 @@ def function_mode_late(place):
     return _late(place, model, step)
 
 
-@in_place_case("The default dtype changes in the middle, and forward makes tensors.", expect=either())
+@in_place_case(
+    "The default dtype changes in the middle, and forward makes tensors.", expect=either()
+)
 def default_dtype_changes(place):
     class Makes(Headed):
         def forward(self, x):
@@ -837,7 +887,10 @@ class Forces(nn.Module):
         return energy, -forces
 
 
-@in_place_case("A force field: forward makes its input require gradients, and differentiates.", expect=either())
+@in_place_case(
+    "A force field: forward makes its input require gradients, and differentiates.",
+    expect=either(),
+)
 def force_field(place):
     model = place.capture(made(place, Forces))
     optimizer = sgd(model, lr=0.01)
@@ -850,7 +903,9 @@ def force_field(place):
     return found, state(model, optimizer)
 
 
-@in_place_case("A force field that is evaluated under no_grad, by enable_grad within.", expect=either())
+@in_place_case(
+    "A force field that is evaluated under no_grad, by enable_grad within.", expect=either()
+)
 def force_field_is_evaluated(place):
     class Within(Forces):
         @torch.enable_grad()
@@ -869,7 +924,9 @@ def force_field_is_evaluated(place):
             model.eval()
             with torch.no_grad():
                 energy, forces = model(positions)
-            found.append((energy.detach(), forces.detach(), energy.requires_grad, forces.requires_grad))
+            found.append(
+                (energy.detach(), forces.detach(), energy.requires_grad, forces.requires_grad)
+            )
             model.train()
             continue
         energy, forces = model(positions)
@@ -907,7 +964,9 @@ def asks_for_a_leaf(place):
     model = place.capture(made(place, Asks))
     both = nn.ModuleList([body, model])
     optimizer = sgd(both)
-    losses = [update(optimizer, F.cross_entropy(model(body(x)), y)) for x, y in batches(place, NUM)]
+    losses = [
+        update(optimizer, F.cross_entropy(model(body(x)), y)) for x, y in batches(place, NUM)
+    ]
     return losses, state(both, optimizer)
 
 
@@ -950,7 +1009,9 @@ def views_of_state_are_returned(place):
     return found, state(model, optimizer)
 
 
-@in_place_case("The same tensor is given as two arguments, and views that overlap.", expect=either())
+@in_place_case(
+    "The same tensor is given as two arguments, and views that overlap.", expect=either()
+)
 def arguments_share_memory(place):
     class Two(Headed):
         def forward(self, x, other, *, scale=1.0):
@@ -967,7 +1028,9 @@ def arguments_share_memory(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("The same tensor, which requires gradients, is given as two arguments.", expect=either())
+@in_place_case(
+    "The same tensor, which requires gradients, is given as two arguments.", expect=either()
+)
 def arguments_are_one_with_gradients(place):
     class Two(Headed):
         def forward(self, x, other):
@@ -983,7 +1046,9 @@ def arguments_are_one_with_gradients(place):
     return losses, state(both, optimizer)
 
 
-@in_place_case("Two views of one activation are arguments, apart in storage ranges.", expect=either())
+@in_place_case(
+    "Two views of one activation are arguments, apart in storage ranges.", expect=either()
+)
 def arguments_are_chunks(place):
     class Two(Headed):
         def forward(self, x, other):
@@ -1011,7 +1076,10 @@ def inputs_are_views(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("An input is written to in place by the loop after forward, which saves nothing of it.", expect=either())
+@in_place_case(
+    "An input is written to in place by the loop after forward, which saves nothing of it.",
+    expect=either(),
+)
 def input_is_filled_after_forward(place):
     model = place.capture(made(place, Shifted))
     optimizer = sgd(model)
@@ -1059,7 +1127,9 @@ def returns_an_address(place):
         for _ in range(number):
             x.add_(0)
         scores, address, version = model(x)
-        found.append((update(optimizer, F.cross_entropy(scores, y)), address == x.data_ptr(), version))
+        found.append(
+            (update(optimizer, F.cross_entropy(scores, y)), address == x.data_ptr(), version)
+        )
     return found, state(model, optimizer)
 
 
@@ -1082,7 +1152,9 @@ def arguments_of_all_kinds(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A number changes in every call for 150 calls: nothing is hoarded.", expect=either())
+@in_place_case(
+    "A number changes in every call for 150 calls: nothing is hoarded.", expect=either()
+)
 def number_changes_for_ever(place):
     class Annealed(Headed):
         def forward(self, x, beta):
@@ -1165,7 +1237,9 @@ class _Reversed(torch.autograd.Function):
         return -_SCALE["backward"] * gradient
 
 
-@in_place_case("Gradient reversal, whose strength the loop changes; backward reads a global.", expect=either())
+@in_place_case(
+    "Gradient reversal, whose strength the loop changes; backward reads a global.", expect=either()
+)
 def reversal_reads_a_global(place):
     class Reverses(Headed):
         def forward(self, x):
@@ -1194,7 +1268,10 @@ class _Lambda(torch.autograd.Function):
         return -ctx.strength * gradient, None
 
 
-@in_place_case("Gradient reversal, whose strength is an attribute set between forward and backward.", expect=either())
+@in_place_case(
+    "Gradient reversal, whose strength is an attribute set between forward and backward.",
+    expect=either(),
+)
 def reversal_reads_an_attribute(place):
     class Reverses(Headed):
         strength = 1.0
@@ -1219,21 +1296,27 @@ def reversal_reads_an_attribute(place):
 # ------------------------------------------------------------- hooks
 
 
-@in_place_case("A hook of a layer inside comes at step 10, and goes at step 14.", expect=either("hook"))
+@in_place_case(
+    "A hook of a layer inside comes at step 10, and goes at step 14.", expect=either("hook")
+)
 def hook_within_for_a_while(place):
     model = place.capture(mlp(place))
     optimizer = sgd(model)
     found, losses, handle = [], [], None
     for number, (x, y) in enumerate(batches(place, 26)):
         if number == 10:
-            handle = model[0].register_forward_hook(lambda part, args, out: found.append(kept(out)) or out * 2)
+            handle = model[0].register_forward_hook(
+                lambda part, args, out: found.append(kept(out)) or out * 2
+            )
         if number == 14:
             handle.remove()
         losses.append(update(optimizer, F.cross_entropy(model(x), y)))
     return losses, found, state(model, optimizer)
 
 
-@in_place_case("A hook for all modules comes at step 10, and goes at step 14.", expect=either("hook"))
+@in_place_case(
+    "A hook for all modules comes at step 10, and goes at step 14.", expect=either("hook")
+)
 def global_hook_for_a_while(place):
     model = place.capture(mlp(place))
     optimizer = sgd(model)
@@ -1253,19 +1336,25 @@ def global_hook_for_a_while(place):
     return losses, found, state(model, optimizer)
 
 
-@in_place_case("A hook of a weight comes at step 10 and halves its gradient.", expect=either("hook"))
+@in_place_case(
+    "A hook of a weight comes at step 10 and halves its gradient.", expect=either("hook")
+)
 def weight_hook_for_a_while(place):
     model = place.capture(made(place, Twins))
     optimizer = sgd(model)
     found, losses, handle = [], [], None
     for number, (x, y) in enumerate(batches(place, 26)):
         if number == 10:
-            handle = model.one.weight.register_hook(lambda one: found.append(one is None) or one * 0.5)
+            handle = model.one.weight.register_hook(
+                lambda one: found.append(one is None) or one * 0.5
+            )
         if number == 18:
             handle.remove()
         one, two = model(x)
         loss = F.cross_entropy(two, y)
-        losses.append(update(optimizer, loss if number in (12, 13) else loss + F.cross_entropy(one, y)))
+        losses.append(
+            update(optimizer, loss if number in (12, 13) else loss + F.cross_entropy(one, y))
+        )
     return losses, found, state(model, optimizer)
 
 
@@ -1276,7 +1365,9 @@ def backward_hook_within_late(place):
     found, losses = [], []
     for number, (x, y) in enumerate(batches(place, 20)):
         if number == 10:
-            model[3].register_full_backward_hook(lambda part, given, taken: found.append(kept(taken[0])))
+            model[3].register_full_backward_hook(
+                lambda part, given, taken: found.append(kept(taken[0]))
+            )
         losses.append(update(optimizer, F.cross_entropy(model(x), y)))
     return losses, found, state(model, optimizer)
 
@@ -1284,7 +1375,9 @@ def backward_hook_within_late(place):
 # ------------------------------------------------------------- objects
 
 
-@in_place_case("The model is cloned by its __dict__, as learn2learn does, and adapted.", expect=either())
+@in_place_case(
+    "The model is cloned by its __dict__, as learn2learn does, and adapted.", expect=either()
+)
 def cloned_by_its_dict(place):
     model = place.capture(made(place, nn.Linear, 8, 4))
     optimizer = sgd(model)
@@ -1315,7 +1408,13 @@ def copies_are_ordinary(place):
             weight.fill_(0.01)
     x, _ = batch(place, 1)
     outs = [kept(one(x)) for one in (shallow, deep, loaded)]
-    return found, outs, ["forward" in vars(one) for one in (shallow, deep, loaded)], fit(place, model, optimizer), state(model, optimizer)
+    return (
+        found,
+        outs,
+        ["forward" in vars(one) for one in (shallow, deep, loaded)],
+        fit(place, model, optimizer),
+        state(model, optimizer),
+    )
 
 
 @in_place_case("Released between forward and backward, and captured again.")
@@ -1358,7 +1457,9 @@ def teacher_and_student(place):
         with torch.no_grad():
             target = teacher(x)
         seen = teacher(x * 1.1)
-        loss = F.cross_entropy(student(x), y) + F.mse_loss(student(x * 0.9) if len(losses) % 5 == 4 else target, seen)
+        loss = F.cross_entropy(student(x), y) + F.mse_loss(
+            student(x * 0.9) if len(losses) % 5 == 4 else target, seen
+        )
         losses.append(update(optimizer, loss))
         with torch.no_grad():
             for one, other in zip(teacher.parameters(), student.parameters(), strict=True):
@@ -1366,7 +1467,9 @@ def teacher_and_student(place):
     return losses, state(student, optimizer), state(teacher)
 
 
-@in_place_case("GAN in one loop: discriminator sees real, fake and fake again, in one step.", expect=either())
+@in_place_case(
+    "GAN in one loop: discriminator sees real, fake and fake again, in one step.", expect=either()
+)
 def gan_with_both_captured(place):
     maker = place.capture(made(place, nn.Sequential, nn.Linear(4, 8), nn.Tanh()), name="maker")
     judge = place.capture(mlp(place, num_out=1), name="judge")
@@ -1389,7 +1492,9 @@ def gan_with_both_captured(place):
     return losses, state(maker, for_maker), state(judge, for_judge)
 
 
-@in_place_case("Each step runs in a thread of its own; another model evaluates meanwhile.", expect=either())
+@in_place_case(
+    "Each step runs in a thread of its own; another model evaluates meanwhile.", expect=either()
+)
 def each_step_in_a_thread(place):
     model = place.capture(mlp(place, dropout=0.1))
     optimizer = sgd(model)
@@ -1434,7 +1539,9 @@ def _logged(function):
     return call
 
 
-@in_place_case("forward is wrapped by a decorator that counts in Python.", expect=either("call|count"))
+@in_place_case(
+    "forward is wrapped by a decorator that counts in Python.", expect=either("call|count")
+)
 def forward_is_counted(place):
     model = made(place, Headed)
     model.forward = _logged(model.forward)
@@ -1467,7 +1574,9 @@ def own_call_and_getattr(place):
 
 @in_place_case("Lazy modules are captured before their first call.", expect=either())
 def lazy_modules(place):
-    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyBatchNorm1d(), nn.LazyLinear(4)).to(place.torch_device)
+    model = nn.Sequential(nn.LazyLinear(16), nn.ReLU(), nn.LazyBatchNorm1d(), nn.LazyLinear(4)).to(
+        place.torch_device
+    )
     place.capture(model)
     torch.manual_seed(1)
     model(batch(place, 0)[0])
@@ -1475,7 +1584,9 @@ def lazy_modules(place):
     return fit(place, model, optimizer), state(model, optimizer)
 
 
-@in_place_case("Which of a ModuleList is used comes by number, and not all have gradients.", expect=either())
+@in_place_case(
+    "Which of a ModuleList is used comes by number, and not all have gradients.", expect=either()
+)
 def expert_by_number(place):
     class Experts(nn.Module):
         def __init__(self):
@@ -1494,12 +1605,17 @@ def expert_by_number(place):
     return found, state(model, optimizer)
 
 
-@in_place_case("functional_call puts in other weights from step 12 on, and gives them gradients.", expect=either())
+@in_place_case(
+    "functional_call puts in other weights from step 12 on, and gives them gradients.",
+    expect=either(),
+)
 def functional_call_late(place):
     model = place.capture(mlp(place))
 
     def step(number, x, y):
-        weights = {name: one.detach().mul(0.5).requires_grad_() for name, one in model.named_parameters()}
+        weights = {
+            name: one.detach().mul(0.5).requires_grad_() for name, one in model.named_parameters()
+        }
         loss = F.cross_entropy(torch.func.functional_call(model, weights, (x,)), y)
         gradients = torch.autograd.grad(loss, list(weights.values()))
         for weight, gradient in zip(model.parameters(), gradients, strict=True):
@@ -1509,7 +1625,9 @@ def functional_call_late(place):
     return _late(place, model, step, num=36)
 
 
-@in_place_case("functional_call with derived weights (MAML): gradients reach the originals.", expect=either())
+@in_place_case(
+    "functional_call with derived weights (MAML): gradients reach the originals.", expect=either()
+)
 def functional_call_with_derived_weights(place):
     model = place.capture(mlp(place))
 
@@ -1517,7 +1635,9 @@ def functional_call_with_derived_weights(place):
         weights = dict(model.named_parameters())
         loss = F.cross_entropy(model(x), y)
         inner = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
-        adapted = {name: one - 0.1 * two for (name, one), two in zip(weights.items(), inner, strict=True)}
+        adapted = {
+            name: one - 0.1 * two for (name, one), two in zip(weights.items(), inner, strict=True)
+        }
         outer = F.cross_entropy(torch.func.functional_call(model, adapted, (x + 1,)), y)
         outer.backward()
         return outer.item()
@@ -1580,7 +1700,9 @@ class Codebook(nn.Module):
                 hits = F.one_hot(nearest, 5).to(x.dtype)
                 self.codes.mul_(0.9).add_(hits.t() @ hidden, alpha=0.1)
                 self.calls += 1
-        return self.head(hidden + (chosen - hidden).detach()), (hidden - chosen.detach()).square().mean()
+        return self.head(hidden + (chosen - hidden).detach()), (
+            hidden - chosen.detach()
+        ).square().mean()
 
 
 @in_place_case("A codebook follows by averages in forward, and calls are counted on the device.")
@@ -1646,7 +1768,9 @@ def momentum_is_annealed(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A buffer is replaced by the loop between the passes, and by forward.", expect=either())
+@in_place_case(
+    "A buffer is replaced by the loop between the passes, and by forward.", expect=either()
+)
 def buffer_is_replaced(place):
     class Scaled(Headed):
         def __init__(self):
@@ -1696,11 +1820,18 @@ def sparse_gradients(place):
     losses = []
     for number in range(NUM):
         ids = tokens(place, number, 4, 6)
-        losses.append(update(optimizer, F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())))
+        losses.append(
+            update(
+                optimizer, F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+            )
+        )
     return losses, list(model.parameters())
 
 
-@in_place_case("Gradients come expanded, transposed and as parts of a larger tensor, in turns.", expect=either())
+@in_place_case(
+    "Gradients come expanded, transposed and as parts of a larger tensor, in turns.",
+    expect=either(),
+)
 def gradients_of_many_layouts(place):
     model = place.capture(mlp(place))
     optimizer = sgd(model)
@@ -1735,7 +1866,9 @@ def outputs_are_changed_in_place(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A weight is frozen between forward and backward, and thawed after.", expect=either())
+@in_place_case(
+    "A weight is frozen between forward and backward, and thawed after.", expect=either()
+)
 def frozen_between_the_passes(place):
     model = place.capture(made(place, Headed))
     optimizer = sgd(model)
@@ -1766,7 +1899,9 @@ def forward_raises_at_times(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A hook of an output raises in some backward passes; the loop goes on.", expect=either())
+@in_place_case(
+    "A hook of an output raises in some backward passes; the loop goes on.", expect=either()
+)
 def backward_raises_at_times(place):
     model = place.capture(made(place, Normed))
     optimizer = sgd(model)
@@ -1801,7 +1936,10 @@ def models_come_and_go(place):
     return found, [ref() is None for ref in refs]
 
 
-@in_place_case("Captured models that are never released are let go with the loop's last name.", expect=either())
+@in_place_case(
+    "Captured models that are never released are let go with the loop's last name.",
+    expect=either(),
+)
 def models_are_let_go(place):
     found, refs = [], []
     for number in range(4):

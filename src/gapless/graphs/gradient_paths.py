@@ -128,6 +128,25 @@ def uses_of(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) ->
     return found
 
 
+def nodes_behind(outputs: Sequence[torch.Tensor], targets: Sequence[torch.Tensor]) -> set[int]:
+    """Return numbers of the nodes between outputs and targets, as long as these have a graph."""
+    edges = {tensor.grad_fn for tensor in targets if tensor.grad_fn}
+    found: set[int] = set()
+    todo = [tensor.grad_fn for tensor in outputs if tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node in edges or hasattr(node, "variable") or _number_of(node) in found:
+            continue
+        found.add(_number_of(node))
+        todo += [before for before, _ in node.next_functions if before is not None]
+    return found
+
+
+def _number_of(node: Any) -> int:
+    number: int = node._sequence_nr()
+    return number
+
+
 def _take(
     arrived: list[list[torch.Tensor]],
     places: dict[int, int],

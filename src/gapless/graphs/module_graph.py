@@ -19,16 +19,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.addresses import share_memory
+from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.device_state import DeviceState
-from gapless.graphs.gradient_paths import gradients_by_use, uses_of
+from gapless.graphs.gradient_paths import gradients_by_use, nodes_behind, uses_of
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.results import rebuilt
 from gapless.graphs.step_call import at_work
 from gapless.graphs.step_graph import StaticInputs
 from gapless.graphs.step_guards import Failure, failure_of_reads
 from gapless.graphs.tensor_copies import TensorCopies
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree import flatten, has_address
 
 
 if TYPE_CHECKING:
@@ -56,6 +56,18 @@ SECOND_BACKWARD = Refusal(
     name="retain_graph",
     is_of_call=True,
 )
+
+
+_OTHER_GRADIENTS = Refusal(
+    "gradient_outside",
+    "backward passes are not those that the calls before the capture had: of other outputs, of "
+    "other strides, or in autocast; keep to one kind, or capture the step",
+    name="other gradients",
+    is_of_call=True,
+)
+
+# Backward passes of another kind, each of which runs the forward pass again.
+_MOST_OTHERS = 3
 
 
 @dataclass
@@ -124,6 +136,10 @@ class Runs:
     def holds(self, run: Run) -> bool:
         """Return whether the memory is as the forward pass of a run has left it."""
         return not run.is_done and self._newest_run() is run
+
+    def is_newest(self, run: Run) -> bool:
+        """Return whether no forward pass came after that of a run."""
+        return self._newest_run() is run
 
     def begin(self, run: Run) -> None:
         """Let a run have the memory."""
@@ -216,6 +232,13 @@ class ModuleGraph:
         self._weights = weights
         self._saved = saved
         self._written = written
+        # What is written is kept for each run.
+        known = set(map(address_of, [*written, *passes.inputs]))
+        read: dict[int, torch.Tensor] = {}
+        for tensor in [*weights, *held]:
+            if has_address(tensor) and address_of(tensor) not in known:
+                read.setdefault(address_of(tensor), tensor)
+        self.unsaved = list(read.values())
         self._draws = draws
         self._held = held
         self._device = device
@@ -223,6 +246,8 @@ class ModuleGraph:
         self._needs_grad = needs_grad
         self._is_refused = False
         self._then = settings.now()
+        self._num_others = 0
+        self._passes_inputs = passes.inputs
         self._inputs = StaticInputs(passes.inputs, passes.inputs)
         leaves = passes.out.leaves
         self._differentiable = [leaf.requires_grad for leaf in leaves]
@@ -232,6 +257,7 @@ class ModuleGraph:
         self._value = passes.out.with_leaves(outs).value
         # Each use of an input or a weight is an input of the node.
         self.uses = uses_of([leaf for leaf in leaves if leaf.requires_grad], passes.targets)
+        self.nodes = [nodes_behind([leaf], passes.targets) for leaf in leaves]
         self._places = [number for number, one in enumerate(passes.given) if one is not None]
         given = [one for one in passes.given if one is not None]
         bases = list(map(_each_once, given))
@@ -336,7 +362,12 @@ class ModuleGraph:
         if run.num_backwards:
             self._refuse(SECOND_BACKWARD)
         run.num_backwards += 1
-        if not (self._runs.holds(run) and self._is_captured_for(given)):
+        if not self._is_captured_for(given):
+            self._num_others += 1
+            if self._num_others > _MOST_OTHERS:
+                self._refuse(_OTHER_GRADIENTS)
+            return self._flat(self._as_written(run, given))
+        if not self._runs.holds(run):
             return self._flat(self._as_written(run, given))
         return self._flat(self._launch_backward(run, given))
 
@@ -375,8 +406,14 @@ class ModuleGraph:
         self, run: Run, given: Sequence[torch.Tensor | None], *, create_graph: bool = False
     ) -> list[list[torch.Tensor]]:
         """Run the call again as written, from what was kept, and its backward pass."""
+        is_newest = self._runs.is_newest(run)
         run.is_done = True
-        inputs = run.kept_inputs()
+        inputs, changed = run.inputs, run.changed()
+        if changed == "an argument" and is_newest and not create_graph:
+            # The graph still has them.
+            inputs, changed = [leaf.clone() for leaf in self._passes_inputs], ""
+        if changed:
+            raise _cannot_run_again(f"{changed} has been modified by an inplace operation")
         if not create_graph:
             inputs = [
                 leaf.detach().requires_grad_(needs)
@@ -388,6 +425,10 @@ class ModuleGraph:
             self._as_then(run),
             self._settings.autocast_as(self._then),
         ):
+            # Autograd leaves modes before it runs a node.
+            failure = failure_of_reads(self.reads, in_environment=False)
+            if failure is not None:
+                raise _cannot_run_again(failure.text)
             call: Call = self._call.with_leaves(inputs).value
             leaves = flatten(self._forward(*call.args, **call.kwargs)).leaves
         pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
@@ -414,6 +455,13 @@ class ModuleGraph:
             now.forget()
 
 
+def _cannot_run_again(text: str) -> RuntimeError:
+    return RuntimeError(
+        f"{text} before a backward pass of a captured module that has to run its forward pass "
+        "again; release the module, or do so after the backward pass"
+    )
+
+
 class Run:
     """One forward pass by a graph, whose backward pass may come.
 
@@ -423,6 +471,7 @@ class Run:
         written: copies of what it has changed, from before.
         is_done: whether its memory is used up.
         num_backwards: backward passes so far.
+        nodes: numbers of the operations in them.
     """
 
     def __init__(
@@ -439,21 +488,27 @@ class Run:
         self.written = written
         self.is_done = False
         self.num_backwards = 0
+        self.nodes: set[int] = set()
         self._versions = list(map(_version, inputs))
+        self._versions_of_read = list(map(_version, graph.unsaved))
 
-    def kept_inputs(self) -> list[torch.Tensor]:
-        """Return the arguments' tensors.
+    def is_apart(self, given: Sequence[torch.Tensor | None]) -> bool:
+        """Return whether a further backward pass has no operation in common with those before."""
+        nodes: set[int] = set()
+        for number, one in enumerate(given):
+            if one is not None:
+                nodes |= self.graph.nodes[number]
+        is_apart = self.num_backwards > 0 and not nodes & self.nodes
+        self.nodes |= nodes
+        return is_apart
 
-        Raises:
-            RuntimeError: one of them was changed since.
-        """
-        for leaf, version in zip(self.inputs, self._versions, strict=True):
-            if _version(leaf) != version:
-                raise RuntimeError(
-                    "an argument of a captured module has been modified by an inplace operation "
-                    "before a backward pass that has to run its forward pass again; change a copy"
-                )
-        return self.inputs
+    def changed(self) -> str:
+        """Return what was changed since, "" if nothing."""
+        if list(map(_version, self.inputs)) != self._versions:
+            return "an argument"
+        if list(map(_version, self.graph.unsaved)) != self._versions_of_read:
+            return "a weight or buffer"
+        return ""
 
 
 class _Replayed(torch.autograd.Function):
@@ -474,8 +529,9 @@ class _Replayed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *given: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         """Launch the backward pass."""
-        ctx.saved_tensors  # noqa: B018  # raises if one was changed, or the pass was run before
         run: Run = ctx.run
+        if not run.is_apart(given):
+            ctx.saved_tensors  # noqa: B018  # raises if one was changed, or the pass was run before
         return (None, *run.graph.backward(run, given))
 
 

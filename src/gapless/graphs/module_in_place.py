@@ -158,8 +158,12 @@ class ModuleInPlace:
             step = self._evaluated
         self._newest = step
         self._now.tree = tree
+        has_grad = torch.is_grad_enabled()
         done = step.run(tree)
         if done.way != "replay":
+            if torch.is_grad_enabled() is not has_grad:
+                self._is_never_captured = True
+                self.report.refuse(_SETS_GRAD_MODE)
             self.report.kinds.add(tree)
             self.settings.tell(self.report, type(self.target).__name__)
         return done.out
@@ -260,6 +264,12 @@ _EVALUATED_IN_AUTOCAST = Refusal(
     "written; give the block cache_enabled=False",
     name="autocast without gradients",
     is_of_call=True,
+)
+_SETS_GRAD_MODE = Refusal(
+    "host_write",
+    "the module leaves torch.set_grad_enabled otherwise than it finds it, which a replay would not "
+    "do; use it as a context",
+    name="torch.set_grad_enabled",
 )
 _SHARES_CASTS = Refusal(
     "inside_autocast",

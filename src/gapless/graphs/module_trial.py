@@ -584,19 +584,16 @@ def _replace_flat_weights(
 
 
 def _stand_in(weight: torch.Tensor) -> torch.Tensor:
+    made = weight.data.requires_grad_(weight.requires_grad)
     if isinstance(weight, nn.Parameter):
         made = nn.Parameter(weight.data, requires_grad=weight.requires_grad)
-    else:
-        made = weight.data.requires_grad_(weight.requires_grad)
     vars(made).update(vars(weight))
     return made
 
 
 def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
     """Return what shows that a call has changed its arguments."""
-    return [
-        (0 if leaf.is_inference() else leaf._version, leaf.requires_grad) for leaf in leaves
-    ]
+    return [(0 if leaf.is_inference() else leaf._version, leaf.requires_grad) for leaf in leaves]
 
 
 def _objections_to_memory(
@@ -624,28 +621,46 @@ def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen, settings: Setti
         if leaf.grad_fn is not None:
             places.setdefault(leaf.grad_fn, []).append(number)
     numbers = [leaf.output_nr for leaf in leaves]
+    behind = _behind_others(leaves)
     found: dict[int, Layout] = {}
-    num_passes = dict.fromkeys(places, 0)
-    count = len(leaves)
+    # A pass for some outputs and another one for others read the same memory.
+    passes: set[int] = set()
 
-    def note(node_places: list[int], key: int, gradients: tuple[torch.Tensor | None, ...]) -> None:
-        if torch.is_grad_enabled():
-            _add(seen, [CREATE_GRAPH])
-        passes[key] += 1
-        if passes[key] > 1:
-            _add(seen, [SECOND_BACKWARD])
+    def note(node_places: list[int], gradients: tuple[torch.Tensor | None, ...]) -> None:
+        passes.add(torch._C._current_graph_task_id())
+        _add(seen, [CREATE_GRAPH] * torch.is_grad_enabled())
+        _add(seen, [SECOND_BACKWARD] * (len(passes) > 1))
         for place in node_places:
             gradient = gradients[numbers[place]]
-            if gradient is not None and gradient.layout is torch.strided:
+            if place not in behind and gradient is not None and gradient.layout is torch.strided:
                 found[place] = Layout.of(gradient)
-        layouts = tuple([found.get(place) for place in range(count)])
+        layouts = tuple([found.get(place) for place in range(len(leaves))])
         seen.given = Given(layouts, settings.now())
 
-    passes = dict.fromkeys(range(len(num_passes)), 0)
-    for key, (node, node_places) in enumerate(places.items()):
+    for node, node_places in places.items():
         node.register_prehook(
-            lambda gradients, node_places=node_places, key=key: note(node_places, key, gradients)
+            lambda gradients, node_places=node_places: note(node_places, gradients)
         )
+
+
+def _behind_others(leaves: Sequence[torch.Tensor]) -> set[int]:
+    """Return the numbers of outputs of which others were computed.
+
+    Gradients come to them within the call, so it does not show whether the loop gives them any.
+    As models return them beside a loss, it does not.
+    """
+    nodes = {leaf.grad_fn for leaf in leaves if leaf.grad_fn}
+    found: set[int] = set()
+    seen: set[Any] = set()
+    todo = [before for node in nodes for before, _ in node.next_functions]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found |= {number for number, leaf in enumerate(leaves) if leaf.grad_fn is node}
+        todo += [before for before, _ in node.next_functions]
+    return found
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:

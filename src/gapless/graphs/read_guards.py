@@ -149,6 +149,7 @@ class ReadGuards:
         self._owners: list[Any] = []
         self._compiled_modules = reach.compiled
         self._add_environment(device_type)
+        self._num_of_environment = len(self._checks)
         for place in reach.places.values():
             self._add_place(place)
         for value, name, site in reach.whole.values():
@@ -182,12 +183,15 @@ class ReadGuards:
         """Return whether a tensor's memory, shape and `requires_grad` are compared."""
         return self._form.compares(tensor)
 
-    def first_changed(self) -> Change | None:
+    def first_changed(self, *, in_environment: bool = True) -> Change | None:
         """Return the first thing that is not as it was, None if all is.
+
+        Args:
+            in_environment: look at the modes of torch, too.
 
         Sync: Does not block the host.
         """
-        for check in self._checks:
+        for check in self._checks[0 if in_environment else self._num_of_environment :]:
             now = check.read()
             if not check.holds(now):
                 before, after = check.before, _shown(now)

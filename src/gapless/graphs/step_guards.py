@@ -100,12 +100,16 @@ def _all_of(checks: Sequence[Callable[[], bool]]) -> Callable[[], bool]:
     return lambda: first() and rest()
 
 
-def failure_of_reads(reads: ReadGuards) -> Failure | None:
+def failure_of_reads(reads: ReadGuards, *, in_environment: bool = True) -> Failure | None:
     """Return what a step's code reads otherwise now, None if nothing.
+
+    Args:
+        reads: what it read.
+        in_environment: look at the modes of torch, too.
 
     Sync: Does not block the host.
     """
-    change = reads.first_changed()
+    change = reads.first_changed(in_environment=in_environment)
     return None if change is None else Failure(_text_of(change), change.is_memory, _ADVICE)
 
 
