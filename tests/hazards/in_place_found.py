@@ -1951,3 +1951,313 @@ def models_are_let_go(place):
         del model, optimizer
     gc.collect()
     return found, [ref() is None for ref in refs]
+
+
+@in_place_case("Two activations are arguments, which from step 11 on are one.", expect=either())
+def arguments_become_one(place):
+    class Two(Headed):
+        def forward(self, x, other):
+            return super().forward(x) + super().forward(other * 2) * x.mean() + other.square().sum()
+
+    bodies = made(place, nn.ModuleList, [nn.Linear(8, 8), nn.Linear(8, 8)])
+    model = place.capture(made(place, Two))
+    both = nn.ModuleList([bodies, model])
+    optimizer = sgd(both, lr=0.01)
+    losses = []
+    for number, (x, y) in enumerate(batches(place, 24)):
+        one, two = bodies[0](x), bodies[1](x)
+        losses.append(update(optimizer, F.cross_entropy(model(one, two if number < 11 else one), y)))
+    return losses, state(both, optimizer)
+
+
+@in_place_case("An argument is one of the model's weights from step 11 on.", expect=either())
+def argument_becomes_own_weight(place):
+    model = place.capture(made(place, TakesWeight))
+    optimizer = sgd(model)
+    other = model.embed.weight.detach().clone().requires_grad_()
+    losses = []
+    for number in range(NUM):
+        ids = tokens(place, number, 4, 5)
+        weight = other if number < 11 else model.embed.weight
+        scores = model(ids[:, :-1], weight).flatten(0, 1)
+        losses.append(update(optimizer, F.cross_entropy(scores, ids[:, 1:].flatten())))
+    return losses, state(model, optimizer), other.grad
+
+
+@in_place_case("Loss and logits are returned, and from step 12 on the loop's loss is of the logits.", expect=either())
+def loss_moves_to_another_output(place):
+    class Answers(Headed):
+        def forward(self, x, y):
+            scores = super().forward(x)
+            return F.cross_entropy(scores, y), scores
+
+    model = place.capture(made(place, Answers))
+    optimizer = sgd(model)
+    losses = []
+    for number, (x, y) in enumerate(batches(place, 40)):
+        loss, scores = model(x, y)
+        if number >= 12:
+            loss = loss + F.mse_loss(scores, torch.zeros_like(scores))
+        losses.append(update(optimizer, loss))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("The loop takes its loss from the logits, beside the loss that comes with them.")
+def loss_and_logits_are_both_used(place):
+    class Answers(Headed):
+        def forward(self, x, y):
+            scores = super().forward(x)
+            return F.cross_entropy(scores, y), scores
+
+    model = place.capture(made(place, Answers))
+    optimizer = sgd(model)
+    losses = []
+    for x, y in batches(place, 40):
+        loss, scores = model(x, y)
+        losses.append(update(optimizer, loss + scores.square().mean()))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("A backward pass through the loss, then one through the logits behind it, at times.", expect=either())
+def logits_go_backward_after_the_loss(place):
+    class Answers(Headed):
+        def forward(self, x, y):
+            scores = super().forward(x)
+            return F.cross_entropy(scores, y), scores
+
+    model = place.capture(made(place, Answers))
+    optimizer = sgd(model)
+    losses = []
+    for number, (x, y) in enumerate(batches(place, 30)):
+        optimizer.zero_grad()
+        loss, scores = model(x, y)
+        if number % 4 == 3:
+            loss.backward(retain_graph=True)
+            scores.square().mean().backward()
+        else:
+            loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(model, optimizer)
+
+
+class Interpolated(nn.Module):
+    """Counts its forward calls, which a replay must not make."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x, out=None, names=("a", "b"), *, extra=None):
+        scores = self.layer(x)
+        return {"scores": scores, "names": names, "extra": extra, "nested": [{"x": x.sum()}, None]}
+
+
+@in_place_case("Arguments that are plain come back in the result, as the objects of this call.", expect=either())
+def arguments_come_back(place):
+    model = place.capture(made(place, Interpolated))
+    optimizer = sgd(model)
+    found = []
+    for number, (x, y) in enumerate(batches(place, 30)):
+        extra = {"step": number % 2, "tags": ["t"]}
+        out = model(x, extra=extra)
+        found.append((out["extra"] == extra, out["names"], out["nested"][0]["x"].detach().clone()))
+        out["nested"].append(number)
+        out["names"] = number
+        found.append(update(optimizer, F.cross_entropy(out["scores"], y)))
+    return found, state(model, optimizer)
+
+
+@in_place_case("An argument that is None or a list is filled by forward.", expect=either("change|argument|list|host"))
+def forward_fills_a_list(place):
+    class Fills(Headed):
+        def forward(self, x, taps):
+            hidden = F.relu(self.body(x))
+            taps.append(hidden)
+            return self.head(hidden)
+
+    model = place.capture(made(place, Fills))
+    optimizer = sgd(model)
+    losses = []
+    for x, y in batches(place, NUM):
+        taps = []
+        loss = F.cross_entropy(model(x, taps), y) + taps[0].square().mean()
+        losses.append((update(optimizer, loss), len(taps)))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("The batch's memory is let go and used again before backward.", expect=either())
+def batch_memory_is_used_again(place):
+    model = place.capture(made(place, Normed))
+    optimizer = sgd(model)
+    losses = []
+    for number in range(30):
+        x, y = batch(place, number)
+        scores = model(x)
+        x.fill_(9.0) if number < 0 else None
+        del x
+        junk = [torch.full((6, 8), 1e9, device=place.torch_device) for _ in range(8)]
+        losses.append(update(optimizer, F.cross_entropy(scores, y)))
+        del junk
+    return losses, state(model, optimizer)
+
+
+@in_place_case("The optimizer's step comes between forward and backward of the next batch.", expect=either())
+def pipelined_steps(place):
+    model = place.capture(made(place, Embedded, 0.0))
+    optimizer = sgd(model)
+    losses, waiting = [], None
+    for number in range(30):
+        ids = tokens(place, number, 4, 6)
+        loss = F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+        if waiting is not None:
+            losses.append(waiting.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        waiting = loss
+    return losses, state(model, optimizer)
+
+
+@in_place_case("Only the biases are trained, and clamped between forward and backward.", expect=either())
+def biases_are_clamped_between(place):
+    model = made(place, Headed)
+    for name, weight in model.named_parameters():
+        weight.requires_grad_("bias" in name)
+    place.capture(model)
+    optimizer = torch.optim.SGD([one for one in model.parameters() if one.requires_grad], lr=0.1)
+    losses = []
+    for x, y in batches(place, NUM):
+        loss = F.cross_entropy(model(x), y)
+        with torch.no_grad():
+            model.body.bias.clamp_(-0.1, 0.1)
+        losses.append(update(optimizer, loss))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("Gradients go into buffers that DDP-like code made: `.grad` set to views, each step.", expect=either())
+def gradients_are_set_anew_each_step(place):
+    model = place.capture(made(place, Normed))
+    optimizer = sgd(model)
+    weights = list(model.parameters())
+    losses = []
+    for x, y in batches(place, NUM):
+        flat = torch.zeros(sum(one.numel() for one in weights), device=place.torch_device)
+        for weight, part in zip(weights, flat.split([one.numel() for one in weights]), strict=True):
+            weight.grad = part.view_as(weight)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        losses.append((loss.item(), flat.norm().item()))
+        optimizer.step()
+    return losses, state(model, optimizer)
+
+
+@in_place_case("Outputs are unbound views of one tensor, and go into different losses.", expect=either())
+def outputs_are_unbound(place):
+    class Splits(Headed):
+        def forward(self, x):
+            return super().forward(x).unbind(1)
+
+    model = place.capture(made(place, Splits))
+    optimizer = sgd(model)
+    losses = []
+    for x, _ in batches(place, NUM):
+        one, two, three, _ = model(x)
+        losses.append(update(optimizer, one.square().mean() + (two * three).mean()))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("An output is a broken-up view with gaps, changed in place by the loop.", expect=either())
+def output_is_a_strided_view(place):
+    class Strides(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 12)
+
+        def forward(self, x):
+            return self.layer(x)[:, ::3], self.layer(x).t()[:4]
+
+    model = place.capture(made(place, Strides))
+    optimizer = sgd(model)
+    losses = []
+    for x, y in batches(place, NUM):
+        one, two = model(x)
+        losses.append((update(optimizer, F.cross_entropy(one, y) + F.cross_entropy(two.t(), y)), one.stride(), two.stride()))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("300 batches of growing width, some come again.", expect=either())
+def three_hundred_shapes(place):
+    model = place.capture(made(place, nn.Sequential, nn.Linear(8, 8), nn.Tanh()))
+    optimizer = sgd(model)
+    losses = []
+    for number in range(300):
+        rows = 1 + number if number % 3 else 7
+        losses.append(update(optimizer, model(floats(place, number, rows, 8)).square().mean()))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("A model is captured while its own forward runs, and released within.", expect=either())
+def captured_and_released_within(place):
+    class Releases(Headed):
+        def forward(self, x):
+            return super().forward(x)
+
+    model = place.capture(made(place, Releases))
+    optimizer = sgd(model)
+    calls = []
+
+    def hook(part, args):
+        calls.append(1)
+        if len(calls) == 12:
+            place.release(model)
+        if len(calls) == 14:
+            place.capture(model)
+
+    model.register_forward_pre_hook(hook)
+    return fit(place, model, optimizer, 40), len(calls), state(model, optimizer)
+
+
+@in_place_case("Weights and gradients are in float64, inputs too; then `.to(float32)` in the middle.", expect=either())
+def dtype_changes_twice(place):
+    model = place.capture(mlp(place).double())
+    losses = []
+    for dtype in (torch.float64, torch.float32, torch.float64):
+        model.to(dtype)
+        optimizer = sgd(model)
+        for number in range(12):
+            x, y = batch(place, number)
+            losses.append(update(optimizer, F.cross_entropy(model(x.to(dtype)), y)))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("An input with gradients is filled anew by the loop: one leaf, whose gradient adds up.", expect=either())
+def one_input_leaf(place):
+    model = place.capture(mlp(place))
+    x = place.moved(torch.zeros(6, 8)).requires_grad_()
+    optimizer = sgd(model)
+    found = []
+    for number, (data, y) in enumerate(batches(place, NUM)):
+        with torch.no_grad():
+            x.copy_(data)
+        found.append(update(optimizer, F.cross_entropy(model(x), y)))
+        found.append(kept(x.grad))
+        if number % 5 == 4:
+            x.grad = None
+    return found, state(model, optimizer)
+
+
+@in_place_case("Latent codes are optimized with the network: an embedding outside gives sliced rows.", expect=either())
+def latent_codes(place):
+    codes = nn.Embedding(30, 8).to(place.torch_device)
+    with torch.no_grad():
+        codes.weight.copy_(floats(place, 0, 30, 8))
+    model = place.capture(mlp(place))
+    both = nn.ModuleList([codes, model])
+    optimizer = sgd(both)
+    losses = []
+    for number in range(24):
+        _, y = batch(place, number)
+        rows = codes.weight[number : number + 6] if number % 2 else codes(tokens(place, number, 6))
+        losses.append(update(optimizer, F.cross_entropy(model(rows), y) + rows.square().mean()))
+    return losses, state(both, optimizer)

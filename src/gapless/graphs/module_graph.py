@@ -66,7 +66,7 @@ _OTHER_GRADIENTS = Refusal(
     is_of_call=True,
 )
 
-# Backward passes of another kind, each of which runs the forward pass again.
+# Backward passes of another kind in a row, each of which runs the forward pass again.
 _MOST_OTHERS = 3
 
 
@@ -367,6 +367,7 @@ class ModuleGraph:
             if self._num_others > _MOST_OTHERS:
                 self._refuse(_OTHER_GRADIENTS)
             return self._flat(self._as_written(run, given))
+        self._num_others = 0
         if not self._runs.holds(run):
             return self._flat(self._as_written(run, given))
         return self._flat(self._launch_backward(run, given))

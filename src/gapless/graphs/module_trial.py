@@ -11,6 +11,7 @@ from __future__ import annotations
 import weakref
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -157,7 +158,7 @@ class ModuleTrial:
         inputs = [leaf for leaf in tree.leaves if leaf.requires_grad]
         paths = GradientPaths.of(leaves, inputs, since=since)
         _add(seen, _objections_to(paths))
-        if before != _states_of(tree.leaves):
+        if before != _states_of(tree.leaves) or not _is_as_before(tree):
             _add(seen, [_CHANGES_INPUT])
         if gradients != self._gradients():
             _add(seen, [_BACKWARD_WITHIN])
@@ -596,6 +597,12 @@ def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
     return [(0 if leaf.is_inference() else leaf._version, leaf.requires_grad) for leaf in leaves]
 
 
+def _is_as_before(tree: Tree) -> bool:
+    """Return whether the containers among the arguments have what they had."""
+    now = flatten(tree.value)
+    return len(now.leaves) == len(tree.leaves) and all(map(is_, now.leaves, tree.leaves))
+
+
 def _objections_to_memory(
     tree: Tree, others: Sequence[torch.Tensor], watched: Watched
 ) -> list[Refusal]:
@@ -622,6 +629,8 @@ def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen, settings: Setti
             places.setdefault(leaf.grad_fn, []).append(number)
     numbers = [leaf.output_nr for leaf in leaves]
     behind = _behind_others(leaves)
+    # Where the gradients lie that come to outputs within the call.
+    within: dict[int, list[int]] = {place: [] for place in behind}
     found: dict[int, Layout] = {}
     # A pass for some outputs and another one for others read the same memory.
     passes: set[int] = set()
@@ -632,34 +641,56 @@ def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen, settings: Setti
         _add(seen, [SECOND_BACKWARD] * (len(passes) > 1))
         for place in node_places:
             gradient = gradients[numbers[place]]
-            if place not in behind and gradient is not None and gradient.layout is torch.strided:
+            if gradient is None or gradient.layout is not torch.strided:
+                continue
+            # The loop's gradient comes first, and others are added to it.
+            arrived = within.get(place, [])
+            is_alone = len(arrived) == 1 and gradient.data_ptr() != arrived[0]
+            if is_alone or not arrived:
                 found[place] = Layout.of(gradient)
         layouts = tuple([found.get(place) for place in range(len(leaves))])
         seen.given = Given(layouts, settings.now())
 
+    for place, consumers in behind.items():
+        for node, number in consumers:
+            node.register_hook(
+                lambda gradients, _, place=place, number=number: _note_place(
+                    within[place], gradients[number]
+                )
+            )
     for node, node_places in places.items():
         node.register_prehook(
             lambda gradients, node_places=node_places: note(node_places, gradients)
         )
 
 
-def _behind_others(leaves: Sequence[torch.Tensor]) -> set[int]:
-    """Return the numbers of outputs of which others were computed.
+def _note_place(places: list[int], gradient: torch.Tensor | None) -> None:
+    if gradient is not None and has_address(gradient):
+        places.append(gradient.data_ptr())
 
-    Gradients come to them within the call, so it does not show whether the loop gives them any.
-    As models return them beside a loss, it does not.
+
+def _behind_others(leaves: Sequence[torch.Tensor]) -> dict[int, list[tuple[Any, int]]]:
+    """Return the numbers of outputs of which others were computed, as logits beside a loss are.
+
+    Gradients come to them within the call: from these nodes, at these places.
     """
-    nodes = {leaf.grad_fn for leaf in leaves if leaf.grad_fn}
-    found: set[int] = set()
+    numbers = {
+        (leaf.grad_fn, leaf.output_nr): number
+        for number, leaf in enumerate(leaves)
+        if leaf.grad_fn is not None
+    }
+    found: dict[int, list[tuple[Any, int]]] = {}
     seen: set[Any] = set()
-    todo = [before for node in nodes for before, _ in node.next_functions]
+    todo = [node for node, _ in numbers]
     while todo:
         node = todo.pop()
-        if node is None or node in seen:
+        if node in seen:
             continue
         seen.add(node)
-        found |= {number for number, leaf in enumerate(leaves) if leaf.grad_fn is node}
-        todo += [before for before, _ in node.next_functions]
+        for place, edge in enumerate(node.next_functions):
+            if edge in numbers:
+                found.setdefault(numbers[edge], []).append((node, place))
+            todo += [edge[0]] if edge[0] is not None else []
     return found
 
 
