@@ -1957,7 +1957,9 @@ def models_are_let_go(place):
 def arguments_become_one(place):
     class Two(Headed):
         def forward(self, x, other):
-            return super().forward(x) + super().forward(other * 2) * x.mean() + other.square().sum()
+            return (
+                super().forward(x) + super().forward(other * 2) * x.mean() + other.square().sum()
+            )
 
     bodies = made(place, nn.ModuleList, [nn.Linear(8, 8), nn.Linear(8, 8)])
     model = place.capture(made(place, Two))
@@ -1966,7 +1968,9 @@ def arguments_become_one(place):
     losses = []
     for number, (x, y) in enumerate(batches(place, 24)):
         one, two = bodies[0](x), bodies[1](x)
-        losses.append(update(optimizer, F.cross_entropy(model(one, two if number < 11 else one), y)))
+        losses.append(
+            update(optimizer, F.cross_entropy(model(one, two if number < 11 else one), y))
+        )
     return losses, state(both, optimizer)
 
 
@@ -1984,7 +1988,10 @@ def argument_becomes_own_weight(place):
     return losses, state(model, optimizer), other.grad
 
 
-@in_place_case("Loss and logits are returned, and from step 12 on the loop's loss is of the logits.", expect=either())
+@in_place_case(
+    "Loss and logits are returned, and from step 12 on the loop's loss is of the logits.",
+    expect=either(),
+)
 def loss_moves_to_another_output(place):
     class Answers(Headed):
         def forward(self, x, y):
@@ -2018,7 +2025,10 @@ def loss_and_logits_are_both_used(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A backward pass through the loss, then one through the logits behind it, at times.", expect=either())
+@in_place_case(
+    "A backward pass through the loss, then one through the logits behind it, at times.",
+    expect=either(),
+)
 def logits_go_backward_after_the_loss(place):
     class Answers(Headed):
         def forward(self, x, y):
@@ -2053,7 +2063,10 @@ class Interpolated(nn.Module):
         return {"scores": scores, "names": names, "extra": extra, "nested": [{"x": x.sum()}, None]}
 
 
-@in_place_case("Arguments that are plain come back in the result, as the objects of this call.", expect=either())
+@in_place_case(
+    "Arguments that are plain come back in the result, as the objects of this call.",
+    expect=either(),
+)
 def arguments_come_back(place):
     model = place.capture(made(place, Interpolated))
     optimizer = sgd(model)
@@ -2068,7 +2081,10 @@ def arguments_come_back(place):
     return found, state(model, optimizer)
 
 
-@in_place_case("An argument that is None or a list is filled by forward.", expect=either("change|argument|list|host"))
+@in_place_case(
+    "An argument that is None or a list is filled by forward.",
+    expect=either("change|argument|list|host"),
+)
 def forward_fills_a_list(place):
     class Fills(Headed):
         def forward(self, x, taps):
@@ -2102,7 +2118,9 @@ def batch_memory_is_used_again(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("The optimizer's step comes between forward and backward of the next batch.", expect=either())
+@in_place_case(
+    "The optimizer's step comes between forward and backward of the next batch.", expect=either()
+)
 def pipelined_steps(place):
     model = place.capture(made(place, Embedded, 0.0))
     optimizer = sgd(model)
@@ -2119,7 +2137,9 @@ def pipelined_steps(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Only the biases are trained, and clamped between forward and backward.", expect=either())
+@in_place_case(
+    "Only the biases are trained, and clamped between forward and backward.", expect=either()
+)
 def biases_are_clamped_between(place):
     model = made(place, Headed)
     for name, weight in model.named_parameters():
@@ -2135,7 +2155,10 @@ def biases_are_clamped_between(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Gradients go into buffers that DDP-like code made: `.grad` set to views, each step.", expect=either())
+@in_place_case(
+    "Gradients go into buffers that DDP-like code made: `.grad` set to views, each step.",
+    expect=either(),
+)
 def gradients_are_set_anew_each_step(place):
     model = place.capture(made(place, Normed))
     optimizer = sgd(model)
@@ -2143,7 +2166,9 @@ def gradients_are_set_anew_each_step(place):
     losses = []
     for x, y in batches(place, NUM):
         flat = torch.zeros(sum(one.numel() for one in weights), device=place.torch_device)
-        for weight, part in zip(weights, flat.split([one.numel() for one in weights]), strict=True):
+        for weight, part in zip(
+            weights, flat.split([one.numel() for one in weights]), strict=True
+        ):
             weight.grad = part.view_as(weight)
         loss = F.cross_entropy(model(x), y)
         loss.backward()
@@ -2152,7 +2177,9 @@ def gradients_are_set_anew_each_step(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Outputs are unbound views of one tensor, and go into different losses.", expect=either())
+@in_place_case(
+    "Outputs are unbound views of one tensor, and go into different losses.", expect=either()
+)
 def outputs_are_unbound(place):
     class Splits(Headed):
         def forward(self, x):
@@ -2167,7 +2194,9 @@ def outputs_are_unbound(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("An output is a broken-up view with gaps, changed in place by the loop.", expect=either())
+@in_place_case(
+    "An output is a broken-up view with gaps, changed in place by the loop.", expect=either()
+)
 def output_is_a_strided_view(place):
     class Strides(nn.Module):
         def __init__(self):
@@ -2182,7 +2211,13 @@ def output_is_a_strided_view(place):
     losses = []
     for x, y in batches(place, NUM):
         one, two = model(x)
-        losses.append((update(optimizer, F.cross_entropy(one, y) + F.cross_entropy(two.t(), y)), one.stride(), two.stride()))
+        losses.append(
+            (
+                update(optimizer, F.cross_entropy(one, y) + F.cross_entropy(two.t(), y)),
+                one.stride(),
+                two.stride(),
+            )
+        )
     return losses, state(model, optimizer)
 
 
@@ -2197,7 +2232,9 @@ def three_hundred_shapes(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A model is captured while its own forward runs, and released within.", expect=either())
+@in_place_case(
+    "A model is captured while its own forward runs, and released within.", expect=either()
+)
 def captured_and_released_within(place):
     class Releases(Headed):
         def forward(self, x):
@@ -2218,7 +2255,10 @@ def captured_and_released_within(place):
     return fit(place, model, optimizer, 40), len(calls), state(model, optimizer)
 
 
-@in_place_case("Weights and gradients are in float64, inputs too; then `.to(float32)` in the middle.", expect=either())
+@in_place_case(
+    "Weights and gradients are in float64, inputs too; then `.to(float32)` in the middle.",
+    expect=either(),
+)
 def dtype_changes_twice(place):
     model = place.capture(mlp(place).double())
     losses = []
@@ -2231,7 +2271,10 @@ def dtype_changes_twice(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("An input with gradients is filled anew by the loop: one leaf, whose gradient adds up.", expect=either())
+@in_place_case(
+    "An input with gradients is filled anew by the loop: one leaf, whose gradient adds up.",
+    expect=either(),
+)
 def one_input_leaf(place):
     model = place.capture(mlp(place))
     x = place.moved(torch.zeros(6, 8)).requires_grad_()
@@ -2247,7 +2290,10 @@ def one_input_leaf(place):
     return found, state(model, optimizer)
 
 
-@in_place_case("Latent codes are optimized with the network: an embedding outside gives sliced rows.", expect=either())
+@in_place_case(
+    "Latent codes are optimized with the network: an embedding outside gives sliced rows.",
+    expect=either(),
+)
 def latent_codes(place):
     codes = nn.Embedding(30, 8).to(place.torch_device)
     with torch.no_grad():

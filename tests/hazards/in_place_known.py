@@ -7,9 +7,18 @@ import pytest
 from hazards.harness import CPU
 
 
+_RAISES = (
+    "a backward pass that was not captured runs the forward pass again, and raises if what that "
+    "reads has changed since, where the one as written has kept all it needs"
+)
 _KNOWN = {
     "create_graph_at_times": "the first backward pass with create_graph=True after a capture runs "
     "again apart from the rest, so that gradients are summed in another order",
+    "hessian_vector_product_late": "as create_graph_at_times",
+    "weight_moves_between_two_backward_passes": _RAISES,
+    "weight_moves_before_another_backward": _RAISES,
+    "eval_between_two_backward_passes": _RAISES,
+    "dropout_between_two_backward_passes": _RAISES,
     "input_is_changed_before_backward": "a backward pass that torch refuses for a changed input "
     "leaves no gradients, where the one as written leaves those before the error",
 }
