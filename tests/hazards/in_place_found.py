@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from hazards.captured_models import Headed, batch, batches, kept, mlp, sgd, state
+from hazards.harness import CPU, GPU
 from hazards.in_place_harness import either, in_place_case
 from hazards.in_place_models import NUM, Normed, fit, floats, made, tokens, update
 
@@ -262,9 +263,6 @@ def layer_in_a_plain_list(place):
         losses.append(update(optimizer, F.cross_entropy(model(x), y)))
         other.step()
     return losses, state(model, optimizer), state(model.hidden[0], other)
-
-
-_TEMPERATURE = nn.Parameter(torch.ones(1))
 
 
 class UsesGlobal(nn.Module):
@@ -1812,7 +1810,7 @@ def identity_of_gradients(place):
     return found, held, state(model, optimizer)
 
 
-@in_place_case("Sparse gradients of an embedding.", expect=either("sparse"))
+@in_place_case("Sparse gradients of an embedding.", expect=either("sparse"), devices=(CPU, GPU))
 def sparse_gradients(place):
     model = made(place, nn.Sequential, nn.Embedding(11, 8, sparse=True), nn.Linear(8, 11))
     place.capture(model)
@@ -1942,7 +1940,7 @@ def models_come_and_go(place):
 )
 def models_are_let_go(place):
     found, refs = [], []
-    for number in range(4):
+    for _ in range(4):
         model = place.capture(mlp(place), name="model")
         optimizer = sgd(model)
         found.append(fit(place, model, optimizer, 10))
