@@ -6,6 +6,7 @@ import copy
 import inspect
 import pickle
 import warnings
+import weakref
 
 import pytest
 import torch
@@ -181,3 +182,16 @@ def test_a_gradient_that_goes_elsewhere_is_told():
     assert (inside.weights, inside.objection) == ([weight], "")
     assert "computed outside" in elsewhere.objection
     assert GradientPaths.of([(weight * outside).sum()], [outside], since=since).objection == ""
+
+
+def test_calls_as_written_are_let_go(device):
+    """What is noted of their backward passes holds no tensor of the call."""
+    model = gapless.capture(mlp(device), device=device)
+    ended = []
+    for number in range(5):
+        x = batch(device, number)
+        ended.append(weakref.ref(x))
+        model(x).square().mean().backward()
+        del x
+
+    assert [one() for one in ended[:4]] == [None] * 4

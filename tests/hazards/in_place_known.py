@@ -1,4 +1,4 @@
-"""What capture in place is known not to do bit for bit. The report says it where it happens."""
+"""What capture in place is known not to do bit for bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ _RAISES = (
     "a backward pass that was not captured runs the forward pass again, and raises if what that "
     "reads has changed since, where the one as written has kept all it needs"
 )
+_CASTS = (
+    "uses of a weight outside of the module, in the same block of autocast and after its call, share "
+    "its cast as written, and a replay has one of its own"
+)
 _KNOWN = {
+    "autocast_with_a_late_second_call": _CASTS,
+    "weight_is_used_after_the_model_in_autocast": _CASTS,
+    "two_models_with_one_weight_in_autocast": _CASTS,
+    "cloned_by_its_dict": "an object that is given a copy of the module's __dict__ calls the module",
     "create_graph_at_times": "the first backward pass with create_graph=True after a capture runs "
     "again apart from the rest, so that gradients are summed in another order",
     "hessian_vector_product_late": "as create_graph_at_times",

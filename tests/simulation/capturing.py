@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import contextvars
 import warnings
 from dataclasses import dataclass, field
 
@@ -761,10 +761,12 @@ def an_update_outside_keeps_a_tensor_that_the_rest_of_the_graph_reads(device):
 def a_weight_that_only_the_interpreter_holds_is_moved(device):
     """No code names the weight, whose memory is replaced between two steps."""
     weight = torch.ones(1, device=device.torch_device).requires_grad_()
-    take = itertools.repeat(weight).__next__
+    place = contextvars.ContextVar("place")
+    place.set(weight)
+    context = contextvars.copy_context()
 
     def train(batch):
-        weight = take()
+        weight = context[place]
         weight.grad = None
         (weight * batch[0]).sum().backward()
         return weight.detach() * batch[0]

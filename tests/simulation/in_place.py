@@ -404,4 +404,19 @@ def a_module_that_is_called_with_ever_new_numbers(device):
     finally:
         module_trial._MOST_SEEN = most
     assert gapless.capture_report(loop.model).num_eager == NUM
-    assert 0 < loop.num_seen <= 4
+    assert 0 < loop.num_seen <= 4, loop.num_seen
+
+
+class Asking(Scaled):
+    """Branches on what autograd knows of its weight."""
+
+    def forward(self, x):
+        return x * self.weight * (2.0 if self.weight.is_leaf else 3.0)
+
+
+@scenario(only=ONE)
+def a_module_that_asks_for_the_nodes_of_its_call(device):
+    """Those of a graph are others."""
+    report = check(device, Asking)
+    assert report.num_replays == 0
+    assert "is_leaf" in report.refusal.text or "in_place.py" in report.refusal.text

@@ -300,7 +300,11 @@ class ModuleTrial:
             *reads.tensors,
             *[one for one in touched.read if address_of(one) not in watched.known],
         ]
-        saved = rehearsal.run_and_see_what_is_saved(others)
+        # Its own changes are put back where the call runs again.
+        changed = set(map(address_of, written))
+        saved = rehearsal.run_and_see_what_is_saved(
+            [one for one in others if address_of(one) not in changed]
+        )
         graph, passes, reserved = self._capture(rehearsal, watched)
         self._graphs.note_memory(reserved)
         if not all(uses_of(passes.out.leaves, passes.targets)):
@@ -628,7 +632,9 @@ def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen, settings: Setti
         if leaf.grad_fn is not None:
             places.setdefault(leaf.grad_fn, []).append(number)
     numbers = [leaf.output_nr for leaf in leaves]
+    num_leaves = len(leaves)
     behind = _behind_others(leaves)
+    # Nothing below holds a leaf or a node: torch's nodes hold their hooks, and nobody would let go.
     # Where the gradients lie that come to outputs within the call.
     within: dict[int, list[int]] = {place: [] for place in behind}
     found: dict[int, Layout] = {}
@@ -648,7 +654,7 @@ def _note_gradients(leaves: Sequence[torch.Tensor], seen: _Seen, settings: Setti
             is_alone = len(arrived) == 1 and gradient.data_ptr() != arrived[0]
             if is_alone or not arrived:
                 found[place] = Layout.of(gradient)
-        layouts = tuple([found.get(place) for place in range(len(leaves))])
+        layouts = tuple([found.get(place) for place in range(num_leaves)])
         seen.given = Given(layouts, settings.now())
 
     for place, consumers in behind.items():
