@@ -116,6 +116,15 @@ def module_by_sys_modules(place):
         )
 
 
+@captured_case("A weight is an attribute that the user has given torch itself.", expect=CAPTURED)
+def attribute_of_torch(place):
+    torch.my_weight = 1.0
+    try:
+        return weighted(place, lambda: torch.my_weight, lambda: setattr(torch, "my_weight", 0.5))
+    finally:
+        del torch.my_weight
+
+
 @captured_case("The script's own module is looked up by `sys.modules[__name__]`.", expect=CAPTURED)
 def own_module_by_sys_modules(place):
     this = sys.modules[__name__]

@@ -156,10 +156,12 @@ class ModuleInPlace:
         else:
             assert self._evaluated is not None
             step = self._evaluated
-        self._newest = step
-        self._now.tree = tree
+        self._newest, self._now.tree = step, tree
         has_grad = torch.is_grad_enabled()
-        done = step.run(tree)
+        try:
+            done = step.run(tree)
+        finally:
+            del self._now.tree
         if done.way != "replay":
             if torch.is_grad_enabled() is not has_grad:
                 self._is_never_captured = True

@@ -79,6 +79,9 @@ _MOST_UNSEEN = 500
 CONTAINERS = (list, tuple, dict, set, frozenset, collections.deque, MappingProxyType)
 
 
+# What a user may put into a module of a library, and has no other place.
+_VALUES = (bool, int, float, complex, str, bytes, torch.Tensor)
+
 # What shows a dictionary.
 _VIEWS: tuple[type, ...] = (type({}.keys()), type({}.values()), type({}.items()))
 
@@ -730,7 +733,9 @@ class Reach:
             if found is sys.modules or is_reader or isinstance(found, ModuleType | type):
                 return [(found, shown)]
             is_of_python = value.__name__.partition(".")[0] in sys.stdlib_module_names
-            if not is_of_python or not isinstance(found, list | dict):
+            # Anybody may put numbers and tensors there.
+            is_value = isinstance(found, _VALUES)
+            if not is_value and not (is_of_python and isinstance(found, list | dict)):
                 return []
         if key not in entries and not is_of_the_script(value):
             return []
