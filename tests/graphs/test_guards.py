@@ -67,7 +67,7 @@ class Reads:
     def holds(self):
         return self.change is None
 
-    def first_changed(self):
+    def first_changed(self, *, in_environment=True):
         return self.change
 
 

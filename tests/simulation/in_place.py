@@ -13,6 +13,7 @@ from torch import nn
 
 import gapless
 from gapless.graphs import module_trial
+from gapless.graphs.seen_calls import SeenCalls
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import read_back
 from toy_steps import on
@@ -389,7 +390,7 @@ class EverNewNumbers(Loop):
     def train(self):
         gc.collect()
         seen = super().train()
-        self.num_seen = sum(type(one) is module_trial._Seen for one in gc.get_objects())
+        self.num_seen = sum(type(one) is SeenCalls for one in gc.get_objects())
         return seen
 
 
