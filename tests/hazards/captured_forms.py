@@ -320,7 +320,7 @@ def callable_object(place):
 )
 def module_as_the_step(place):
     model = mlp(place)
-    step = place.capture(model)
+    step = place.capture(model.forward)
     with torch.no_grad():
         return [step(x).clone() for x, _ in batches(place, 16)]
 

@@ -560,6 +560,7 @@ def attribute_of_a_weight(place):
     "Some steps run under `mock.patch.object` of a number and a function.", expect=CAPTURED
 )
 def patched_for_some_steps(place):
+    captured_elsewhere.restore()
     term, trainer, losses = Weights(), Trainer(place), []
 
     def train(pair):

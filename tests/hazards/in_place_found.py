@@ -1643,7 +1643,9 @@ def functional_call_with_derived_weights(place):
     return _late(place, model, step, first=0, num=40)
 
 
-@in_place_case("torch.func gives gradients for each sample at times.", expect=either())
+@in_place_case(
+    "torch.func gives gradients for each sample at times.", expect=either(), devices=(CPU, GPU)
+)
 def gradients_per_sample_late(place):
     model = place.capture(mlp(place))
     norms = []
@@ -1663,7 +1665,9 @@ def gradients_per_sample_late(place):
     return _late(place, model, step), norms
 
 
-@in_place_case("Forward mode: a directional derivative by jvp at times.", expect=either())
+@in_place_case(
+    "Forward mode: a directional derivative by jvp at times.", expect=either(), devices=(CPU, GPU)
+)
 def jvp_late(place):
     model = place.capture(nn.Sequential(mlp(place), nn.Tanh()))
     found = []

@@ -470,7 +470,7 @@ def create_graph_at_times(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A gradient is given to backward, of scores that are no loss.", expect=captured())
+@in_place_case("A gradient is given to backward, of scores that are no loss.", expect=either())
 def gradient_is_given(place):
     model = place.capture(mlp(place))
     optimizer = sgd(model)

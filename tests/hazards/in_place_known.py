@@ -31,9 +31,11 @@ _KNOWN = {
     "leaves no gradients, where the one as written leaves those before the error",
 }
 
+_ON_A_CPU_TOO = {"cloned_by_its_dict"}
+
 
 def xfail_marks(case, kind):
     """Return the mark of a case that is known to fail."""
-    if kind == CPU or case.name not in _KNOWN:
+    if case.name not in _KNOWN or (kind == CPU and case.name not in _ON_A_CPU_TOO):
         return []
     return [pytest.mark.xfail(reason=_KNOWN[case.name], strict=True)]

@@ -6,6 +6,7 @@ buffers of every step are compared.
 
 from __future__ import annotations
 
+import contextvars
 import gc
 
 import torch
@@ -319,16 +320,18 @@ class MovesTheWeight(Loop):
 
 class Multiplies(Scaled):
     def forward(self, x):
-        return torch.tanh(self.multiplied(x))
+        return torch.tanh(x * self.context[self.place])
 
 
 class MovesAWeightThatIsNoParameter(MovesTheWeight):
-    """The module has a method of it."""
+    """The module finds it where no code names it."""
 
     def prepare(self):
         self.weight = self.model.weight
-        self.model.multiplied = self.weight.mul
         del self.model.weight
+        self.model.place = contextvars.ContextVar("place")
+        self.model.place.set(self.weight)
+        self.model.context = contextvars.copy_context()
 
     def weights(self):
         return [self.weight]
