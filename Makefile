@@ -22,7 +22,7 @@ demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sente
 test: $(VENV)/.installed-test lint  ## Lint, types, import rules and the tests that need no GPU.
 	$(PYTEST) -m "not slow"
 
-check: $(VENV)/.installed-test  ## The slow tests: an install from a wheel, long searches.
+check: $(VENV)/.installed-frameworks  ## The slow tests: a wheel, long searches, real frameworks.
 	$(PYTEST) -m slow -o faulthandler_timeout=900
 
 lint: $(VENV)/.installed-test
@@ -47,6 +47,10 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e ".[nmt,test,lint]"
+	@touch $@
+
+$(VENV)/.installed-frameworks: $(VENV)/.installed-test
+	$(PIP) -e ".[nmt,test,lint,frameworks]"
 	@touch $@
 
 clean:

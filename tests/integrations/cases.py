@@ -1,0 +1,19 @@
+"""All cases whose framework is installed: importing this module registers them."""
+
+from __future__ import annotations
+
+from integrations.frameworks import ACCELERATE, LIGHTNING, TRANSFORMERS, is_installed, load
+from integrations.harness import FRAMEWORK_CASES
+
+
+_THEMES = {
+    TRANSFORMERS: ("hf_training",),
+    LIGHTNING: (),
+    ACCELERATE: (),
+}
+
+for _framework, _themes in _THEMES.items():
+    if _themes and is_installed(_framework):
+        load(_framework, *(f"integrations.{name}" for name in _themes))
+
+CASES = tuple(FRAMEWORK_CASES)

@@ -1,0 +1,301 @@
+"""What the cases about frameworks are written in: how they run, what is compared, the verdicts.
+
+A case is one program of a user: it builds a model from a configuration, trains it with a framework in a
+`Place` (`places.py`), and returns everything that the user could compare: logged values with their steps,
+final weights, states of optimizers, rates, evaluations, predictions. It runs twice from the same seeds: as
+the reference, without gapless, and as the product, with the lines of the integration. All of it must be
+equal, bit for bit, and so must the states of the random generators at the end. After that the verdict of
+the case is compared with the reports.
+
+A replayed training step is counted where torch is called: a forward pass in training (of Lightning: a
+batch) and a step of an optimizer. How many there are is counted apart from the product, in a run as
+written.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import re
+import traceback
+import warnings
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import gapless
+from hazards.captured_harness import _process_restored, differences, freeze
+from hazards.harness import CPU, GPU, SIMULATED
+from integrations.places import IntegrationMissingError, place_of
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+EVERYWHERE = (CPU, SIMULATED, GPU)
+DEVICES = (SIMULATED, GPU)
+
+
+# --------------------------------------------------------------------------------- verdicts
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is expected of a case.
+
+    Attributes:
+        name: "replays", "as written" or "either".
+        words: regular expressions, of which each must be found in what reports and warnings say.
+        of: names of what must be replayed; empty for all that was watched.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    of: tuple[str, ...] = ()
+
+
+def replays(*names):
+    """Expect that at least half of the training steps are replays; of all, if nothing is named."""
+    return Verdict("replays", of=names)
+
+
+def as_written(*words):
+    """Expect that it runs as written, and that one warning and a report say these words."""
+    return Verdict("as written", words)
+
+
+def either(*words):
+    """Expect the same bits; and these words, unless at least half of the steps are replays."""
+    return Verdict("either", words)
+
+
+REPLAYS = replays()
+EITHER = either()
+
+
+@dataclass(frozen=True)
+class FrameworkCase:
+    """One program of a user of a framework, and what is expected of it.
+
+    Attributes:
+        name: of the program's function.
+        theme: name of the file.
+        framework: whose trainer, or accelerator, it uses.
+        sentence: what users do.
+        expect: the verdict.
+        devices: where the case makes sense.
+        raises: whether the program ends with an exception, as written.
+        program: takes a place; returns what is compared.
+    """
+
+    name: str
+    theme: str
+    framework: str
+    sentence: str
+    expect: Verdict
+    devices: tuple[str, ...]
+    raises: bool
+    program: Callable[[Any], Any]
+
+    def __str__(self):
+        return f"{self.theme}-{self.name}"
+
+
+FRAMEWORK_CASES: list[FrameworkCase] = []
+
+
+def framework_case(framework, sentence, *, expect=REPLAYS, devices=EVERYWHERE, raises=False):
+    """Register the function as a case about a framework."""
+
+    def register(program):
+        theme, name = program.__module__.rsplit(".", 1)[-1], program.__name__
+        known = {case.name for case in FRAMEWORK_CASES if case.theme == theme}
+        assert name not in known, name
+        FRAMEWORK_CASES.append(
+            FrameworkCase(
+                name, theme, framework, sentence, expect, tuple(devices), raises, program
+            )
+        )
+        return program
+
+    return register
+
+
+# ------------------------------------------------------------------------------- one run
+
+
+@dataclass
+class Outcome:
+    """What one run of a program gave.
+
+    Attributes:
+        result: all that is compared, by what it is, as plain data.
+        error: the traceback, if the program raised.
+        races: that the simulated device found.
+        warned: texts of gapless' warnings.
+        rates_warned: texts of torch's warnings about schedulers.
+        printed: what went to stderr.
+    """
+
+    result: dict[str, Any]
+    error: str
+    races: list[str]
+    warned: list[str]
+    rates_warned: list[str]
+    printed: str
+
+
+def run(case, place):
+    """Run the program of the case once, from the same seeds as every time."""
+    errors = io.StringIO()
+    with (
+        _process_restored(),
+        warnings.catch_warnings(record=True) as warned,
+        _loggers_restored(),
+        place,
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(errors),
+    ):
+        warnings.simplefilter("always")
+        ended, error = _ended(case, place)
+        result = {"the program": ended}
+        result |= {name: freeze(place, state) for name, state in place.states().items()}
+        place.named_reports()
+        races = place.races() if hasattr(place, "races") else []
+    return Outcome(
+        result,
+        error,
+        [str(race) for race in races],
+        [str(one.message) for one in warned if issubclass(one.category, gapless.CaptureWarning)],
+        sorted({str(one.message) for one in warned if "lr_scheduler" in str(one.message)}),
+        errors.getvalue(),
+    )
+
+
+def _ended(case, place):
+    try:
+        return freeze(place, {"returned": case.program(place)}), ""
+    except IntegrationMissingError:
+        raise
+    except Exception as error:
+        where = [type(error).__qualname__, str(error).replace(str(place.folder), "FOLDER")]
+        return ("raised", *where), traceback.format_exc()
+
+
+@contextlib.contextmanager
+def _loggers_restored():
+    """Let frameworks' loggers be silent: what they say of times and folders differs in every run."""
+    names = ("lightning", "lightning.pytorch", "transformers", "accelerate")
+    before = {name: logging.getLogger(name).level for name in names}
+    try:
+        for name in names:
+            logging.getLogger(name).setLevel(logging.ERROR)
+        yield
+    finally:
+        for name, level in before.items():
+            logging.getLogger(name).setLevel(level)
+
+
+# --------------------------------------------------------------------------------- the judge
+
+
+_known: dict[tuple[str, str], Outcome] = {}
+_num_calls: dict[tuple[str, str], Counter] = {}
+
+
+def expected_of(case, kind):
+    """Return what the program gives as written."""
+    key = (str(case), kind)
+    if key not in _known:
+        _known[key] = run(case, place_of(kind, is_plain=True))
+    return _known[key]
+
+
+def num_calls_of(case, kind):
+    """Return how often the program trains with each watched object, by name."""
+    key = (str(case), kind)
+    if key not in _num_calls:
+        place = place_of(kind, is_plain=True, counts=True)
+        run(case, place)
+        _num_calls[key] = place.calls
+    return _num_calls[key]
+
+
+def judge(case, kind, **settings):
+    """Return what is wrong with the product in this case, in words; nothing if it is right."""
+    place = place_of(kind, is_plain=False, **settings)
+    outcome, expected = run(case, place), expected_of(case, kind)
+    wrong = [f"race: {race}" for race in outcome.races[:3]]
+    differing = differences(expected.result, outcome.result)
+    if differing:
+        wrong += [*differing, *([outcome.error] if outcome.error else [])]
+    wrong += [
+        f"torch warns, and did not as written: {text}"
+        for text in outcome.rates_warned
+        if text not in expected.rates_warned
+    ]
+    wrong += _said_twice(outcome)
+    if kind != CPU:
+        wrong += _VERDICTS[case.expect.name](case, kind, place, outcome)
+    said = f"the reports say: {place.said()}; warned was: {outcome.warned}"
+    return wrong + [said] * bool(wrong)
+
+
+def _said_twice(outcome):
+    return [
+        f"warned {num} times: {text}" for text, num in Counter(outcome.warned).items() if num > 1
+    ]
+
+
+def _too_few_replays(case, kind, place, outcome):
+    del outcome
+    calls = num_calls_of(case, kind)
+    names = case.expect.of or place.names()
+    assert names, f"{case} watches nothing"
+    return [
+        f"{place.num_replays(name)} of {calls[name]} training calls of {name!r} were replays"
+        for name in names
+        if place.num_replays(name) <= 0 or 2 * place.num_replays(name) < calls[name]
+    ]
+
+
+def _missing_words(case, kind, place, outcome):
+    del kind
+    said = {"report": place.said(), "warning": "\n".join(outcome.warned)}
+    return [
+        f"no {what} says {word!r}"
+        for what, text in said.items()
+        for word in case.expect.words
+        if not re.search(word, text, re.IGNORECASE)
+    ]
+
+
+def _as_written(case, kind, place, outcome):
+    nothing = [] if outcome.warned else ["nothing was warned of"]
+    return nothing + _missing_words(case, kind, place, outcome)
+
+
+def _either(case, kind, place, outcome):
+    if not case.expect.words:
+        return []
+    few = _too_few_replays(case, kind, place, outcome)
+    missing = _missing_words(case, kind, place, outcome)
+    return [*few, *missing] if few and missing else []
+
+
+_VERDICTS = {"replays": _too_few_replays, "as written": _as_written, "either": _either}
+
+
+def judge_the_program_itself(case, kind):
+    """Return how the program as written differs from itself; nothing, or the case is no good."""
+    outcome = run(case, place_of(kind, is_plain=True))
+    wrong = [f"race: {race}" for race in outcome.races[:3]]
+    if bool(outcome.error) != case.raises:
+        return [f"raises is {case.raises}, but the program raised: {outcome.error or 'nothing'}"]
+    calls = num_calls_of(case, kind)
+    wrong += [f"{name!r} trains {calls[name]} times" for name in calls if calls[name] < 1]
+    if case.expect.name == "replays" and not calls:
+        wrong.append("nothing is watched")
+    return wrong + differences(expected_of(case, kind).result, outcome.result)
