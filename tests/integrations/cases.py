@@ -7,7 +7,7 @@ from integrations.harness import FRAMEWORK_CASES
 
 
 _THEMES = {
-    TRANSFORMERS: ("hf_training",),
+    TRANSFORMERS: ("hf_evaluating", "hf_hands_in", "hf_resuming", "hf_training"),
     LIGHTNING: (),
     ACCELERATE: (),
 }

@@ -225,8 +225,11 @@ def num_calls_of(case, kind):
 
 def judge(case, kind, **settings):
     """Return what is wrong with the product in this case, in words; nothing if it is right."""
-    place = place_of(kind, is_plain=False, **settings)
-    outcome, expected = run(case, place), expected_of(case, kind)
+    place, expected = place_of(kind, is_plain=False, **settings), expected_of(case, kind)
+    try:
+        outcome = run(case, place)
+    except IntegrationMissingError as error:
+        return [str(error)]
     wrong = [f"race: {race}" for race in outcome.races[:3]]
     differing = differences(expected.result, outcome.result)
     if differing:

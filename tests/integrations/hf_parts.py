@@ -306,7 +306,7 @@ def told(place, trainer):
 
 def log_of(history):
     """Return logged rows without what they say of time."""
-    timed = ("runtime", "per_second")
+    timed = ("time", "per_second")
     return [
         {name: value for name, value in row.items() if not name.endswith(timed)} for row in history
     ]

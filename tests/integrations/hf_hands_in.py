@@ -1,0 +1,415 @@
+"""Trainer of transformers: subclasses and callbacks that put their hands in."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import torch
+from torch.nn import functional as F
+from transformers import Trainer, TrainerCallback
+
+from hazards.captured_harness import snapshot
+from integrations.frameworks import TRANSFORMERS
+from integrations.harness import EITHER, either, framework_case, replays
+from integrations.hf_parts import (
+    Regression,
+    bert,
+    gpt2,
+    log_of,
+    make_trainer,
+    numbers,
+    sentences,
+    texts,
+    train,
+)
+
+
+def hf(sentence, **options):
+    return framework_case(TRANSFORMERS, sentence, **options)
+
+
+# ------------------------------------------------------------------------------- subclasses
+
+
+class Weighted(Trainer):
+    """A loss with weights of classes, as the manual shows."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        weight = torch.tensor([1.0, 2.0, 0.5], device=outputs.logits.device)
+        loss = F.cross_entropy(outputs.logits, labels, weight=weight)
+        return (loss, outputs) if return_outputs else loss
+
+
+@hf("an own loss with weights of classes, made in each step", expect=EITHER)
+def weighted_loss(place):
+    return train(place, make_trainer(place, kind=Weighted, eval_dataset=sentences(8, seed=2)))
+
+
+class WeightedOnce(Trainer):
+    """A loss with weights of classes that were made once."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = F.cross_entropy(outputs.logits, inputs["labels"], weight=self.weight)
+        return (loss, outputs) if return_outputs else loss
+
+
+@hf("an own loss, and an evaluation that takes its outputs")
+def own_loss_with_outputs(place):
+    trainer = make_trainer(
+        place,
+        kind=WeightedOnce,
+        eval_dataset=sentences(8, seed=2),
+        eval_strategy="steps",
+        eval_steps=8,
+    )
+    trainer.weight = place.moved(torch.tensor([1.0, 2.0, 0.5]))
+    return train(place, trainer)
+
+
+class PerToken(Trainer):
+    """A loss that is divided by the number of tokens of all batches of an update."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        labels = inputs["labels"]
+        logits = model(input_ids=inputs["input_ids"]).logits[:, :-1]
+        total = F.cross_entropy(
+            logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), reduction="sum"
+        )
+        return total / num_items_in_batch
+
+
+@hf("an own loss by the number of tokens that an update has")
+def loss_per_token(place):
+    rows = texts(48, shortest=9, longest=10)
+    trainer = make_trainer(
+        place,
+        gpt2(),
+        kind=PerToken,
+        rows=rows,
+        gradient_accumulation_steps=2,
+        num_train_epochs=6,
+    )
+    return train(place, trainer)
+
+
+@hf("an own loss as a function", expect=replays())
+def loss_as_a_function(place):
+    def loss_of(outputs, labels, num_items_in_batch=None):
+        return F.cross_entropy(outputs.logits, labels, reduction="sum") / num_items_in_batch
+
+    return train(place, make_trainer(place, compute_loss_func=loss_of))
+
+
+class Counting(Trainer):
+    """A step that counts and keeps losses, and lets the weight of a penalty grow."""
+
+    num_steps, seen = 0, None
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        self.num_steps += 1
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self.seen = [*(self.seen or []), loss]
+        return loss * 1.0
+
+
+@hf("an own training_step counts, and keeps the losses of all steps", expect=EITHER)
+def own_training_step(place):
+    trainer = make_trainer(place, kind=Counting)
+    found = train(place, trainer)
+    return [found, trainer.num_steps, snapshot(place, trainer.seen)]
+
+
+class ByHand(Trainer):
+    """A training_step that is written out, with a second loss on noise."""
+
+    def training_step(self, model, inputs, num_items_in_batch=None):
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        loss = self.compute_loss(model, inputs)
+        noise = torch.randn_like(inputs["x"])
+        loss = loss + 0.1 * model(inputs["x"] + noise).logits.square().mean()
+        self.accelerator.backward(loss)
+        return loss.detach()
+
+
+@hf("an own training_step, written out, calls the model twice", expect=EITHER)
+def training_step_by_hand(place):
+    return train(place, make_trainer(place, Regression(0.1), kind=ByHand, rows=numbers()))
+
+
+class Reads(Trainer):
+    """A loss that reads a value on the host, and draws numbers there."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        loss = outputs.loss * (1 + random.random() + np.random.rand())  # noqa: NPY002
+        if loss.item() > 0.2:
+            loss = loss * 2
+        return (loss, outputs) if return_outputs else loss
+
+
+@hf("an own loss reads itself, and draws random numbers of Python and numpy", expect=EITHER)
+def loss_reads_and_draws(place):
+    return train(place, make_trainer(place, Regression(), kind=Reads, rows=numbers()))
+
+
+class Logs(Trainer):
+    """A loss whose parts are logged, as people do."""
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        outputs = model(**inputs)
+        penalty = sum(weight.square().sum() for weight in model.parameters())
+        self._parts = {"task": outputs.loss.detach(), "penalty": penalty.detach()}
+        loss = outputs.loss + 1e-3 * penalty
+        return (loss, outputs) if return_outputs else loss
+
+    def log(self, logs, *args, **kwargs):
+        if getattr(self, "_parts", None):
+            logs |= {name: value.item() for name, value in self._parts.items()}
+        super().log(logs, *args, **kwargs)
+
+
+@hf("parts of the loss are kept by compute_loss and logged by log()")
+def parts_of_the_loss_are_logged(place):
+    return train(
+        place, make_trainer(place, Regression(), kind=Logs, rows=numbers(), logging_steps=3)
+    )
+
+
+class TwoRates(Trainer):
+    """Groups of weights with rates of their own."""
+
+    def create_optimizer(self, *args, **kwargs):
+        groups = [
+            {"params": self.model.first.parameters(), "lr": 0.05},
+            {"params": self.model.last.parameters(), "lr": 0.01, "momentum": 0.5},
+        ]
+        self.optimizer = torch.optim.SGD(groups, lr=0.1)
+        return self.optimizer
+
+
+@hf("make the optimizer in create_optimizer, with two groups")
+def two_groups(place):
+    return train(place, make_trainer(place, Regression(), kind=TwoRates, rows=numbers()))
+
+
+# -------------------------------------------------------------------------------- callbacks
+
+
+class Stops(TrainerCallback):
+    """Stops when the log says that it has been enough, and saves what it saw."""
+
+    def __init__(self):
+        self.seen = []
+
+    def on_log(self, args, state, control, **kwargs):
+        self.seen.append(copy.deepcopy(log_of(state.log_history)[-1:]))
+        if len(state.log_history) >= 7:
+            control.should_training_stop = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.seen.append(state.log_history[-1]["loss"] if state.log_history else None)
+
+
+@hf("a callback reads the log after each step, and stops the training")
+def callback_stops(place):
+    callback = Stops()
+    found = train(place, make_trainer(place, callbacks=[callback], logging_steps=3))
+    return [found, callback.seen]
+
+
+class OnSteps(TrainerCallback):
+    """Calls a function after each step."""
+
+    def __init__(self, act):
+        self._act = act
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self._act(state.global_step, kwargs["model"], kwargs["optimizer"])
+
+
+def _with_callback(place, act, model=None, **options):
+    return train(place, make_trainer(place, model, callbacks=[OnSteps(act)], **options))
+
+
+@hf("a callback halves the optimizer's rates at a step")
+def callback_changes_rates(place):
+    def act(step, model, optimizer):
+        if step == 12:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.5
+                group["weight_decay"] = 0.3
+
+    return _with_callback(place, act, lr_scheduler_type="constant", logging_steps=1)
+
+
+@hf("a callback freezes a layer at a step")
+def callback_freezes(place):
+    def act(step, model, optimizer):
+        if step == 10:
+            model.bert.embeddings.requires_grad_(False)
+
+    return _with_callback(place, act, num_train_epochs=4)
+
+
+@hf("a callback lets a frozen layer learn from a step on")
+def callback_thaws(place):
+    model = bert()
+    model.bert.encoder.requires_grad_(False)
+
+    def act(step, model, optimizer):
+        if step == 10:
+            model.bert.encoder.requires_grad_(True)
+
+    rows = sentences()
+    chosen = (torch.optim.SGD(model.parameters(), lr=0.05), None)
+    return _with_callback(
+        place, act, model.to(place.torch_device), rows=rows, optimizers=chosen, num_train_epochs=4
+    )
+
+
+@hf("a callback reads weights after each step")
+def callback_reads_weights(place):
+    seen = []
+
+    def act(step, model, optimizer):
+        seen.append(model.classifier.weight.detach().sum().item())
+
+    return [_with_callback(place, act), seen]
+
+
+@hf("a callback keeps an average of the weights")
+def average_of_weights(place):
+    model = bert()
+    average = copy.deepcopy(model).to(place.torch_device)
+
+    def act(step, model, optimizer):
+        with torch.no_grad():
+            for kept, weight in zip(average.parameters(), model.parameters(), strict=True):
+                kept.lerp_(weight, 0.1)
+
+    found = _with_callback(place, act, model)
+    return [found, snapshot(place, dict(average.state_dict()))]
+
+
+@hf("a callback swaps average weights in at each evaluation", expect=EITHER)
+def average_is_evaluated(place):
+    class Swaps(TrainerCallback):
+        average = None
+
+        def on_step_end(self, args, state, control, **kwargs):
+            weights = list(kwargs["model"].parameters())
+            if self.average is None:
+                self.average = [weight.detach().clone() for weight in weights]
+            torch._foreach_lerp_(self.average, [weight.detach() for weight in weights], 0.2)
+            if state.global_step % 6 == 0:
+                self.own = [weight.data for weight in weights]
+                for weight, kept in zip(weights, self.average, strict=True):
+                    weight.data = kept
+                control.should_evaluate = True
+
+        def on_evaluate(self, args, state, control, **kwargs):
+            for weight, own in zip(kwargs["model"].parameters(), self.own, strict=True):
+                weight.data = own
+
+    rows = sentences(8, seed=2)
+    return train(place, make_trainer(place, callbacks=[Swaps()], eval_dataset=rows))
+
+
+class Gradients(TrainerCallback):
+    """Reads gradients between the backward pass and the update."""
+
+    def __init__(self, clips=False):
+        self.seen, self._clips = [], clips
+
+    def on_pre_optimizer_step(self, args, state, control, **kwargs):
+        gradient = kwargs["model"].classifier.weight.grad
+        self.seen.append(gradient.norm().item())
+        if self._clips:
+            gradient.clamp_(-0.01, 0.01)
+
+
+@hf("a callback reads gradients before each update")
+def callback_reads_gradients(place):
+    callback = Gradients()
+    return [train(place, make_trainer(place, callbacks=[callback])), callback.seen]
+
+
+@hf("a callback clamps a gradient before each update")
+def callback_clamps_a_gradient(place):
+    callback = Gradients(clips=True)
+    return [train(place, make_trainer(place, callbacks=[callback])), callback.seen]
+
+
+@hf("a callback turns dropout off at a step")
+def callback_turns_dropout_off(place):
+    def act(step, model, optimizer):
+        if step == 8:
+            for part in model.modules():
+                if isinstance(part, torch.nn.Dropout):
+                    part.p = 0.0
+
+    return _with_callback(place, act, num_train_epochs=4)
+
+
+@hf("a callback puts a new layer on the model in the middle", expect=EITHER)
+def callback_replaces_the_head(place):
+    def act(step, model, optimizer):
+        if step == 8:
+            model.classifier = torch.nn.Linear(16, 3).to(model.device)
+
+    return _with_callback(place, act)
+
+
+@hf("a callback saves, evaluates and logs when it wants to")
+def callback_controls(place):
+    class Controls(TrainerCallback):
+        def on_step_end(self, args, state, control, **kwargs):
+            control.should_evaluate = state.global_step in (4, 9)
+            control.should_log = state.global_step % 4 == 1
+            control.should_save = state.global_step == 11
+
+    trainer = make_trainer(place, callbacks=[Controls()], eval_dataset=sentences(8, seed=2))
+    found = train(place, trainer)
+    return [found, sorted(path.name for path in (place.folder / "out").iterdir())]
+
+
+@hf("a hook on a layer records its outputs", expect=either())
+def hook_on_a_layer(place):
+    seen = []
+    model = bert()
+    model.classifier.register_forward_hook(
+        lambda part, args, out: seen.append(out.detach().mean())
+    )
+    found = train(place, make_trainer(place, model))
+    return [found, snapshot(place, seen)]
+
+
+@hf("a callback raises in the middle", raises=True, expect=EITHER)
+def callback_raises(place):
+    def act(step, model, optimizer):
+        if step == 15:
+            raise RuntimeError("enough")
+
+    return _with_callback(place, act)
+
+
+@hf("the training is interrupted, and then started anew")
+def interrupted_and_started_anew(place):
+    def act(step, model, optimizer):
+        if step == 15 and not done:
+            done.append(step)
+            raise RuntimeError("enough")
+
+    done = []
+    trainer = make_trainer(place, callbacks=[OnSteps(act)])
+    try:
+        trainer.train()
+    except RuntimeError as error:
+        done.append(str(error))
+    return [done, train(place, trainer)]

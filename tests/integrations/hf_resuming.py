@@ -1,0 +1,190 @@
+"""Trainer of transformers: checkpoints, resuming, training twice."""
+
+from __future__ import annotations
+
+import json
+
+import torch
+from safetensors.torch import load_file
+
+from hazards.captured_harness import snapshot
+from integrations.frameworks import TRANSFORMERS
+from integrations.harness import framework_case
+from integrations.hf_parts import (
+    Regression,
+    bert,
+    gpt2,
+    log_of,
+    make_trainer,
+    numbers,
+    sentences,
+    texts,
+    told,
+    train,
+)
+
+
+def hf(sentence, **options):
+    return framework_case(TRANSFORMERS, sentence, **options)
+
+
+_SAVES = {"save_strategy": "steps", "save_steps": 10, "num_train_epochs": 3}
+
+
+def saved(place, number):
+    """Return what a checkpoint's folder holds."""
+    folder = place.folder / "out" / f"checkpoint-{number}"
+    state = json.loads((folder / "trainer_state.json").read_text(encoding="utf-8"))
+    return snapshot(
+        place,
+        [
+            sorted(path.name for path in folder.iterdir()),
+            load_file(folder / "model.safetensors"),
+            torch.load(folder / "optimizer.pt"),
+            torch.load(folder / "scheduler.pt"),
+            log_of(state["log_history"]),
+            state["stateful_callbacks"],
+            torch.load(folder / "rng_state.pth", weights_only=False),
+        ],
+    )
+
+
+def checkpoint(place, number=10):
+    return str(place.folder / "out" / f"checkpoint-{number}")
+
+
+@hf("save every ten steps")
+def saves(place):
+    found = train(place, make_trainer(place, **_SAVES))
+    return [found, saved(place, 10), saved(place, 20)]
+
+
+@hf("resume from a checkpoint in the middle of an epoch")
+def resumes(place):
+    first = train(place, make_trainer(place, **_SAVES))
+    trainer = make_trainer(place, **_SAVES)
+    second = train(place, trainer, resume_from_checkpoint=checkpoint(place))
+    return [first, second]
+
+
+@hf("resume from the last checkpoint that is found")
+def resumes_from_the_last(place):
+    first = train(place, make_trainer(place, gpt2(), rows=texts(), **{**_SAVES, "max_steps": 15}))
+    trainer = make_trainer(place, gpt2(), rows=texts(), **{**_SAVES, "max_steps": 30})
+    return [first, train(place, trainer, resume_from_checkpoint=True)]
+
+
+@hf("a checkpoint of a captured trainer is resumed by a plain one")
+def plain_resumes_from_captured(place):
+    first = train(place, make_trainer(place, **_SAVES))
+    plain = make_trainer(place, captured=False, **_SAVES)
+    output = plain.train(resume_from_checkpoint=checkpoint(place))
+    ended = [output.training_loss, log_of(plain.state.log_history)]
+    return [first, ended, snapshot(place, dict(plain.model.state_dict()))]
+
+
+@hf("a checkpoint of a plain trainer is resumed by a captured one")
+def captured_resumes_from_plain(place):
+    plain = make_trainer(place, captured=False, **{**_SAVES, "num_train_epochs": 4})
+    output = plain.train()
+    settings = {**_SAVES, "num_train_epochs": 4}
+    trainer = make_trainer(place, **settings)
+    return [
+        output.training_loss,
+        train(place, trainer, resume_from_checkpoint=checkpoint(place)),
+    ]
+
+
+@hf("resume without skipping the batches that were seen")
+def resumes_without_skipping(place):
+    first = train(place, make_trainer(place, ignore_data_skip=True, **_SAVES))
+    trainer = make_trainer(place, ignore_data_skip=True, **_SAVES)
+    return [first, train(place, trainer, resume_from_checkpoint=checkpoint(place))]
+
+
+@hf("resume in the middle of accumulation, with clipping")
+def resumes_with_accumulation(place):
+    settings = {
+        "rows": sentences(40),
+        "gradient_accumulation_steps": 3,
+        "max_grad_norm": 0.1,
+        "num_train_epochs": 6,
+        "save_strategy": "steps",
+        "save_steps": 6,
+    }
+    first = train(place, make_trainer(place, **settings))
+    second = train(
+        place, make_trainer(place, **settings), resume_from_checkpoint=checkpoint(place, 6)
+    )
+    return [first, second]
+
+
+@hf("call train() twice")
+def trains_twice(place):
+    trainer = make_trainer(place)
+    return [train(place, trainer), train(place, trainer)]
+
+
+@hf("change the rate, the accumulation and clipping between two trainings")
+def settings_change_between_trainings(place):
+    trainer = make_trainer(place)
+    first = train(place, trainer)
+    trainer.args.learning_rate = 1e-3
+    trainer.args.max_grad_norm = 0.01
+    trainer.args.weight_decay = 0.1
+    trainer.args.num_train_epochs = 4
+    trainer.optimizer = trainer.lr_scheduler = None
+    return [first, train(place, trainer)]
+
+
+@hf("two trainers one after the other on one model")
+def two_trainers_on_one_model(place):
+    model = bert()
+    first = train(place, make_trainer(place, model))
+    second = train(
+        place, make_trainer(place, model, rows=sentences(32, seed=7), max_grad_norm=0.1)
+    )
+    return [first, second]
+
+
+@hf("a captured trainer, and then a plain one on the same model")
+def plain_trainer_after_a_captured_one(place):
+    model = bert()
+    first = train(place, make_trainer(place, model))
+    plain = make_trainer(place, model, captured=False)
+    output = plain.train()
+    return [first, output.training_loss, snapshot(place, dict(model.state_dict()))]
+
+
+@hf("save the model, load it into a new one, and train that")
+def saves_and_loads_the_model(place):
+    trainer = make_trainer(place)
+    first = train(place, trainer)
+    trainer.save_model(str(place.folder / "mine"))
+    model = type(trainer.model).from_pretrained(place.folder / "mine")
+    return [first, train(place, make_trainer(place, model))]
+
+
+@hf("a new model for each search of settings: model_init")
+def model_is_made_again(place):
+    trainer = make_trainer(place, gpt2(), rows=texts())
+    trainer.model_init = lambda: gpt2()
+    return [train(place, trainer), train(place, trainer)]
+
+
+@hf("put other weights into the model between two trainings")
+def weights_are_loaded_between(place):
+    model = Regression(0.2)
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    trainer = make_trainer(place, model, rows=numbers(), seed=3)
+    first = train(place, trainer)
+    model.load_state_dict(start)
+    return [first, train(place, trainer), told(place, trainer)]
+
+
+@hf("train on other rows the second time, of another length")
+def other_rows_the_second_time(place):
+    trainer = make_trainer(place)
+    first = train(place, trainer)
+    trainer.train_dataset = sentences(40, shortest=10, longest=10, seed=4)
+    return [first, train(place, trainer)]
