@@ -156,7 +156,7 @@ def test_a_stream_manager_orders_streams_without_waiting():
     with StreamManager("cuda", num_streams=2) as streams:
         event = streams.create_event()
         with streams.use(0):
-            torch.cuda._sleep(_LONG)
+            torch.cuda._sleep(20 * _LONG)  # longer than a busy host takes to ask
             value = torch.ones(4, device="cuda") * 7
         streams.record_event(event, 0)
         was_done = streams.query_event(event)

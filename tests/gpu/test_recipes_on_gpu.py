@@ -20,6 +20,7 @@ def deterministic(numerics, monkeypatch):
     torch.use_deterministic_algorithms(True, warn_only=True)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning")
 @pytest.mark.parametrize("name", recipes.NAMES)
 def test_both_scripts_compute_the_same_on_a_gpu(name, deterministic):
     """Every printed digit and every bit of every weight is the same, and steps are replayed."""

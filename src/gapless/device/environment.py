@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
 
@@ -64,6 +65,15 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         if reader is not None:
             known.append(("torch.backends.cuda.matmul.allow_fp16_reduced...", reader))
     return [(name, reader) for name, reader in known if _can_read(reader)]
+
+
+def is_transformed() -> bool:
+    """Return whether `torch.func` or a derivative in forward mode is around.
+
+    Tensors may then have no memory of their own.
+    """
+    is_forward = forward_ad._current_level >= 0
+    return is_forward or torch._C._are_functorch_transforms_active()
 
 
 def keeps_parametrizations() -> bool:

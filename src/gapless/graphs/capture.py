@@ -13,11 +13,15 @@ from types import FunctionType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, overload
 from weakref import ref
 
+import torch
+
 from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.graphs.capture_settings import CaptureSettings, is_switched_off
 from gapless.graphs.in_place import capture_in_place, is_captured_in_place
+from gapless.graphs.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.refusal import objection_to_transforms
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.snapshot import Snapshot
 from gapless.graphs.step_call import is_at_work, work_of
@@ -29,8 +33,6 @@ from gapless.pipeline.step import SplitStep, call_host_part, do_work
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
-
-    import torch
 
     from gapless.device.base import Device
     from gapless.graphs.capture_report import CaptureReport
@@ -59,6 +61,7 @@ class CapturedFunction:
         # Not its attributes: they could be named as ours.
         update_wrapper(self, step, updated=())
         self._settings = settings
+        self._is_traced = False
         self._device = settings.device
         self._side = SideStream(self._device)
         self._owner: type | None = None
@@ -74,6 +77,8 @@ class CapturedFunction:
     @property
     def report(self) -> CaptureReport:
         """What is captured, what is not and why; as a text it is a few lines."""
+        if self._is_traced:
+            self._captured.report.refuse(COMPILED_AROUND)
         return self._captured.report
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
@@ -90,6 +95,9 @@ class CapturedFunction:
         Sync: Does not block the host, except where a graph is captured ("capture"), and where
             the step does so itself.
         """
+        if torch.compiler.is_compiling():
+            self._is_traced = True
+            return self._call_as_written(args, kwargs)
         if self._owner is not None and args and isinstance(args[0], self._owner):
             # As `Class.method(object, ...)`.
             return self.__get__(args[0], self._owner)(*args[1:], **kwargs)
@@ -111,7 +119,14 @@ class CapturedFunction:
 
     @property
     def _runs_as_written(self) -> bool:
-        return self._is_never_captured or is_at_work()
+        if self._is_never_captured or is_at_work():
+            return True
+        objection = objection_to_transforms()
+        if objection is None:
+            return False
+        self.report.refuse(objection)
+        self._settings.tell(self.report, self._name)
+        return True
 
     def clear(self) -> None:
         """Let go of all graphs and their memory, such as before a step with other work.
@@ -128,8 +143,7 @@ class CapturedFunction:
         step = self._captured.step
         if self._runs_as_written:
             self.report.num_eager += 1
-            call_host_part(step, *args, **kwargs)
-            return do_work(step, *args, **kwargs)
+            return self._call_as_written(args, kwargs)
         if hasattr(step, "on_host"):
             self._side.come_after_runs()
             call_host_part(step, *args, **kwargs)
@@ -139,6 +153,11 @@ class CapturedFunction:
             if out is not NOT_ALIKE:
                 return out
         return self._run(self._captured, self._trees.of(args, kwargs))
+
+    def _call_as_written(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        step = self._captured.step
+        call_host_part(step, *args, **kwargs)
+        return do_work(step, *args, **kwargs)
 
     def _call_all(self, group: CapturedStep, batches: Sequence[Any], size: int) -> list[Any]:
         """Do a step for each batch, by one launch if they are as many and alike."""

@@ -74,6 +74,9 @@ _MAX_NUMBER_CHANGES = 10
 # A number of an optimizer that changes after fewer steps is not captured again.
 _OFTEN = 50
 
+# A graph whose number changes after so many steps was never replayed.
+_AT_ONCE = 3
+
 # Kinds of calls that are refused before no other is tried: if none was captured, and in any case.
 _MAX_REFUSED = 3
 _MOST_REFUSED = 100
@@ -132,6 +135,7 @@ class CapturedStep:
         rates: what becomes of rates that change: see `gapless.capture`.
         may_cut: whether a graph may be cut at an update: see `Updates`.
         returns_copies: whether replays return tensors that no later replay overwrites.
+        gradients_are_given: as of `Trial`.
         report: to write to; None: a new one.
         make_trial: returns what captures and proves; None: for graphs of the whole step.
         objection: says why no graph can take a batch; None: as for a whole step.
@@ -158,6 +162,7 @@ class CapturedStep:
         rates: Literal["exact", "tensor"] = "exact",
         may_cut: bool = True,
         returns_copies: bool = False,
+        gradients_are_given: bool = False,
         report: CaptureReport | None = None,
         make_trial: Callable[[GraphCache, HostWatch], ModuleTrial] | None = None,
         objection: Callable[[Tree], Refusal | None] | None = None,
@@ -203,6 +208,7 @@ class CapturedStep:
                 weights=self._weights,
                 optimizers=self._optimizers,
                 updates=self._updates,
+                gradients_are_given=gradients_are_given,
             )
         )
         self._kinds: dict[Hashable, list[_Kind]] = {}
@@ -426,14 +432,16 @@ class CapturedStep:
             return
         self.report.note_change(failure.text)
         self._num_changes += 1
-        is_soon = self.report.num_steps - kind.num_steps < _OFTEN
+        num_since = self.report.num_steps - kind.num_steps
+        is_soon = num_since < _OFTEN
         if failure.optimizer is not None and is_soon and self._updates.may_cut:
             # From here on its numbers are read anew in every step.
             self._updates.number_changed(failure.optimizer)
             self._num_changes -= 1
         if failure.is_memory:
             self._drop_dead()
-        at_least = _MAX_CHANGES if failure.optimizer is None else _MAX_NUMBER_CHANGES
+        is_rare = failure.optimizer is not None and num_since > _AT_ONCE
+        at_least = _MAX_NUMBER_CHANGES if is_rare else _MAX_CHANGES
         if self._num_changes > max(at_least, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
             self.report.rest(_too_many_changes(failure, self._num_changes))
 

@@ -14,7 +14,7 @@ from gapless.graphs.packing import chunks_of, regions_of
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from gapless.device.base import Device
     from gapless.graphs.packing import Chunk
@@ -156,6 +156,41 @@ class RandomStates:
         if numpys is not None:
             sys.modules["numpy"].random.set_state(numpys)
         for generator, state in zip(self._generators, left.values(), strict=True):
+            _set_state_of(generator, state)
+
+
+class DrawnFrom:
+    """The states of the generators that a graph draws from: the device's own, and further ones.
+
+    Args:
+        device: whose generator is one of them; if it has none, torch's on the host.
+        generators: of torch, beside it.
+    """
+
+    def __init__(self, device: Device, generators: Iterable[torch.Generator]) -> None:
+        self._device = device
+        self._generators = list(generators)
+
+    def read(self) -> list[torch.Tensor]:
+        """Return the states now.
+
+        Sync: Does not block the host.
+        """
+        own = self._device.random_state()
+        first = torch.get_rng_state() if own is None else own
+        return [first, *map(_state_of, self._generators)]
+
+    def write(self, states: Sequence[torch.Tensor]) -> None:
+        """Put back what `read` returned.
+
+        Sync: Does not block the host.
+        """
+        first, *others = states
+        if self._device.random_state() is None:
+            torch.set_rng_state(first)
+        else:
+            self._device.set_random_state(first)
+        for generator, state in zip(self._generators, others, strict=True):
             _set_state_of(generator, state)
 
 

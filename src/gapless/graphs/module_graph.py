@@ -14,13 +14,14 @@ from __future__ import annotations
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, compress, repeat
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from gapless.graphs.addresses import address_of, share_memory
-from gapless.graphs.device_state import DeviceState
+from gapless.graphs.device_state import DeviceState, DrawnFrom
 from gapless.graphs.gradient_paths import gradients_by_use, nodes_behind, uses_of
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.results import rebuilt
@@ -65,6 +66,8 @@ _OTHER_GRADIENTS = Refusal(
     name="other gradients",
     is_of_call=True,
 )
+
+_version_of = attrgetter("_version")
 
 # Backward passes of another kind in a row, each of which runs the forward pass again.
 _MOST_OTHERS = 3
@@ -190,6 +193,7 @@ class ModuleGraph:
         saved: what autograd saves as written.
         written: tensors that the forward pass changes and that were there before.
         draws: whether random numbers are drawn.
+        generators: of random numbers that they are drawn from, beside the device's own.
         reads: what the module's code reads.
         memory: guards on other weights.
         held: tensors that the graph reads or writes, whose memory must stay.
@@ -213,6 +217,7 @@ class ModuleGraph:
         saved: Saved,
         written: list[torch.Tensor],
         draws: bool,
+        generators: Sequence[torch.Generator],
         reads: ReadGuards,
         memory: Sequence[Guard],
         held: Sequence[torch.Tensor],
@@ -238,8 +243,9 @@ class ModuleGraph:
         for tensor in [*weights, *held]:
             if has_address(tensor) and address_of(tensor) not in known:
                 read.setdefault(address_of(tensor), tensor)
-        self.unsaved = list(read.values())
-        self._draws = draws
+        self.versions_of_unsaved = _versions_of(list(read.values()))
+        self._generators = generators
+        self._random = DrawnFrom(device, generators) if draws else None
         self._held = held
         self._device = device
         self._runs = runs
@@ -265,6 +271,8 @@ class ModuleGraph:
         self._layouts = [(tuple(one.size()), one.stride(), one.dtype) for one in given]
         self._num_arrived = [len(arrived) for arrived in passes.gradients] or [0] * len(self.uses)
         arrived = [gradient.detach() for gradient in chain.from_iterable(passes.gradients)]
+        self._weight_edges = _repeated(weights, self.uses[len(passes.targets) - len(weights) :])
+        self._all_arrive = self._num_arrived == self.uses
         self._gradients = passes.gradients
         self._gradient_copies = TensorCopies(arrived, apart=True)
 
@@ -296,16 +304,12 @@ class ModuleGraph:
         Sync: Does not block the host.
         """
         before = TensorCopies(self._written).make() if self._written else []
-        random = _random_state(self._device) if self._draws else None
+        random = None if self._random is None else self._random.read()
         run = Run(self, inputs, random=random, written=before)
-        targets = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
-        edges = [
-            target
-            for target, num in zip([*targets, *self._weights], self.uses, strict=True)
-            for _ in range(num)
-        ]
+        targets = list(compress(inputs, self._needs_grad))
+        edges = _repeated(targets, self.uses) + self._weight_edges
         if edges and torch.is_grad_enabled():
-            outs = _Replayed.apply(run, *edges)
+            outs = _apply(run, *edges)
         else:
             outs = self.launch_forward(run)
         return rebuilt(self._value, iter(outs))
@@ -351,7 +355,7 @@ class ModuleGraph:
 
     def backward(
         self, run: Run, given: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
+    ) -> Sequence[torch.Tensor | None]:
         """Return a gradient for each use of each target.
 
         Sync: Does not block the host.
@@ -370,19 +374,22 @@ class ModuleGraph:
         self._num_others = 0
         if not self._runs.holds(run):
             return self._flat(self._as_written(run, given))
-        return self._flat(self._launch_backward(run, given))
+        gradients = self._launch_backward(run, given)
+        if self._all_arrive:
+            return gradients
+        copies = iter(gradients)
+        return self._flat([[next(copies) for _ in range(num)] for num in self._num_arrived])
 
     def _launch_backward(
         self, run: Run, given: Sequence[torch.Tensor | None]
-    ) -> list[list[torch.Tensor]]:
+    ) -> list[torch.Tensor]:
         def launch() -> list[torch.Tensor]:
             self._given.fill([_each_once(one) for one in given if one is not None])
             run.is_done = True
             self._graph.replay_segment(1)
             return self._gradient_copies.make()
 
-        copies = iter(self._runs.side.launch_again(launch))
-        return [[next(copies) for _ in range(num)] for num in self._num_arrived]
+        return self._runs.side.launch_again(launch)
 
     def _is_captured_for(self, given: Sequence[torch.Tensor | None]) -> bool:
         if [number for number, one in enumerate(given) if one is not None] != self._places:
@@ -443,13 +450,14 @@ class ModuleGraph:
     @contextmanager
     def _as_then(self, run: Run) -> Iterator[None]:
         """Let random numbers and what the call writes be in the body as they were before it."""
-        now = DeviceState(self._written, self._device)
+        now = DeviceState(self._written, self._device, generators=self._generators)
         now.save()
         try:
             with torch.no_grad():
                 for tensor, value in zip(self._written, run.written, strict=True):
                     tensor.detach().copy_(value)
-            _set_random_state(self._device, run.random)
+            if self._random is not None and run.random is not None:
+                self._random.write(run.random)
             yield
         finally:
             now.restore()
@@ -480,7 +488,7 @@ class Run:
         graph: ModuleGraph,
         inputs: list[torch.Tensor],
         *,
-        random: torch.Tensor | None,
+        random: list[Any] | None,
         written: list[torch.Tensor],
     ) -> None:
         self.graph = graph
@@ -490,8 +498,9 @@ class Run:
         self.is_done = False
         self.num_backwards = 0
         self.nodes: set[int] = set()
-        self._versions = list(map(_version, inputs))
-        self._versions_of_read = list(map(_version, graph.unsaved))
+        self._versions_now = _versions_of(inputs)
+        self._versions = self._versions_now()
+        self._versions_of_unsaved = graph.versions_of_unsaved()
 
     def is_apart(self, given: Sequence[torch.Tensor | None]) -> bool:
         """Return whether a further backward pass has no operation in common with those before."""
@@ -505,9 +514,9 @@ class Run:
 
     def changed(self) -> str:
         """Return what was changed since, "" if nothing."""
-        if list(map(_version, self.inputs)) != self._versions:
+        if self._versions_now() != self._versions:
             return "an argument"
-        if list(map(_version, self.graph.unsaved)) != self._versions_of_read:
+        if self.graph.versions_of_unsaved() != self._versions_of_unsaved:
             return "a weight or buffer"
         return ""
 
@@ -536,6 +545,15 @@ class _Replayed(torch.autograd.Function):
         return (None, *run.graph.backward(run, given))
 
 
+# What `Function.apply` calls where no transform of torch.func is around.
+_apply: Callable[..., Any] = super(torch.autograd.Function, _Replayed).apply
+
+
+def _repeated(tensors: Sequence[torch.Tensor], counts: Sequence[int]) -> list[torch.Tensor]:
+    """Return each tensor as many times as it counts."""
+    return list(chain.from_iterable(map(repeat, tensors, counts)))
+
+
 @contextmanager
 def _without_hooks(weights: Sequence[torch.Tensor]) -> Iterator[None]:
     """Let nobody call hooks of weights in the body: autograd does so later, with the sums."""
@@ -558,19 +576,7 @@ def _each_once(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided(size, tensor.stride())
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
-
-
-def _random_state(device: Device) -> torch.Tensor:
-    own = device.random_state()
-    return torch.get_rng_state() if own is None else own
-
-
-def _set_random_state(device: Device, state: torch.Tensor | None) -> None:
-    if state is None:
-        return
-    if device.random_state() is None:
-        torch.set_rng_state(state)
-    else:
-        device.set_random_state(state)
+def _versions_of(tensors: Sequence[torch.Tensor]) -> Callable[[], list[int]]:
+    """Return a function that returns the versions of tensors; those of inference mode have none."""
+    counted = [tensor for tensor in tensors if not tensor.is_inference()]
+    return lambda: list(map(_version_of, counted))

@@ -19,9 +19,15 @@ from gapless.device.autocast_blocks import num_ended_blocks
 from gapless.graphs.captor import ATTRIBUTE, left_out
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.module_graph import Runs
+from gapless.graphs.module_refusals import COMPILED_AROUND
 from gapless.graphs.module_trial import ModuleTrial
 from gapless.graphs.quick_call import NOT_ALIKE
-from gapless.graphs.refusal import Refusal, objection_to_modes, objection_to_tensors
+from gapless.graphs.refusal import (
+    Refusal,
+    objection_to_modes,
+    objection_to_tensors,
+    objection_to_transforms,
+)
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import at_work, is_at_work, work_of
 from gapless.pipeline.call_tree import CallTrees
@@ -59,13 +65,13 @@ class ModuleInPlace:
     Attributes:
         target: the module.
         settings: as given.
-        report: what is captured, and what is not.
     """
 
     def __init__(self, module: nn.Module, settings: CaptureSettings) -> None:
         self.target = module
         self.settings = settings
-        self.report = CaptureReport(rates=settings.rates)
+        self._report = CaptureReport(rates=settings.rates)
+        self._is_traced = False
         self._side = SideStream(settings.device)
         self._trees = CallTrees()
         self._runs = Runs(self._side, self.report)
@@ -82,6 +88,13 @@ class ModuleInPlace:
         self._num_in_autocast = 0
         self._shares_casts = False
         self._is_never_captured = settings.forbid(self.report)
+
+    @property
+    def report(self) -> CaptureReport:
+        """What is captured, and what is not."""
+        if self._is_traced:
+            self._report.refuse(COMPILED_AROUND)
+        return self._report
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave graphs out of copies and files of the module."""
@@ -100,6 +113,9 @@ class ModuleInPlace:
 
         @wraps(self._as_written)
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if torch.compiler.is_compiling():
+                self._is_traced = True
+                return self._as_written(*args, **kwargs)
             return self.call(args, kwargs)
 
         self._forward = kept[_FORWARD] = forward
@@ -139,7 +155,7 @@ class ModuleInPlace:
         Sync: Does not block the host, except where a graph is captured ("capture"), and where
             the module does so itself.
         """
-        if self._is_never_captured or is_at_work() or self._is_watched_in_autocast():
+        if self._runs_as_written():
             self.report.num_eager += 1
             with at_work():
                 return self._as_written(*args, **kwargs)
@@ -169,6 +185,16 @@ class ModuleInPlace:
             self.report.kinds.add(tree)
             self.settings.tell(self.report, type(self.target).__name__)
         return done.out
+
+    def _runs_as_written(self) -> bool:
+        if self._is_never_captured or is_at_work():
+            return True
+        objection = objection_to_transforms()
+        if objection is not None:
+            self.report.refuse(objection)
+            self.settings.tell(self.report, type(self.target).__name__)
+            return True
+        return self._is_watched_in_autocast()
 
     def _step_for(self, needs_grad: tuple[bool, ...]) -> CapturedStep:
         step = self._trained.get(needs_grad)

@@ -93,6 +93,13 @@ COMPILED = Refusal(
     "the module runs code of torch.compile, whose backward pass nobody can follow; capture the step instead",
     name="torch.compile",
 )
+COMPILED_AROUND = Refusal(
+    "compiled",
+    "it is called within torch.compile, which compiles it as written; capture a step that calls the "
+    "compiled model",
+    name="torch.compile around it",
+    is_of_call=True,
+)
 CHECKPOINT = Refusal(
     "checkpoint",
     "the module uses torch.utils.checkpoint, which runs a part of it again in the backward pass",

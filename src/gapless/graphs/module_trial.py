@@ -53,7 +53,7 @@ from gapless.pipeline.tree import flatten, has_address
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gapless.device.base import Cut, Device
+    from gapless.device.base import Cut, Device, Stream
     from gapless.graphs.graph_cache import GraphCache
     from gapless.graphs.host_watch import HostWatch
     from gapless.graphs.module_graph import Runs
@@ -175,8 +175,8 @@ class ModuleTrial:
             if refusals:
                 seen.watched = self._watch.num_runs
             return Tried(self._work(tree), refusals=refusals)
-        with AT_WORK, self._runs.side.use():
-            tried = self._rehearsed(tree, reads, watched, seen.given, weights)
+        with AT_WORK, self._runs.side.use() as caller:
+            tried = self._rehearsed(tree, reads, watched, seen.given, weights, caller)
         seen.watched = self._watch.num_runs
         tried.out = self._work(tree)
         return tried
@@ -242,6 +242,7 @@ class ModuleTrial:
         watched: Watched,
         given: Given,
         weights: list[torch.Tensor],
+        caller: Stream,
     ) -> Tried:
         touched = watched.touched
         assert touched is not None
@@ -251,7 +252,13 @@ class ModuleTrial:
         start = self._device.now_ms()
         try:
             return self._captured_and_proved(
-                tree, reads, watched, given=given, weights=weights, written=written
+                tree,
+                reads,
+                watched,
+                given=given,
+                weights=weights,
+                written=written,
+                caller=caller,
             )
         except Refused as refused:
             return Tried(None, refusals=[refused.refusal])
@@ -271,6 +278,7 @@ class ModuleTrial:
         given: Given,
         weights: list[torch.Tensor],
         written: list[torch.Tensor],
+        caller: Stream,
     ) -> Tried:
         touched = watched.touched
         assert touched is not None
@@ -313,6 +321,7 @@ class ModuleTrial:
             saved=saved,
             written=written,
             draws=bool(touched.generators) or rehearsal.draws,
+            generators=touched.generators,
             reads=reads,
             memory=[WeightsInPlace(memory)] if memory else [],
             held=[
@@ -337,7 +346,7 @@ class ModuleTrial:
             return module_graph.rehearse(tree.leaves, rehearsal.gradients)
 
         def as_written() -> Any:
-            with looks.pop() if looks else nullcontext():
+            with self._runs.side.leave(caller), looks.pop() if looks else nullcontext():
                 return rehearsal.run()
 
         known = watched.known | set(

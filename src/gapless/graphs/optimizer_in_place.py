@@ -25,6 +25,7 @@ import torch
 
 from gapless.graphs.captor import captor_of, left_out
 from gapless.graphs.code_kinds import CodeKind, kind_of
+from gapless.graphs.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
@@ -66,6 +67,7 @@ class OptimizerInPlace:
     Attributes:
         target: the optimizer.
         settings: as given.
+        is_traced: whether torch.compile has compiled a step of it.
     """
 
     def __init__(self, optimizer: Optimizer, settings: CaptureSettings) -> None:
@@ -78,12 +80,14 @@ class OptimizerInPlace:
         self._own: Any = None
         self._as_written: Callable[..., Any] = optimizer.step
         self._is_running = False
+        self.is_traced = False
         self._code = _code_of_user(optimizer)
         self._captured = settings.wrap(
             optimizer.step if self._code is None else self._code,
             self._side,
             work=self._work,
             may_cut=False,
+            gradients_are_given=True,
         )
         self.report.rates = settings.rates
         self._is_never_captured = settings.forbid(self.report)
@@ -91,6 +95,8 @@ class OptimizerInPlace:
     @property
     def report(self) -> CaptureReport:
         """What is captured, and what is not."""
+        if self.is_traced:
+            self._captured.report.refuse(COMPILED_AROUND)
         return self._captured.report
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -198,16 +204,22 @@ class OptimizerInPlace:
         if _is_wrapped_by_scheduler(self._as_written):
             # A replay passes over the wrapper, and a scheduler warns if nobody has called it.
             own["_opt_called"] = True
-        # No graph is to take the loop's gradients for its own.
+        # A user's code is guarded, and reads gradients: it finds none before each call.
+        if self._code is None and self._is_replayed(call):
+            return
         with _taken_away(weights, gradients):
             objection = self._call(call)
         if objection is not None:
             self._run_as_written(objection, (), {})
 
+    def _is_replayed(self, call: tuple[Any, ...]) -> bool:
+        """Return whether a call is like the one before, and a graph has taken it."""
+        quick_call = self._captured.quick_call
+        return quick_call is not None and quick_call(call, {}) is not NOT_ALIKE
+
     def _call(self, call: tuple[Any, ...]) -> str | None:
         """Call the captured step; return why it cannot be, None if it was."""
-        quick_call = self._captured.quick_call
-        if quick_call is not None and quick_call(call, {}) is not NOT_ALIKE:
+        if self._code is not None and self._is_replayed(call):
             return None
         objection = self._objection_to_gradients(call[0])
         if objection is None and self._captured.run(self._trees.of(call, {})).way != "replay":
@@ -294,6 +306,9 @@ def _method_for(optimizer: Optimizer) -> Any:
             as_written = MethodType(own.__func__, optimizer)
         captor: Any = captor_of(optimizer)
         if captor is None:  # released, or a copy
+            return as_written(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            captor.is_traced = True
             return as_written(*args, **kwargs)
         return captor.step(as_written, args, kwargs)
 

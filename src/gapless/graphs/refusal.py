@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import torch
 
-from gapless.device.environment import keeps_parametrizations
+from gapless.device.environment import is_transformed, keeps_parametrizations
 from gapless.graphs.code_kinds import is_foreign
 from gapless.pipeline.tree import has_address
 
@@ -199,6 +199,16 @@ def objection_to_modes() -> Refusal | None:
         if not is_foreign(type(mode)):
             return _watched(type(mode).__name__)
     return None
+
+
+def objection_to_transforms() -> Refusal | None:
+    """Return why no graph can take a call within a transform of tensors, None outside of any.
+
+    Asked before all else: such tensors have no memory of their own to look at.
+
+    Sync: Does not block the host.
+    """
+    return _watched("a transform of torch.func") if is_transformed() else None
 
 
 def _watched(name: str) -> Refusal:

@@ -75,8 +75,11 @@ class SideStream:
             return replay()
 
     @contextmanager
-    def use(self) -> Iterator[None]:
+    def use(self) -> Iterator[Stream]:
         """Send the work of the body to the side stream, in order with the caller's work.
+
+        Yields:
+            The caller's stream, for `leave`.
 
         Sync: Does not block the host.
         """
@@ -89,12 +92,25 @@ class SideStream:
             self._device.wait_stream(self._stream, caller)
             try:
                 with self._device.use_stream(self._stream):
-                    yield
+                    yield caller
             finally:
                 with self._order.lock:
                     self._order.num_inside -= 1
                     self._device.wait_stream(caller, self._stream)
                     self._order.newest = caller
+
+    @contextmanager
+    def leave(self, caller: Stream) -> Iterator[None]:
+        """Within `use`, send the work of the body to the caller's stream, in order with the rest.
+
+        Autograd keeps the stream on which a weight is first used, and warns of another one.
+
+        Sync: Does not block the host.
+        """
+        self._device.wait_stream(caller, self._stream)
+        with self._device.use_stream(caller):
+            yield
+        self._device.wait_stream(self._stream, caller)
 
     def _come_after_runs(self) -> None:
         caller = self._device.current_stream()

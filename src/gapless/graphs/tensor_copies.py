@@ -7,8 +7,13 @@ such as a tensor and a view of it, share it in the copies as well.
 from __future__ import annotations
 
 from collections import defaultdict
+from math import inf
 
 import torch
+
+
+# Of these `min(x, inf)` has all bits of x, those of NaN included; half precision is converted.
+_KEPT_BY_CLAMP = (torch.float32, torch.float64)
 
 
 class TensorCopies:
@@ -29,8 +34,12 @@ class TensorCopies:
         self._groups = _by_dtype(blocks)
         self._others = [tensor for tensor in tensors if not _is_plain(tensor)]
         self.only: torch.Tensor | None = None
-        if len(tensors) == 1 and blocks and blocks[0].is_dense:
-            self.only = blocks[0].source
+        self._alike: list[torch.Tensor] = []
+        sources = [block.source for block in blocks if block.is_dense]
+        if len(sources) == len(tensors):
+            self.only = sources[0] if len(sources) == 1 else None
+            if len(self._groups) == 1 and sources[0].dtype in _KEPT_BY_CLAMP:
+                self._alike = sources
 
     def make(self) -> list[torch.Tensor]:
         """Return a copy of each tensor.
@@ -39,6 +48,9 @@ class TensorCopies:
         """
         if self.only is not None:
             return [self.only.clone()]
+        if self._alike:
+            # In one call, memory for the copies included. A comparison changes no bit.
+            return list(torch._foreach_clamp_max(self._alike, inf))
         copied = {id(other): other.detach().clone() for other in self._others}
         for blocks in self._groups:
             targets = [block.new_memory() for block in blocks]

@@ -85,6 +85,7 @@ class Trial:
         weights: that the step trains.
         optimizers: that it calls.
         updates: which optimizers are captured with the step, and which are called as written.
+        gradients_are_given: whether the step finds the gradients of its weights in its batch.
     """
 
     def __init__(
@@ -97,6 +98,7 @@ class Trial:
         weights: KnownWeights,
         optimizers: KnownOptimizers,
         updates: Updates,
+        gradients_are_given: bool = False,
     ) -> None:
         self._work = work
         self._device = device
@@ -105,6 +107,7 @@ class Trial:
         self._weights = weights
         self._optimizers = optimizers
         self._updates = updates
+        self._gradients_are_given = gradients_are_given
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         """Capture and prove the step on a batch, and train on it once.
@@ -235,7 +238,8 @@ class Trial:
         # What the step's code reaches is compared where its reads are.
         weights = [weight for weight, _ in before if not reads.compares(weight)]
         memory: list[Guard] = [WeightsInPlace(weights)] if weights else []
-        memory += [GradientsInPlace(gradients.expected)] if gradients.expected else []
+        if gradients.expected and not self._gradients_are_given:
+            memory.append(GradientsInPlace(gradients.expected))
         touched = watched.touched
         others = [*reads.tensors, *[weight for weight, _ in before]]
         if touched is not None:

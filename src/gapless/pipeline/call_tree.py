@@ -29,6 +29,9 @@ _MAX_KNOWN = 1_000
 # Calls of one structure whose first tensors have one shape are compared one after the other.
 _MAX_ALIKE = 4
 
+# Stands for all parts of a container that has tensors alone, such as the gradients of a model.
+_ONLY_TENSORS: Final = frozenset((torch.Tensor,))
+
 # Stands between arguments by position and by name.
 _NAMED: Final = "named"
 
@@ -131,6 +134,10 @@ def _add_all(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
 
 
 def _add_flat(values: Any, form: list[Any], leaves: list[torch.Tensor]) -> bool:
+    if set(map(type, values)) == _ONLY_TENSORS:
+        leaves.extend(values)
+        form.append(_ONLY_TENSORS)
+        return True
     for value in values:
         kind = type(value)
         if kind is torch.Tensor:
