@@ -50,8 +50,11 @@ def _folder(module: object) -> str:
 
 _TORCH = _folder(torch)
 _OWN = _folder(gapless)
-# Its steps are captured as anybody's are.
-_TRAINER = _OWN + "nmt" + os.sep
+# Its steps are captured as anybody's are, and what stands in for other packages' code is guarded.
+_AS_THE_USERS = (
+    _OWN + "nmt" + os.sep,
+    _OWN + "integrations" + os.sep + "attention_masks.py",
+)
 _STANDARD = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")})
 _PACKAGES = ("site-packages" + os.sep, "dist-packages" + os.sep)
 _MODULES = _TORCH + "nn" + os.sep + "modules" + os.sep
@@ -100,7 +103,7 @@ def _kind_of_file(path: str) -> CodeKind:
         if path == _COMPILED:
             return CodeKind.COMPILED
         return CodeKind.COMPILER if path == _COMPILER else CodeKind.TORCH
-    if path.startswith(_OWN) and not path.startswith(_TRAINER):
+    if path.startswith(_OWN) and not path.startswith(_AS_THE_USERS):
         return CodeKind.OWN
     for marker in _PACKAGES:
         if marker in path:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from functools import wraps
 from threading import local
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -35,7 +35,7 @@ from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Hashable
 
     from torch import nn
 
@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from gapless.graphs.host_watch import HostWatch
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree import Tree
+
+    _Kind: TypeAlias = tuple[Hashable, tuple[bool, ...]]
 
 
 # What stands in a module's attributes while it is captured, beside its captor.
@@ -65,6 +67,8 @@ class ModuleInPlace:
     Attributes:
         target: the module.
         settings: as given.
+        kind_of_call: what an integration knows of the call of now. Calls of different kinds share
+            no graph, and one kind is no change of another.
     """
 
     def __init__(self, module: nn.Module, settings: CaptureSettings) -> None:
@@ -77,11 +81,13 @@ class ModuleInPlace:
         self._runs = Runs(self._side, self.report)
         self._own: Any = None
         self._as_written: Callable[..., Any] = module.forward
-        self._evaluated: CapturedStep | None = None
-        self._newest: CapturedStep | None = None
-        # By which tensors among the arguments need gradients.
-        self._trained: dict[tuple[bool, ...], CapturedStep] = {}
-        self._trials: dict[tuple[bool, ...], ModuleTrial] = {}
+        self.kind_of_call: Callable[[], Hashable] = _of_one_kind
+        # By kind of call.
+        self._evaluated: dict[Hashable, CapturedStep] = {}
+        self._newest: dict[Hashable, CapturedStep] = {}
+        # By kind, and by which tensors among the arguments need gradients.
+        self._trained: dict[_Kind, CapturedStep] = {}
+        self._trials: dict[_Kind, ModuleTrial] = {}
         # The call of now, in each thread.
         self._now = local()
         self._block = -1
@@ -107,9 +113,6 @@ class ModuleInPlace:
         kept = vars(self.target)
         self._own = kept.get(_FORWARD)
         self._as_written = self.target.forward
-        self._evaluated = self.settings.wrap(
-            self._as_written, self._side, work=work_of(self._as_written), report=self.report
-        )
 
         @wraps(self._as_written)
         def forward(*args: Any, **kwargs: Any) -> Any:
@@ -132,7 +135,7 @@ class ModuleInPlace:
             del kept[_STATE]
         # Whoever still holds `forward` runs the module as written.
         self._is_never_captured = True
-        self._trained, self._trials, self._evaluated, self._newest = {}, {}, None, None
+        self._trained, self._trials, self._evaluated, self._newest = {}, {}, {}, {}
 
     def _state_as_written(self) -> Any:
         """Return the module's state for copies and files, as it would be without a capture."""
@@ -159,20 +162,21 @@ class ModuleInPlace:
             self.report.num_eager += 1
             with at_work():
                 return self._as_written(*args, **kwargs)
-        quick_call = None if self._newest is None else self._newest.quick_call
+        kind = self.kind_of_call()
+        newest = self._newest.get(kind)
+        quick_call = None if newest is None else newest.quick_call
         if quick_call is not None:
             out = quick_call(args, kwargs)
             if out is not NOT_ALIKE:
                 return out
         tree = self._trees.of(args, kwargs)
         if torch.is_grad_enabled():
-            step = self._step_for(tuple([leaf.requires_grad for leaf in tree.leaves]))
+            step = self._step_for(kind, tuple([leaf.requires_grad for leaf in tree.leaves]))
             if not self._runs.is_free():
                 self.report.refuse(_SECOND_FORWARD)
         else:
-            assert self._evaluated is not None
-            step = self._evaluated
-        self._newest, self._now.tree = step, tree
+            step = self._step_without_gradients(kind)
+        self._newest[kind], self._now.tree = step, tree
         has_grad = torch.is_grad_enabled()
         try:
             done = step.run(tree)
@@ -196,12 +200,21 @@ class ModuleInPlace:
             return True
         return self._is_watched_in_autocast()
 
-    def _step_for(self, needs_grad: tuple[bool, ...]) -> CapturedStep:
-        step = self._trained.get(needs_grad)
+    def _step_without_gradients(self, kind: Hashable) -> CapturedStep:
+        step = self._evaluated.get(kind)
+        if step is None:
+            step = self._evaluated[kind] = self.settings.wrap(
+                self._as_written, self._side, work=work_of(self._as_written), report=self.report
+            )
+        return step
+
+    def _step_for(self, kind: Hashable, needs_grad: tuple[bool, ...]) -> CapturedStep:
+        key = (kind, needs_grad)
+        step = self._trained.get(key)
         if step is None:
 
             def make_trial(graphs: GraphCache, watch: HostWatch) -> ModuleTrial:
-                self._trials[needs_grad] = ModuleTrial(
+                self._trials[key] = ModuleTrial(
                     self.target,
                     self._as_written,
                     device=self.settings.device,
@@ -213,16 +226,16 @@ class ModuleInPlace:
                     watch=watch,
                     needs_grad=needs_grad,
                 )
-                return self._trials[needs_grad]
+                return self._trials[key]
 
             def work(call: Call) -> Any:
-                trial = self._trials[needs_grad]
+                trial = self._trials[key]
                 with at_work():
                     return trial.observed(
                         self._now.tree, lambda: self._as_written(*call.args, **call.kwargs)
                     )
 
-            step = self._trained[needs_grad] = self.settings.wrap(
+            step = self._trained[key] = self.settings.wrap(
                 self._as_written,
                 self._side,
                 work=work,
@@ -264,6 +277,10 @@ class ModuleInPlace:
             self.settings.tell(self.report, type(self.target).__name__)
         is_first = self._num_in_autocast <= _NUM_IN_AUTOCAST
         return is_first or self._shares_casts or not torch.is_grad_enabled()
+
+
+def _of_one_kind() -> None:
+    """Say of every call the same."""
 
 
 def _objection_to_hooks() -> Refusal | None:

@@ -1,0 +1,118 @@
+"""Capture what an Accelerator has prepared, where it stands.
+
+    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    capture_prepared(accelerator)
+    ...
+    print(gapless.capture_report(model), gapless.capture_report(optimizer))
+
+The loop stays as it is: `accelerator.backward`, `accumulate`, `clip_grad_norm_` and
+`gather_for_metrics` are Accelerate's own.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from accelerate.optimizer import AcceleratedOptimizer, patch_optimizer_step
+from accelerate.utils import DistributedType, DynamoBackend
+
+import gapless
+from gapless.device.find import find_device
+from gapless.errors import CaptureWarning
+from gapless.graphs.captor import captor_of
+from gapless.integrations.announcement import announce
+from gapless.integrations.attention_masks import answer_before_calls, whether_full
+from gapless.integrations.batches import move_without_waits
+
+
+if TYPE_CHECKING:
+    import torch
+    from accelerate import Accelerator
+
+    from gapless.device.base import Device
+
+
+DOES = (
+    "forward and backward passes of each prepared model are CUDA graphs, one for each shape",
+    "updates by SGD, and by Adam, AdamW or Adagrad with fused=True, are CUDA graphs",
+    "batches go to the device without a wait",
+)
+DOES_NOT = (
+    "the loss outside of the model, clipping, schedulers, metrics and all else run as written",
+    "updates whose learning rate is another in each step run as written",
+    "what is not captured runs as written; gapless.capture_report(model) says why",
+)
+
+
+def capture_prepared(
+    accelerator: Accelerator, *, device: str | torch.device | Device = "auto", quiet: bool = False
+) -> None:
+    """Capture the models and optimizers that an Accelerator has prepared so far.
+
+    Call it after `prepare`, again after a further one. It writes to stderr what it does.
+
+    Args:
+        accelerator: whose `prepare` was called.
+        device: where the models run, as of `gapless.capture`.
+        quiet: write nothing to stderr.
+
+    Raises:
+        UserError: the device is unknown, or not there.
+
+    Sync: Does not block the host.
+    """
+    found = find_device(device)
+    if not quiet and accelerator.is_main_process:
+        announce("Accelerate", does=DOES, does_not=DOES_NOT)
+    objection = objection_to(accelerator)
+    if objection is not None:
+        warnings.warn(CaptureWarning(f"nothing is captured: {objection}"), stacklevel=2)
+        return
+    move_without_waits(found)
+    for model in accelerator._models:
+        capture_model(model, found)
+    for optimizer in accelerator._optimizers:
+        capture_optimizer(optimizer, found)
+
+
+def objection_to(accelerator: Accelerator) -> str | None:
+    """Return why nothing that an Accelerator prepares is captured, None if it can be.
+
+    Sync: Does not block the host.
+    """
+    kind = accelerator.distributed_type
+    if kind is not DistributedType.NO:
+        return f"training is distributed ({kind.value}), and its processes are not captured yet"
+    if accelerator.state.dynamo_plugin.backend is not DynamoBackend.NO:
+        return "the model is compiled; leave torch.compile out, or leave gapless out"
+    return None
+
+
+def capture_model(model: torch.nn.Module, device: Device) -> None:
+    """Capture a model that was prepared.
+
+    Sync: Does not block the host.
+    """
+    answer_before_calls(model)
+    gapless.capture(model, device=device)
+    captor: Any = captor_of(model)
+    captor.kind_of_call = whether_full
+
+
+def capture_optimizer(prepared: torch.optim.Optimizer, device: Device) -> None:
+    """Capture the optimizer within one that was prepared.
+
+    Sync: Does not block the host.
+    """
+    inner: Any = prepared
+    around = []
+    while isinstance(inner, AcceleratedOptimizer):
+        around.append(inner)
+        inner = inner.optimizer
+    gapless.capture(inner, device=device)
+    for one in around:
+        if one.scaler is not None:
+            # It puts back the `step` that it found when it was made.
+            one._optimizer_original_step_method = one.optimizer.step
+            one._optimizer_patched_step_method = patch_optimizer_step(one, one.optimizer.step)
