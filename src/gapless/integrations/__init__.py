@@ -1,12 +1,12 @@
-"""Frameworks whose loops are captured where they stand, each by one call.
+"""Frameworks whose loops are captured where they stand.
 
     gapless.integrations.transformers   capture_trainer: Hugging Face's Trainer and Seq2SeqTrainer
     gapless.integrations.accelerate     capture_prepared: what Accelerator.prepare returned
 
-A framework is imported by the module of its name alone. What all of them share:
+Each imports its framework, and nothing else here does so when it is imported. What they share:
 
     announcement        the lines that say once what is done and what is not
     attention_masks     whether a batch has padding, which models of transformers read from its mask
-    batches             batches that an Accelerator's loaders move without a wait
-    losses              the filter of a Trainer's logged losses, without a wait
+    batches             batches of Accelerate's loaders go to the device without a wait
+    losses              the losses that a Trainer logs are filtered without a wait
 """
