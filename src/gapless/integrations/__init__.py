@@ -2,6 +2,7 @@
 
     gapless.integrations.transformers   capture_trainer: Hugging Face's Trainer and Seq2SeqTrainer
     gapless.integrations.accelerate     capture_prepared: what Accelerator.prepare returned
+    gapless.integrations.lightning      GaplessCallback: Lightning's Trainer, automatic optimization
 
 Each imports its framework, and nothing else here does so when it is imported. What they share:
 
@@ -9,4 +10,8 @@ Each imports its framework, and nothing else here does so when it is imported. W
     attention_masks     whether a batch has padding, which models of transformers read from its mask
     batches             batches of Accelerate's loaders go to the device without a wait
     losses              the losses that a Trainer logs are filtered without a wait
+    lightning_logs      what a step of Lightning logs is noted, and logged after the step
+    lightning_report    what became of the steps of a fit
+    lightning_rules     which fits and steps of Lightning can be captured
+    lightning_step      a step of Lightning's automatic optimization as one function
 """
