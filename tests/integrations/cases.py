@@ -8,7 +8,7 @@ from integrations.harness import FRAMEWORK_CASES
 
 _THEMES = {
     TRANSFORMERS: ("hf_evaluating", "hf_hands_in", "hf_resuming", "hf_training"),
-    LIGHTNING: (),
+    LIGHTNING: ("lightning_hands_in", "lightning_training"),
     ACCELERATE: (),
 }
 

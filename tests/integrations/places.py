@@ -113,11 +113,18 @@ class _Integrates:
         if self._counts:
             self.calls[name] += num
 
-    def watch(self, name, watched):
-        """Let the verdict ask for the reports of this module or optimizer, under this name."""
+    def watch(self, name, watched, *, by_calls=True):
+        """Let the verdict ask for the reports of this module or optimizer, under this name.
+
+        Args:
+            name: what its calls are counted under.
+            watched: the module or the optimizer.
+            by_calls: whether its calls are what trains; otherwise `counted` tells.
+        """
         self._watched.setdefault(id(watched), (name, watched, []))
         if self._counts:
-            self.calls[name] += self._called.pop(id(watched), 0)
+            num_calls = self._called.pop(id(watched), 0)
+            self.calls[name] += num_calls if by_calls else 0
         elif not self.is_plain:
             self._note(id(watched))
 

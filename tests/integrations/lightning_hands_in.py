@@ -1,0 +1,409 @@
+"""Lightning: hooks, callbacks, checkpoints, manual optimization."""
+
+from __future__ import annotations
+
+import copy
+import random
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.nn import functional as F
+
+from hazards.captured_harness import snapshot
+from integrations.frameworks import LIGHTNING
+from integrations.harness import EITHER, as_written, either, framework_case
+from integrations.lightning_parts import Net, fit, loader
+
+
+def pl(sentence, **options):
+    return framework_case(LIGHTNING, sentence, **options)
+
+
+# ------------------------------------------------------------------------ manual optimization
+
+
+class Manual(Net):
+    """The update by hand."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        loss = self.loss_of(batch)
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        self.log("loss", loss)
+
+
+@pl("optimize by hand", expect=as_written("manual"))
+def manual_optimization(place):
+    return fit(place, Manual())
+
+
+@pl("two networks play against each other, by hand", expect=as_written("manual"))
+def two_optimizers(place):
+    class Game(Manual):
+        def __init__(self):
+            super().__init__()
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(6)
+                self.maker = torch.nn.Linear(4, 36)
+
+        def training_step(self, batch, batch_idx):
+            first, second = self.optimizers()
+            noise = torch.randn(4, 4, device=self.device)
+            made = self.maker(noise).reshape(4, 1, 6, 6)
+            loss = F.cross_entropy(self(made), batch[1])
+            first.zero_grad()
+            self.manual_backward(loss)
+            first.step()
+            judged = self.loss_of(batch) + self(made.detach()).square().mean()
+            second.zero_grad()
+            self.manual_backward(judged)
+            second.step()
+            self.log_dict({"maker": loss, "judge": judged})
+
+        def configure_optimizers(self):
+            judge = [*self.conv.parameters(), *self.head.parameters()]
+            return [
+                torch.optim.SGD(self.maker.parameters(), lr=0.05),
+                torch.optim.SGD(judge, lr=0.05),
+            ]
+
+    return fit(place, Game())
+
+
+# ------------------------------------------------------------------------- hooks of the module
+
+
+@pl("override optimizer_step, with a warm-up of the rate")
+def own_optimizer_step(place):
+    class Warm(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            for group in optimizer.param_groups:
+                group["lr"] = self.rate * min(1.0, (self.trainer.global_step + 1) / 10)
+            optimizer.step(closure=optimizer_closure)
+
+    return fit(place, Warm(), max_epochs=4)
+
+
+@pl("override optimizer_step, and update at every second batch only", expect=EITHER)
+def updates_at_times(place):
+    class AtTimes(Net):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            if batch_idx % 2 == 0:
+                optimizer.step(closure=optimizer_closure)
+            else:
+                optimizer_closure()
+
+    return fit(place, AtTimes(), max_epochs=4)
+
+
+@pl("override configure_gradient_clipping", expect=EITHER)
+def own_clipping(place):
+    class Clips(Net):
+        def configure_gradient_clipping(
+            self, optimizer, gradient_clip_val, gradient_clip_algorithm
+        ):
+            if self.current_epoch > 0:
+                self.clip_gradients(optimizer, 0.05, "norm")
+
+    return fit(place, Clips())
+
+
+@pl("read the loss before the backward pass, and gradients after it", expect=EITHER)
+def reads_around_backward(place):
+    class Reads(Net):
+        seen = ()
+
+        def on_before_backward(self, loss):
+            self.seen = [*self.seen, loss.detach().clone()]
+
+        def on_after_backward(self):
+            self.seen = [*self.seen, self.head.weight.grad.norm().item()]
+
+        def on_before_optimizer_step(self, optimizer):
+            self.log("norm", self.conv.weight.grad.norm())
+
+    module = Reads()
+    return [fit(place, module), snapshot(place, module.seen)]
+
+
+@pl("change gradients after the backward pass", expect=EITHER)
+def changes_gradients(place):
+    class Changes(Net):
+        def on_after_backward(self):
+            for weight in self.parameters():
+                weight.grad.mul_(0.5)
+
+    return fit(place, Changes())
+
+
+@pl("override backward", expect=EITHER)
+def own_backward(place):
+    class Own(Net):
+        def backward(self, loss):
+            (loss * 2).backward()
+
+    return fit(place, Own())
+
+
+@pl("zero gradients in an own way", expect=EITHER)
+def own_zero_grad(place):
+    class Own(Net):
+        def optimizer_zero_grad(self, epoch, batch_idx, optimizer):
+            optimizer.zero_grad(set_to_none=False)
+
+    return fit(place, Own())
+
+
+@pl("the loss depends on the number of the step")
+def loss_by_global_step(place):
+    class ByStep(Net):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss * (2.0 if self.global_step >= 9 else 1.0)
+
+    return fit(place, ByStep(), max_epochs=4)
+
+
+@pl("the loss anneals with the number of the step", expect=EITHER)
+def loss_anneals(place):
+    class Anneals(Net):
+        def training_step(self, batch, batch_idx):
+            beta = min(1.0, self.trainer.global_step / 20)
+            loss = self.loss_of(batch) + beta * self.head.weight.square().mean()
+            self.log("beta", beta)
+            return loss
+
+    return fit(place, Anneals(), log_every_n_steps=1)
+
+
+@pl("count in Python, and keep outputs in a list", expect=EITHER)
+def counts_in_python(place):
+    class Counts(Net):
+        def __init__(self):
+            super().__init__()
+            self.num_seen, self.kept = 0, []
+
+        def training_step(self, batch, batch_idx):
+            self.num_seen += len(batch[0])
+            loss = super().training_step(batch, batch_idx)
+            self.kept.append(loss.detach())
+            return loss
+
+        def on_train_epoch_end(self):
+            self.log("kept", torch.stack(self.kept).mean())
+            self.kept.clear()
+
+    module = Counts()
+    return [fit(place, module), module.num_seen]
+
+
+@pl("draw random numbers of numpy and Python in the step", expect=EITHER)
+def draws_on_the_host(place):
+    class Mixes(Net):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002
+            if random.random() < 0.5:
+                x = share * x + (1 - share) * x.flip(0)
+            loss = F.cross_entropy(self(x), y)
+            self.log("loss", loss)
+            return loss
+
+    return fit(place, Mixes())
+
+
+@pl("read the loss in the step, and print it at times", expect=EITHER)
+def reads_in_the_step(place):
+    class Reads(Net):
+        worst = 0.0
+
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            self.worst = max(self.worst, loss.item())
+            return loss
+
+    module = Reads()
+    return [fit(place, module), module.worst]
+
+
+@pl("freeze a layer after the first epoch")
+def freezes_a_layer(place):
+    class Freezes(Net):
+        def on_train_epoch_start(self):
+            if self.current_epoch == 1:
+                self.conv.requires_grad_(False)
+
+    return fit(place, Freezes(), max_epochs=4)
+
+
+@pl("make the batch larger on the device before it is used", expect=EITHER)
+def changes_batches_on_the_device(place):
+    class Flips(Net):
+        def on_after_batch_transfer(self, batch, dataloader_idx):
+            x, y = batch
+            return (x.flip(-1) if self.training else x), y
+
+    return fit(place, Flips(), val=loader(8, seed=2, shuffle=False))
+
+
+# ---------------------------------------------------------------------------------- callbacks
+
+
+@pl("a callback reads outputs['loss'] after each batch")
+def callback_reads_outputs(place):
+    class Reads(Callback):
+        def __init__(self):
+            self.read, self.kept = [], []
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.read.append(outputs["loss"].item())
+            self.kept.append(outputs["loss"])
+
+    callback = Reads()
+    found = fit(place, Net(), callbacks=[callback])
+    return [found, callback.read, snapshot(place, callback.kept)]
+
+
+@pl("a callback keeps an average of the weights, and validates with it", expect=EITHER)
+def callback_averages(place):
+    class Averages(Callback):
+        kept = None
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if self.kept is None:
+                self.kept = copy.deepcopy(dict(pl_module.state_dict()))
+            for name, value in pl_module.state_dict().items():
+                self.kept[name].lerp_(value, 0.1)
+
+        def on_validation_epoch_start(self, trainer, pl_module):
+            self.own = copy.deepcopy(dict(pl_module.state_dict()))
+            pl_module.load_state_dict(self.kept)
+
+        def on_validation_epoch_end(self, trainer, pl_module):
+            pl_module.load_state_dict(self.own)
+
+    callback = Averages()
+    rows = loader(8, seed=2, shuffle=False)
+    return [fit(place, Net(), val=rows, callbacks=[callback]), snapshot(place, callback.kept)]
+
+
+@pl("a callback changes rates and decay in the middle")
+def callback_changes_rates(place):
+    class Changes(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.global_step == 11:
+                for group in trainer.optimizers[0].param_groups:
+                    group["lr"], group["weight_decay"] = 0.01, 0.1
+
+    return fit(place, Net(), callbacks=[Changes()], max_epochs=4)
+
+
+@pl("a callback stops the training at a loss")
+def callback_stops(place):
+    class Stops(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = trainer.global_step >= 19
+
+    return fit(place, Net(), callbacks=[Stops()], max_epochs=5)
+
+
+@pl("a callback reads gradients before each update", expect=EITHER)
+def callback_reads_gradients(place):
+    class Reads(Callback):
+        def __init__(self):
+            self.seen = []
+
+        def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+            self.seen.append(pl_module.head.weight.grad.norm().item())
+
+        def on_before_zero_grad(self, trainer, pl_module, optimizer):
+            self.seen.append(pl_module.head.weight.grad is None)
+
+    callback = Reads()
+    return [fit(place, Net(), callbacks=[callback]), callback.seen]
+
+
+@pl("a callback raises in the middle, and the module is trained anew", expect=EITHER)
+def callback_raises(place):
+    class Raises(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if trainer.global_step == 12:
+                raise RuntimeError("enough")
+
+    module, said = Net(), []
+    try:
+        fit(place, module, callbacks=[Raises()])
+    except RuntimeError as error:
+        said.append(str(error))
+    return [said, fit(place, module)]
+
+
+# -------------------------------------------------------------------------------- checkpoints
+
+
+def _saving(place):
+    return ModelCheckpoint(
+        dirpath=str(place.folder), filename="at-{step}", every_n_train_steps=10, save_top_k=-1
+    )
+
+
+def _content(place, path):
+    held = torch.load(path, weights_only=False)
+    callbacks = sorted(name.split("{")[0] for name in held["callbacks"])
+    parts = {name: held[name] for name in ("state_dict", "optimizer_states", "global_step")}
+    return snapshot(place, [sorted(held), callbacks, parts])
+
+
+@pl("save every ten steps, and resume in the middle of an epoch")
+def resumes(place):
+    settings = {"enable_checkpointing": True, "max_epochs": 3}
+    first = fit(place, Net(), callbacks=[_saving(place)], **settings)
+    path = str(place.folder / "at-step=10.ckpt")
+    second = fit(place, Net(), callbacks=[_saving(place)], ckpt_path=path, **settings)
+    return [first, _content(place, path), second]
+
+
+@pl("a checkpoint of a captured training is resumed by a plain one")
+def plain_resumes_from_captured(place):
+    settings = {"enable_checkpointing": True, "max_epochs": 3}
+    first = fit(place, Net(), callbacks=[_saving(place)], **settings)
+    path = str(place.folder / "at-step=20.ckpt")
+    plain = fit(
+        place, Net(), callbacks=[_saving(place)], ckpt_path=path, captured=False, **settings
+    )
+    return [first, plain]
+
+
+@pl("a checkpoint of a plain training is resumed by a captured one")
+def captured_resumes_from_plain(place):
+    settings = {"enable_checkpointing": True, "max_epochs": 4}
+    plain = fit(place, Net(), callbacks=[_saving(place)], captured=False, **settings)
+    path = str(place.folder / "at-step=10.ckpt")
+    return [plain, fit(place, Net(), callbacks=[_saving(place)], ckpt_path=path, **settings)]
+
+
+@pl("keep the best by validation, and load it by load_from_checkpoint")
+def best_is_kept(place):
+    best = ModelCheckpoint(
+        dirpath=str(place.folder), monitor="val_loss", filename="best", save_last=True
+    )
+    rows = loader(8, seed=2, shuffle=False)
+    found = fit(place, Net(), val=rows, callbacks=[best], enable_checkpointing=True)
+    loaded = Net.load_from_checkpoint(best.best_model_path, weights_only=False)
+    score = snapshot(place, [best.best_model_score, dict(loaded.state_dict())])
+    return [found, score, fit(place, loaded)]
+
+
+@pl("hooks on a layer record what it gives", expect=either())
+def hook_on_a_layer(place):
+    seen, module = [], Net()
+    module.head.register_forward_hook(lambda part, args, out: seen.append(out.detach().sum()))
+    return [fit(place, module), snapshot(place, seen)]
