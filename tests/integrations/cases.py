@@ -9,7 +9,7 @@ from integrations.harness import FRAMEWORK_CASES
 _THEMES = {
     TRANSFORMERS: ("hf_evaluating", "hf_hands_in", "hf_resuming", "hf_training"),
     LIGHTNING: ("lightning_hands_in", "lightning_training"),
-    ACCELERATE: (),
+    ACCELERATE: ("accelerate_loops",),
 }
 
 for _framework, _themes in _THEMES.items():

@@ -1,0 +1,623 @@
+"""Accelerate: loops as its manual and its users write them."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from accelerate import skip_first_batches
+from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwargs
+from torch.nn import functional as F
+from torch.utils.data import DataLoader
+
+from hazards.captured_harness import snapshot
+from integrations.accelerate_parts import (
+    Net,
+    Rows,
+    loader,
+    loss_of,
+    make_accelerator,
+    plain_sgd,
+    prepared,
+    told,
+    train_epochs,
+)
+from integrations.frameworks import ACCELERATE
+from integrations.harness import EITHER, GPU, either, framework_case, replays
+
+
+def ac(sentence, **options):
+    return framework_case(ACCELERATE, sentence, **options)
+
+
+def _trained(place, *, model=None, rows=None, epochs=3, clip=None, optimizer=None, **settings):
+    accelerator = make_accelerator(place, **settings)
+    model = Net() if model is None else model
+    chosen = plain_sgd(model) if optimizer is None else optimizer(model)
+    model, chosen, batches = prepared(place, accelerator, model, chosen, rows or loader())
+    logged = train_epochs(accelerator, model, chosen, batches, epochs, clip=clip)
+    return [logged, told(place, accelerator, model, chosen)]
+
+
+@ac("the plainest loop")
+def plainest(place):
+    return _trained(place)
+
+
+@ac("batch norm, and a smaller last batch")
+def smaller_last_batch(place):
+    return _trained(place, model=Net(norm=True), rows=loader(34), epochs=5)
+
+
+@ac("accumulate three batches, of which an epoch has ten")
+def accumulates(place):
+    return _trained(place, gradient_accumulation_steps=3, epochs=6)
+
+
+@ac("accumulate and clip by norm")
+def accumulates_and_clips(place):
+    return _trained(place, gradient_accumulation_steps=2, clip=0.1, epochs=6)
+
+
+@ac("clip by norm")
+def clips_by_norm(place):
+    return _trained(place, clip=0.1)
+
+
+@ac("clip by value")
+def clips_by_value(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            accelerator.clip_grad_value_(model.parameters(), 0.01)
+            optimizer.step()
+            logged.append(loss.item())
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("bfloat16 by autocast")
+def autocast_to_bfloat16(place):
+    return _trained(place, mixed_precision="bf16", epochs=4)
+
+
+@ac("float16 with a scaler", devices=(GPU,))
+def autocast_to_float16(place):
+    return _trained(place, mixed_precision="fp16", epochs=4)
+
+
+@ac("fused AdamW")
+def fused_adamw(place):
+    return _trained(
+        place,
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01, fused=True),
+    )
+
+
+@ac("unfused AdamW", expect=replays("model"))
+def unfused_adamw(place):
+    return _trained(place, optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01))
+
+
+def _scheduled(place, **settings):
+    accelerator = make_accelerator(place, **settings)
+    model = Net()
+    optimizer = plain_sgd(model, 0.1)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    model, optimizer, batches, schedule = prepared(
+        place, accelerator, model, optimizer, loader(), schedule
+    )
+    logged = train_epochs(accelerator, model, optimizer, batches, 4, scheduler=schedule)
+    return [logged, told(place, accelerator, model, optimizer, schedule.get_last_lr())]
+
+
+@ac("a schedule is prepared as well")
+def prepared_schedule(place):
+    return _scheduled(place)
+
+
+@ac("a schedule is prepared, and batches are accumulated")
+def prepared_schedule_and_accumulation(place):
+    return _scheduled(place, gradient_accumulation_steps=2)
+
+
+@ac("evaluate after each epoch, gathering metrics from a smaller last batch")
+def gathers_metrics(place):
+    accelerator = make_accelerator(place)
+    model = Net(norm=True)
+    model, optimizer, batches, checks = prepared(
+        place, accelerator, model, plain_sgd(model), loader(), loader(11, seed=2, shuffle=False)
+    )
+    logged = []
+    for _ in range(3):
+        logged.append(train_epochs(accelerator, model, optimizer, batches, 1))
+        model.eval()
+        guesses, truths = [], []
+        for batch in checks:
+            with torch.no_grad():
+                logits = model(batch["x"])
+            guess, truth = accelerator.gather_for_metrics((logits.argmax(-1), batch["y"]))
+            guesses.append(guess)
+            truths.append(truth)
+        right = torch.cat(guesses) == torch.cat(truths)
+        logged.append((len(right), right.float().mean().item()))
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("split batches among processes, and take even ones")
+def splits_batches(place):
+    config = DataLoaderConfiguration(split_batches=True, even_batches=True)
+    return _trained(place, rows=loader(42), dataloader_config=config)
+
+
+@ac("a sampler with a seed of its own")
+def seedable_sampler(place):
+    config = DataLoaderConfiguration(use_seedable_sampler=True, data_seed=7)
+    return _trained(place, dataloader_config=config)
+
+
+@ac("dispatch batches from the main process", expect=EITHER)
+def dispatched_batches(place):
+    config = DataLoaderConfiguration(dispatch_batches=True)
+    return _trained(place, dataloader_config=config)
+
+
+@ac("the accelerator does not move batches", expect=EITHER)
+def moves_batches_by_hand(place):
+    accelerator = make_accelerator(place, device_placement=False)
+    model = Net().to(accelerator.device)
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            moved = {name: value.to(accelerator.device) for name, value in batch.items()}
+            loss = loss_of(model, moved)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            logged.append(loss.item())
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("prepare each object by a call of its own")
+def prepared_one_by_one(place):
+    accelerator = make_accelerator(place)
+    model = accelerator.prepare_model(Net())
+    optimizer = accelerator.prepare_optimizer(plain_sgd(model))
+    batches = accelerator.prepare_data_loader(loader())
+    place.capture_prepared(accelerator)
+    logged = train_epochs(accelerator, model, optimizer, batches)
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("save the state in the middle, and resume by skipping batches")
+def resumes(place):
+    def start():
+        accelerator = make_accelerator(place)
+        model = Net()
+        optimizer = plain_sgd(model, 0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 7, 0.5)
+        return accelerator, *prepared(place, accelerator, model, optimizer, loader(), schedule)
+
+    def steps(accelerator, model, optimizer, batches, schedule, save_at=None):
+        losses = []
+        for number, batch in enumerate(batches):
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if number == save_at:
+                accelerator.save_state(str(place.folder / "state"))
+        return losses
+
+    one = start()
+    first = [steps(*one), steps(*one, save_at=5), steps(*one)]
+    ended = told(place, one[0], one[1], one[2])
+    accelerator, model, optimizer, batches, schedule = two = start()
+    accelerator.load_state(str(place.folder / "state"))
+    batches.set_epoch(1)
+    rest = accelerator.skip_first_batches(batches, 6)
+    second = [steps(accelerator, model, optimizer, rest, schedule), steps(*two)]
+    files = sorted(path.name for path in (place.folder / "state").iterdir())
+    return [first, ended, files, second, told(place, accelerator, model, optimizer)]
+
+
+@ac("load a state into the running training, again and again")
+def returns_to_a_state(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    first = train_epochs(accelerator, model, optimizer, batches, 1)
+    accelerator.save_state(str(place.folder / "state"))
+    found = []
+    for _ in range(2):
+        found.append(train_epochs(accelerator, model, optimizer, batches, 1))
+        accelerator.load_state(str(place.folder / "state"))
+    return [first, found, told(place, accelerator, model, optimizer)]
+
+
+@ac("skip the first batches of an epoch")
+def skips_first_batches(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    rest = skip_first_batches(batches, 4)
+    logged = train_epochs(accelerator, model, optimizer, rest, 2)
+    logged += train_epochs(accelerator, model, optimizer, batches, 2)
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("two models play against each other")
+def two_models(place):
+    accelerator = make_accelerator(place)
+    maker, judge = Net(seed=6), Net(dropout=0.0)
+    first, second = plain_sgd(maker), plain_sgd(judge)
+    maker, judge, first, second, batches = prepared(
+        place, accelerator, maker, judge, first, second, loader()
+    )
+    widen = torch.randn(3, 6, generator=torch.Generator().manual_seed(2)).to(accelerator.device)
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            made = maker(batch["x"]) @ widen
+            second.zero_grad()
+            judged = loss_of(judge, batch) + judge(made.detach()).square().mean()
+            accelerator.backward(judged)
+            second.step()
+            first.zero_grad()
+            fooled = F.cross_entropy(judge(made), batch["y"])
+            accelerator.backward(fooled)
+            first.step()
+            logged.append((judged.item(), fooled.item()))
+    return [
+        logged,
+        snapshot(place, dict(judge.state_dict())),
+        told(place, accelerator, maker, first),
+    ]
+
+
+@ac("a teacher is not prepared", expect=replays())
+def teacher_is_not_prepared(place):
+    accelerator = make_accelerator(place)
+    model, teacher = Net(), Net(seed=8).eval()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    teacher.to(accelerator.device)
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            with torch.no_grad():
+                wanted = teacher(batch["x"]).softmax(-1)
+            loss = F.cross_entropy(model(batch["x"]), wanted)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            logged.append(loss.item())
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("accumulate by no_sync, by hand")
+def accumulates_by_no_sync(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(4):
+        for number, batch in enumerate(batches):
+            if number % 2 == 0:
+                with accelerator.no_sync(model):
+                    loss = loss_of(model, batch) / 2
+                    accelerator.backward(loss)
+            else:
+                loss = loss_of(model, batch) / 2
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            logged.append(loss.item())
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("free the memory, and begin anew with another model")
+def frees_memory(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    first = train_epochs(accelerator, model, optimizer, batches)
+    ended = told(place, accelerator, model, optimizer)
+    model, optimizer, batches = accelerator.free_memory(model, optimizer, batches)
+    model = Net(seed=9)
+    model, optimizer, batches = prepared(
+        place, accelerator, model, plain_sgd(model), loader(seed=4)
+    )
+    second = train_epochs(accelerator, model, optimizer, batches)
+    return [first, ended, second, told(place, accelerator, model, optimizer)]
+
+
+@ac("unwrap the model, save it, and load it elsewhere")
+def saves_the_model(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = train_epochs(accelerator, model, optimizer, batches, 2)
+    plain = accelerator.unwrap_model(model)
+    accelerator.save(plain.state_dict(), place.folder / "weights.pt")
+    accelerator.save_model(model, str(place.folder / "model"))
+    fresh = Net(seed=1)
+    fresh.load_state_dict(torch.load(place.folder / "weights.pt"))
+    twin = copy.deepcopy(plain)
+    rows = Rows(5, seed=3).x
+    out = [fresh.eval()(rows), twin.to("cpu").eval()(rows)]
+    held = snapshot(place, [out, accelerator.get_state_dict(model)])
+    logged += train_epochs(accelerator, model, optimizer, batches, 2)
+    return [logged, held, told(place, accelerator, model, optimizer)]
+
+
+@ac("keep an average of the unwrapped model, and evaluate it")
+def average_of_weights(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    average = copy.deepcopy(accelerator.unwrap_model(model)).requires_grad_(False)
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            with torch.no_grad():
+                for kept, weight in zip(average.parameters(), model.parameters(), strict=True):
+                    kept.lerp_(weight, 0.1)
+        average.eval()
+        logged.append(loss_of(average, batch).item())
+    held = snapshot(place, dict(average.state_dict()))
+    return [logged, held, told(place, accelerator, model, optimizer)]
+
+
+@ac("two backward passes for one update", expect=either())
+def two_backward_passes(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            first = loss_of(model, batch)
+            accelerator.backward(first)
+            second = model(batch["x"].flip(-1)).square().mean()
+            accelerator.backward(second)
+            optimizer.step()
+            optimizer.zero_grad()
+            logged.append((first.item(), second.item()))
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("one graph, two backward passes through it", expect=EITHER)
+def graph_is_retained(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(2):
+        for batch in batches:
+            logits = model(batch["x"])
+            loss = F.cross_entropy(logits, batch["y"])
+            accelerator.backward(loss, retain_graph=True)
+            accelerator.backward(0.1 * logits.square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            logged.append(loss.item())
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("the optimizer gets a closure", expect=EITHER)
+def optimizer_with_a_closure(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+
+            def closure(batch=batch):
+                optimizer.zero_grad()
+                loss = loss_of(model, batch)
+                accelerator.backward(loss)
+                logged.append(loss.item())
+                return loss
+
+            optimizer.step(closure)
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("LBFGS, which calls its closure again and again", expect=EITHER)
+def lbfgs(place):
+    accelerator = make_accelerator(place)
+    model = Net(dropout=0.0)
+    chosen = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
+    model, optimizer, batches = prepared(place, accelerator, model, chosen, loader(24))
+    logged = []
+    for batch in batches:
+
+        def closure(batch=batch):
+            optimizer.zero_grad()
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            logged.append(loss.item())
+            return loss
+
+        optimizer.step(closure)
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("stop in the middle of an epoch, and go on with the next")
+def breaks_out_of_an_epoch(place):
+    accelerator = make_accelerator(place, gradient_accumulation_steps=2)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for epoch in range(6):
+        for number, batch in enumerate(batches):
+            with accelerator.accumulate(model):
+                loss = loss_of(model, batch)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            logged.append((accelerator.sync_gradients, loss.item()))
+            if epoch % 2 == 0 and number == 4:
+                break
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("ask the loader about itself in the loop")
+def asks_the_loader(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader(34))
+    seen = [len(batches), batches.total_batch_size, batches.total_dataset_length]
+    logged = []
+    for epoch in range(3):
+        batches.set_epoch(epoch)
+        for batch in batches:
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            state = accelerator.gradient_state
+            logged.append((state.end_of_dataloader, state.remainder, loss.item()))
+    return [seen, logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("evaluate inside of an epoch: a loader within a loader")
+def loader_within_a_loader(place):
+    accelerator = make_accelerator(place, gradient_accumulation_steps=3)
+    model = Net()
+    model, optimizer, batches, checks = prepared(
+        place, accelerator, model, plain_sgd(model), loader(), loader(10, seed=2, shuffle=False)
+    )
+    logged = []
+    for _ in range(5):
+        for number, batch in enumerate(batches):
+            with accelerator.accumulate(model):
+                loss = loss_of(model, batch)
+                accelerator.backward(loss)
+                optimizer.step()
+                optimizer.zero_grad()
+            if number % 4 == 3:
+                model.eval()
+                with torch.no_grad():
+                    found = [
+                        accelerator.gather_for_metrics(model(one["x"]).argmax(-1))
+                        for one in checks
+                    ]
+                logged.append([len(torch.cat(found)), torch.cat(found).sum().item()])
+                model.train()
+            logged.append((accelerator.sync_gradients, loss.item()))
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("training stops where a trigger was set")
+def trigger_stops(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(4):
+        for batch in batches:
+            loss = loss_of(model, batch)
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            logged.append(loss.item())
+            if len(logged) == 27:
+                accelerator.set_trigger()
+        if accelerator.check_trigger():
+            break
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("part of the loss is computed in accelerator.autocast()", expect=EITHER)
+def autocast_by_hand(place):
+    accelerator = make_accelerator(place, mixed_precision="bf16")
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            with accelerator.autocast():
+                loss = loss_of(model, batch) + model.last.weight.matmul(model.last.weight.T).mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+            logged.append(loss.item())
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("losses are kept as tensors, and read at the end")
+def losses_are_kept(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    kept, total = [], 0
+    for _ in range(3):
+        for batch in batches:
+            loss = loss_of(model, batch)
+            total += loss.detach().float()
+            kept.append(accelerator.gather(loss.detach()).mean())
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    return [snapshot(place, [kept, total]), told(place, accelerator, model, optimizer)]
+
+
+@ac("gradients are looked at and noised before the update", expect=EITHER)
+def gradients_are_changed(place):
+    handlers = [DistributedDataParallelKwargs()]
+    accelerator = make_accelerator(place, kwargs_handlers=handlers)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = []
+    for _ in range(3):
+        for batch in batches:
+            accelerator.backward(loss_of(model, batch))
+            for weight in model.parameters():
+                weight.grad.add_(torch.randn_like(weight), alpha=1e-3)
+            logged.append(model.last.weight.grad.norm().item())
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("the rate is changed by hand, and a layer is frozen, in the middle")
+def settings_change(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer, batches = prepared(place, accelerator, model, plain_sgd(model), loader())
+    logged = train_epochs(accelerator, model, optimizer, batches, 2)
+    for group in optimizer.param_groups:
+        group["lr"], group["momentum"] = 0.01, 0.5
+    accelerator.unwrap_model(model).first.requires_grad_(False)
+    logged += train_epochs(accelerator, model, optimizer, batches, 2)
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("the model is captured before a loader for it is prepared")
+def loader_is_prepared_later(place):
+    accelerator = make_accelerator(place)
+    model = Net()
+    model, optimizer = prepared(place, accelerator, model, plain_sgd(model))
+    batches = accelerator.prepare(loader())
+    logged = train_epochs(accelerator, model, optimizer, batches)
+    return [logged, told(place, accelerator, model, optimizer)]
+
+
+@ac("batches of some lengths, by a loader of two workers", expect=EITHER)
+def loader_with_workers(place):
+    rows = DataLoader(Rows(36), batch_size=4, shuffle=True, num_workers=2)
+    return _trained(place, rows=rows)
