@@ -29,6 +29,7 @@ from hazards import (  # noqa: F401
     in_place_memory,
     in_place_modes,
     in_place_objects,
+    in_place_pays,
     in_place_refused,
     in_place_turns,
     in_place_updates,

@@ -1,0 +1,352 @@
+"""Replays that take longer than calls as written, and those that do not.
+
+How long a call takes is made up: the device is kept busy behind each, for longer where it was a replay. What
+the loops compute has to be the same, whichever way a call runs. The last calls of a loop show what was
+decided: all of them run in one way.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gapless
+from hazards.captured_models import Headed, batch, mlp, sgd, state
+from hazards.harness import GPU, SIMULATED
+from hazards.in_place_harness import captured, either, in_place_case, refused
+from hazards.in_place_models import Normed, made, update
+
+
+# A CPU cannot be kept busy.
+DEVICES = (SIMULATED, GPU)
+
+# Enough for replays to be compared, and for some calls after it.
+NUM = 260
+_LAST = 30
+
+SLOW = {"replayed": 3.0, "written": 2.0}
+FAST = {"replayed": 2.0, "written": 3.0}
+
+
+class Timed:
+    """Calls of an object that take so many milliseconds of the device, by the way in which they ran."""
+
+    def __init__(self, place, target, *, replayed, written):
+        self._place, self._target = place, target
+        self._device = gapless.find_device(place.device)
+        self._replayed_ms, self._written_ms = replayed, written
+        self.were_replays = []
+
+    def __call__(self, call, *args, **kwargs):
+        before = self._num_replays()
+        out = call(*args, **kwargs)
+        is_replay = self._num_replays() > before
+        self.were_replays.append(is_replay)
+        took_ms = self._replayed_ms if is_replay else self._written_ms
+        self._device.delay(self._device.current_stream(), took_ms)
+        return out
+
+    def _num_replays(self):
+        return 0 if self._place.is_plain else self._place.report(self._target).num_replays
+
+    def ends_as(self, *, replays):
+        """Assert that the last calls were replays, or that none was."""
+        if not self._place.is_plain:
+            assert set(self.were_replays[-_LAST:]) == {replays}, self.were_replays
+            assert any(self.were_replays)
+
+
+def _fit(place, model, optimizer, timed, num=NUM):
+    losses = []
+    for number in range(num):
+        x, y = batch(place, number)
+        losses.append(update(optimizer, F.cross_entropy(timed(model, x), y)))
+    return losses
+
+
+@in_place_case(
+    "A model whose replays take longer.",
+    expect=refused(r"a call takes 3\.\d+ ms replayed and 2\.\d+ ms as written"),
+    devices=DEVICES,
+)
+def a_slow_model(place):
+    model = mlp(place, dropout=0.3)
+    place.capture(model)
+    optimizer = sgd(model, momentum=0.9)
+    timed = Timed(place, model, **SLOW)
+    losses = _fit(place, model, optimizer, timed)
+    timed.ends_as(replays=False)
+    return losses, state(model, optimizer)
+
+
+@in_place_case("A model whose replays are faster.", devices=DEVICES)
+def a_fast_model(place):
+    model = mlp(place, dropout=0.3)
+    place.capture(model)
+    optimizer = sgd(model, momentum=0.9)
+    timed = Timed(place, model, **FAST)
+    losses = _fit(place, model, optimizer, timed)
+    timed.ends_as(replays=True)
+    return losses, state(model, optimizer)
+
+
+@in_place_case("A model whose calls take as long either way.", devices=(SIMULATED,))
+def equally_fast(place):
+    model = mlp(place)
+    place.capture(model)
+    optimizer = sgd(model)
+    timed = Timed(place, model, replayed=2.0, written=2.0)
+    losses = _fit(place, model, optimizer, timed)
+    timed.ends_as(replays=True)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "A model whose replays are slow, whoever says that it is always to be replayed.",
+    devices=DEVICES,
+)
+def always_replayed(place):
+    model = mlp(place)
+    place.capture(model, replay="always")
+    optimizer = sgd(model)
+    timed = Timed(place, model, **SLOW)
+    losses = _fit(place, model, optimizer, timed)
+    timed.ends_as(replays=True)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "A slow model of somebody who wants to hear of refusals by an exception.",
+    expect=refused("as written"),
+    devices=DEVICES,
+)
+def slow_and_strict(place):
+    model = mlp(place)
+    place.capture(model, on_refusal="raise")
+    optimizer = sgd(model)
+    timed = Timed(place, model, **SLOW)
+    losses = []
+    try:
+        losses = _fit(place, model, optimizer, timed)
+    except gapless.CaptureRefused as error:
+        # The first calls; a comparison of times raises nothing.
+        assert "ms replayed" not in str(error)
+        raise
+    timed.ends_as(replays=False)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "An optimizer whose replays take longer.",
+    expect=refused(r"a call takes 3\.\d+ ms replayed and 2\.\d+ ms as written"),
+    devices=DEVICES,
+)
+def a_slow_optimizer(place):
+    model = mlp(place)
+    optimizer = place.capture(sgd(model, momentum=0.9, nesterov=True))
+    timed = Timed(place, optimizer, **SLOW)
+    losses = []
+    for number in range(NUM):
+        x, y = batch(place, number)
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        timed(optimizer.step)
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    timed.ends_as(replays=False)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "Statistics, dropout and four micro-batches for each update; the model is slow.",
+    expect=refused("as written"),
+    devices=DEVICES,
+)
+def slow_with_accumulation(place):
+    model = made(place, Normed)
+    place.capture(model)
+    optimizer = sgd(model, momentum=0.9)
+    timed = Timed(place, model, **SLOW)
+    losses = []
+    for number in range(NUM):
+        x, y = batch(place, number)
+        loss = F.cross_entropy(timed(model, x), y) / 4
+        loss.backward()
+        if number % 4 == 3:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    timed.ends_as(replays=False)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "A slow model with casts and a scaler, in a block of autocast for each call.",
+    expect=refused("as written"),
+    devices=DEVICES,
+)
+def slow_in_autocast(place):
+    model = made(place, Headed)
+    place.capture(model)
+    optimizer = sgd(model)
+    timed = Timed(place, model, **SLOW)
+    kind = torch.device(place.torch_device).type
+    losses = []
+    for number in range(NUM):
+        x, y = batch(place, number)
+        with torch.autocast(kind, dtype=torch.bfloat16):
+            loss = F.cross_entropy(timed(model, x).float(), y)
+        losses.append(update(optimizer, loss))
+    timed.ends_as(replays=False)
+    return losses, state(model, optimizer)
+
+
+@in_place_case("Long pauses between the calls of a fast model.", devices=DEVICES)
+def pauses(place):
+    model = mlp(place)
+    place.capture(model)
+    optimizer = sgd(model)
+    timed = Timed(place, model, **FAST)
+    device = gapless.find_device(place.device)
+    losses = []
+    for number in range(NUM):
+        x, y = batch(place, number)
+        losses.append(update(optimizer, F.cross_entropy(timed(model, x), y)))
+        # An evaluation, a file that is written, a loader that starts anew.
+        if number % 10 == 9 or number % 16 == 3:
+            device.delay(device.current_stream(), 40.0)
+    timed.ends_as(replays=True)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "Long pauses between the calls of a slow model.",
+    expect=refused("as written"),
+    devices=DEVICES,
+)
+def slow_with_pauses(place):
+    model = mlp(place)
+    place.capture(model)
+    optimizer = sgd(model)
+    timed = Timed(place, model, **SLOW)
+    device = gapless.find_device(place.device)
+    losses = []
+    for number in range(NUM):
+        x, y = batch(place, number)
+        losses.append(update(optimizer, F.cross_entropy(timed(model, x), y)))
+        if number % 10 == 9:
+            device.delay(device.current_stream(), 40.0)
+    timed.ends_as(replays=False)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "A slow model and an optimizer that pays, in one loop.",
+    expect=refused("as written"),
+    devices=DEVICES,
+)
+def a_slow_one_of_two(place):
+    model = mlp(place)
+    optimizer = sgd(model, momentum=0.9, nesterov=True)
+    place.capture(model)
+    place.capture(optimizer)
+    of_model, of_optimizer = Timed(place, model, **SLOW), Timed(place, optimizer, **FAST)
+    losses = []
+    for number in range(2 * NUM):
+        x, y = batch(place, number)
+        loss = F.cross_entropy(of_model(model, x), y)
+        loss.backward()
+        of_optimizer(optimizer.step)
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    of_model.ends_as(replays=False)
+    of_optimizer.ends_as(replays=True)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "Calls of two shapes in turn, and replays of the one shape are slow.",
+    expect=refused("as written"),
+    devices=DEVICES,
+)
+def one_slow_shape(place):
+    model = made(place, nn.Sequential, nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+    place.capture(model)
+    optimizer = sgd(model)
+    ways = {rows: Timed(place, model, **ms) for rows, ms in [(6, SLOW), (9, FAST)]}
+    losses = []
+    for number in range(2 * NUM):
+        rows = (6, 9)[number % 2]
+        x, y = batch(place, number, rows=rows)
+        losses.append(update(optimizer, F.cross_entropy(ways[rows](model, x), y)))
+    ways[6].ends_as(replays=False)
+    ways[9].ends_as(replays=True)
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
+    "Slow calls without gradients, as in a long evaluation.",
+    expect=refused("as written"),
+    devices=DEVICES,
+)
+def a_slow_evaluation(place):
+    model = made(place, Normed).eval()
+    place.capture(model)
+    timed = Timed(place, model, **SLOW)
+    outs = []
+    with torch.no_grad():
+        for number in range(NUM):
+            x, _ = batch(place, number)
+            outs.append(timed(model, x).sum().item())
+    timed.ends_as(replays=False)
+    return outs
+
+
+@in_place_case(
+    "A loss is held for a while, so that some calls are second forward passes; the model is slow.",
+    expect=either("as written"),
+    devices=DEVICES,
+)
+def slow_and_held(place):
+    model = mlp(place, dropout=0.3)
+    place.capture(model)
+    optimizer = sgd(model)
+    timed = Timed(place, model, **SLOW)
+    losses, held = [], None
+    for number in range(NUM):
+        x, y = batch(place, number)
+        loss = F.cross_entropy(timed(model, x), y)
+        if number % 7 == 5:
+            held = loss
+        losses.append(update(optimizer, loss if held is None else loss + 0.0))
+        if number % 7 == 6:
+            held = None
+    return losses, state(model, optimizer)
+
+
+@in_place_case("A short loop, which is over before anything could be compared.", devices=DEVICES)
+def a_short_loop(place):
+    model = mlp(place)
+    place.capture(model)
+    optimizer = sgd(model)
+    timed = Timed(place, model, **SLOW)
+    losses = _fit(place, model, optimizer, timed, num=40)
+    timed.ends_as(replays=True)
+    return losses, state(model, optimizer)
+
+
+@in_place_case("Rates and weights change while calls are compared.", expect=captured())
+def changes_meanwhile(place):
+    model = mlp(place)
+    place.capture(model)
+    optimizer = place.capture(sgd(model, momentum=0.9))
+    losses = []
+    for number in range(160):
+        x, y = batch(place, number)
+        losses.append(update(optimizer, F.cross_entropy(model(x), y)))
+        if number == 70:
+            model[0].weight.data = model[0].weight.data.clone()
+        if number == 110:
+            optimizer.param_groups[0]["lr"] = 0.05
+    return losses, state(model, optimizer)
