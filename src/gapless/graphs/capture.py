@@ -324,6 +324,7 @@ def capture(  # type: ignore[overload-overlap]
     memory_fraction: float = ...,
     on_refusal: Literal["eager", "raise"] = ...,
     rates: Literal["exact", "tensor"] = ...,
+    replay: Literal["if_faster", "always"] = ...,
     wait_stats: WaitStats | None = ...,
 ) -> _InPlaceT: ...
 
@@ -383,6 +384,7 @@ def capture(
     on_refusal: Literal["eager", "raise"] = "eager",
     rates: Literal["exact", "tensor"] = "exact",
     steps_per_launch: int | None = None,
+    replay: Literal["if_faster", "always"] = "if_faster",
     wait_stats: WaitStats | None = None,
 ) -> Any:
     """Let a step, a module or an optimizer run as CUDA graphs, with the same bits or as written.
@@ -460,6 +462,8 @@ def capture(
             the step takes one, and returns the list of what the step returns for each. As many
             batches of equal shapes are launched as one graph; fewer, others, and steps with a
             part on the host one by one. The results are the same.
+        replay: "if_faster" lets a module or an optimizer run as written where replays turn out to
+            take longer, "always" replays all the same; graphs of whole steps are always replayed.
         wait_stats: where the waits for captures are counted ("capture").
 
     Raises:
@@ -496,6 +500,7 @@ def capture(
         wait_stats=wait_stats,
         rates=rates,
         steps_per_launch=steps_per_launch,
+        replay=replay,
         is_off=is_switched_off(),
     )
 

@@ -114,7 +114,7 @@ class CaptureReport:
     def untold(self) -> Iterator[str]:
         """Yield the reasons that were never yielded before; those of one line as one text."""
         for refusal in self.refusals:
-            if refusal.reason not in self._told:
+            if refusal.is_for_the_user and refusal.reason not in self._told:
                 alike = [one for one in self.refusals if one.site and one.site == refusal.site]
                 alike = [one for one in alike if one.reason not in self._told] or [refusal]
                 self._told.update([one.reason for one in alike])

@@ -51,6 +51,7 @@ class CaptureSettings:
     rates: Literal["exact", "tensor"]
     steps_per_launch: int | None
     is_off: bool
+    replay: Literal["if_faster", "always"] = "if_faster"
 
     def __post_init__(self) -> None:
         if self.num_warmup < 2:
@@ -69,6 +70,8 @@ class CaptureSettings:
             raise UserError(f"on_refusal is {self.on_refusal!r}, expected 'eager' or 'raise'")
         if self.rates not in ("exact", "tensor"):
             raise UserError(f"rates is {self.rates!r}, expected 'exact' or 'tensor'")
+        if self.replay not in ("if_faster", "always"):
+            raise UserError(f"replay is {self.replay!r}, expected 'if_faster' or 'always'")
         if self.steps_per_launch is not None and self.steps_per_launch < 1:
             raise UserError(f"steps_per_launch is {self.steps_per_launch}, expected at least 1")
 
@@ -99,6 +102,11 @@ class CaptureSettings:
             **options,
         )
 
+    @property
+    def compares_replays(self) -> bool:
+        """Whether replays may give way to calls as written, which then have the same bits."""
+        return self.replay == "if_faster" and self.rates == "exact"
+
     def forbid(self, report: CaptureReport) -> bool:
         """Say so in a report, and return True, if nothing is ever captured with these settings."""
         if self.is_off:
@@ -118,7 +126,7 @@ class CaptureSettings:
         Raises:
             CaptureRefused: `on_refusal` is "raise", and there is a reason.
         """
-        found = report.refusals
+        found = [refusal for refusal in report.refusals if refusal.is_for_the_user]
         if found and self.on_refusal == "raise":
             text = "; ".join([refusal.text for refusal in found])
             raise CaptureRefused(f"<captured {name}> is not captured: {text}", kind=found[0].kind)

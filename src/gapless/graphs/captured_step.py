@@ -28,6 +28,7 @@ from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, MAX_VARIANTS, GraphCa
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
+from gapless.graphs.pay_off import PayOff
 from gapless.graphs.quick_call import quick_call
 from gapless.graphs.refusal import (
     Refusal,
@@ -139,6 +140,8 @@ class CapturedStep:
         report: to write to; None: a new one.
         make_trial: returns what captures and proves; None: for graphs of the whole step.
         objection: says why no graph can take a batch; None: as for a whole step.
+        as_written: runs a call as written, given its arguments, where replays do not pay; None:
+            they are not compared.
 
     Attributes:
         step: the step itself.
@@ -166,6 +169,7 @@ class CapturedStep:
         report: CaptureReport | None = None,
         make_trial: Callable[[GraphCache, HostWatch], ModuleTrial] | None = None,
         objection: Callable[[Tree], Refusal | None] | None = None,
+        as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
         self.step = step
         self.report = CaptureReport(rates=rates) if report is None else report
@@ -216,6 +220,7 @@ class CapturedStep:
         # that is final.
         self._refused: dict[int, bool] = {}
         self._num_changes = 0
+        self._pay_off = None if as_written is None else self._compare_with(as_written)
 
     def run(self, tree: Tree) -> StepRun:
         """Train on a batch, by a graph if there is or can be one.
@@ -224,7 +229,11 @@ class CapturedStep:
         """
         kind = tree.key()
         graph = self._graphs.find(kind)
-        if graph is not None and graph.takes(tree):
+        if graph is not None and not graph.takes(tree):
+            graph = None
+        if self._pay_off is not None and self._pay_off.is_as_written(kind, graph):
+            return StepRun(self._run_as_written(self._pay_off, kind, tree), "eager", kind)
+        if graph is not None:
             self._try_first(graph, tree)
             return StepRun(self._replay(graph, tree), "replay", kind)
         self._try_none_first()
@@ -307,7 +316,10 @@ class CapturedStep:
         known = self._graphs.quick_calls
         if graph not in known:
             known[graph] = quick_call(tree, graph, launch=self._launch, report=self.report)
-        self.quick_call = known[graph]
+        found = known[graph]
+        self.quick_call = (
+            found if self._pay_off is None else self._pay_off.watched(tree, graph, found)
+        )
 
     def _try_none_first(self) -> None:
         self._newest = self.quick_call = None
@@ -453,6 +465,33 @@ class CapturedStep:
             # The first stays, to be compared with.
             self._kinds[key] = alive or kinds[:1]
 
+    # --- replays that do not pay ---
+
+    def _compare_with(
+        self, as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any]
+    ) -> PayOff:
+        def counted(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            self.report.num_eager += 1
+            return as_written(args, kwargs)
+
+        return PayOff(
+            self._device,
+            as_written=counted,
+            has_room=self._graphs.has_room,
+            give_up=self._give_up_replays,
+            settle=self._try_none_first,
+        )
+
+    def _run_as_written(self, pay_off: PayOff, kind: Hashable, tree: Tree) -> Any:
+        if pay_off.is_given_up(kind):
+            self._newest, self.quick_call = None, pay_off.quick_as_written(tree)
+        return pay_off.as_written(tree.value.args, tree.value.kwargs)
+
+    def _give_up_replays(self, kind: Hashable, refusal: Refusal) -> None:
+        self._graphs.drop(kind)
+        self._kinds.pop(kind, None)
+        self.report.refuse(refusal)
+
     # --- captures ---
 
     def _try(self, key: Hashable, kind: _Kind, tree: Tree) -> Any:
@@ -496,6 +535,8 @@ class CapturedStep:
             self.report.proved += 1
             if not verdict.repeats:
                 self.report.note = verdict.text
+            elif self._pay_off is not None:
+                self._pay_off.add(graph)
         kind.pending, kind.graph = None, graph
         self._graphs.add(key, graph)
         return True

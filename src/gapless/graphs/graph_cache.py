@@ -96,6 +96,13 @@ class GraphCache:
         del variants[MAX_VARIANTS:]
         self.quick_calls = {}
 
+    def drop(self, kind: Hashable) -> None:
+        """Let go of all graphs of a kind."""
+        self.quick_calls = {}
+        self._graphs.pop(kind, None)
+        if not self._graphs:
+            self.newest = None
+
     def drop_dead(self) -> None:
         """Let go of graphs that read memory which is not used any more."""
         self.quick_calls = {}
@@ -127,6 +134,10 @@ class GraphCache:
             or self._has_most_graphs(len(self) + num_waiting)
             or self._is_over_budget()
         )
+
+    def has_room(self) -> bool:
+        """Return whether as much memory as a capture took is left, as far as the budget goes."""
+        return self._is_over_budget() is None
 
     def note_memory(self, num_bytes: int) -> None:
         """Take in how much memory a capture took."""

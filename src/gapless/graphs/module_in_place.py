@@ -160,8 +160,7 @@ class ModuleInPlace:
         """
         if self._runs_as_written():
             self.report.num_eager += 1
-            with at_work():
-                return self._as_written(*args, **kwargs)
+            return self._plainly(args, kwargs)
         kind = self.kind_of_call()
         newest = self._newest.get(kind)
         quick_call = None if newest is None else newest.quick_call
@@ -204,7 +203,11 @@ class ModuleInPlace:
         step = self._evaluated.get(kind)
         if step is None:
             step = self._evaluated[kind] = self.settings.wrap(
-                self._as_written, self._side, work=work_of(self._as_written), report=self.report
+                self._as_written,
+                self._side,
+                work=work_of(self._as_written),
+                report=self.report,
+                as_written=self._plainly if self.settings.compares_replays else None,
             )
         return step
 
@@ -243,8 +246,13 @@ class ModuleInPlace:
                 make_trial=make_trial,
                 objection=self._objection,
                 on_side_stream=nullcontext,
+                as_written=self._plainly if self.settings.compares_replays else None,
             )
         return step
+
+    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        with at_work():
+            return self._as_written(*args, **kwargs)
 
     def _objection(self, tree: Tree) -> Refusal | None:
         """Return why no graph can take a call with gradients, None if one can."""

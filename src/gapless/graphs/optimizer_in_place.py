@@ -39,6 +39,7 @@ from gapless.graphs.update_rules import (
     weights_of,
 )
 from gapless.pipeline.call_tree import CallTrees
+from gapless.pipeline.step import Call
 
 
 if TYPE_CHECKING:
@@ -48,7 +49,6 @@ if TYPE_CHECKING:
 
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.capture_settings import CaptureSettings
-    from gapless.pipeline.step import Call
 
 
 _gradient_of = attrgetter("grad")
@@ -88,6 +88,7 @@ class OptimizerInPlace:
             work=self._work,
             may_cut=False,
             gradients_are_given=True,
+            as_written=self._plainly if settings.compares_replays else None,
         )
         self.report.rates = settings.rates
         self._is_never_captured = settings.forbid(self.report)
@@ -227,6 +228,11 @@ class OptimizerInPlace:
         return objection
 
     # --- the work of the captured step ---
+
+    def _plainly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._work(Call(args, kwargs))
+        for weight, gradient in zip(weights_of(self.target), args[0], strict=True):
+            weight.grad = gradient
 
     def _work(self, call: Call) -> None:
         """Update by the gradients of a call."""

@@ -58,6 +58,7 @@ RefusalKind: TypeAlias = Literal[
     "checkpoint",  # a part of a module runs again in the backward pass
     "compiled",  # a module runs compiled code
     "weights",  # a module has weights that no graph can take
+    "does_not_pay",  # replays take longer than calls as written
     "off",  # GAPLESS_CAPTURE=off
     "result",  # the step returns something that a replay cannot return
     "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run
@@ -87,6 +88,11 @@ class Refusal:
 
     def __str__(self) -> str:
         return self.text
+
+    @property
+    def is_for_the_user(self) -> bool:
+        """Whether it asks for something: a comparison of times may end otherwise in the next run."""
+        return self.kind != "does_not_pay"
 
     @property
     def reason(self) -> tuple[str, ...]:

@@ -1,0 +1,87 @@
+"""Decide whether replays pay, from times of calls that ran in both ways. Needs no device.
+
+A time is that from the start of a call to the start of the next: what lies between is a part of it,
+because a loop is as fast as all of it together. Replays stay unless it is shown that they are slower.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Literal
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# Longer times are left out: of an evaluation, a file that is written, an update after the last of
+# several micro-batches.
+_SHARE_OF_USUAL = 0.75
+
+# As written is a call only where replays are slower by this share.
+_LOSS_SHARE = 0.02
+
+# Windows of both ways, each of which has to show it. Where times vary so much that every third pair
+# shows it by chance, all of five do in one case of 243.
+NUM_PAIRS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class WindowTimes:
+    """Times of some calls that ran in one way, at least one, in milliseconds.
+
+    Attributes:
+        host_ms: from call to call, as the host went on.
+        device_ms: likewise, as the device did.
+    """
+
+    host_ms: Sequence[float]
+    device_ms: Sequence[float]
+
+    @property
+    def call_ms(self) -> float:
+        """What a call takes, if calls go on like this.
+
+        The larger of both: a host that runs ahead for a while leaves the device as much work as it
+        can do, and a device that still has work does not show how late the host is.
+        """
+        return max(_usual(self.host_ms), _usual(self.device_ms))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairTimes:
+    """What calls took in two windows, one after the other; milliseconds a call.
+
+    Attributes:
+        replayed_ms: in that of replays.
+        written_ms: in that of calls as written.
+    """
+
+    replayed_ms: float
+    written_ms: float
+
+    @property
+    def shows_a_loss(self) -> bool:
+        """Whether replays were slower, by enough to be given up."""
+        return self.replayed_ms > (1.0 + _LOSS_SHARE) * self.written_ms
+
+
+def judged(pairs: Sequence[PairTimes]) -> Literal["pays", "does_not_pay"] | None:
+    """Return what pairs of windows have shown, None if a further one is needed."""
+    if not all(pair.shows_a_loss for pair in pairs):
+        return "pays"
+    return "does_not_pay" if len(pairs) >= NUM_PAIRS else None
+
+
+def loss_text(pairs: Sequence[PairTimes]) -> str:
+    """Return what replays and calls as written took, in words; at least one pair."""
+    replayed_ms = median(pair.replayed_ms for pair in pairs)
+    written_ms = median(pair.written_ms for pair in pairs)
+    return f"{replayed_ms:.3f} ms with replays and {written_ms:.3f} ms as written"
+
+
+def _usual(times_ms: Sequence[float]) -> float:
+    shortest = sorted(times_ms)[: ceil(_SHARE_OF_USUAL * len(times_ms))]
+    return fmean(shortest)
