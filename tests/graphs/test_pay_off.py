@@ -1,0 +1,270 @@
+"""Replays are compared with calls as written, and given up where they take longer."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import nn
+
+import gapless
+from gapless.graphs import pay_off
+from gapless.graphs.proof import Verdict
+from gapless.records.pay_off import NUM_PAIRS
+from gapless.testing import SimulatedDevice
+
+
+_NUM_IN_WINDOW = 8
+
+# Calls after which all is decided: those before replays, and pairs with a call to read each.
+ENOUGH = 3 + pay_off.NUM_BEFORE + NUM_PAIRS * (2 * _NUM_IN_WINDOW + 2) + 10
+
+
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="asap") as device:
+        yield device
+
+
+def model_on(device):
+    torch.manual_seed(0)
+    return nn.Linear(4, 4).to(device.torch_device)
+
+
+def x_of(device, number=0, rows=3):
+    draw = torch.Generator().manual_seed(number)
+    return torch.randn(rows, 4, generator=draw).to(device.torch_device)
+
+
+class Loop:
+    """Calls of a model, and what they take of the host's or the device's time, in milliseconds."""
+
+    def __init__(self, device, model, *, host=(0.0, 0.0), on_device=(0.0, 0.0), **options):
+        self.model = gapless.capture(model, device=device, **options)
+        self._device, self._host, self._on_device = device, host, on_device
+        self.were_replays = []
+
+    @property
+    def report(self):
+        return gapless.capture_report(self.model)
+
+    def run(self, num, *, rows=3):
+        """Train so many times."""
+        for _ in range(num):
+            self.step(rows=rows)
+
+    def step(self, *, rows=3, written_ms=None):
+        """Train once; return whether it was a replay."""
+        before = self.report.num_replays
+        loss = self.model(x_of(self._device, len(self.were_replays), rows)).square().mean()
+        is_replay = self.report.num_replays > before
+        self._device.delay(self._device.current_stream(), self._on_device[is_replay])
+        timeline = self._device.timeline
+        timeline.pass_until(timeline.now_ms + self._host[is_replay], "loop")
+        loss.backward()
+        self.were_replays.append(is_replay)
+        return is_replay
+
+    @property
+    def num_written(self):
+        """Calls that ran as written after the first replay."""
+        return self.were_replays[3:].count(False)
+
+
+def test_replays_that_are_slower_on_the_device_are_given_up(device):
+    """The report says so in one line with both times, and is no warning."""
+    loop = Loop(device, model_on(device), on_device=(2.0, 3.0))
+
+    loop.run(ENOUGH)
+
+    (refusal,) = loop.report.refusals
+    assert not any(loop.were_replays[-10:])
+    assert refusal.kind == "does_not_pay"
+    assert "3.000 ms with replays and 2.000 ms as written" in str(loop.report)
+
+
+def test_replays_that_are_slower_on_the_host_are_given_up(device):
+    """What the host spends counts where the device waits for it."""
+    loop = Loop(device, model_on(device), host=(2.0, 3.0))
+
+    loop.run(ENOUGH)
+
+    assert not any(loop.were_replays[-10:])
+
+
+def test_a_device_that_works_off_replays_says_nothing_about_the_host(device):
+    """As written the host is late; a few such calls hide behind the replays that it ran ahead by."""
+    loop = Loop(device, model_on(device), host=(8.0, 0.1), on_device=(3.9, 4.0))
+
+    loop.run(ENOUGH)
+
+    assert all(loop.were_replays[-10:])
+    assert loop.report.refusals == []
+
+
+def test_one_pair_of_windows_is_enough_for_replays_that_pay(device):
+    """All further calls are replays, by the function that there would be without a comparison."""
+    loop = Loop(device, model_on(device), on_device=(3.0, 2.0))
+    loop.run(2 * ENOUGH)
+    captor = vars(loop.model)["_gapless_captor"]
+    (step,) = captor._trained.values()
+
+    assert loop.num_written == _NUM_IN_WINDOW
+    assert step.quick_call in step._graphs.quick_calls.values()
+
+
+def test_nothing_is_compared_in_a_short_loop(device):
+    """All its calls are replays, whatever they take."""
+    loop = Loop(device, model_on(device), on_device=(1.0, 9.0))
+
+    loop.run(3 + pay_off.NUM_BEFORE)
+
+    assert loop.num_written == 0
+
+
+def test_nothing_is_compared_where_ranks_could_decide_differently(device, monkeypatch):
+    """Every rank replays."""
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 2)
+    loop = Loop(device, model_on(device), on_device=(1.0, 9.0))
+
+    loop.run(ENOUGH)
+
+    assert loop.num_written == 0
+
+
+def test_a_process_group_of_one_rank_compares(device, monkeypatch):
+    """Nobody else decides."""
+    distributed = torch.distributed
+    monkeypatch.setattr(distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed, "get_world_size", lambda: 1)
+    loop = Loop(device, model_on(device), on_device=(1.0, 9.0))
+
+    loop.run(ENOUGH)
+
+    assert not any(loop.were_replays[-10:])
+
+
+@pytest.mark.parametrize("options", [{"replay": "always"}, {"rates": "tensor"}])
+def test_whoever_wants_replays_gets_them(device, options):
+    """With rates as tensors, calls as written would have other bits."""
+    loop = Loop(device, model_on(device), on_device=(1.0, 9.0), **options)
+
+    loop.run(ENOUGH)
+
+    assert loop.num_written == 0
+
+
+def test_graphs_that_differ_within_a_tolerance_are_not_compared(device, monkeypatch):
+    """Which way a call runs would show in its bits."""
+    monkeypatch.setattr(Verdict, "repeats", property(lambda verdict: False))
+    loop = Loop(device, model_on(device), on_device=(1.0, 9.0))
+
+    loop.run(ENOUGH)
+
+    assert loop.num_written == 0
+
+
+def test_one_object_is_compared_at_a_time(device):
+    """Calls as written of one do not lie between the calls of another that is compared."""
+    loops = [Loop(device, model_on(device), on_device=(1.0, 1.1)) for _ in range(2)]
+    both = 0
+    for _ in range(2 * ENOUGH):
+        ways = [loop.step() for loop in loops]
+        both += ways.count(False) == 2 and all(not loop.report.refusals for loop in loops)
+
+    assert both == 3  # before the first replays
+    assert [loop.report.refusal.kind for loop in loops] == ["does_not_pay"] * 2
+
+
+def test_an_object_that_is_let_go_in_the_middle_does_not_keep_others_waiting(device):
+    """Nor is it kept alive."""
+    first = Loop(device, model_on(device), on_device=(1.0, 1.1))
+    first.run(3 + pay_off.NUM_BEFORE + 12)
+    assert first.num_written
+    kept = weakref.ref(first.model)
+    del first
+    gc.collect()
+    second = Loop(device, model_on(device), on_device=(1.0, 1.1))
+
+    second.run(ENOUGH)
+
+    assert kept() is None
+    assert not any(second.were_replays[-10:])
+
+
+def test_an_object_that_is_not_called_any_more_gives_way(device, monkeypatch):
+    """After many calls of the one that waits."""
+    monkeypatch.setattr(pay_off, "_MOST_OTHERS", 40)
+    first = Loop(device, model_on(device), on_device=(1.0, 1.1))
+    first.run(3 + pay_off.NUM_BEFORE + 12)
+    second = Loop(device, model_on(device), on_device=(1.0, 1.1))
+
+    second.run(ENOUGH + 60)
+    first.run(2 * ENOUGH)
+
+    assert not any(second.were_replays[-10:])
+    assert not any(first.were_replays[-10:])
+
+
+def test_calls_of_another_kind_have_graphs_all_the_same(device):
+    """Replays are given up for the shapes for which they do not pay."""
+    loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
+    loop.run(ENOUGH)
+
+    loop.run(10, rows=5)
+
+    assert loop.were_replays[-10:] == [False] * 3 + [True] * 7
+
+
+def test_a_call_that_is_given_up_still_tells_evaluation_from_training(device):
+    """Calls without gradients are compared for themselves."""
+    loop = Loop(device, model_on(device), on_device=(1.0, 1.1))
+    loop.run(ENOUGH)
+    before = loop.report.num_replays
+
+    with torch.no_grad():
+        for _ in range(8):
+            out = loop.model(x_of(device))
+
+    assert loop.report.num_replays == before + 5
+    assert not out.requires_grad
+
+
+def test_memory_of_graphs_that_are_given_up_is_given_back(device):
+    """The loop then holds what it holds as written."""
+    model = model_on(device)
+    model.requires_grad_(requires_grad=True)
+    model(x_of(device)).square().mean().backward()
+    gc.collect()
+    before = device.reserved_memory_bytes()
+    loop = Loop(device, model, on_device=(1.0, 1.1))
+
+    loop.run(ENOUGH)
+
+    gc.collect()
+    assert device.reserved_memory_bytes() <= before
+
+
+def test_no_room_no_comparison(device):
+    """A call as written has activations of its own beside those of the graph."""
+    held = device.reserved_memory_bytes()
+    fraction = (held + 20_000) / device.total_memory_bytes()
+    loop = Loop(device, model_on(device), on_device=(1.0, 1.1), memory_fraction=fraction)
+    loop.run(10)
+    assert loop.were_replays[-1]
+    filled = torch.zeros(30_000, dtype=torch.uint8, device=device.torch_device)
+
+    loop.run(ENOUGH)
+
+    assert filled.numel()
+    assert loop.num_written == 0
+
+
+def test_an_unknown_word_is_an_error(device):
+    """It names both that are known."""
+    with pytest.raises(gapless.UserError, match="'if_faster' or 'always'"):
+        gapless.capture(model_on(device), device=device, replay="never")
