@@ -12,7 +12,7 @@ from torch import nn
 import gapless
 from gapless.graphs import pay_off
 from gapless.graphs.proof import Verdict
-from gapless.records.pay_off import NUM_PAIRS
+from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
 
 

@@ -4,7 +4,7 @@ A replay may take longer than the call as written: where the device is busy all 
 into and out of the graph come on top. Both give the same bits, so calls may run either way. After
 some replays of a graph, windows of a few calls each run in turn as replays and as written. An event
 at the start of each call tells the device's time, and the clock the host's. Both are read late,
-without a wait. `gapless.records.pay_off` says what follows from them.
+without a wait. `gapless.records.replay_times` says what follows from them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gapless.graphs.refusal import Refusal
 from gapless.pipeline.alike_tensors import comparison_with
 from gapless.pipeline.call_tree import form_of
 from gapless.pipeline.streams import EventPool
-from gapless.records.pay_off import PairTimes, WindowTimes, judged, loss_text
+from gapless.records.replay_times import PairTimes, WindowTimes, judged, loss_text
 
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from gapless.records.pay_off import NUM_PAIRS, PairTimes, WindowTimes, judged, loss_text
+from gapless.records.replay_times import NUM_PAIRS, PairTimes, WindowTimes, judged, loss_text
 
 
 TIMES = st.floats(min_value=1e-3, max_value=1e4)
