@@ -270,3 +270,23 @@ def test_an_unknown_word_is_an_error(device):
     """It names both that are known."""
     with pytest.raises(gapless.UserError, match="'if_faster' or 'always'"):
         gapless.capture(model_on(device), device=device, replay="never")
+
+
+def test_gradients_stay_where_an_optimizer_runs_as_written(device):
+    """In windows that are compared, and after replays were given up: the loop may accumulate."""
+    model = model_on(device)
+    optimizer = gapless.capture(torch.optim.SGD(model.parameters(), lr=0.1), device=device)
+    report, num_replays = gapless.capture_report(optimizer), []
+    model(x_of(device)).square().mean().backward()
+    gradients = [weight.grad for weight in model.parameters()]
+
+    for _ in range(ENOUGH):
+        optimizer.step()
+        num_replays.append(report.num_replays)
+        is_replay = len(num_replays) > 1 and num_replays[-1] > num_replays[-2]
+        device.delay(device.current_stream(), 3.0 if is_replay else 2.0)
+        model.bias.sum().item()
+
+        assert all(one.grad is its for one, its in zip(model.parameters(), gradients, strict=True))
+
+    assert report.refusal.kind == "does_not_pay"
