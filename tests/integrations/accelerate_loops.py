@@ -104,10 +104,10 @@ def unfused_adamw(place):
     return _trained(place, optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=0.01))
 
 
-def _scheduled(place, **settings):
+def _scheduled(place, make=plain_sgd, **settings):
     accelerator = make_accelerator(place, **settings)
     model = Net()
-    optimizer = plain_sgd(model, 0.1)
+    optimizer = make(model, 0.1)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
     model, optimizer, batches, schedule = prepared(
         place, accelerator, model, optimizer, loader(), schedule
@@ -116,12 +116,19 @@ def _scheduled(place, **settings):
     return [logged, told(place, accelerator, model, optimizer, schedule.get_last_lr())]
 
 
-@ac("a schedule is prepared as well")
+@ac("a schedule of a fused optimizer is prepared as well")
+def prepared_schedule_of_a_fused_optimizer(place):
+    return _scheduled(
+        place, lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr / 10, fused=True)
+    )
+
+
+@ac("a schedule is prepared as well", expect=replays("model"))
 def prepared_schedule(place):
     return _scheduled(place)
 
 
-@ac("a schedule is prepared, and batches are accumulated")
+@ac("a schedule is prepared, and batches are accumulated", expect=replays("model"))
 def prepared_schedule_and_accumulation(place):
     return _scheduled(place, gradient_accumulation_steps=2)
 

@@ -223,13 +223,31 @@ def num_calls_of(case, kind):
     return _num_calls[key]
 
 
+@dataclass(frozen=True)
+class Judgement:
+    """What was found of one case.
+
+    Attributes:
+        wrong: what is wrong with the product, in words; empty if it is right.
+        replayed: the smallest share of training calls that were replays, of all that was watched.
+    """
+
+    wrong: list[str]
+    replayed: float = 0.0
+
+
 def judge(case, kind, **settings):
     """Return what is wrong with the product in this case, in words; nothing if it is right."""
+    return judged(case, kind, **settings).wrong
+
+
+def judged(case, kind, **settings):
+    """Run the program as written and with the product, and compare."""
     place, expected = place_of(kind, is_plain=False, **settings), expected_of(case, kind)
     try:
         outcome = run(case, place)
     except IntegrationMissingError as error:
-        return [str(error)]
+        return Judgement([str(error)])
     wrong = [f"race: {race}" for race in outcome.races[:3]]
     differing = differences(expected.result, outcome.result)
     if differing:
@@ -243,7 +261,13 @@ def judge(case, kind, **settings):
     if kind != CPU:
         wrong += _VERDICTS[case.expect.name](case, kind, place, outcome)
     said = f"the reports say: {place.said()}; warned was: {outcome.warned}"
-    return wrong + [said] * bool(wrong)
+    return Judgement(wrong + [said] * bool(wrong), _smallest_share(case, kind, place))
+
+
+def _smallest_share(case, kind, place):
+    calls = num_calls_of(case, kind)
+    shares = [place.num_replays(name) / calls[name] for name in place.names() if calls[name]]
+    return min(shares, default=0.0)
 
 
 def _said_twice(outcome):

@@ -81,7 +81,7 @@ def two_optimizers(place):
 # ------------------------------------------------------------------------- hooks of the module
 
 
-@pl("override optimizer_step, with a warm-up of the rate")
+@pl("override optimizer_step, with a warm-up of the rate", expect=either("optimizer_step"))
 def own_optimizer_step(place):
     class Warm(Net):
         def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
@@ -162,14 +162,24 @@ def own_zero_grad(place):
     return fit(place, Own())
 
 
-@pl("the loss depends on the number of the step")
+@pl("the loss depends on the number of the step", expect=either("changed"))
 def loss_by_global_step(place):
     class ByStep(Net):
         def training_step(self, batch, batch_idx):
-            loss = super().training_step(batch, batch_idx)
+            loss = self.loss_of(batch)
+            self.log("loss", loss)
             return loss * (2.0 if self.global_step >= 9 else 1.0)
 
     return fit(place, ByStep(), max_epochs=4)
+
+
+@pl("an own training_step calls that of its class", expect=either("batch_idx"))
+def step_calls_that_of_its_class(place):
+    class Doubled(Net):
+        def training_step(self, batch, batch_idx):
+            return 2 * super().training_step(batch, batch_idx)
+
+    return fit(place, Doubled())
 
 
 @pl("the loss anneals with the number of the step", expect=EITHER)

@@ -129,8 +129,6 @@ def train_with(place, trainer, module, train=None, val=None, ckpt_path=None, *, 
     trainer.fit(module, train or loader(), val, ckpt_path=ckpt_path, weights_only=False)
     if captured:
         place.watch("model", module, by_calls=False)
-        for optimizer in trainer.optimizers:
-            place.watch("optimizer", optimizer)
     return told(place, trainer, module)
 
 

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from hazards.captured_harness import snapshot
 from integrations.frameworks import LIGHTNING
-from integrations.harness import EITHER, GPU, framework_case, replays
+from integrations.harness import EITHER, GPU, either, framework_case, replays
 from integrations.lightning_parts import Net, fit, loader, make_trainer, train_with
 
 
@@ -48,8 +48,18 @@ def logs_in_many_ways(place):
             self.log("both", loss, on_step=True, on_epoch=True, prog_bar=True)
             self.log("worst", loss, on_step=False, on_epoch=True, reduce_fx="max")
             self.log("sum", loss.detach() * 2, on_step=False, on_epoch=True, reduce_fx=torch.sum)
-            self.log("batch", float(batch_idx), batch_size=4)
+            self.log("constant", 0.25, batch_size=4)
             return loss
+
+    return fit(place, Logs(), log_every_n_steps=1)
+
+
+@pl("log the number of the batch", expect=either("batch_idx"))
+def logs_the_number_of_the_batch(place):
+    class Logs(Net):
+        def training_step(self, batch, batch_idx):
+            self.log("batch", float(batch_idx))
+            return super().training_step(batch, batch_idx)
 
     return fit(place, Logs(), log_every_n_steps=1)
 
@@ -68,7 +78,7 @@ def logs_a_dictionary(place):
     return fit(place, Logs())
 
 
-@pl("count with torchmetrics")
+@pl("count with torchmetrics", expect=either("metric"))
 def torchmetrics_are_logged(place):
     class Logs(Net):
         def __init__(self):
@@ -89,7 +99,7 @@ def torchmetrics_are_logged(place):
     return fit(place, Logs())
 
 
-@pl("skip a batch at times, by returning None")
+@pl("skip a batch at times, by returning None", expect=either("batch_idx"))
 def skips_batches(place):
     class Skips(Net):
         def training_step(self, batch, batch_idx):

@@ -53,6 +53,7 @@ class _Integrates:
         super().__init__(is_plain=is_plain, waits=False, **settings)
         self.calls, self._counts, self._options = Counter(), counts, options or {}
         self._called, self._alive, self._watched, self._hooks = Counter(), {}, {}, []
+        self._callbacks, self._of_callbacks = [], []
 
     def __enter__(self):
         entered = super().__enter__()
@@ -91,7 +92,9 @@ class _Integrates:
         """Return the callbacks that gapless needs in a trainer of Lightning."""
         if self.is_plain:
             return []
-        return [integration("lightning", "GaplessCallback")(device=self.device, **self._options)]
+        make = integration("lightning", "GaplessCallback")
+        self._callbacks.append(make(device=self.device, **self._options))
+        return self._callbacks[-1:]
 
     def capture_prepared(self, accelerator):
         """Capture what an accelerator has prepared."""
@@ -122,6 +125,7 @@ class _Integrates:
             by_calls: whether its calls are what trains; otherwise `counted` tells.
         """
         self._watched.setdefault(id(watched), (name, watched, []))
+        self._reports_of_callbacks()
         if self._counts:
             num_calls = self._called.pop(id(watched), 0)
             self.calls[name] += num_calls if by_calls else 0
@@ -138,7 +142,17 @@ class _Integrates:
             return []
         for key in self._watched:
             self._note(key)
-        return [(name, report) for name, _, known in self._watched.values() for report in known]
+        of_objects = [
+            (name, report) for name, _, known in self._watched.values() for report in known
+        ]
+        return of_objects + [("model", report) for report in self._reports_of_callbacks()]
+
+    def _reports_of_callbacks(self):
+        """Return the reports of whole steps, which a callback captures: one for each training."""
+        known = set(map(id, self._of_callbacks))
+        now = [one.report for one in self._callbacks if hasattr(one, "report")]
+        self._of_callbacks += [report for report in now if id(report) not in known]
+        return self._of_callbacks
 
     def reports(self):
         return [report for _, report in self.named_reports()]
@@ -148,7 +162,8 @@ class _Integrates:
 
     def num_replays(self, name):
         """Return how many calls under this name were replays; a module's parts count as one."""
-        return sum(
+        of_callbacks = self._reports_of_callbacks() if name == "model" else []
+        return sum(report.num_replays for report in of_callbacks) + sum(
             max((report.num_replays for report in known), default=0)
             for kind, _, known in self._watched.values()
             if kind == name

@@ -10,7 +10,7 @@ from integrations.frameworks import FRAMEWORKS, version_of
 from integrations.harness import judge, judge_the_program_itself
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.slow
 
 # On a CPU nothing is captured, so some of the cases are enough.
 _ONE_IN = 4
