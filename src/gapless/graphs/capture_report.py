@@ -80,6 +80,11 @@ class CaptureReport:
         """Whether something forbids to capture more, whatever the call."""
         return any(not refusal.is_of_call for refusal in self.refusals)
 
+    @property
+    def forbids_all_for_good(self) -> bool:
+        """Whether something forbids to capture more, whatever the call and whatever comes."""
+        return any(not one.is_of_call and one.is_final for one in self.refusals)
+
     def refuse(self, refusal: Refusal) -> None:
         """Add a reason, unless it is there already; it may be of all calls from now on."""
         for number, known in enumerate(self.refusals):

@@ -75,8 +75,9 @@ _MAX_NUMBER_CHANGES = 10
 # A number of an optimizer that changes after fewer steps is not captured again.
 _OFTEN = 50
 
-# A graph whose number changes after so many steps was never replayed.
-_AT_ONCE = 3
+# Where it cannot be read anew: beyond so many graphs, so many replays of each are too few to be
+# worth their captures.
+_TOO_FEW = ((3, 3), (10, 20))
 
 # Kinds of calls that are refused before no other is tried: if none was captured, and in any case.
 _MAX_REFUSED = 3
@@ -279,7 +280,8 @@ class CapturedStep:
     @property
     def is_refused(self) -> bool:
         """Whether calls were refused for good, and there are no graphs."""
-        return any(self._refused.values()) and not self.has_graphs
+        is_final = self.report.forbids_all_for_good or any(self._refused.values())
+        return is_final and not self.has_graphs
 
     def drop_graphs(self) -> None:
         """Let go of all graphs and their memory; kinds that had their warm-up need no other.
@@ -444,18 +446,25 @@ class CapturedStep:
             return
         self.report.note_change(failure.text)
         self._num_changes += 1
-        num_since = self.report.num_steps - kind.num_steps
-        is_soon = num_since < _OFTEN
-        if failure.optimizer is not None and is_soon and self._updates.may_cut:
+        if failure.optimizer is not None and self.report.num_steps - kind.num_steps < _OFTEN:
+            self._number_changes_often(failure)
+        if failure.is_memory:
+            self._drop_dead()
+        at_least = _MAX_CHANGES if failure.optimizer is None else _MAX_NUMBER_CHANGES
+        if self._num_changes > max(at_least, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
+            self.report.rest(_too_many_changes(failure, self._num_changes))
+
+    def _number_changes_often(self, failure: Failure) -> None:
+        assert failure.optimizer is not None
+        if self._updates.may_cut:
             # From here on its numbers are read anew in every step.
             self._updates.number_changed(failure.optimizer)
             self._num_changes -= 1
-        if failure.is_memory:
-            self._drop_dead()
-        is_rare = failure.optimizer is not None and num_since > _AT_ONCE
-        at_least = _MAX_NUMBER_CHANGES if is_rare else _MAX_CHANGES
-        if self._num_changes > max(at_least, self.report.num_steps / _MIN_STEPS_PER_CHANGE):
-            self.report.rest(_too_many_changes(failure, self._num_changes))
+            return
+        num_graphs, num_replays = self.report.num_graphs, self.report.num_replays
+        if any(num_graphs > many and num_replays < few * num_graphs for many, few in _TOO_FEW):
+            self.report.refuse(_rate_changes_often(failure))
+            self.drop_graphs()
 
     def _drop_dead(self) -> None:
         """Let go of graphs that read memory which is not used any more, and of what led to them."""
@@ -647,6 +656,15 @@ def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:
         f"{failure.text} (changes so far: {times}), and a graph keeps what it was captured with; "
         f"{failure.advice}",
         is_final=False,
+    )
+
+
+def _rate_changes_often(failure: Failure) -> Refusal:
+    return Refusal(
+        "too_many_changes",
+        f"{failure.text}, as it does every few steps, and a graph keeps what it was captured with: "
+        "updates run as written; capture the whole step, or give the optimizer's capture "
+        'rates="tensor", which rounds rates to float32',
     )
 
 

@@ -12,8 +12,11 @@ from math import inf
 import torch
 
 
-# Of these `min(x, inf)` has all bits of x, those of NaN included; half precision is converted.
+# Of these `min(x, inf)` has all bits of x, those of NaN included.
 _KEPT_BY_CLAMP = (torch.float32, torch.float64)
+
+# Of these neither that nor torch's copy of many tensors keeps the payload of a NaN, on a GPU.
+_HALF = (torch.float16, torch.bfloat16)
 
 
 class TensorCopies:
@@ -54,7 +57,7 @@ class TensorCopies:
         copied = {id(other): other.detach().clone() for other in self._others}
         for blocks in self._groups:
             targets = [block.new_memory() for block in blocks]
-            torch._foreach_copy_(targets, [block.source for block in blocks])
+            torch._foreach_copy_(*map(_bits_of, (targets, [block.source for block in blocks])))
             for block, target in zip(blocks, targets, strict=True):
                 block.give(target, copied)
         return [copied[id(tensor)] for tensor in self._tensors]
@@ -97,6 +100,13 @@ class _Block:
         for number, tensor in self._tensors:
             offset = tensor.storage_offset() + shift
             copied[number] = target.as_strided(tensor.size(), tensor.stride(), offset)
+
+
+def _bits_of(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors of one dtype as those that a copy of many keeps all bits of."""
+    if tensors[0].dtype not in _HALF:
+        return tensors
+    return [tensor.view(torch.int16) for tensor in tensors]
 
 
 def end_of(tensor: torch.Tensor) -> int:
