@@ -57,7 +57,8 @@ class TensorCopies:
         copied = {id(other): other.detach().clone() for other in self._others}
         for blocks in self._groups:
             targets = [block.new_memory() for block in blocks]
-            torch._foreach_copy_(*map(_bits_of, (targets, [block.source for block in blocks])))
+            sources = [block.source for block in blocks]
+            torch._foreach_copy_(_bits_of(targets), _bits_of(sources))
             for block, target in zip(blocks, targets, strict=True):
                 block.give(target, copied)
         return [copied[id(tensor)] for tensor in self._tensors]
