@@ -20,7 +20,7 @@ WORDS = {kind: words[1:-1] for words, kind, _ in ROWS if words.startswith("`")}
 EXAMPLES = recipes.examples_of(TEXT)
 
 # No row: nothing has to be edited, or no small example comes to it.
-WITHOUT_EXAMPLE = {"cpu", "off", "too_many_keys", "memory_budget", "does_not_pay"}
+WITHOUT_EXAMPLE = {"cpu", "off", "framework", "too_many_keys", "memory_budget", "does_not_pay"}
 
 # The simulated device has no derivatives in forward mode, no streams of torch's and no compiled code.
 ON_A_GPU_ALONE = {"forward_mode", "capture_failed", "compiled"}
@@ -57,7 +57,8 @@ def test_the_words_of_a_row_without_a_run_stand_in_the_source(kind):
     """The table quotes what a report says."""
     said = [
         node.value
-        for path in (SRC / "graphs").glob("*.py")
+        for room in ("graphs", "integrations")
+        for path in (SRC / room).glob("*.py")
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]

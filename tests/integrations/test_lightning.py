@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from gapless.errors import CaptureWarning
-from gapless.testing import SimulatedDevice
+from gapless.testing import SimulatedDevice, count_waits
 
 
 pytest.importorskip("lightning")
@@ -83,7 +83,7 @@ class Seen(L.Callback):
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
         metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
         outputs = {name: float(value) for name, value in outputs.items()}
-        self.seen.append((trainer.global_step, metrics, outputs))
+        self.seen.append((trainer.global_step, metrics, outputs, trainer.progress_bar_metrics))
 
 
 def batches(sizes, seed=0):
@@ -128,7 +128,8 @@ def fit(
         "keys": keys_in(checkpoint),
         "bits": [(tensor.dtype, tensor.double().tolist()) for tensor in bits],
         "shown": {name: float(value) for name, value in shown.items()},
-        "attributes": sorted(vars(module)),
+        "attributes": sorted(set(vars(module)) - {"_gapless_captor"}),
+        "parts": [sorted(vars(part)) for part in module.net],
     }, captured
 
 
@@ -320,21 +321,51 @@ class OptimizerStep(Net):
         optimizer.step(closure=optimizer_closure)
 
 
+class LogsHostTensor(Net):
+    def training_step(self, batch, batch_idx):
+        self.log("two", torch.tensor(2.0))
+        return super().training_step(batch, 0)
+
+
 class Lbfgs(Net):
     def configure_optimizers(self):
         return torch.optim.LBFGS(self.parameters(), lr=0.01, max_iter=2)
 
 
-AS_WRITTEN = {
+IN_PARTS = {
     "reads batch_idx": (ReadsIndex, {}),
     "self.number": (Counts, {}),
     "changes on the host": (CountsInHook, {}),
-    "it optimizes manually": (Manual, {}),
     "it overrides optimizer_step": (OptimizerStep, {}),
     "LBFGS.step()": (Lbfgs, {"max_epochs": 1}),
+    "not on the device": (LogsHostTensor, {}),
+}
+
+AS_WRITTEN = {
+    "it optimizes manually": (Manual, {}),
     "detect_anomaly": (Net, {"detect_anomaly": True}),
     "it is profiled": (Net, {"profiler": "simple"}),
 }
+
+
+def told_of(kind, options):
+    """Return the report of a fit, and what it warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = compare(kind, **options)
+    return report, [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
+
+
+@pytest.mark.parametrize("reason", IN_PARTS)
+def test_a_step_that_cannot_be_captured_as_a_whole_is_captured_in_parts(reason):
+    """Its module is replayed in place, the bits are Lightning's, a warning and the report say why."""
+    kind, options = IN_PARTS[reason]
+
+    report, told = told_of(kind, options)
+
+    assert report.num_replays > 0
+    assert [reason in text for text in told if "training_step" in text] == [True]
+    assert reason in str(report)
 
 
 @pytest.mark.parametrize("reason", AS_WRITTEN)
@@ -342,14 +373,68 @@ def test_what_cannot_be_captured_runs_as_written_and_is_named(reason):
     """Nothing is replayed, the bits are Lightning's, and one warning and the report say why."""
     kind, options = AS_WRITTEN[reason]
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        report = compare(kind, **options)
+    report, told = told_of(kind, options)
 
-    told = [str(one.message) for one in caught if issubclass(one.category, CaptureWarning)]
     assert report.num_replays == 0
     assert [reason in text for text in told] == [True]
     assert reason in str(report)
+
+
+class Wide(Net):
+    """Has batches too large to be copied without a wait by themselves."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Linear(5000, 3)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = F.cross_entropy(self.net(x), y)
+        self.log("loss", loss, prog_bar=True, on_step=True, on_epoch=True)
+        return loss
+
+
+class CountedWaits(L.Callback):
+    """Counts the waits of the second epoch."""
+
+    def __init__(self, device):
+        self.device = device
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            self.body = count_waits(self.device)
+            self.waits = self.body.__enter__()
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        if trainer.current_epoch == 1:
+            self.body.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("is_captured", [False, True])
+def test_steps_do_not_wait_for_the_progress_bar_or_for_batches(is_captured, capsys):
+    """What is logged is read at logging steps and at the end of an epoch, and batches are staged."""
+    device = SimulatedDevice(scheduler="asap")
+    counted = CountedWaits(device)
+    captured = [GaplessCallback(device=device, quiet=True)] if is_captured else []
+    with device:
+        data = [(torch.randn(4, 5000), torch.randint(0, 3, (4,))) for _ in range(40)]
+        trainer = L.Trainer(
+            accelerator="cpu",
+            strategy=SingleDeviceStrategy(device.torch_device),
+            logger=Noted(),
+            log_every_n_steps=20,
+            callbacks=[callbacks.TQDMProgressBar(), counted, *captured],
+            enable_model_summary=False,
+            enable_checkpointing=False,
+            max_epochs=2,
+        )
+        trainer.fit(Wide(), torch.utils.data.DataLoader(data, batch_size=None))
+    capsys.readouterr()
+
+    if is_captured:
+        assert counted.waits.count <= 8
+    else:
+        assert counted.waits.count >= 120
 
 
 def test_a_fit_resumes_from_a_checkpoint_as_lightning_alone_does(tmp_path):

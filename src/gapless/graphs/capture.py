@@ -81,6 +81,11 @@ class CapturedFunction:
             self._captured.report.refuse(COMPILED_AROUND)
         return self._captured.report
 
+    @property
+    def is_refused(self) -> bool:
+        """Whether calls were refused for good, and there are no graphs."""
+        return self._captured.is_refused
+
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         """Call the step, by a graph if there is or can be one; return what it returns.
 

@@ -22,6 +22,7 @@ from gapless.graphs.backward_settings import Settings
 from gapless.graphs.device_state import DeviceState
 from gapless.graphs.gradient_paths import GradientPaths, number_of_next_node, uses_of
 from gapless.graphs.module_graph import ModuleGraph, Passes
+from gapless.graphs.module_parts import named_parts, weights_within
 from gapless.graphs.module_refusals import (
     BACKWARD_WITHIN,
     CHANGES_INPUT,
@@ -183,17 +184,17 @@ class ModuleTrial:
 
     def _seen_of(self, tree: Tree) -> SeenCalls:
         # Other parameters may stand in the module for a while.
-        weights = [(id(one), one.requires_grad) for one in self._module.parameters()]
+        weights = [(id(one), one.requires_grad) for one in weights_within(self._module)]
         if len(self._seen) > _MOST_SEEN:
             self._seen.clear()
         return self._seen.setdefault((tree.key(), tuple(weights)), SeenCalls())
 
     def _gradients(self) -> list[tuple[int, int] | None]:
-        gradients = [weight.grad for weight in self._module.parameters()]
+        gradients = [weight.grad for weight in weights_within(self._module)]
         return [None if one is None else (id(one), one._version) for one in gradients]
 
     def _hooks_within(self) -> list[Refusal]:
-        for name, part in self._module.named_modules():
+        for name, part in named_parts(self._module):
             if part is not self._module and any(vars(part).get(table) for table in HOOK_TABLES):
                 return [hook_refused(f"{name} has a hook")]
         return []

@@ -59,6 +59,7 @@ RefusalKind: TypeAlias = Literal[
     "compiled",  # a module runs compiled code
     "weights",  # a module has weights that no graph can take
     "does_not_pay",  # replays take longer than calls as written
+    "framework",  # a framework's loop does what its integration does not capture
     "off",  # GAPLESS_CAPTURE=off
     "result",  # the step returns something that a replay cannot return
     "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run

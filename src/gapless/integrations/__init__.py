@@ -10,8 +10,11 @@ Each imports its framework, and nothing else here does so when it is imported. W
     attention_masks     whether a batch has padding, which models of transformers read from its mask
     batches             batches of Accelerate's loaders go to the device without a wait
     losses              the losses that a Trainer logs are filtered without a wait
+    lightning_fit       one fit of Lightning: where each of its steps runs
     lightning_logs      what a step of Lightning logs is noted, and logged after the step
+    lightning_parts     modules and optimizers in place, where a step is not captured as a whole
     lightning_report    what became of the steps of a fit
     lightning_rules     which fits and steps of Lightning can be captured
     lightning_step      a step of Lightning's automatic optimization as one function
+    lightning_waits     the progress bar's numbers and the batches of Lightning without a wait
 """

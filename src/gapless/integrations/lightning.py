@@ -13,30 +13,17 @@ loggers, checkpoints and validation, is Lightning's own.
 from __future__ import annotations
 
 import sys
-import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.find import find_device
-from gapless.errors import CaptureWarning
-from gapless.graphs.capture import capture
-from gapless.graphs.capture_settings import is_switched_off
+from gapless.graphs.capture_report import CaptureReport
 from gapless.integrations.announcement import announce
-from gapless.integrations.lightning_logs import LoggedCalls
-from gapless.integrations.lightning_report import LightningReport
-from gapless.integrations.lightning_rules import (
-    framework_of,
-    functions_of_hooks,
-    objection_to_fit,
-    objection_to_step,
-)
-from gapless.integrations.lightning_step import LightningStep, StepSettings
+from gapless.integrations.lightning_fit import LightningFit
 
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
-
     import torch
 
     from gapless.device.base import Device
@@ -50,8 +37,9 @@ _DOES = (
     "self.log in them: the same values at the same steps, made after each step",
 )
 _DOES_NOT = (
-    "manual optimization, several devices, and steps that read batch_idx, print, count or read values: "
-    "they run as written, and the report and a CaptureWarning say why",
+    "steps that read batch_idx, print, count or read values: their forward pass, backward pass and update "
+    "are graphs each, and a CaptureWarning says why",
+    "manual optimization, several devices, profilers: as written, and a CaptureWarning says why",
     "validation, testing, prediction, callbacks, loggers and checkpoints: they are Lightning's own",
 )
 
@@ -73,16 +61,16 @@ class GaplessCallback(_Callback):
 
     A step is `training_step`, `zero_grad`, the backward pass, clipping and the optimizer's step, with the
     hooks between them. It is captured as `gapless.capture` captures a step, with the same warm-up, guards
-    and proof. What it logs by `self.log` is logged after each step as Lightning would have.
+    and proof. What it logs by `self.log` is logged after each step as Lightning would have. A step that
+    cannot be captured as a whole runs as Lightning runs it, with the modules that it calls and its
+    optimizer captured in place.
 
-    Nothing of it is in checkpoints. Give it to one trainer.
+    `gapless.capture_report(module)` says what was captured, and what was not, and why.
+    Nothing of it is in checkpoints.
 
     Args:
         device: a device or its name; "auto": the one that the trainer trains on.
         quiet: do not print what is done and what is not.
-
-    Attributes:
-        report: what was captured in the last fit, and what was not, and why.
     """
 
     def __init__(
@@ -91,27 +79,25 @@ class GaplessCallback(_Callback):
         super().__init__()
         self._device = device
         self._quiet = quiet
-        self._fit: _Fit | None = None
-        self.report = LightningReport()
+        self._fit: LightningFit | None = None
+        self._report = CaptureReport()
+
+    @property
+    def report(self) -> CaptureReport:
+        """What was captured of the last module, what was not and why."""
+        return self._report if self._fit is None else self._fit.report
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the place of the loop's own step."""
         self._end()
-        self.report = LightningReport()
         device = trainer.strategy.root_device if self._device == "auto" else self._device
-        self._fit = _Fit(trainer, pl_module, find_device(device), self.report)
+        self._fit = LightningFit(trainer, pl_module, find_device(device))
         reason = self._fit.attach()
         if not self._quiet and trainer.is_global_zero:
+            self._quiet = True
             self._announce(reason)
 
-    def _announce(self, reason: str | None) -> None:
-        self._quiet = True
-        if reason is None:
-            announce("Lightning's Trainer", does=_DOES, does_not=_DOES_NOT)
-        else:
-            announce("Lightning's Trainer", does=(), does_not=(f"anything in this fit: {reason}",))
-
-    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the loop its own step back."""
         self._end()
 
@@ -119,132 +105,18 @@ class GaplessCallback(_Callback):
         """Give the loop its own step back."""
         self._end()
 
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Give the loop its own step back."""
+        self._end()
+
+    def _announce(self, reason: str | None) -> None:
+        if reason is None:
+            announce("Lightning's Trainer", does=_DOES, does_not=_DOES_NOT)
+        else:
+            announce("Lightning's Trainer", does=(), does_not=(f"anything in this fit: {reason}",))
+
     def _end(self) -> None:
         if self._fit is not None:
             self._fit.detach()
+            self._report = self._fit.report
             self._fit = None
-
-
-class _Fit:
-    """Does the steps of one fit.
-
-    Args:
-        trainer: that fits.
-        module: that it trains.
-        device: where it does.
-        report: to write to.
-    """
-
-    def __init__(self, trainer: Any, module: Any, device: Device, report: LightningReport) -> None:
-        self._trainer, self._module = trainer, module
-        self._device = device
-        self._report = report
-        self._loop = trainer.fit_loop.epoch_loop.automatic_optimization
-        self._framework = framework_of(trainer)
-        self._logs = LoggedCalls(module, self._framework.LightningModule.log)
-        # By what a step reads of its trainer; None where it runs as written.
-        self._steps: dict[Hashable, LightningStep | None] = {}
-
-    def attach(self) -> str | None:
-        """Let the loop's steps come here; return why not, if they do not."""
-        trainer = self._trainer
-        reason = reason_of_machine(self._device)
-        if reason is None:
-            reason = objection_to_fit(trainer, self._module, self._framework)
-            if reason is not None:
-                self._warn(reason)
-        if reason is None:
-            vars(self._loop)["run"] = self._run
-        else:
-            self._report.refuse(reason)
-        return reason
-
-    def detach(self) -> None:
-        """Let the loop's steps be its own."""
-        vars(self._loop).pop("run", None)
-
-    # --- steps ---
-
-    def _run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> dict[str, Any]:
-        """Do what `_AutomaticOptimization.run` does."""
-        loop = self._loop
-        # The callback of weight averaging says so, where it looks at batches without training on them.
-        step = None if loop._skip_backward else self._step_of(optimizer)
-        if step is None or step.is_refused:
-            self._report.num_as_written += 1
-            found: dict[str, Any] = type(loop).run(loop, optimizer, batch_idx, kwargs)
-            return found
-        accumulate = self._trainer.accumulate_grad_batches
-        return self._run_captured(
-            step,
-            kwargs,
-            is_first=batch_idx % accumulate == 0,
-            updates=not self._trainer.fit_loop._should_accumulate(),
-        )
-
-    def _run_captured(
-        self, step: LightningStep, kwargs: Any, *, is_first: bool, updates: bool
-    ) -> dict[str, Any]:
-        counts = self._loop.optim_progress.optimizer
-        batch, *rest = kwargs.values()
-        step.rest = rest
-        if updates:
-            counts.step.increment_ready()
-        with self._logs.noted():
-            loss, extra, numbers, values = step.captured(batch, is_first=is_first, updates=updates)
-        if is_first:
-            counts.zero_grad.increment_ready()
-            counts.zero_grad.increment_started()
-            counts.zero_grad.increment_completed()
-        self._logs.make(numbers, values)
-        if updates:
-            counts.step.increment_completed()
-        return {} if loss is None else {"loss": loss, **extra}
-
-    def _step_of(self, optimizer: Any) -> LightningStep | None:
-        """Return the step as the trainer has it now, None if it runs as written."""
-        trainer = self._trainer
-        callbacks = tuple(map(id, trainer.callbacks))
-        clip = trainer.gradient_clip_val, trainer.gradient_clip_algorithm
-        key = (trainer.accumulate_grad_batches, clip, id(optimizer), callbacks)
-        if key not in self._steps:
-            self._steps[key] = self._new_step(optimizer)
-        return self._steps[key]
-
-    def _new_step(self, optimizer: Any) -> LightningStep | None:
-        trainer = self._trainer
-        reason = objection_to_step(self._module, optimizer, self._framework)
-        if reason is not None:
-            self._warn(reason)
-            self._report.refuse(reason)
-            return None
-        settings = StepSettings(
-            result_of=self._loop.output_result_cls.from_training_step_output,
-            accumulate=trainer.accumulate_grad_batches,
-            clip_value=trainer.gradient_clip_val,
-            clip_algorithm=trainer.gradient_clip_algorithm,
-            hooks=functions_of_hooks(trainer, self._module, self._framework),
-        )
-        step = LightningStep(
-            self._module,
-            optimizer,
-            precision=trainer.precision_plugin,
-            settings=settings,
-            logs=self._logs,
-        )
-        step.captured = capture(step, device=self._device)
-        self._report.steps.append(step.captured.report)
-        return step
-
-    def _warn(self, reason: str) -> None:
-        text = f"{type(self._module).__name__} is trained as written: {reason}"
-        warnings.warn(CaptureWarning(text), stacklevel=2)
-
-
-def reason_of_machine(device: Device) -> str | None:
-    """Return why nothing is captured here, whatever the fit; None if something may be."""
-    if is_switched_off():
-        return "GAPLESS_CAPTURE=off in the environment"
-    if not device.is_accelerator:
-        return "a CPU runs its work itself, there is nothing to launch"
-    return None

@@ -1,59 +1,95 @@
-"""What became of the steps of a fit of Lightning."""
+"""What became of the steps of a fit of Lightning: one report for the module, one for its optimizer.
+
+`gapless.capture_report(module)` returns the module's, in the fit and after it.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from gapless.graphs.captor import captor_of, left_out, set_captor
+from gapless.graphs.capture_report import CaptureReport
 
 
 if TYPE_CHECKING:
-    from gapless.graphs.capture_report import CaptureReport
+    from collections.abc import Sequence
 
 
-@dataclass(kw_only=True)
-class LightningReport:
-    """What was captured in a fit, and what was not; as a text it is a few lines.
+class FitReports:
+    """Keeps what is known of the captures of a module or an optimizer in all its fits.
+
+    It stands where a captor stands that captures an object in place, and captures nothing itself.
+
+    Args:
+        target: the module or the optimizer.
 
     Attributes:
-        steps: a report for each way in which the trainer had its steps done, such as before and after it
-            accumulated other numbers of batches.
-        reasons: why steps ran as Lightning runs them.
-        num_as_written: steps that ran so.
+        target: as given.
+        settings: those of no captor: `gapless.capture` of the object takes its place.
+        parts: reports of whatever ran for it.
     """
 
-    steps: list[CaptureReport] = field(default_factory=list)
-    reasons: list[str] = field(default_factory=list)
-    num_as_written: int = 0
+    def __init__(self, target: Any) -> None:
+        self.target = target
+        self.settings: Any = None
+        self.parts: list[CaptureReport] = [CaptureReport()]
+
+    @classmethod
+    def of(cls, target: Any) -> FitReports:
+        """Return those of an object, made at its first fit.
+
+        An object that the user has captured in place has a report already, which stays there.
+        """
+        known: Any = captor_of(target)
+        if isinstance(known, cls):
+            return known
+        found = cls(target)
+        if known is None:
+            found.place()
+        return found
 
     @property
-    def num_graphs(self) -> int:
-        """Graphs captured."""
-        return sum(report.num_graphs for report in self.steps)
+    def own(self) -> CaptureReport:
+        """What no captured function has written: reasons of the trainer's, steps as written."""
+        return self.parts[0]
 
     @property
-    def num_replays(self) -> int:
-        """Steps that ran as a graph."""
-        return sum(report.num_replays for report in self.steps)
+    def report(self) -> CaptureReport:
+        """What is captured, and what is not."""
+        return merged(self.parts)
 
-    @property
-    def num_eager(self) -> int:
-        """Steps that ran as written."""
-        return self.num_as_written + sum(report.num_eager for report in self.steps)
+    def place(self) -> None:
+        """Stand in the object, for whoever asks for its report."""
+        set_captor(self.target, self)
 
-    @property
-    def refusals(self) -> list[str]:
-        """All that forbids to capture more."""
-        found = [refusal.text for report in self.steps for refusal in report.refusals]
-        return [*self.reasons, *found]
+    def attach(self) -> None:
+        """Do nothing: calls of the object go where they went."""
 
-    def refuse(self, reason: str) -> None:
-        """Add a reason, unless it is there already."""
-        if reason not in self.reasons:
-            self.reasons.append(reason)
+    def detach(self) -> None:
+        """Do nothing."""
 
-    def __str__(self) -> str:
-        """Return what ran as a graph and what ran as written, and why."""
-        lines = [f"as written: {reason}" for reason in self.reasons]
-        if self.num_as_written:
-            lines.append(f"{self.num_as_written} steps ran as Lightning runs them")
-        return "\n".join([*map(str, self.steps), *lines])
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Leave reports out of copies and files of the object."""
+        return left_out()
+
+
+_ADDED_UP = frozenset(
+    {"num_graphs", "num_replays", "num_eager", "seconds", "proved", "not_proved", "proof_seconds"}
+)
+
+
+def merged(reports: Sequence[CaptureReport]) -> CaptureReport:
+    """Return one report that says what some say."""
+    found = CaptureReport()
+    for field in fields(CaptureReport):
+        if field.name in _ADDED_UP:
+            total = sum(getattr(report, field.name) for report in reports)
+            setattr(found, field.name, total)
+    for report in reports:
+        for refusal in report.refusals:
+            found.refuse(refusal)
+        for change in report.changes:
+            found.note_change(change)
+        found.note = report.note or found.note
+    return found

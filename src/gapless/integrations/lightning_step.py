@@ -16,6 +16,7 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gapless.graphs.capture_report import CaptureReport
     from gapless.integrations.lightning_logs import LoggedCalls
 
 
@@ -47,6 +48,7 @@ class LightningStep:
         precision: the plugin of the trainer.
         settings: of the trainer.
         logs: notes what the step logs.
+        updates: where updates are counted.
 
     Attributes:
         rest: arguments of `training_step` after its batch, which do not matter.
@@ -61,24 +63,42 @@ class LightningStep:
         precision: Any,
         settings: StepSettings,
         logs: LoggedCalls,
+        updates: CaptureReport,
     ) -> None:
         self._module = module
         self._optimizer = optimizer
         self._precision = precision
         self._settings = settings
         self._logs = logs
+        self._updates = updates
         self._scaler = getattr(precision, "scaler", None)
         self.rest: Sequence[Any] = ()
         self.captured: Any = None
+        self._is_given_up = False
         # What is named in warnings.
         self.__qualname__ = f"{type(module).__name__}.training_step"
 
-    @property
-    def is_refused(self) -> bool:
-        """Whether it will never be captured."""
+    def is_given_up(self) -> bool:
+        """Return whether it is not to be captured as a whole any more; its graphs are gone then.
+
+        Sync: Does not block the host.
+        """
         report = self.captured.report
-        is_final = any(refusal.is_final for refusal in report.refusals)
-        return is_final and report.forbids_all and not report.num_replays
+        if not self._is_given_up and report.refusals:
+            is_too_rare = report.forbids_all and 2 * report.num_replays < report.num_steps
+            self._is_given_up = is_too_rare or self.captured.is_refused
+            if self._is_given_up:
+                reasons = list(report.refusals)
+                self.captured.clear()
+                report.refusals[:] = reasons
+        return self._is_given_up
+
+    def count_update(self, *, is_replay: bool) -> None:
+        """Count an update in the report of the optimizer."""
+        if is_replay:
+            self._updates.num_replays += 1
+        else:
+            self._updates.num_eager += 1
 
     def __call__(self, batch: Any, *, is_first: bool, updates: bool) -> Any:
         """Do the step.
