@@ -116,7 +116,7 @@ def _scheduled(place, make=plain_sgd, **settings):
     return [logged, told(place, accelerator, model, optimizer, schedule.get_last_lr())]
 
 
-@ac("a schedule of a fused optimizer is prepared as well")
+@ac("a schedule of a fused optimizer is prepared as well", expect=replays("model"))
 def prepared_schedule_of_a_fused_optimizer(place):
     return _scheduled(
         place, lambda model, lr: torch.optim.AdamW(model.parameters(), lr=lr / 10, fused=True)

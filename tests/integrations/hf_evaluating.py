@@ -173,7 +173,7 @@ def _translates(place, model, **options):
         predict_with_generate=True,
         generation_max_length=9,
         eval_strategy="steps",
-        eval_steps=10,
+        eval_steps=8,
         **options,
     )
     found = train(place, trainer)

@@ -219,7 +219,9 @@ class Stops(TrainerCallback):
 @hf("a callback reads the log after each step, and stops the training")
 def callback_stops(place):
     callback = Stops()
-    found = train(place, make_trainer(place, callbacks=[callback], logging_steps=3))
+    found = train(
+        place, make_trainer(place, callbacks=[callback], logging_steps=3, num_train_epochs=3)
+    )
     return [found, callback.seen]
 
 
@@ -245,7 +247,7 @@ def callback_changes_rates(place):
                 group["lr"] *= 0.5
                 group["weight_decay"] = 0.3
 
-    return _with_callback(place, act, lr_scheduler_type="constant", logging_steps=1)
+    return _with_callback(place, act, num_train_epochs=3, logging_steps=1)
 
 
 @hf("a callback freezes a layer at a step")
@@ -407,7 +409,7 @@ def interrupted_and_started_anew(place):
             raise RuntimeError("enough")
 
     done = []
-    trainer = make_trainer(place, callbacks=[OnSteps(act)])
+    trainer = make_trainer(place, callbacks=[OnSteps(act)], num_train_epochs=3)
     try:
         trainer.train()
     except RuntimeError as error:

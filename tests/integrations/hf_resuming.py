@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from hazards.captured_harness import snapshot
 from integrations.frameworks import TRANSFORMERS
-from integrations.harness import framework_case
+from integrations.harness import framework_case, replays
 from integrations.hf_parts import (
     Regression,
     bert,
@@ -29,6 +29,7 @@ def hf(sentence, **options):
 
 
 _SAVES = {"save_strategy": "steps", "save_steps": 10, "num_train_epochs": 3}
+_DECAYS = {**_SAVES, "lr_scheduler_type": "cosine", "warmup_steps": 3}
 
 
 def saved(place, number):
@@ -65,6 +66,13 @@ def resumes(place):
     trainer = make_trainer(place, **_SAVES)
     second = train(place, trainer, resume_from_checkpoint=checkpoint(place))
     return [first, second]
+
+
+@hf("resume in the middle of a schedule", expect=replays("model"))
+def resumes_in_a_schedule(place):
+    first = train(place, make_trainer(place, **_DECAYS))
+    trainer = make_trainer(place, **_DECAYS)
+    return [first, train(place, trainer, resume_from_checkpoint=checkpoint(place))]
 
 
 @hf("resume from the last checkpoint that is found")

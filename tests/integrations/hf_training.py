@@ -29,6 +29,12 @@ def sentences_of_one_length(place):
     return train(place, make_trainer(place))
 
 
+@hf("classify sentences, with all of the library's own settings", expect=replays("model"))
+def settings_of_the_library(place):
+    own = {"lr_scheduler_type": "linear", "learning_rate": 5e-5, "num_train_epochs": 3}
+    return train(place, make_trainer(place, **own))
+
+
 @hf("classify sentences of some lengths, padded to the longest of the batch")
 def padded_to_the_longest(place):
     rows = sentences(48, shortest=6, longest=8)
@@ -120,21 +126,22 @@ def loss_branches_at_a_step(place):
     return train(place, trainer)
 
 
-@hf("warm up and decay linearly")
+@hf("warm up and decay linearly", expect=replays("model"))
 def linear_schedule(place):
     return train(
         place, make_trainer(place, lr_scheduler_type="linear", warmup_steps=5, logging_steps=1)
     )
 
 
-@hf("decay by a cosine")
+@hf("decay by a cosine", expect=replays("model"))
 def cosine_schedule(place):
     return train(place, make_trainer(place, lr_scheduler_type="cosine", warmup_steps=3))
 
 
-@hf("a constant rate")
-def constant_rate(place):
-    return train(place, make_trainer(place, lr_scheduler_type="constant"))
+@hf("a constant rate after a warm-up", expect=replays("model"))
+def constant_rate_after_a_warm_up(place):
+    settings = {"lr_scheduler_type": "constant_with_warmup", "warmup_steps": 4}
+    return train(place, make_trainer(place, num_train_epochs=3, **settings))
 
 
 @hf("lower the rate where the evaluation stands still")
@@ -146,7 +153,8 @@ def rate_on_plateau(place):
         lr_scheduler_type="reduce_lr_on_plateau",
         lr_scheduler_kwargs={"patience": 0, "factor": 0.5},
         eval_strategy="steps",
-        eval_steps=4,
+        eval_steps=8,
+        num_train_epochs=4,
         metric_for_best_model="eval_loss",
         logging_steps=1,
     )
@@ -173,7 +181,7 @@ def neftune(place):
     return train(place, make_trainer(place, gpt2(), rows=texts(), neftune_noise_alpha=5.0))
 
 
-@hf("recompute activations in the backward pass", expect=either("checkpoint"))
+@hf("recompute activations in the backward pass", expect=either("checkpoint|hook"))
 def recomputes_activations(place):
     return train(
         place,
