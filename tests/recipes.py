@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
+import importlib.util
 import io
 import os
 import re
@@ -40,6 +42,9 @@ SIMULATED = "cpu:1"
 # A recipe whose edit changes the last digits: the script before it, with the edit alone.
 OPTIONS_BEFORE = {"lengths": ("--pad-to", "8")}
 
+# What a recipe needs beside torch.
+FRAMEWORKS = {"accelerate": ("accelerate",), "hugging_face": ("transformers", "accelerate")}
+
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 _TAKE_DEVICES = (gapless.capture, gapless.prefetch, gapless.DeferredLoss)
@@ -70,6 +75,8 @@ class Run:
 
 def _report_of(value: Any) -> CaptureReport | None:
     """Return the report of a captured step, or of what is captured where it stands; else None."""
+    while isinstance(value, torch.optim.Optimizer) and "optimizer" in vars(value):
+        value = value.optimizer  # of a framework, around torch's
     captor = None if isinstance(value, type) else captor_of(value)
     report = getattr(value if captor is None else captor, "report", None)
     return report if isinstance(report, CaptureReport) else None
@@ -78,6 +85,7 @@ def _report_of(value: Any) -> CaptureReport | None:
 def run(script: Path, *options: str) -> Run:
     """Run a script in this process; return what it did."""
     printed, names = io.StringIO(), {"__name__": "__main__"}
+    _forget_the_device_of_accelerate()
     code = compile(script.read_text(encoding="utf-8"), str(script), "exec")
     with (
         mock.patch.object(sys, "argv", [str(script), *options]),
@@ -89,6 +97,18 @@ def run(script: Path, *options: str) -> Run:
     ):
         exec(code, names)
     return Run(printed.getvalue().splitlines(), names)
+
+
+def is_installed(name: str) -> bool:
+    """Return whether a recipe's frameworks can be imported."""
+    return all(importlib.util.find_spec(each) for each in FRAMEWORKS.get(name, ()))
+
+
+def _forget_the_device_of_accelerate() -> None:
+    if "accelerate" in sys.modules:
+        state = sys.modules["accelerate.state"]
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
 
 
 def run_recipe(name: str, kind: str, device: str) -> Run:
@@ -115,7 +135,28 @@ def simulated():
         for module in {sys.modules[public.__module__] for public in _TAKE_DEVICES}:
             patches.enter_context(mock.patch.object(module, "find_device", return_value=device))
         patches.enter_context(mock.patch.object(torch, "compile", lambda model: model))
+        patches.enter_context(_frameworks_on(device))
         yield device
+
+
+@contextlib.contextmanager
+def _frameworks_on(device: testing.SimulatedDevice):
+    """Let frameworks that are installed train on a simulated device."""
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(mock.patch.dict(os.environ, ACCELERATE_TORCH_DEVICE=SIMULATED))
+        for name in ("accelerate", "transformers"):
+            if importlib.util.find_spec(name):
+                module = importlib.import_module(f"gapless.integrations.{name}")
+                patches.enter_context(
+                    mock.patch.object(module, "find_device", return_value=device)
+                )
+        if importlib.util.find_spec("transformers"):
+            arguments = importlib.import_module("transformers").TrainingArguments
+            set_up = vars(arguments)["_setup_devices"].func
+            there = functools.cached_property(lambda self: (set_up(self), device.torch_device)[1])
+            there.__set_name__(arguments, "_setup_devices")
+            patches.enter_context(mock.patch.object(arguments, "_setup_devices", there))
+        yield
 
 
 def changed_bits(before: Run, after: Run) -> list[Any]:
@@ -217,5 +258,5 @@ def _write(name: str) -> None:
 
 
 if __name__ == "__main__":
-    for each in NAMES:
+    for each in filter(is_installed, NAMES):
         _write(each)

@@ -12,14 +12,20 @@ import recipes
 
 
 # Torch's compiler takes its time.
-SLOW = {"compiled": pytest.mark.slow}
+SLOW = {"compiled": [pytest.mark.slow]}
 
-every_recipe = pytest.mark.parametrize("name", recipes.NAMES)
+every_page = pytest.mark.parametrize("name", recipes.NAMES)
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=SLOW.get(name, ())) for name in recipes.NAMES]
-)
+def recipe(name, *marks):
+    absent = pytest.mark.skipif(not recipes.is_installed(name), reason="its framework is absent")
+    return pytest.param(name, marks=[absent, *marks])
+
+
+every_recipe = pytest.mark.parametrize("name", list(map(recipe, recipes.NAMES)))
+
+
+@pytest.mark.parametrize("name", [recipe(name, *SLOW.get(name, ())) for name in recipes.NAMES])
 def test_both_scripts_compute_the_same_on_a_cpu(name):
     """Every printed digit and every bit of every weight is the same; only the report is more."""
     with torch._inductor.config.patch(compile_threads=1):
@@ -63,7 +69,7 @@ def test_the_page_shows_how_the_scripts_differ_and_what_the_report_says(name):
     assert recipes.blocks(page(name))[:2] == [("diff", recipes.difference(name)), ("", report)]
 
 
-@every_recipe
+@every_page
 def test_the_page_links_both_scripts(name):
     """A reader finds the whole scripts."""
     links = re.findall(r"\]\(../../examples/recipes/(\w+)\.py\)", page(name))

@@ -68,10 +68,11 @@ def release(target: _T) -> _T:
     Sync: Does not block the host.
     """
     _check(target)
-    captor = captor_of(target)
+    inner = _within(target)
+    captor = captor_of(inner)
     if captor is not None:
         captor.detach()
-        set_captor(target, None)
+        set_captor(inner, None)
     return target
 
 
@@ -86,7 +87,7 @@ def capture_report(target: object) -> CaptureReport:
     Sync: Does not block the host.
     """
     _check(target)
-    captor = captor_of(target)
+    captor = captor_of(_within(target))
     if captor is None:
         kind = type(target).__qualname__
         raise UserError(
@@ -94,6 +95,13 @@ def capture_report(target: object) -> CaptureReport:
             "gapless.capture first"
         )
     return captor.report
+
+
+def _within(target: Any) -> Any:
+    """Return the optimizer within an optimizer that is not captured itself, such as Accelerate's."""
+    while captor_of(target) is None and isinstance(vars(target).get("optimizer"), Optimizer):
+        target = vars(target)["optimizer"]
+    return target
 
 
 def _check(target: object) -> None:

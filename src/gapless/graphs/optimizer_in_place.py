@@ -68,6 +68,8 @@ class OptimizerInPlace:
         target: the optimizer.
         settings: as given.
         is_traced: whether torch.compile has compiled a step of it.
+        tries_new_rates: whether an update is captured whose learning rate is another than that of
+            the update before; if not, it runs as written, and nobody is warned.
     """
 
     def __init__(self, optimizer: Optimizer, settings: CaptureSettings) -> None:
@@ -81,6 +83,8 @@ class OptimizerInPlace:
         self._as_written: Callable[..., Any] = optimizer.step
         self._is_running = False
         self.is_traced = False
+        self.tries_new_rates = True
+        self._rates: list[Any] | None = None
         self._code = _code_of_user(optimizer)
         self._captured = settings.wrap(
             optimizer.step if self._code is None else self._code,
@@ -143,6 +147,10 @@ class OptimizerInPlace:
         if self._is_never_captured or is_at_work():
             self.report.num_eager += 1
             return as_written(*args, **kwargs)
+        if not self.tries_new_rates and self._has_new_rates():
+            self.report.num_eager += 1
+            self.report.refuse(Refusal("update", f"{self._name}() {_NEW_RATE}", is_of_call=True))
+            return as_written(*args, **kwargs)
         objection = self._objection_to_call(args, kwargs)
         if objection is not None or self._captured.is_refused:
             return self._run_as_written(objection, args, kwargs)
@@ -153,6 +161,13 @@ class OptimizerInPlace:
             loss = closure()
         self._update()
         return loss
+
+    def _has_new_rates(self) -> bool:
+        """Return whether rates are others than in the call before; those on the device are not."""
+        rates = [group.get("lr") for group in self.target.param_groups]
+        rates = [rate for rate in rates if not isinstance(rate, torch.Tensor)]
+        before, self._rates = self._rates, rates
+        return before is not None and before != rates
 
     def _objection_to_call(self, args: Any, kwargs: Any) -> str | None:
         """Return why no graph can take a call, None if one can."""
@@ -253,6 +268,12 @@ class OptimizerInPlace:
             for gradient in gradients:
                 if gradient is not None:
                     torch.autograd.graph.increment_version(gradient)
+
+
+_NEW_RATE = (
+    "has another learning rate than in the step before, and a graph keeps the one that it was "
+    "captured with: such steps run as written"
+)
 
 
 @contextmanager

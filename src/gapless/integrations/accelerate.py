@@ -21,24 +21,27 @@ import gapless
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning
 from gapless.graphs.captor import captor_of
+from gapless.graphs.module_refusals import CHECKPOINT
 from gapless.integrations.announcement import announce
 from gapless.integrations.attention_masks import answer_before_calls, whether_full
 from gapless.integrations.batches import move_without_waits
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from accelerate import Accelerator
 
     from gapless.device.base import Device
 
 
-DOES = (
+_DOES = (
     "forward and backward passes of each prepared model are CUDA graphs, one for each shape",
     "updates by SGD, and by Adam, AdamW or Adagrad with fused=True, are CUDA graphs",
     "batches go to the device without a wait",
 )
-DOES_NOT = (
+_DOES_NOT = (
     "the loss outside of the model, clipping, schedulers, metrics and all else run as written",
     "updates whose learning rate is another in each step run as written",
     "what is not captured runs as written; gapless.capture_report(model) says why",
@@ -63,9 +66,9 @@ def capture_prepared(
     Sync: Does not block the host.
     """
     found = find_device(device)
-    if not quiet and accelerator.is_main_process:
-        announce("Accelerate", does=DOES, does_not=DOES_NOT)
     objection = objection_to(accelerator)
+    if not quiet and accelerator.is_main_process:
+        tell("Accelerate", objection, found, does=_DOES, does_not=_DOES_NOT)
     if objection is not None:
         warnings.warn(CaptureWarning(f"nothing is captured: {objection}"), stacklevel=2)
         return
@@ -74,6 +77,26 @@ def capture_prepared(
         capture_model(model, found)
     for optimizer in accelerator._optimizers:
         capture_optimizer(optimizer, found)
+
+
+def tell(
+    name: str,
+    objection: str | None,
+    device: Device,
+    *,
+    does: Sequence[str],
+    does_not: Sequence[str],
+) -> None:
+    """Write to stderr what an integration does and what it does not, or why it does nothing.
+
+    Sync: Does not block the host.
+    """
+    if objection is None and not device.is_accelerator:
+        objection = "a CPU runs its work itself, there is nothing to launch"
+    if objection is None:
+        announce(name, does=does, does_not=does_not)
+    else:
+        announce(name, does=(), does_not=(f"anything: {objection}",))
 
 
 def objection_to(accelerator: Accelerator) -> str | None:
@@ -98,6 +121,8 @@ def capture_model(model: torch.nn.Module, device: Device) -> None:
     gapless.capture(model, device=device)
     captor: Any = captor_of(model)
     captor.kind_of_call = whether_full
+    if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):
+        captor.report.refuse(CHECKPOINT)
 
 
 def capture_optimizer(prepared: torch.optim.Optimizer, device: Device) -> None:
@@ -111,6 +136,9 @@ def capture_optimizer(prepared: torch.optim.Optimizer, device: Device) -> None:
         around.append(inner)
         inner = inner.optimizer
     gapless.capture(inner, device=device)
+    captor: Any = captor_of(inner)
+    # Most schedules of these loops have another rate for each step.
+    captor.tries_new_rates = False
     for one in around:
         if one.scaler is not None:
             # It puts back the `step` that it found when it was made.

@@ -20,6 +20,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.step_call import is_at_work
+from gapless.integrations.packed_positions import looking_once, note_positions
+from gapless.pipeline.containers import take_apart
 
 
 if TYPE_CHECKING:
@@ -31,6 +33,7 @@ _NOTE = "_gapless_is_full"
 
 # Functions that ask whether a mask may be left out, and where they get the lengths of a call.
 _ASKING = ("_ignore_causal_mask_sdpa", "_ignore_bidirectional_mask_sdpa")
+_FINDING = "find_packed_sequence_indices"
 
 # Of the call of now: whether its masks are full, and their shape; None where nothing is known.
 _known: tuple[bool, tuple[int, ...]] | None = None
@@ -49,6 +52,7 @@ def answer_before_calls(model: torch.nn.Module) -> None:
     ):
         return
     _answer_in_transformers()
+    _take_caches_apart()
     if _note_masks not in model._forward_pre_hooks.values():
         model.register_forward_pre_hook(_note_masks, with_kwargs=True)
         model.register_forward_hook(_forget_masks, always_call=True)
@@ -96,6 +100,7 @@ def _note_masks(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     global _known
     _known = None
     named = dict(zip(_names(type(model).forward), args, strict=False)) | kwargs
+    note_positions(type(model) if named.get("position_ids") is None else None)
     masks = [mask for _, mask in _masks(named) if mask.dim() == 2]
     if masks and len({mask.shape for mask in masks}) == 1:
         answers = set(map(_is_full, masks))
@@ -106,6 +111,7 @@ def _note_masks(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
 def _forget_masks(*_: Any) -> None:
     global _known
     _known = None
+    note_positions(None)
 
 
 @cache
@@ -132,6 +138,9 @@ def _answer_in_transformers() -> None:
     for name in _ASKING:
         if hasattr(masking_utils, name):
             setattr(masking_utils, name, _answered(getattr(masking_utils, name)))
+    if hasattr(masking_utils, _FINDING):
+        find = getattr(masking_utils, _FINDING)
+        setattr(masking_utils, _FINDING, looking_once(find))
     captures: Any = import_utils.is_cuda_stream_capturing
 
     @wraps(captures)
@@ -139,6 +148,18 @@ def _answer_in_transformers() -> None:
         return not is_at_work() and bool(captures())
 
     import_utils.is_cuda_stream_capturing = is_cuda_stream_capturing
+
+
+@cache
+def _take_caches_apart() -> None:
+    """Let models return their keys and values for a next token, as some do in training, too."""
+    from transformers import cache_utils
+
+    for kind in vars(cache_utils).values():
+        if isinstance(kind, type) and issubclass(
+            kind, (cache_utils.Cache, cache_utils.CacheLayerMixin)
+        ):
+            take_apart(kind)
 
 
 def _answered(ask: Callable[..., bool]) -> Callable[..., bool]:

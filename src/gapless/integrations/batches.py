@@ -1,8 +1,9 @@
 """Batches of an Accelerator's loaders that go to the device without a wait.
 
 `send_to_device` of Accelerate copies each tensor and waits until the device has done all that was
-asked of it before. Here small tensors are copied in order of the current stream, and nobody waits;
-they are cloned before, so that the loader may fill its memory again. Others go as before.
+asked of it before. Here tensors are copied in the order of the current stream, and nobody waits.
+They are cloned before, so that the loader may fill its memory again. To clone very large ones would
+take the host longer than the wait; they go as before.
 """
 
 from __future__ import annotations
@@ -58,8 +59,8 @@ def _replace_in_accelerate() -> None:
 def _known(device: Any) -> Device | None:
     target = torch.device(device)
     for one in reversed(_devices):
-        here = one.torch_device
-        if here.type == target.type and target.index in (None, here.index):
+        is_current = target.index is None and target.type != "cpu"
+        if target == one.torch_device or (is_current and target.type == one.torch_device.type):
             return one
     return None
 
@@ -90,7 +91,10 @@ def _moved_tensor(tensor: torch.Tensor, device: Device) -> torch.Tensor:
         or tensor.requires_grad
         or not device.needs_copy(tensor)
         or tensor.device.type != "cpu"
-        or tensor.nbytes > device.max_direct_copy_bytes
+        or tensor.nbytes > max(device.max_direct_copy_bytes, device.max_queued_copy_bytes)
     ):
         return tensor
-    return tensor.clone().to(device.torch_device, non_blocking=True)
+    is_small = tensor.nbytes <= device.max_direct_copy_bytes
+    # Torch's allocator keeps page-locked memory until the copies that read it are done.
+    copy = tensor.clone() if is_small else device.pinned_like(tensor).copy_(tensor)
+    return copy.to(device.torch_device, non_blocking=True)

@@ -14,14 +14,13 @@ import warnings
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transformers import Trainer, TrainerCallback
+from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 import gapless
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning, UserError
 from gapless.graphs.step_call import at_work
 from gapless.integrations import accelerate
-from gapless.integrations.announcement import announce
 from gapless.integrations.batches import move_without_waits
 from gapless.integrations.losses import FilteredLoss
 
@@ -76,9 +75,11 @@ def capture_trainer(
         )
     if any(isinstance(one, CaptureInTraining) for one in trainer.callback_handler.callbacks):
         return trainer
+    found = find_device(device)
     if not quiet and trainer.is_world_process_zero():
-        announce(type(trainer).__name__, does=_DOES, does_not=_DOES_NOT)
-    callback = CaptureInTraining(trainer, find_device(device))
+        objection = _objection_to(trainer)
+        accelerate.tell(type(trainer).__name__, objection, found, does=_DOES, does_not=_DOES_NOT)
+    callback = CaptureInTraining(trainer, found)
     trainer.add_callback(callback)
     trainer.training_step = _with_filtered_loss(trainer, trainer.training_step)
     trainer.prediction_step = callback.around_prediction(trainer.prediction_step)
@@ -100,14 +101,12 @@ class CaptureInTraining(TrainerCallback):
         self._is_told = False
         self._architectures: Any = None
 
-    def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
+    def on_train_begin(self, args: Any, *others: Any, **kwargs: Any) -> None:
         """Capture what is trained.
 
         Sync: Does not block the host.
         """
-        self._architectures = getattr(
-            getattr(self._trainer.model, "config", None), "architectures", None
-        )
+        self._write_configuration(is_saved=args.save_strategy != "no")
         if self._capture_model():
             assert self._trainer.optimizer is not None
             accelerate.capture_optimizer(self._trainer.optimizer, self._device)
@@ -119,12 +118,20 @@ class CaptureInTraining(TrainerCallback):
 
         Sync: Does not block the host.
         """
-        config: Any = getattr(self._trainer.model, "config", None)
-        found = getattr(config, "architectures", None)
-        if found is not None and found == self._architectures:
+        self._write_configuration(is_saved=False)
+
+    def _write_configuration(self, *, is_saved: bool) -> None:
+        """Write into the model's configuration now what its files will."""
+        model = self._trainer.model
+        if not isinstance(model, PreTrainedModel):
+            return
+        config = model.config
+        if is_saved:
+            config.dtype = str(model.dtype).removeprefix("torch.")
+            config.architectures = config.architectures or [type(model).__name__]
+        if config.architectures == self._architectures:
             config.architectures = self._architectures
-        else:
-            self._architectures = found
+        self._architectures = config.architectures
 
     def around_prediction(self, predict: Callable[..., Any]) -> Callable[..., Any]:
         """Return a `prediction_step` that evaluates with captured graphs."""
@@ -144,7 +151,7 @@ class CaptureInTraining(TrainerCallback):
     def _capture_model(self) -> bool:
         """Capture the Trainer's model of now; return whether that can be done."""
         trainer, model = self._trainer, self._trainer.model
-        objection = accelerate.objection_to(trainer.accelerator) or _objection_to(trainer)
+        objection = _objection_to(trainer)
         if objection is not None:
             if not self._is_told:
                 warnings.warn(CaptureWarning(f"nothing is captured: {objection}"), stacklevel=2)
@@ -160,6 +167,9 @@ class CaptureInTraining(TrainerCallback):
 
 
 def _objection_to(trainer: Trainer) -> str | None:
+    objection = accelerate.objection_to(trainer.accelerator)
+    if objection is not None:
+        return objection
     wrapped = trainer.model_wrapped
     if wrapped is not trainer.model:
         return f"the model stands in a {type(wrapped).__name__}"

@@ -56,6 +56,16 @@ def container_of(kind: type) -> Container | None:
 _known: dict[type, Container | None] = {}
 
 
+def take_apart(kind: type) -> None:
+    """Let objects of a class be containers, whose parts are those of their attributes that are one.
+
+    Parts are attributes that are tensors or containers; a twin shares the others.
+    """
+    _known[kind] = Container(
+        _holding, lambda value: [vars(value)[name] for name in _holding(value)], _with_holding
+    )
+
+
 def _new_container(kind: type) -> Container | None:
     if issubclass(kind, Mapping):
         return _DICT if kind is dict else _MAPPING
@@ -85,6 +95,20 @@ def _indices(value: Any) -> list[int]:
 def _fields(value: Any) -> list[str]:
     """Return the names of a dataclass's fields; one that was never set is no part of it."""
     return [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
+
+
+def _holding(value: Any) -> list[str]:
+    return [
+        name
+        for name, part in vars(value).items()
+        if isinstance(part, torch.Tensor) or container_of(type(part)) is not None
+    ]
+
+
+def _with_holding(value: Any, parts: Sequence[Any]) -> Any:
+    twin = object.__new__(type(value))
+    vars(twin).update(vars(value) | dict(zip(_holding(value), parts, strict=True)))
+    return twin
 
 
 def _tuple_with_parts(value: Any, parts: Sequence[Any]) -> Any:

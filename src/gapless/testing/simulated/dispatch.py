@@ -330,6 +330,8 @@ class QueueOperations(TorchDispatchMode):
         """Copy between host and device; a copy engine does it if the host side is page-locked."""
         simulation = self._simulation
         target, source = call.args[:2]
+        if target.numel() == 0:
+            return  # as on a GPU: nothing is launched, and nobody waits
         host, device = (source, target) if to_device else (target, source)
         is_blocking = not call.kwargs.get("non_blocking", len(call.args) > 2 and call.args[2])
         is_direct = self._memory.find(host) is not None and _is_dense(host, device, to_device)

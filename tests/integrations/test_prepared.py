@@ -1,0 +1,110 @@
+"""What an Accelerator has prepared, on the simulated device."""
+
+from __future__ import annotations
+
+from collections import UserDict
+
+import pytest
+import torch
+
+
+pytest.importorskip("accelerate")
+
+from accelerate import Accelerator, data_loader
+from accelerate.state import AcceleratorState, GradientState
+
+import gapless
+from gapless import testing
+from gapless.integrations.accelerate import capture_prepared
+
+
+@pytest.fixture
+def device(monkeypatch):
+    with testing.SimulatedDevice(scheduler="asap") as device:
+        monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", str(device.torch_device))
+        monkeypatch.setattr(type(device), "max_queued_copy_bytes", 4096)
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+        yield device
+        assert device.report.races == []
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
+def prepared(device, **options):
+    accelerator = Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    objects = accelerator.prepare(model, optimizer)
+    capture_prepared(accelerator, device=device, **{"quiet": True, **options})
+    return accelerator, *objects
+
+
+def test_reports_are_those_of_what_prepare_returned(device):
+    """The report of a prepared optimizer is that of the optimizer within it."""
+    accelerator, model, optimizer = prepared(device)
+    for _ in range(5):
+        accelerator.backward(model(torch.ones(3, 4, device=accelerator.device)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+    assert gapless.capture_report(model).num_replays == 2
+    assert gapless.capture_report(optimizer).num_replays == 2
+    gapless.release(optimizer)
+    with pytest.raises(gapless.UserError):
+        gapless.capture_report(optimizer)
+
+
+class Reused(torch.utils.data.Dataset):
+    """Rows that all lie in the same memory."""
+
+    def __init__(self):
+        self._row = torch.zeros(40)
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, number):
+        return self._row.fill_(number)
+
+
+@pytest.mark.parametrize("batch_of", [dict, UserDict])
+def test_a_loader_may_fill_its_memory_again(device, batch_of):
+    """Batches have left the loader's memory when it is asked for the next."""
+    accelerator, *_ = prepared(device)
+    rows = torch.utils.data.DataLoader(Reused(), collate_fn=lambda rows: batch_of(x=rows[0]))
+    loader = accelerator.prepare(rows)
+    with gapless.count_waits(device) as waits:
+        found = [batch["x"] for batch in loader]
+
+    assert waits.count == 0
+    assert [x.cpu()[0].item() for x in found] == [0, 1, 2, 3, 4, 5]
+    assert not any(map(device.needs_copy, found))
+
+
+def test_other_devices_are_copied_to_as_before(device):
+    """Only what goes to a device that is captured on is copied in another way."""
+    prepared(device)
+    batch = torch.ones(3)
+
+    assert data_loader.send_to_device(batch, "cpu") is batch
+
+
+def test_it_says_once_what_it_does_and_what_it_does_not(device, capsys):
+    """Lines on stderr, unless it is asked to be quiet."""
+    prepared(device, quiet=False)
+    told = capsys.readouterr().err
+    prepared(device)
+
+    assert told.startswith("gapless: Accelerate\n  does: ")
+    assert "\n  does not: " in told
+    assert capsys.readouterr().err == ""
+
+
+def test_on_a_cpu_it_says_that_it_does_nothing(capsys):
+    """There is nothing to launch."""
+    AcceleratorState._reset_state(reset_partial_state=True)
+    prepared("cpu", quiet=False)
+
+    assert "does not: anything: a CPU" in capsys.readouterr().err
