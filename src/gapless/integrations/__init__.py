@@ -9,6 +9,7 @@ Each imports its framework, and nothing else here does so when it is imported. W
     announcement        the lines that say once what is done and what is not
     attention_masks     whether a batch has padding, which models of transformers read from its mask
     batches             batches of Accelerate's loaders go to the device without a wait
+    packed_positions    whether positions are of several sequences, which models of transformers read
     losses              the losses that a Trainer logs are filtered without a wait
     lightning_fit       one fit of Lightning: where each of its steps runs
     lightning_logs      what a step of Lightning logs is noted, and logged after the step
