@@ -21,6 +21,7 @@ from lightning.pytorch import callbacks, plugins
 from lightning.pytorch.loggers.logger import DummyLogger
 from lightning.pytorch.strategies import SingleDeviceStrategy
 
+from gapless.integrations import lightning_rules
 from gapless.integrations.lightning import GaplessCallback
 from gapless.integrations.lightning_rules import reads_argument
 
@@ -517,6 +518,27 @@ def test_a_cpu_is_left_alone(capsys):
 
     assert "a CPU runs its work itself" in capsys.readouterr().err
     assert callback.report.num_replays == 0
+
+
+def test_an_unknown_version_of_lightning_is_left_alone(monkeypatch, capsys):
+    """Where a part is missing that the integration stands in, the fit is Lightning's, and it is said."""
+    monkeypatch.setattr(lightning_rules, "_NEEDED", ("fit_loop.another_loop",))
+    device = SimulatedDevice(scheduler="asap")
+    with device:
+        trainer = L.Trainer(
+            accelerator="cpu",
+            strategy=SingleDeviceStrategy(device.torch_device),
+            logger=False,
+            max_epochs=1,
+            callbacks=[GaplessCallback(device=device)],
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            enable_checkpointing=False,
+        )
+        with pytest.warns(CaptureWarning, match=r"no Trainer\.fit_loop\.another_loop"):
+            trainer.fit(Net(), batches([4] * 3))
+
+    assert "no Trainer.fit_loop.another_loop" in capsys.readouterr().err
 
 
 def test_it_is_said_once_what_is_done_and_what_is_not(capsys):

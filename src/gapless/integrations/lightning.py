@@ -13,14 +13,17 @@ loggers, checkpoints and validation, is Lightning's own.
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.find import find_device
+from gapless.errors import CaptureWarning
 from gapless.graphs.capture_report import CaptureReport
 from gapless.integrations.announcement import announce
 from gapless.integrations.lightning_fit import LightningFit
+from gapless.integrations.lightning_rules import objection_to_version
 
 
 if TYPE_CHECKING:
@@ -90,9 +93,13 @@ class GaplessCallback(_Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the place of the loop's own step."""
         self._end()
-        device = trainer.strategy.root_device if self._device == "auto" else self._device
-        self._fit = LightningFit(trainer, pl_module, find_device(device))
-        reason = self._fit.attach()
+        reason = objection_to_version(trainer)
+        if reason is None:
+            device = trainer.strategy.root_device if self._device == "auto" else self._device
+            self._fit = LightningFit(trainer, pl_module, find_device(device))
+            reason = self._fit.attach()
+        else:
+            warnings.warn(CaptureWarning(f"a fit runs as written: {reason}"), stacklevel=2)
         if not self._quiet and trainer.is_global_zero:
             self._quiet = True
             self._announce(reason)

@@ -50,7 +50,11 @@ class LightningFit:
     def __init__(self, trainer: Any, module: Any, device: Device) -> None:
         self._trainer, self._module = trainer, module
         self._device = device
-        self._loop = trainer.fit_loop.epoch_loop.automatic_optimization
+        self._epoch_loop = trainer.fit_loop.epoch_loop
+        self._loop = self._epoch_loop.automatic_optimization
+        # A function `training_step`, and the names of what it is given.
+        self._known_step: Any = None
+        self._names: tuple[str, ...] = ()
         self._framework = framework_of(trainer)
         self._logs = LoggedCalls(module, self._framework.LightningModule.log)
         self._reports = FitReports.of(module)
@@ -77,6 +81,7 @@ class LightningFit:
             reason = objection_to_fit(self._trainer, self._module, self._framework)
             if reason is None:
                 vars(self._loop)["run"] = self._run
+                vars(self._epoch_loop)["_build_kwargs"] = self._build_kwargs
                 for one in self._without_waits:
                     one.attach()
                 return None
@@ -89,9 +94,21 @@ class LightningFit:
     def detach(self) -> None:
         """Let the loop's steps be its own."""
         vars(self._loop).pop("run", None)
+        vars(self._epoch_loop).pop("_build_kwargs", None)
         for one in self._without_waits:
             one.detach()
         self._parts.release()
+
+    def _build_kwargs(self, kwargs: Any, batch: Any, batch_idx: int) -> Any:
+        """Do what `_TrainingEpochLoop._build_kwargs` does, which looks at the signature in every step."""
+        step = getattr(self._module.training_step, "__func__", None)
+        if step is None or step is not self._known_step:
+            loop = self._epoch_loop
+            kwargs = type(loop)._build_kwargs(loop, kwargs, batch, batch_idx)
+            self._known_step, self._names = step, tuple(kwargs)
+            return kwargs
+        kwargs.update(zip(self._names, (batch, batch_idx), strict=False))
+        return kwargs
 
     # --- steps ---
 

@@ -6,6 +6,7 @@ import dis
 import inspect
 from functools import partial
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.update_rules import CALL_A_CLOSURE_ONCE, has_hooks, name_of
@@ -25,6 +26,42 @@ _HOOKS = (
 
 # What a step does is known of these plugins, not of those that are made from them.
 _PRECISIONS = ("Precision", "MixedPrecision", "HalfPrecision", "DoublePrecision")
+
+
+# What the integration uses of Lightning that is not public, from the trainer on.
+_NEEDED = (
+    "_data_connector._datahook_selector.get_instance",
+    "_detect_anomaly",
+    "_logger_connector._progress_bar_metrics",
+    "_logger_connector.on_batch_end",
+    "_logger_connector.should_reset_tensors",
+    "fit_loop._should_accumulate",
+    "fit_loop.epoch_loop._build_kwargs",
+    "fit_loop.epoch_loop._num_ready_batches_reached",
+    "fit_loop.epoch_loop._results._forked_name",
+    "fit_loop.epoch_loop._results._get_cache",
+    "fit_loop.epoch_loop._results.valid_items",
+    "fit_loop.epoch_loop.automatic_optimization._skip_backward",
+    "fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step.increment_ready",
+    "fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.zero_grad.increment_started",
+    "fit_loop.epoch_loop.automatic_optimization.output_result_cls.from_training_step_output",
+    "fit_loop.epoch_loop.automatic_optimization.run",
+    "lightning_module._call_batch_hook",
+    "lightning_module._current_fx_name",
+    "precision_plugin.main_params",
+    "precision_plugin.train_step_context",
+    "strategy.batch_to_device",
+)
+
+
+def objection_to_version(trainer: Any) -> str | None:
+    """Return why nothing is known of this version of Lightning, None if what is needed is there."""
+    for path in _NEEDED:
+        try:
+            attrgetter(path)(trainer)
+        except AttributeError:
+            return f"this version of Lightning has no Trainer.{path}; see which versions are known"
+    return None
 
 
 def framework_of(trainer: Any) -> ModuleType:
@@ -131,6 +168,9 @@ def _objection_to_arguments(module: Any, base: type) -> str | None:
     return None
 
 
+_LOOK_AT_ALL = frozenset({"locals", "vars", "eval", "exec", "_getframe", "currentframe"})
+
+
 def reads_argument(method: Any, number: int) -> bool:
     """Return whether a method may read one of its arguments.
 
@@ -143,7 +183,7 @@ def reads_argument(method: Any, number: int) -> bool:
     if code is None or number + 1 >= code.co_argcount:
         return True
     name = code.co_varnames[number + 1]
-    if name in code.co_cellvars or "locals" in code.co_names:
+    if name in code.co_cellvars or _LOOK_AT_ALL.intersection(code.co_names):
         return True
     return any(
         name == one.argval or (isinstance(one.argval, tuple) and name in one.argval)

@@ -9,6 +9,7 @@ wait.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
 
+
+# Nobody sees a bar change more often.
+_SECONDS_BETWEEN_LOOKS = 0.05
 
 _PLAIN = (str, bytes, int, float, bool, type(None))
 
@@ -49,7 +53,8 @@ class BarNumbers:
         # What was logged last, and what of it is on its way.
         self._newest: dict[str, torch.Tensor] = {}
         self._on_their_way: dict[str, DeferredLoss] = {}
-        self._arrived: dict[str, float] = {}
+        self._arrived: dict[str, Any] = {}
+        self._next_look = 0.0
 
     def attach(self) -> None:
         """Stand where Lightning makes the numbers of its bar."""
@@ -68,7 +73,7 @@ class BarNumbers:
         for bar in self._bars:
             vars(bar).pop("get_metrics", None)
         shown = self._connector._progress_bar_metrics
-        shown.update({name: value.item() for name, value in self._newest.items() if name in shown})
+        shown.update({name: value.item() for name, value in self._newest.items()})
         self._newest, self._on_their_way = {}, {}
 
     def _for_bar(self, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -122,24 +127,35 @@ class BarNumbers:
             if self._is_for_bar:
                 self._newest, self._on_their_way = {}, {}
             return {name: value.item() for name, value in bar.items()}
-        return {name: self._late(name, value) for name, value in bar.items()}
+        return self._late(bar)
 
-    def _late(self, name: str, value: torch.Tensor) -> Any:
-        """Return the newest number of a name that has arrived; wait for the first."""
-        if not value.is_floating_point():
-            return value.item()
-        if name not in self._arrived:
-            self._arrived[name] = value.item()
+    def _late(self, bar: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """Return the newest numbers that have arrived; wait for the first of each name."""
+        if self._is_end_of_batch:
+            self._newest.update(bar)
+        if not self._bars:
+            return {}
+        if self._is_end_of_batch and perf_counter() >= self._next_look:
+            self._next_look = perf_counter() + _SECONDS_BETWEEN_LOOKS
+            for name, value in bar.items():
+                self._look(name, value)
+        return {name: self._known(name, value) for name, value in bar.items()}
+
+    def _look(self, name: str, value: torch.Tensor) -> None:
+        """Take what has arrived of a name, and send its newest value."""
         on_its_way = self._on_their_way.get(name)
         if on_its_way is None:
             on_its_way = DeferredLoss(self._device, warn_nonfinite=False)
             self._on_their_way[name] = on_its_way
-        if self._is_end_of_batch:
-            on_its_way.add(value)
-            self._newest[name] = value
-            latest = on_its_way.latest()
-            if latest is not None:
-                self._arrived[name] = latest.values["loss"]
+        latest = on_its_way.latest()
+        if latest is not None:
+            self._arrived[name] = latest.values["loss"]
+        on_its_way.add(value)
+        on_its_way.flush()
+
+    def _known(self, name: str, value: torch.Tensor) -> Any:
+        if name not in self._arrived:
+            self._arrived[name] = value.item()
         return self._arrived[name]
 
 
@@ -174,7 +190,14 @@ class BatchesWithoutWaits:
         hook = "transfer_batch_to_device"
         moves = getattr(selector.get_instance(hook), hook)
         # One that is overridden decides itself how batches move.
-        self._is_plain = moves.__func__ is getattr(framework.LightningModule, hook)
+        self._is_plain = getattr(moves, "__func__", None) is getattr(
+            framework.LightningModule, hook
+        )
+        hook = "on_after_batch_transfer"
+        after = getattr(selector.get_instance(hook), hook)
+        self._has_hook = getattr(after, "__func__", None) is not getattr(
+            framework.LightningModule, hook
+        )
         self._mover = BatchMover(
             device,
             host_waits=HostWaits(device),
@@ -198,6 +221,8 @@ class BatchesWithoutWaits:
             strategy = self._strategy
             return type(strategy).batch_to_device(strategy, batch, device, dataloader_idx)
         moved = self._mover.hand_out(self._mover.stage(batch))
+        if not self._has_hook:
+            return moved
         return self._module._call_batch_hook("on_after_batch_transfer", moved, dataloader_idx)
 
 
