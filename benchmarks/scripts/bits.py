@@ -105,11 +105,12 @@ class Captured:
     def __enter__(self) -> Self:
         self._capture = gapless.capture
 
-        def capture(given: Any = None, /, **options: Any) -> Any:
+        def capture(given: Any = None, /, *others: Any, **options: Any) -> Any:
             if given is None:
                 return lambda step: capture(step, **options)
-            captured = self._capture(given, **options)
-            self._found.append((_name_of(given), captured))
+            captured = self._capture(given, *others, **options)
+            found = captured if others else [captured]
+            self._found += zip(map(_name_of, (given, *others)), found, strict=True)
             return captured
 
         vars(gapless)["capture"] = capture

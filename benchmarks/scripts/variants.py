@@ -34,7 +34,7 @@ GRAPHED = "graphed-callables"
 VARIANTS = {
     AS_WRITTEN: "the script as written",
     PREFETCH: "gapless.prefetch and gapless.DeferredLoss",
-    IN_PLACE: "gapless.capture(model), gapless.capture(optimizer)",
+    IN_PLACE: "gapless.capture(model, optimizer), and prefetch within four added lines",
     WHOLE_STEP: "step = gapless.capture(step), with prefetch and deferred loss",
     COMPILE: "torch.compile",
     REDUCE_OVERHEAD: 'torch.compile(mode="reduce-overhead")',

@@ -25,8 +25,7 @@ model = torch.nn.Sequential(
     torch.nn.Linear(32, 64), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(64, 2)
 ).to(device)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
-gapless.capture(model, device=device)
-gapless.capture(optimizer, device=device)
+gapless.capture(model, optimizer, device=device)
 accumulate = 2
 
 for epoch in range(args.steps // len(loader)):

@@ -195,3 +195,28 @@ def test_calls_as_written_are_let_go(device):
         del out
 
     assert [one() for one in ended] == [None] * 5
+
+
+# --- several objects ---
+
+
+def test_several_objects_are_captured_by_one_call(device):
+    """Each for itself, and the very objects are returned in their order."""
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    found = gapless.capture(model, optimizer, device=device)
+
+    assert [one is other for one, other in zip(found, (model, optimizer), strict=True)] == [True] * 2
+    assert gapless.capture_report(model) is not gapless.capture_report(optimizer)
+
+
+def test_of_several_objects_each_has_to_be_a_module_or_an_optimizer(device):
+    """Nothing is captured if one is not."""
+    model = torch.nn.Linear(2, 2)
+
+    with pytest.raises(gapless.UserError, match="got a function, expected a torch Module or"):
+        gapless.capture(model, lambda x: x, device=device)
+
+    with pytest.raises(gapless.UserError, match="is not captured"):
+        gapless.capture_report(model)

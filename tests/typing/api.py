@@ -92,6 +92,7 @@ def captures(loader: list[Pair], model: torch.nn.Module, sgd: torch.optim.Optimi
     step.clear()
     assert_type(gapless.capture(model, max_graphs=4), torch.nn.Module)
     assert_type(gapless.capture(sgd), torch.optim.Optimizer)
+    gapless.capture(model, sgd, rates="tensor")
     assert_type(gapless.capture_report(model).num_replays, int)
     assert_type(gapless.release(model), torch.nn.Module)
     try:

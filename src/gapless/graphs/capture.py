@@ -18,7 +18,11 @@ import torch
 from gapless.device.find import find_device
 from gapless.errors import UserError
 from gapless.graphs.capture_settings import CaptureSettings, is_switched_off
-from gapless.graphs.in_place import capture_in_place, is_captured_in_place
+from gapless.graphs.in_place import (
+    capture_in_place,
+    check_all_in_place,
+    is_captured_in_place,
+)
 from gapless.graphs.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import objection_to_transforms
@@ -336,6 +340,23 @@ def capture(  # type: ignore[overload-overlap]
 
 @overload
 def capture(
+    step: torch.nn.Module | torch.optim.Optimizer,
+    another: torch.nn.Module | torch.optim.Optimizer,
+    /,
+    *others: torch.nn.Module | torch.optim.Optimizer,
+    device: str | torch.device | Device = ...,
+    num_warmup: int = ...,
+    max_graphs: int = ...,
+    memory_fraction: float = ...,
+    on_refusal: Literal["eager", "raise"] = ...,
+    rates: Literal["exact", "tensor"] = ...,
+    replay: Literal["if_faster", "always"] = ...,
+    wait_stats: WaitStats | None = ...,
+) -> tuple[torch.nn.Module | torch.optim.Optimizer, ...]: ...
+
+
+@overload
+def capture(
     step: _Step,
     /,
     *,
@@ -377,7 +398,7 @@ def capture(
 def capture(
     step: Any = None,
     /,
-    *,
+    *others: Any,
     device: str | torch.device | Device = "auto",
     example_inputs: Iterable[Any] | None = None,
     model: torch.nn.Module | None = None,
@@ -401,6 +422,7 @@ def capture(
     - `gapless.capture(module)` returns the very module. In a loop that stays as it is, its forward
       pass is a graph from then on, and the backward pass behind it another.
     - `gapless.capture(optimizer)` returns the very optimizer, whose `step()` is a graph from then on.
+      `gapless.capture(model, optimizer)` captures both, each for itself.
 
     In all of them there is a graph for each kind of call: two calls are of one kind if the
     structure of their arguments, plain values and shapes are equal. Each kind runs as written at
@@ -447,6 +469,7 @@ def capture(
         step: trains on its arguments, which are on the device, and returns its loss or any
             structure of tensors: a function, a method, a callable object that is no module, or
             a step in two parts. Or a module; or an optimizer.
+        others: further modules and optimizers, captured as the first is.
         device: a device or its name.
         example_inputs: batches, one of each kind, for a step of one argument: captured now in this order, as far as the
             limits go, without training on them, and no other kinds later. Needs `model` and
@@ -472,8 +495,9 @@ def capture(
         wait_stats: where the waits for captures are counted ("capture").
 
     Raises:
-        UserError: a setting is out of range, there are examples without a model or optimizer, or a
-            module or an optimizer gets `example_inputs` or `steps_per_launch`.
+        UserError: a setting is out of range, there are examples without a model or optimizer, a
+            module or an optimizer gets `example_inputs` or `steps_per_launch`, or one of several
+            is neither.
         DeviceError: the device is unknown or absent.
         BatchError: an example holds something that cannot be moved.
         CaptureRefused: `on_refusal` is "raise", and an example cannot be captured.
@@ -485,8 +509,7 @@ def capture(
             losses.add(step(batch))
         print(losses.mean(), step.report)
 
-        gapless.capture(model)
-        gapless.capture(optimizer)
+        gapless.capture(model, optimizer)
         for x, y in gapless.prefetch(loader, device):
             loss = F.cross_entropy(model(x), y)
             loss.backward()
@@ -509,9 +532,12 @@ def capture(
         is_off=is_switched_off(),
     )
 
+    if others:
+        check_all_in_place([step, *others])
     if is_captured_in_place(step):
         _check_options_in_place(example_inputs, steps_per_launch)
-        return capture_in_place(step, settings)
+        captured = tuple([capture_in_place(one, settings) for one in (step, *others)])
+        return captured if others else step
 
     def made(step: _Step) -> CapturedFunction:
         captured = CapturedFunction(step, settings)

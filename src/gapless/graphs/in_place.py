@@ -1,6 +1,6 @@
 """Capture an object where it stands: the very object stays in the loop, and its calls are graphs.
 
-    gapless.capture(optimizer)
+    gapless.capture(model, optimizer)
     ...
     print(gapless.capture_report(optimizer))
     gapless.release(optimizer)
@@ -22,6 +22,8 @@ from gapless.graphs.optimizer_in_place import OptimizerInPlace
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from gapless.graphs.captor import Captor
     from gapless.graphs.capture_report import CaptureReport
     from gapless.graphs.capture_settings import CaptureSettings
@@ -55,6 +57,16 @@ def capture_in_place(target: _T, settings: CaptureSettings) -> _T:
     captor.attach()
     set_captor(target, captor)
     return target
+
+
+def check_all_in_place(targets: Iterable[object]) -> None:
+    """Check that `gapless.capture` captures all of these where they stand.
+
+    Raises:
+        UserError: one of them is of another kind.
+    """
+    for target in targets:
+        _check(target)
 
 
 def release(target: _T) -> _T:
