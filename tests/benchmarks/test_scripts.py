@@ -89,7 +89,7 @@ def test_a_variant_is_shown_as_a_diff(capsys):
     assert runner.main(["--show", "mnist", "in-place"]) == 0
     shown = capsys.readouterr().out
     assert "--- mnist.py as-written\n+++ mnist.py in-place\n" in shown
-    assert "+    gapless.capture(model)\n+    gapless.capture(optimizer)\n" in shown
+    assert "+    gapless.capture(model, optimizer)\n" in shown
 
 
 # ---------------------------------------------------------------------------------------- bits
@@ -179,7 +179,7 @@ def on_simulated_device(name, variant, monkeypatch):
     device = SimulatedDevice(scheduler="asap")
     capture, prefetch, losses = gapless.capture, gapless.prefetch, gapless.DeferredLoss
     with monkeypatch.context() as patched, device:
-        patched.setattr(gapless, "capture", lambda step: capture(step, device=device))
+        patched.setattr(gapless, "capture", lambda *given: capture(*given, device=device))
         patched.setattr(gapless, "prefetch", lambda loader, _: prefetch(loader, device))
         patched.setattr(gapless, "DeferredLoss", lambda _, **options: losses(device, **options))
         with bits.Captured() as captured:
