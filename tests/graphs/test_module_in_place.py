@@ -207,7 +207,7 @@ def test_several_objects_are_captured_by_one_call(device):
 
     found = gapless.capture(model, optimizer, device=device)
 
-    assert [one is other for one, other in zip(found, (model, optimizer), strict=True)] == [True] * 2
+    assert all(one is other for one, other in zip(found, (model, optimizer), strict=True))
     assert gapless.capture_report(model) is not gapless.capture_report(optimizer)
 
 
