@@ -43,7 +43,11 @@ SIMULATED = "cpu:1"
 OPTIONS_BEFORE = {"lengths": ("--pad-to", "8")}
 
 # What a recipe needs beside torch.
-FRAMEWORKS = {"accelerate": ("accelerate",), "hugging_face": ("transformers", "accelerate")}
+FRAMEWORKS = {
+    "accelerate": ("accelerate",),
+    "hugging_face": ("transformers", "accelerate"),
+    "lightning": ("lightning",),
+}
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -94,7 +98,10 @@ def run(script: Path, *options: str) -> Run:
         mock.patch.dict(os.environ),
         torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         contextlib.redirect_stdout(printed),
+        warnings.catch_warnings(),
     ):
+        if script.stem.startswith("lightning"):
+            warnings.simplefilter("ignore")  # it advises more workers
         exec(code, names)
     return Run(printed.getvalue().splitlines(), names)
 
@@ -150,12 +157,28 @@ def _frameworks_on(device: testing.SimulatedDevice):
                 patches.enter_context(
                     mock.patch.object(module, "find_device", return_value=device)
                 )
+        if importlib.util.find_spec("lightning"):
+            patches.enter_context(_lightning_on(device))
         if importlib.util.find_spec("transformers"):
             arguments = importlib.import_module("transformers").TrainingArguments
             set_up = vars(arguments)["_setup_devices"].func
             there = functools.cached_property(lambda self: (set_up(self), device.torch_device)[1])
             there.__set_name__(arguments, "_setup_devices")
             patches.enter_context(mock.patch.object(arguments, "_setup_devices", there))
+        yield
+
+
+@contextlib.contextmanager
+def _lightning_on(device: testing.SimulatedDevice):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        integration = importlib.import_module("gapless.integrations.lightning")
+        strategies = importlib.import_module("lightning.pytorch.strategies")
+    there = property(lambda self: device.torch_device)
+    with (
+        mock.patch.object(integration, "find_device", return_value=device),
+        mock.patch.object(strategies.SingleDeviceStrategy, "root_device", there),
+    ):
         yield
 
 

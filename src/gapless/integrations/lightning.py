@@ -104,6 +104,11 @@ class GaplessCallback(_Callback):
             self._quiet = True
             self._announce(reason)
 
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
+        """Count a step that ran as written because no step of the fit is captured."""
+        if self._fit is not None and not self._fit.is_attached:
+            self._fit.count_as_written()
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Give the loop its own step back."""
         self._end()

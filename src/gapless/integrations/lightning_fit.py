@@ -74,6 +74,15 @@ class LightningFit:
         """What is captured of the module, what is not and why."""
         return self._reports.report
 
+    @property
+    def is_attached(self) -> bool:
+        """Whether the loop's steps come here."""
+        return "run" in vars(self._loop)
+
+    def count_as_written(self) -> None:
+        """Count a step that did not come here."""
+        self._reports.own.num_eager += 1
+
     def attach(self) -> str | None:
         """Let the loop's steps come here; return why not, if they do not."""
         refusal = refusal_of_machine(self._device)

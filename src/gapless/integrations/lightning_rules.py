@@ -48,7 +48,6 @@ _NEEDED = (
     "fit_loop.epoch_loop.automatic_optimization.run",
     "lightning_module._call_batch_hook",
     "lightning_module._current_fx_name",
-    "precision_plugin.main_params",
     "precision_plugin.train_step_context",
     "strategy.batch_to_device",
 )

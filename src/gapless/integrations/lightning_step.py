@@ -169,7 +169,8 @@ class LightningStep:
             self._clip(settings.clip_value, settings.clip_algorithm)
 
     def _clip(self, value: float, algorithm: Any) -> None:
-        weights = self._precision.main_params(self._optimizer)
+        # As the plugins' `main_params`, which would be guarded with all that is in the groups.
+        weights = [one for group in self._optimizer.param_groups for one in group["params"]]
         if algorithm is not None and str(getattr(algorithm, "value", algorithm)) == "value":
             torch.nn.utils.clip_grad_value_(weights, clip_value=value)
         else:
