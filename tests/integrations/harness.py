@@ -257,7 +257,7 @@ def judged(case, kind, **settings):
         for text in outcome.rates_warned
         if text not in expected.rates_warned
     ]
-    wrong += _said_twice(outcome)
+    wrong += _said_too_often(outcome, place)
     if kind != CPU:
         wrong += _VERDICTS[case.expect.name](case, kind, place, outcome)
     said = f"the reports say: {place.said()}; warned was: {outcome.warned}"
@@ -270,9 +270,13 @@ def _smallest_share(case, kind, place):
     return min(shares, default=0.0)
 
 
-def _said_twice(outcome):
+def _said_too_often(outcome, place):
+    """Name warnings that were given more often than there are objects of one name."""
+    most = max(1, place.most_of_a_name())
     return [
-        f"warned {num} times: {text}" for text, num in Counter(outcome.warned).items() if num > 1
+        f"warned {num} times: {text}"
+        for text, num in Counter(outcome.warned).items()
+        if num > most
     ]
 
 

@@ -74,27 +74,43 @@ def own_loss_with_outputs(place):
 class PerToken(Trainer):
     """A loss that is divided by the number of tokens of all batches of an update."""
 
+    has_mask = True
+
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         labels = inputs["labels"]
-        logits = model(input_ids=inputs["input_ids"]).logits[:, :-1]
+        mask = inputs["attention_mask"] if self.has_mask else None
+        logits = model(input_ids=inputs["input_ids"], attention_mask=mask).logits[:, :-1]
         total = F.cross_entropy(
             logits.reshape(-1, logits.shape[-1]), labels[:, 1:].reshape(-1), reduction="sum"
         )
         return total / num_items_in_batch
 
 
+def _per_token(place, kind):
+    return train(
+        place,
+        make_trainer(
+            place,
+            gpt2(),
+            kind=kind,
+            rows=texts(48, shortest=9, longest=10),
+            gradient_accumulation_steps=2,
+            num_train_epochs=4,
+        ),
+    )
+
+
 @hf("an own loss by the number of tokens that an update has")
 def loss_per_token(place):
-    rows = texts(48, shortest=9, longest=10)
-    trainer = make_trainer(
-        place,
-        gpt2(),
-        kind=PerToken,
-        rows=rows,
-        gradient_accumulation_steps=2,
-        num_train_epochs=6,
-    )
-    return train(place, trainer)
+    return _per_token(place, PerToken)
+
+
+@hf(
+    "the same without a mask, whose want transformers looks for packed texts",
+    expect=either("masking"),
+)
+def no_mask(place):
+    return _per_token(place, type("Unmasked", (PerToken,), {"has_mask": False}))
 
 
 @hf("an own loss as a function", expect=replays())

@@ -160,6 +160,11 @@ class _Integrates:
     def names(self):
         return sorted({name for name, _, _ in self._watched.values()})
 
+    def most_of_a_name(self):
+        """Return how many objects were watched under one name, at most."""
+        num_objects = Counter(name for name, _, _ in self._watched.values())
+        return max([*num_objects.values(), len(self._callbacks)], default=0)
+
     def num_replays(self, name):
         """Return how many calls under this name were replays; a module's parts count as one."""
         of_callbacks = self._reports_of_callbacks() if name == "model" else []
