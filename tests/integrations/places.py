@@ -168,11 +168,13 @@ class _Integrates:
     def num_replays(self, name):
         """Return how many calls under this name were replays; a module's parts count as one."""
         of_callbacks = self._reports_of_callbacks() if name == "model" else []
-        return sum(report.num_replays for report in of_callbacks) + sum(
+        of_objects = [
             max((report.num_replays for report in known), default=0)
             for kind, _, known in self._watched.values()
             if kind == name
-        )
+        ]
+        # A step that a callback has captured may be told by the module's report as well.
+        return max(sum(report.num_replays for report in of_callbacks), sum(of_objects))
 
     def said(self):
         """Return all that the reports say, in one text."""

@@ -17,7 +17,12 @@ _ONE_IN = 4
 
 
 def cases_on(kind):
-    return [pytest.param(case, id=str(case)) for case in CASES if kind in case.devices]
+    # One process runs all tests of a case: they share its runs as written.
+    return [
+        pytest.param(case, id=str(case), marks=pytest.mark.xdist_group(str(case)))
+        for case in CASES
+        if kind in case.devices
+    ]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
