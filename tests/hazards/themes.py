@@ -26,6 +26,7 @@ from hazards import (  # noqa: F401
     in_place_forms,
     in_place_found,
     in_place_gradients,
+    in_place_limits,
     in_place_memory,
     in_place_modes,
     in_place_objects,
