@@ -193,8 +193,8 @@ def changed_bits(before: Run, after: Run) -> list[Any]:
 
 
 def without_times(text: str) -> str:
-    """Return a report without the seconds that it names."""
-    return re.sub(r" in \d+\.\d s", "", text)
+    """Return a report without the seconds and the memory that it names."""
+    return re.sub(r" in \d+\.\d s( and [\d,]+ MiB)?", "", text)
 
 
 def difference(name: str) -> str:

@@ -70,12 +70,15 @@ class CapturedFunction:
         self._side = SideStream(self._device)
         self._owner: type | None = None
         self._trees = CallTrees()
-        self._captured = settings.wrap(step, self._side, work=work_of(step))
+        limits = settings.limits()
+        self._captured = settings.wrap(step, self._side, limits=limits, work=work_of(step))
         self.report.rates = settings.rates
         self._group: CapturedStep | None = None
         if settings.steps_per_launch is not None:
             work = work_of_group(step)
-            self._group = settings.wrap(step, self._side, work=work, report=self.report)
+            self._group = settings.wrap(
+                step, self._side, limits=limits, work=work, report=self.report
+            )
         self._is_never_captured = settings.forbid(self.report)
 
     @property
@@ -479,7 +482,7 @@ def capture(
         optimizer: its state is put back.
         scaler: of gradients, put back as well.
         num_warmup: eager runs of each kind before its capture, at least 2.
-        max_graphs: graphs at one time.
+        max_graphs: graphs at one time, of all kinds of calls together.
         memory_fraction: share of the device's memory that the process may hold for a further
             graph to be captured, above 0 and up to 1.
         on_refusal: what happens when a call may not be captured: "eager" runs it as written, with

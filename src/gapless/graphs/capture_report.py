@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.graphs.padding_share import KindsSeen, padding_shares
+from gapless.report.text import megabytes
 
 
 if TYPE_CHECKING:
@@ -19,6 +20,9 @@ _NUM_BEFORE_REPLAYS = 3
 
 # Padding is spoken of if it would have given this share of calls more.
 _WORTH_A_LINE = 0.01
+
+# Less memory is not spoken of.
+_SMALLEST_BYTES = 1 << 20
 
 # Nobody reads more.
 _MAX_REFUSALS = 100
@@ -37,6 +41,8 @@ class CaptureReport:
         num_replays: steps that ran as a graph.
         num_eager: steps that ran eagerly, as written.
         seconds: time spent capturing, during which the device is idle.
+        captured_bytes: of the device's memory that captures have reserved, for graphs that are gone
+            as well.
         refusals: all that forbids to capture more, each with what to write instead; graphs that
             exist are still replayed.
         changes: values that changed after graphs had baked them in, each in one line with its
@@ -53,6 +59,7 @@ class CaptureReport:
     num_replays: int = 0
     num_eager: int = 0
     seconds: float = 0.0
+    captured_bytes: int = 0
     refusals: list[Refusal] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     proved: int = 0
@@ -139,7 +146,7 @@ class CaptureReport:
         """Return one line on what ran as a graph and what ran eagerly; more say why."""
         texts = [refusal.text for refusal in self.refusals]
         done = (
-            f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s, "
+            f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s{self._memory()}, "
             f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran eagerly"
         )
         parts = [done, *self._proofs(), *self._rates()]
@@ -151,6 +158,11 @@ class CaptureReport:
         lines += [f"also: {text}" for text in texts[1:]]
         lines += [f"changed: {text}" for text in self.changes]
         return "\n".join([*lines, *self._padding_line()])
+
+    def _memory(self) -> str:
+        if self.captured_bytes < _SMALLEST_BYTES:
+            return ""
+        return f" and {megabytes(self.captured_bytes)}"
 
     def _proofs(self) -> list[str]:
         found = []
@@ -180,6 +192,7 @@ class CaptureReport:
             "num_replays": self.num_replays,
             "num_eager": self.num_eager,
             "seconds": self.seconds,
+            "captured_bytes": self.captured_bytes,
             "refusal": texts[0] if texts else None,
             "refusals": texts,
             "changes": list(self.changes),

@@ -13,7 +13,7 @@ import torch
 
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
 from gapless.graphs.captured_step import CapturedStep
-from gapless.graphs.graph_cache import memory_share
+from gapless.graphs.graph_limits import GraphLimits, memory_share
 from gapless.graphs.refusal import Refusal
 from gapless.pipeline.host_waits import HostWaits
 
@@ -75,11 +75,20 @@ class CaptureSettings:
         if self.steps_per_launch is not None and self.steps_per_launch < 1:
             raise UserError(f"steps_per_launch is {self.steps_per_launch}, expected at least 1")
 
+    def limits(self) -> GraphLimits:
+        """Return new limits for all graphs of one object."""
+        return GraphLimits(
+            self.device,
+            max_graphs=self.max_graphs,
+            memory_budget_bytes=memory_share(self.device, self.memory_fraction),
+        )
+
     def wrap(
         self,
         step: Any,
         side: SideStream,
         *,
+        limits: GraphLimits,
         work: Callable[[Call], Any],
         **others: Any,
     ) -> CapturedStep:
@@ -96,8 +105,7 @@ class CaptureSettings:
             device=self.device,
             host_waits=HostWaits(self.device, wait_stats=self.wait_stats),
             num_warmup=self.num_warmup,
-            max_graphs=self.max_graphs,
-            memory_budget_bytes=memory_share(self.device, self.memory_fraction),
+            limits=limits,
             work=work,
             **options,
         )

@@ -24,7 +24,8 @@ from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.gradient_graph import is_used_up, used_up
-from gapless.graphs.graph_cache import DEFAULT_MAX_GRAPHS, MAX_VARIANTS, GraphCache
+from gapless.graphs.graph_cache import MAX_VARIANTS, GraphCache
+from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
@@ -127,8 +128,7 @@ class CapturedStep:
         host_waits: the door for the waits that captures are.
         num_warmup: eager runs of each key before its capture, at least 2: the first makes the
             optimizer's state, the second shows whether the step makes it anew.
-        max_graphs: as of `GraphCache`.
-        memory_budget_bytes: as of `GraphCache`.
+        limits: for its graphs, and those of others; None: limits of its own.
         on_side_stream: returns a context for what is no replay: eager runs and captures.
         launch: calls a function that launches a graph, with the arguments that follow, and
             returns what it returns.
@@ -158,8 +158,7 @@ class CapturedStep:
         device: Device,
         host_waits: HostWaits,
         num_warmup: int = DEFAULT_NUM_WARMUP,
-        max_graphs: int = DEFAULT_MAX_GRAPHS,
-        memory_budget_bytes: int | None = None,
+        limits: GraphLimits | None = None,
         on_side_stream: Callable[[], AbstractContextManager[None]] = nullcontext,
         launch: Callable[..., Any] = _call,
         work: Callable[[Any], Any] | None = None,
@@ -198,9 +197,9 @@ class CapturedStep:
             host_watch=self._host_watch,
             weights=self._weights,
         )
-        self._graphs = GraphCache(
-            device, max_graphs=max_graphs, memory_budget_bytes=memory_budget_bytes
-        )
+        self._limits = GraphLimits(device) if limits is None else limits
+        self._limits.count(self)
+        self._graphs = GraphCache(self._limits)
         self._objection = objection
         self._trial: Trial | ModuleTrial = (
             make_trial(self._graphs, self._host_watch)
@@ -273,9 +272,15 @@ class CapturedStep:
             return self._work(batch)
 
     @property
+    def num_graphs(self) -> int:
+        """How many graphs there are now, those that wait for the verdict on them included."""
+        num_waiting = sum(kind.pending is not None for kind in self._all_kinds())
+        return len(self._graphs) + num_waiting
+
+    @property
     def has_graphs(self) -> bool:
         """Whether there are graphs now, or one that waits for the verdict on it."""
-        return len(self._graphs) > 0 or any(kind.pending for kind in self._all_kinds())
+        return self.num_graphs > 0
 
     @property
     def is_refused(self) -> bool:
@@ -292,6 +297,14 @@ class CapturedStep:
         self._graphs.clear()
         for kind in self._all_kinds():
             kind.pending, kind.graph = None, None
+
+    def forget(self) -> None:
+        """Let go of all graphs, and of all that is known of calls.
+
+        Sync: Does not block the host.
+        """
+        self.drop_graphs()
+        self._kinds.clear()
 
     def lift_refusal(self) -> None:
         """Try again what was refused, if the reason may be gone."""
@@ -373,8 +386,7 @@ class CapturedStep:
             return False
         if not self._warm_ups.are_done(key):
             return False
-        num_waiting = sum(kind.pending is not None for kind in self._all_kinds())
-        limit = self._graphs.limit(key, num_waiting=num_waiting)
+        limit = self._graphs.limit(key)
         if limit is not None:
             self.report.refuse(limit)
         return limit is None
@@ -486,7 +498,7 @@ class CapturedStep:
         return PayOff(
             self._device,
             as_written=counted,
-            has_room=self._graphs.has_room,
+            has_room=self._limits.have_room,
             give_up=self._give_up_replays,
             settle=self._try_none_first,
         )
@@ -504,11 +516,12 @@ class CapturedStep:
     # --- captures ---
 
     def _try(self, key: Hashable, kind: _Kind, tree: Tree) -> Any:
-        start = self._device.now_ms()
+        start, num_bytes = self._device.now_ms(), self._limits.captured_bytes
         try:
             tried = self._trial.run(tree, kind.reads, kind.watched)
         finally:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
+            self.report.captured_bytes += self._limits.captured_bytes - num_bytes
         self.report.proof_seconds += tried.proof_seconds
         self._refuse(key, tried.refusals)
         if tried.graph is not None:

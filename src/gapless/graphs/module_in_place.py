@@ -78,6 +78,8 @@ class ModuleInPlace:
         self._is_traced = False
         self._side = SideStream(settings.device)
         self._trees = CallTrees()
+        # Of training and evaluation together.
+        self._limits = settings.limits()
         self._runs = Runs(self._side, self.report)
         self._own: Any = None
         self._as_written: Callable[..., Any] = module.forward
@@ -135,6 +137,8 @@ class ModuleInPlace:
             del kept[_STATE]
         # Whoever still holds `forward` runs the module as written.
         self._is_never_captured = True
+        for step in [*self._trained.values(), *self._evaluated.values()]:
+            step.forget()
         self._trained, self._trials, self._evaluated, self._newest = {}, {}, {}, {}
 
     def _state_as_written(self) -> Any:
@@ -205,6 +209,7 @@ class ModuleInPlace:
             step = self._evaluated[kind] = self.settings.wrap(
                 self._as_written,
                 self._side,
+                limits=self._limits,
                 work=work_of(self._as_written),
                 report=self.report,
                 as_written=self._plainly if self.settings.compares_replays else None,
@@ -241,6 +246,7 @@ class ModuleInPlace:
             step = self._trained[key] = self.settings.wrap(
                 self._as_written,
                 self._side,
+                limits=self._limits,
                 work=work,
                 report=self.report,
                 make_trial=make_trial,

@@ -303,7 +303,7 @@ class ModuleTrial:
             [one for one in others if address_of(one) not in changed]
         )
         graph, passes, reserved = self._capture(rehearsal, watched)
-        self._graphs.note_memory(reserved)
+        self._graphs.limits.note_memory(reserved)
         if not all(uses_of(passes.out.leaves, passes.targets)):
             raise Refused(OTHER_WEIGHTS)
         others = [tensor for tensor in [*reads.tensors, *weights] if has_address(tensor)]
@@ -360,7 +360,7 @@ class ModuleTrial:
                 replay=replay,
                 as_written=as_written,
                 reset=lambda: None,
-                memory_budget_bytes=self._graphs.budget,
+                memory_budget_bytes=self._graphs.limits.budget,
                 nondeterministic=touched.nondeterministic,
             )
         except NotProved as error:

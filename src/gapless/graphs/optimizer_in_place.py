@@ -89,6 +89,7 @@ class OptimizerInPlace:
         self._captured = settings.wrap(
             optimizer.step if self._code is None else self._code,
             self._side,
+            limits=settings.limits(),
             work=self._work,
             may_cut=False,
             gradients_are_given=True,
@@ -127,6 +128,7 @@ class OptimizerInPlace:
                 del kept["step"]
             else:
                 kept["step"] = self._own
+        self._captured.forget()
 
     # --- calls ---
 

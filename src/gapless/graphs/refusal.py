@@ -1,7 +1,7 @@
 """Why a step is not captured: a value with a kind, and the rules that lead to one.
 
 Rules on batches and on what eager runs did are here. The limits on graphs are in
-`gapless.graphs.graph_cache`, and the words for a capture that failed in
+`gapless.graphs.graph_limits`, and the words for a capture that failed in
 `gapless.graphs.capture_failure`.
 """
 

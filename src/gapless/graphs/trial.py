@@ -198,7 +198,7 @@ class Trial:
             graph = self._device.capture(
                 queue, like=self._graphs.newest, generators=self._generators(watched)
             )
-        self._graphs.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
+        self._graphs.limits.note_memory(self._device.reserved_memory_bytes() - reserved_before[0])
         self._graphs.newest = graph
         return self._step_graph(
             graph,
@@ -318,7 +318,7 @@ class Trial:
                 replay=replay,
                 as_written=as_written,
                 reset=side.restore,
-                memory_budget_bytes=self._graphs.budget,
+                memory_budget_bytes=self._graphs.limits.budget,
                 nondeterministic=() if touched is None else touched.nondeterministic,
             )
         except Exception as error:

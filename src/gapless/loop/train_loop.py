@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.graphs.captured_step import CapturedStep
+from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.auto import AutoSteps
 from gapless.loop.engine import Engine
@@ -207,7 +208,7 @@ class TrainLoop:
                 step,
                 device=engine.device,
                 host_waits=engine.host_waits,
-                memory_budget_bytes=self._memory_budget_bytes,
+                limits=GraphLimits(engine.device, memory_budget_bytes=self._memory_budget_bytes),
             )
             if self.plan.graphs == "auto":
                 self._graph_runner = AutoSteps(
