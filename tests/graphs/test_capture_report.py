@@ -113,6 +113,7 @@ def test_json_has_the_texts_of_refusals():
         "num_replays": 0,
         "num_eager": 0,
         "seconds": 0.0,
+        "captured_bytes": 0,
         "refusal": "train.py:7 makes the host wait for the device",
         "refusals": [
             "train.py:7 makes the host wait for the device",

@@ -99,7 +99,7 @@ class GraphLimits:
             "memory_budget",
             f"the process holds {held:,} bytes of the device's memory and a capture took up to "
             f"{self._largest_bytes:,}, which is over its budget of {self.budget:,}; pad batches to "
-            "fewer shapes, or raise memory_fraction",
+            "fewer shapes, or raise the budget",
             is_final=False,
             name="memory",
         )

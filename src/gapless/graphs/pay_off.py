@@ -41,7 +41,7 @@ NUM_BEFORE = 50
 _NUM_IN_WINDOW = 8
 
 # A comparison whose graph is not called any more ends after so many calls of others.
-_MOST_OTHERS = 10_000
+_MOST_OTHERS = 1_000
 
 
 class PayOff:
@@ -72,6 +72,7 @@ class PayOff:
         self._has_room = has_room
         self._give_up = give_up
         self._settle = settle
+        self._turn = _TURNS.setdefault(device, _Turn())
         self._num_replays: weakref.WeakKeyDictionary[CallGraph, int] = weakref.WeakKeyDictionary()
         self._comparison: _Comparison | None = None
         # By hash: keys hold every plain value of their calls.
@@ -164,7 +165,7 @@ class PayOff:
                 return "replayed"
             self._comparison = _Comparison(self._device, weakref.ref(graph), kind)
         comparison = self._comparison
-        if not _TURN.is_of(self) or comparison.is_stale(graph):
+        if not self._turn.is_of(self) or comparison.is_stale(graph):
             self._stop()
             return "replayed"
         way = comparison.begin_call(graph)
@@ -177,7 +178,7 @@ class PayOff:
         if num is None:
             return False
         self._num_replays[graph] = num + 1
-        if num < NUM_BEFORE or not _TURN.take(self):
+        if num < NUM_BEFORE or not self._turn.take(self):
             return False
         if not is_distributed() and self._has_room():
             return True
@@ -187,7 +188,7 @@ class PayOff:
 
     def _stop(self) -> None:
         self._comparison = None
-        _TURN.leave(self)
+        self._turn.leave(self)
 
     def _finish(self, comparison: _Comparison) -> None:
         self._stop()
@@ -322,7 +323,7 @@ class _Comparison:
 
 
 class _Turn:
-    """Whose calls are compared now: one object's at a time, since those of others lie between."""
+    """Whose calls are compared now on a device: one object's, since those of others lie between."""
 
     def __init__(self) -> None:
         self._holder: weakref.ref[PayOff] | None = None
@@ -338,8 +339,11 @@ class _Turn:
         return True
 
     def is_of(self, one: PayOff) -> bool:
-        """Return whether it is the turn of an object."""
-        return self._holder is not None and self._holder() is one
+        """Return, at each call of an object that had its turn, whether it still has."""
+        if self._holder is None or self._holder() is not one:
+            return False
+        self._num_asked = 0
+        return True
 
     def leave(self, one: PayOff) -> None:
         """End the turn of an object."""
@@ -347,7 +351,7 @@ class _Turn:
             self._holder = None
 
 
-_TURN = _Turn()
+_TURNS: weakref.WeakKeyDictionary[Device, _Turn] = weakref.WeakKeyDictionary()
 
 
 def is_distributed() -> bool:
