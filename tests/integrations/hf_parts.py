@@ -292,17 +292,12 @@ def train(place, trainer, **options):
     }
 
 
-# A graph holds its rate as a number: with another one in each step, updates run as written.
-_RATES_AT_REST = ("constant", "reduce_lr_on_plateau")
-
-
 def told(place, trainer):
     """Return all that a user could compare of a trainer that has trained."""
     model = trainer.accelerator.unwrap_model(trainer.model)
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     place.watch("model", model)
-    if trainer.args.lr_scheduler_type in _RATES_AT_REST:
-        place.watch("optimizer", optimizer)
+    place.watch("optimizer", optimizer)
     return {
         "log": log_of(trainer.state.log_history),
         "state": [trainer.state.global_step, trainer.state.epoch, trainer.state.best_metric],
