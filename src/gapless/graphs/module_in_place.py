@@ -69,6 +69,8 @@ class ModuleInPlace:
         settings: as given.
         kind_of_call: what an integration knows of the call of now. Calls of different kinds share
             no graph, and one kind is no change of another.
+        is_captured_in_autocast: whether calls within a block of autocast may be graphs. A use of a
+            weight in the same block, outside of the module, shares the cast of a call as written.
     """
 
     def __init__(self, module: nn.Module, settings: CaptureSettings) -> None:
@@ -83,6 +85,7 @@ class ModuleInPlace:
         self._runs = Runs(self._side, self.report)
         self._own: Any = None
         self._as_written: Callable[..., Any] = module.forward
+        self.is_captured_in_autocast = True
         self.kind_of_call: Callable[[], Hashable] = _of_one_kind
         # By kind of call.
         self._evaluated: dict[Hashable, CapturedStep] = {}
@@ -279,6 +282,10 @@ class ModuleInPlace:
         kind = self.settings.device.torch_device.type
         if not (torch.is_autocast_enabled(kind) and torch.is_autocast_cache_enabled()):
             return False
+        if not self.is_captured_in_autocast:
+            self.report.refuse(_WITHIN_AUTOCAST)
+            self.settings.tell(self.report, type(self.target).__name__)
+            return True
         block = num_ended_blocks()
         if block == self._block and not self._shares_casts:
             self._shares_casts = True
@@ -329,6 +336,13 @@ _SETS_GRAD_MODE = Refusal(
     "the module leaves torch.set_grad_enabled otherwise than it finds it, which a replay would not "
     "do; use it as a context",
     name="torch.set_grad_enabled",
+)
+_WITHIN_AUTOCAST = Refusal(
+    "inside_autocast",
+    "a call within a block of autocast, whose casts of weights the rest of the block may share, runs "
+    "as written; let the framework enter autocast, by its setting for mixed precision",
+    name="autocast",
+    is_of_call=True,
 )
 _SHARES_CASTS = Refusal(
     "inside_autocast",

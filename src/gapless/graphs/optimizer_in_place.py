@@ -151,7 +151,8 @@ class OptimizerInPlace:
             return as_written(*args, **kwargs)
         if not self.tries_new_rates and self._has_new_rates():
             self.report.num_eager += 1
-            self.report.refuse(Refusal("update", f"{self._name}() {_NEW_RATE}", is_of_call=True))
+            refusal = Refusal("update", f"{self._name}() {_NEW_RATE}", is_of_call=True)
+            self.report.refuse(refusal, is_told=True)
             return as_written(*args, **kwargs)
         objection = self._objection_to_call(args, kwargs)
         if objection is not None or self._captured.is_refused:

@@ -171,6 +171,6 @@ def _answered(ask: Callable[..., bool]) -> Callable[..., bool]:
         if known is None or padding_mask is None or tuple(padding_mask.shape) != known[1]:
             return ask(padding_mask, *lengths, **options)
         is_full, shape = known
-        return ask(torch.full(shape, is_full), *lengths, **options)
+        return ask(torch.full(shape, is_full, device="cpu"), *lengths, **options)
 
     return ask_host
