@@ -11,11 +11,12 @@ import torch
 pytest.importorskip("accelerate")
 
 from accelerate import Accelerator, data_loader
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.state import AcceleratorState, GradientState
 
 import gapless
 from gapless import testing
-from gapless.integrations.accelerate import capture_prepared
+from gapless.integrations.accelerate import capture_optimizer, capture_prepared
 
 
 @pytest.fixture
@@ -54,6 +55,34 @@ def test_reports_are_those_of_what_prepare_returned(device):
     gapless.release(optimizer)
     with pytest.raises(gapless.UserError):
         gapless.capture_report(optimizer)
+
+
+def test_updates_under_a_scaler_are_replayed(device):
+    """Accelerate puts another `step` there for each call, to see whether the scaler skips it."""
+
+    def trained(captures):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 2).to(device.torch_device)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1, fused=True)
+        scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=3)
+        prepared = AcceleratedOptimizer(optimizer, scaler=scaler)
+        if captures:
+            capture_optimizer(prepared, device)
+        skipped = []
+        for number in range(9):
+            x = torch.full((3, 4), float("inf") if number == 5 else 1.0)
+            scaler.scale(model(x.to(device.torch_device)).sum()).backward()
+            prepared.step()
+            skipped.append(prepared.step_was_skipped)
+            prepared.zero_grad()
+        return prepared, [skipped, scaler.get_scale(), model.weight.tolist()]
+
+    Accelerator(cpu=True)
+    _, expected = trained(captures=False)
+    optimizer, found = trained(captures=True)
+
+    assert found == expected
+    assert gapless.capture_report(optimizer).num_replays == 6
 
 
 class Reused(torch.utils.data.Dataset):

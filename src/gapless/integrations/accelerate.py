@@ -12,9 +12,10 @@ The loop stays as it is: `accelerator.backward`, `accumulate`, `clip_grad_norm_`
 from __future__ import annotations
 
 import warnings
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-from accelerate.optimizer import AcceleratedOptimizer, patch_optimizer_step
+from accelerate.optimizer import AcceleratedOptimizer
 from accelerate.utils import DistributedType, DynamoBackend
 
 import gapless
@@ -144,4 +145,18 @@ def capture_optimizer(prepared: torch.optim.Optimizer, device: Device) -> None:
         if one.scaler is not None:
             # It puts back the `step` that it found when it was made.
             one._optimizer_original_step_method = one.optimizer.step
-            one._optimizer_patched_step_method = patch_optimizer_step(one, one.optimizer.step)
+            one._optimizer_patched_step_method = _noting_calls(one, one.optimizer.step)
+
+
+def _noting_calls(prepared: Any, step: Any) -> Any:
+    """Return what stands for `step` while a scaler calls it, as Accelerate's own function does.
+
+    Captured steps pass over functions of this package, but over those of no other.
+    """
+
+    @wraps(step)
+    def noting(*args: Any, **kwargs: Any) -> Any:
+        prepared._accelerate_step_called = True
+        return step(*args, **kwargs)
+
+    return noting
