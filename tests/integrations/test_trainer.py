@@ -167,6 +167,30 @@ def test_a_rate_that_stays_is_captured_and_one_that_moves_is_named(tmp_path):
     assert reports[1].num_replays > reports[1].num_eager
 
 
+@pytest.mark.parametrize("bf16", [False, True])
+def test_it_may_evaluate_before_it_trains(tmp_path, monkeypatch, bf16):
+    """Accelerate prepares the model twice then, and the captured call is around both."""
+    monkeypatch.setenv("ACCELERATE_TORCH_DEVICE", "cpu:1")
+
+    def trained(captures):
+        with testing.SimulatedDevice(scheduler="asap") as device:
+            trainer = trainer_on(device, tmp_path, sentences(32), bf16=bf16)
+            trainer.eval_dataset = sentences(40, seed=3)
+            if captures:
+                capture_trainer(trainer, device=device, quiet=True)
+            before = trainer.evaluate()["eval_loss"]
+            trainer.train()
+            weights = [value.cpu().clone() for value in trainer.model.state_dict().values()]
+            return trainer, [before, trainer.evaluate()["eval_loss"]], weights
+
+    _, expected, expected_weights = trained(captures=False)
+    trainer, losses, weights = trained(captures=True)
+
+    assert losses == expected
+    assert equal(weights, expected_weights)
+    assert gapless.capture_report(trainer.model).num_replays > 20
+
+
 def test_what_is_no_trainer_is_refused():
     """The error names what was given and what was expected."""
     with pytest.raises(gapless.UserError, match="expected a transformers"):

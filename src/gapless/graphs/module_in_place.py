@@ -129,6 +129,11 @@ class ModuleInPlace:
         self._forward = kept[_FORWARD] = forward
         self._state = kept[_STATE] = self._state_as_written
 
+    @property
+    def is_called(self) -> bool:
+        """Whether `module.forward()` still comes here first."""
+        return vars(self.target).get(_FORWARD) is self._forward
+
     def detach(self) -> None:
         """Let `module.forward()` be what it was."""
         kept = vars(self.target)

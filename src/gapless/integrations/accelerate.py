@@ -119,8 +119,11 @@ def capture_model(model: torch.nn.Module, device: Device) -> None:
     Sync: Does not block the host.
     """
     answer_before_calls(model)
-    gapless.capture(model, device=device)
     captor: Any = captor_of(model)
+    if captor is not None and not captor.is_called:
+        gapless.release(model)  # it was prepared again, and stands in another block of autocast
+    gapless.capture(model, device=device)
+    captor = captor_of(model)
     captor.kind_of_call = whether_full
     captor.is_captured_in_autocast = False
     if any(getattr(part, "gradient_checkpointing", False) for part in model.modules()):

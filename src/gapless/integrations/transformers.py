@@ -143,7 +143,8 @@ class CaptureInTraining(TrainerCallback):
                 # A sentence that is generated has another shape with each of its tokens.
                 with at_work():
                     return predict(*args, **kwargs)
-            self._capture_model()
+            if self._model is not trainer.model:
+                self._capture_model()
             return predict(*args, **kwargs)
 
         return prediction_step
