@@ -16,7 +16,29 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 pytestmark = pytest.mark.gpu
 
+_DRAWS_ON_THE_HOST = (
+    "BART and Marian draw a number on the host for each layer, if only to drop none, which a replay "
+    "would not do: they run as written, and are named"
+)
+_REFUSED = {
+    "hf_evaluating-lengths_of_two_sides": _DRAWS_ON_THE_HOST,
+    "hf_evaluating-marian_generates": _DRAWS_ON_THE_HOST,
+    "hf_evaluating-bart_generates": _DRAWS_ON_THE_HOST,
+}
+
+
+def marks_of(case):
+    """Return the mark of a case that does not replay on a GPU, and why."""
+    reason = _REFUSED.get(str(case))
+    return [] if reason is None else [pytest.mark.xfail(reason=reason, strict=True)]
+
+
 ON_A_GPU = [pytest.param(case, id=str(case)) for case in CASES if GPU in case.devices]
+JUDGED = [
+    pytest.param(case, id=str(case), marks=marks_of(case))
+    for case in CASES
+    if GPU in case.devices
+]
 
 
 @pytest.mark.parametrize("case", ON_A_GPU)
@@ -25,7 +47,7 @@ def test_the_program_equals_itself(case):
     assert judge_the_program_itself(case, GPU) == []
 
 
-@pytest.mark.parametrize("case", ON_A_GPU)
+@pytest.mark.parametrize("case", JUDGED)
 def test_on_a_gpu(case):
     """The program gives what it gives as written, and is replayed or not as expected."""
     assert judge(case, GPU) == []
