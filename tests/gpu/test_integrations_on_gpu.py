@@ -35,9 +35,7 @@ def marks_of(case):
 
 ON_A_GPU = [pytest.param(case, id=str(case)) for case in CASES if GPU in case.devices]
 JUDGED = [
-    pytest.param(case, id=str(case), marks=marks_of(case))
-    for case in CASES
-    if GPU in case.devices
+    pytest.param(case, id=str(case), marks=marks_of(case)) for case in CASES if GPU in case.devices
 ]
 
 

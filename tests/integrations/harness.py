@@ -295,7 +295,7 @@ def _too_few_replays(case, kind, place, outcome):
 def _missing_words(case, kind, place, outcome):
     del kind
     said = {"warning": "\n".join(outcome.warned)}
-    if place.names():  # a trainer that is left alone has no report
+    if place.said():  # a trainer that is left alone has no report
         said["report"] = place.said()
     return [
         f"no {what} says {word!r}"
