@@ -191,6 +191,16 @@ def test_it_may_evaluate_before_it_trains(tmp_path, monkeypatch, bf16):
     assert gapless.capture_report(trainer.model).num_replays > 20
 
 
+def test_floating_point_operations_are_counted_as_before(tmp_path):
+    """Weights are not counted in each step, and the sum is the same for batches of all lengths."""
+    rows = sentences(48, shortest=6, longest=8)
+    (before, _, _), (after, _, _) = (
+        trained(tmp_path, rows, captured=captured) for captured in (False, True)
+    )
+
+    assert after.state.total_flos == before.state.total_flos > 0
+
+
 def test_what_is_no_trainer_is_refused():
     """The error names what was given and what was expected."""
     with pytest.raises(gapless.UserError, match="expected a transformers"):

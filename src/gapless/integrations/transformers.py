@@ -19,6 +19,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 import gapless
 from gapless.device.find import find_device
 from gapless.errors import CaptureWarning, UserError
+from gapless.graphs.captor import captor_of
 from gapless.graphs.step_call import at_work
 from gapless.integrations import accelerate
 from gapless.integrations.batches import move_without_waits
@@ -47,14 +48,16 @@ _DOES_NOT = (
     "what is not captured runs as written; gapless.capture_report(trainer.model) says why",
 )
 
+_MOST_COUNTED = 1_000
+
 
 def capture_trainer(
     trainer: _TrainerT, *, device: str | torch.device | Device = "auto", quiet: bool = False
 ) -> _TrainerT:
     """Let a Trainer, or a Seq2SeqTrainer, train and evaluate with captured graphs.
 
-    It gets a callback, and its `training_step` and `prediction_step` are wrapped. It writes to
-    stderr what it does.
+    It gets a callback, and its `training_step`, `prediction_step` and `floating_point_ops` are
+    wrapped. It writes to stderr what it does.
 
     Args:
         trainer: of transformers, or of a class of the user's on top of it.
@@ -83,6 +86,8 @@ def capture_trainer(
     trainer.add_callback(callback)
     trainer.training_step = _with_filtered_loss(trainer, trainer.training_step)
     trainer.prediction_step = callback.around_prediction(trainer.prediction_step)
+    if type(trainer).floating_point_ops is Trainer.floating_point_ops:
+        trainer.floating_point_ops = callback.counted_once(trainer.floating_point_ops)
     return trainer
 
 
@@ -148,6 +153,30 @@ class CaptureInTraining(TrainerCallback):
             return predict(*args, **kwargs)
 
         return prediction_step
+
+    def counted_once(self, count: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a `floating_point_ops` that counts the weights again after a call as written.
+
+        To count them takes the host long, and after a replay they are those of before.
+        """
+        counted: dict[Any, Any] = {}
+
+        @wraps(count)
+        def floating_point_ops(inputs: Any) -> Any:
+            model = self._trainer.model
+            captor: Any = captor_of(model)
+            counts = getattr(type(model), "floating_point_ops", None)
+            if captor is None or counts is not PreTrainedModel.floating_point_ops:
+                return count(inputs)
+            shapes = [(name, getattr(value, "shape", None)) for name, value in inputs.items()]
+            key = (captor.report.num_eager, *shapes)
+            if counted.get("captor") is not captor or key not in counted:
+                if counted.get("captor") is not captor or len(counted) > _MOST_COUNTED:
+                    counted.clear()
+                counted["captor"], counted[key] = captor, count(inputs)
+            return counted[key]
+
+        return floating_point_ops
 
     def _capture_model(self) -> bool:
         """Capture the Trainer's model of now; return whether that can be done."""
