@@ -115,7 +115,7 @@ class GaplessCallback(_Callback):
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Give the loop its own step back."""
-        self._end()
+        self._end(has_failed=True)
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give the loop its own step back."""
@@ -127,8 +127,8 @@ class GaplessCallback(_Callback):
         else:
             announce("Lightning's Trainer", does=(), does_not=(f"anything in this fit: {reason}",))
 
-    def _end(self) -> None:
+    def _end(self, *, has_failed: bool = False) -> None:
         if self._fit is not None:
-            self._fit.detach()
+            self._fit.detach(has_failed=has_failed)
             self._report = self._fit.report
             self._fit = None

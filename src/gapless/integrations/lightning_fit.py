@@ -63,11 +63,14 @@ class LightningFit:
         self._without_waits: tuple[BarNumbers | BatchesWithoutWaits, ...] = ()
         if device.is_accelerator:
             self._without_waits = (
-                BarNumbers(trainer, self._framework, device),
+                BarNumbers(trainer, self._framework, device, self._logs.make_now),
                 BatchesWithoutWaits(trainer, module, self._framework, device),
             )
+        self._has_begun = bool(self._epoch_loop._results)
         # By what a step reads of its trainer; None where it is not captured as a whole.
         self._steps: dict[Hashable, LightningStep | None] = {}
+        # So that no other callback gets the number of one that has gone.
+        self._held: list[Any] = []
 
     @property
     def report(self) -> CaptureReport:
@@ -80,7 +83,7 @@ class LightningFit:
         return "run" in vars(self._loop)
 
     def count_as_written(self) -> None:
-        """Count a step that did not come here."""
+        """Count a step that is Lightning's own."""
         self._reports.own.num_eager += 1
 
     def attach(self) -> str | None:
@@ -100,12 +103,18 @@ class LightningFit:
             reports.own.refuse(refusal)
         return refusal.text
 
-    def detach(self) -> None:
-        """Let the loop's steps be its own."""
+    def detach(self, *, has_failed: bool = False) -> None:
+        """Let the loop's steps be its own.
+
+        Args:
+            has_failed: whether the fit has raised.
+
+        Sync: Blocks the host, unless it has failed, until the numbers of the last step are there.
+        """
         vars(self._loop).pop("run", None)
         vars(self._epoch_loop).pop("_build_kwargs", None)
         for one in self._without_waits:
-            one.detach()
+            one.detach(has_failed=has_failed)
         self._parts.release()
 
     def _build_kwargs(self, kwargs: Any, batch: Any, batch_idx: int) -> Any:
@@ -124,8 +133,12 @@ class LightningFit:
     def _run(self, optimizer: Any, batch_idx: int, kwargs: Any) -> dict[str, Any]:
         """Do what `_AutomaticOptimization.run` does."""
         loop = self._loop
-        # Averaging of weights looks at batches without training on them.
-        if loop._skip_backward:
+        # Averaging of weights looks at batches without training on them. And the first step of all makes
+        # the table of results: as long as it is empty, Lightning does not ask for what was logged.
+        if loop._skip_backward or not self._has_begun:
+            self._has_begun = True
+            self.count_as_written()
+            self._of_optimizer(optimizer).own.num_eager += 1
             return self._run_as_written(optimizer, batch_idx, kwargs)
         step = self._step_of(optimizer)
         if step is None or step.is_given_up():
@@ -178,6 +191,7 @@ class LightningFit:
         callbacks = tuple(map(id, trainer.callbacks))
         key = (trainer.accumulate_grad_batches, clip, id(optimizer), callbacks)
         if key not in self._steps:
+            self._held.append(list(trainer.callbacks))
             self._steps[key] = self._new_step(optimizer)
         return self._steps[key]
 

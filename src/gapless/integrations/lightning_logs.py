@@ -72,13 +72,32 @@ class LoggedCalls:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note calls in the body, instead of making them."""
+        """Note calls in the body, instead of making them; make them if it raises."""
         kept = vars(self._module)
         kept["log"] = self._in_place
         try:
             yield
+        except BaseException:
+            self.make_now()
+            raise
         finally:
-            del kept["log"]
+            kept.pop("log", None)
+
+    def make_now(self) -> None:
+        """Make the calls that are noted so far, for whoever asks for metrics within a step.
+
+        That is work of the host, so such a step is not captured as a whole.
+        """
+        if not self._numbers:
+            return
+        kept = vars(self._module)
+        in_place, numbers, values = kept.pop("log", None), self._numbers, self._values
+        self._numbers, self._values = [], []
+        try:
+            self.make(numbers, values)
+        finally:
+            if in_place is not None:
+                kept["log"] = in_place
 
     def begin(self) -> None:
         """Forget what was noted, at the beginning of a step."""

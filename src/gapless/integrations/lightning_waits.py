@@ -39,9 +39,13 @@ class BarNumbers:
         trainer: that fits.
         framework: of the trainer.
         device: where it trains.
+        before: is called before metrics are looked at.
     """
 
-    def __init__(self, trainer: Any, framework: Any, device: Device) -> None:
+    def __init__(
+        self, trainer: Any, framework: Any, device: Device, before: Callable[[], None]
+    ) -> None:
+        self._before = before
         self._device = device
         self._epoch_loop = trainer.fit_loop.epoch_loop
         self._results = self._epoch_loop._results
@@ -63,8 +67,11 @@ class BarNumbers:
         for bar in self._bars:
             vars(bar)["get_metrics"] = self._for_bar(bar.get_metrics)
 
-    def detach(self) -> None:
+    def detach(self, *, has_failed: bool = False) -> None:
         """Let Lightning read its numbers.
+
+        Args:
+            has_failed: whether the fit has raised, so that nothing is to be read.
 
         Sync: Blocks the host, if numbers of the last step are on their way.
         """
@@ -72,6 +79,8 @@ class BarNumbers:
         vars(self._connector).pop("on_batch_end", None)
         for bar in self._bars:
             vars(bar).pop("get_metrics", None)
+        if has_failed:
+            return
         shown = self._connector._progress_bar_metrics
         shown.update({name: value.item() for name, value in self._newest.items()})
         self._newest, self._on_their_way = {}, {}
@@ -101,6 +110,7 @@ class BarNumbers:
 
     def _metrics(self, on_step: bool) -> _Metrics:
         """Do what `_ResultCollection.metrics` does, but make numbers for the bar only if they are asked for."""
+        self._before()
         results = self._results
         log: dict[str, Any] = {}
         callback: dict[str, Any] = {}
@@ -211,7 +221,7 @@ class BatchesWithoutWaits:
         if self._is_plain:
             vars(self._strategy)["batch_to_device"] = self._move
 
-    def detach(self) -> None:
+    def detach(self, *, has_failed: bool = False) -> None:
         """Let the strategy move batches."""
         vars(self._strategy).pop("batch_to_device", None)
         self._mover.close()
