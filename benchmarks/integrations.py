@@ -2,7 +2,8 @@
 
     PYTHONPATH=src python3 -m benchmarks.integrations [--only trainer accelerate] [--json FILE]
 
-A BERT-small, made from its configuration, classifies batches of 32 sentences of 16 to 32 tokens. First each
+A BERT-small, made from its configuration, classifies batches of 32 sentences of 16 to 32 tokens; Lightning trains a
+small convolutional network (`lightning_cnn.py`), without its progress bar and with it. First each
 loop runs with deterministic algorithms, alone and captured: logs and weights are compared, and the waits of
 its last steps are counted. Then both take turns, and the time of the steps after the warm-up is measured, from
 an idle device to an idle device. `--json` adds a line to a file.
@@ -29,6 +30,7 @@ import torch
 
 import gapless
 from benchmarks.facts import place_and_time
+from benchmarks.lightning_cnn import run_lightning, run_lightning_with_bar
 
 
 if TYPE_CHECKING:
@@ -94,7 +96,9 @@ class Run:
         self.log = log
         digest = hashlib.sha256()
         for value in model.state_dict().values():
-            digest.update(value.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
+            digest.update(
+                value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+            )
         self.weights = digest.hexdigest()
         if self.is_captured:
             self.reports = [str(gapless.capture_report(one)) for one in (model, optimizer)]
@@ -221,6 +225,8 @@ def run_accelerate(run: Run) -> None:
 LOOPS: dict[str, tuple[Callable[[Run], None], tuple[str, ...]]] = {
     "trainer": (run_trainer, ("transformers", "accelerate")),
     "accelerate": (run_accelerate, ("transformers", "accelerate")),
+    "lightning": (run_lightning, ("lightning",)),
+    "lightning-bar": (run_lightning_with_bar, ("lightning",)),
 }
 
 
@@ -272,7 +278,7 @@ def line_of(row: dict[str, Any]) -> str:
     """Return one line on a loop."""
     bits = "same" if row["same_log"] and row["same_weights"] else "OTHER BITS"
     return (
-        f"{row['loop']:<12}{median(row['steps_per_s_alone']):>9.1f}"
+        f"{row['loop']:<14}{median(row['steps_per_s_alone']):>9.1f}"
         f"{median(row['steps_per_s_captured']):>10.1f}{row['ratio']:>7.2f}x"
         f"{row['waits_alone']:>8.1f}{row['waits_captured']:>10.1f}  {bits}"
     )
@@ -292,12 +298,12 @@ def main() -> None:
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--json", type=Path, help="add a line to this file")
     args = parser.parse_args()
-    print(f"{'':<12}{'steps/s':>9}{'captured':>10}{'':>8}{'waits':>8}{'captured':>10}")
+    print(f"{'':<14}{'steps/s':>9}{'captured':>10}{'':>8}{'waits':>8}{'captured':>10}")
     rows = []
     for name in args.only:
         absent = [package for package in LOOPS[name][1] if find_spec(package) is None]
         if absent:
-            print(f"{name:<12}  {', '.join(absent)} is not installed")
+            print(f"{name:<14}  {', '.join(absent)} is not installed")
             continue
         rows.append(compared(name, args))
         print(line_of(rows[-1]), *rows[-1]["reports"], sep="\n  ", flush=True)
