@@ -7,7 +7,7 @@ import os
 import pytest
 
 from hazards.harness import GPU
-from hazards.in_place_harness import judge, judge_the_loop_itself
+from hazards.in_place_harness import judge, judge_in_turns, judge_the_loop_itself
 from hazards.in_place_known import xfail_marks
 from hazards.themes import IN_PLACE_CASES
 
@@ -28,6 +28,8 @@ PLAIN = [
     if GPU in case.devices and case.holds_plainly
 ]
 
+IN_TURNS = [one for one in CASES if not one.marks and "in_place_pays" not in one.id]
+
 
 @pytest.mark.parametrize("case", CASES)
 def test_on_a_gpu(case):
@@ -39,3 +41,9 @@ def test_on_a_gpu(case):
 def test_the_loop_equals_itself(case):
     """The loop as written gives the same bits twice: nothing but a capture can change it."""
     assert judge_the_loop_itself(case, GPU) == []
+
+
+@pytest.mark.parametrize("case", IN_TURNS)
+def test_in_turns(case):
+    """The loop gives the same whichever of its calls are replays."""
+    assert judge_in_turns(case, GPU) == []

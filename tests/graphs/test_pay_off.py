@@ -16,10 +16,8 @@ from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
 
 
-_NUM_IN_WINDOW = 8
-
 # Calls after which all is decided: those before replays, and pairs with a call to read each.
-ENOUGH = 3 + pay_off.NUM_BEFORE + NUM_PAIRS * (2 * _NUM_IN_WINDOW + 2) + 10
+ENOUGH = 3 + pay_off.NUM_BEFORE + NUM_PAIRS * (2 * pay_off.NUM_IN_WINDOW + 2) + 10
 
 
 @pytest.fixture
@@ -113,7 +111,7 @@ def test_one_pair_of_windows_is_enough_for_replays_that_pay(device):
     captor = vars(loop.model)["_gapless_captor"]
     (step,) = captor._trained.values()
 
-    assert loop.num_written == _NUM_IN_WINDOW
+    assert loop.num_written == pay_off.NUM_IN_WINDOW
     assert step.quick_call in step._graphs.quick_calls.values()
 
 

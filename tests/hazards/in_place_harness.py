@@ -17,12 +17,14 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import gapless
+from gapless.graphs import pay_off
 from hazards import captured_harness
 from hazards.captured_harness import HOLDS, differences, line_of, refusals_of
 from hazards.harness import CPU, GPU, SIMULATED
@@ -249,16 +251,29 @@ def num_calls_of(case, kind):
 def judge(case, kind, **options):
     """Return what is wrong with the product in this case, in words; nothing if it is right."""
     place = product_of(kind, **options)
+    wrong = _wrong_in(case, kind, place)
+    if kind != CPU and case.expect != HOLDS:
+        wrong += _VERDICTS[case.expect.name](case, kind, place)
+    return wrong + [f"the reports say: {said_by(place)}"] * bool(wrong)
+
+
+def judge_in_turns(case, kind, **options):
+    """Return what is wrong where replays and calls as written take turns, as in a comparison."""
+    place = product_of(kind, **options)
+    settings = {"NUM_BEFORE": 2, "NUM_IN_WINDOW": 2, "judged": lambda pairs: None}
+    with mock.patch.multiple(pay_off, **settings):
+        wrong = _wrong_in(case, kind, place)
+    return wrong + [f"the reports say: {said_by(place)}"] * bool(wrong)
+
+
+def _wrong_in(case, kind, place):
+    """Return what a run of the product computes otherwise than the loop as written."""
     outcome = _run(case, place)
     wrong = [f"race: {race}" for race in outcome.races[:3]]
     if case.expect == HOLDS:
         return wrong
     differing = differences(expected_of(case, kind), outcome.result)
-    if differing:
-        wrong += [*differing, *([outcome.error] if outcome.error else [])]
-    if kind != CPU:
-        wrong += _VERDICTS[case.expect.name](case, kind, place)
-    return wrong + [f"the reports say: {said_by(place)}"] * bool(wrong)
+    return wrong + differing + [outcome.error] * bool(differing and outcome.error)
 
 
 def _run(case, place):

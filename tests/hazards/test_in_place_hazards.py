@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from hazards.harness import CPU, SIMULATED
-from hazards.in_place_harness import judge
+from hazards.in_place_harness import judge, judge_in_turns
 from hazards.in_place_known import xfail_marks
 from hazards.themes import IN_PLACE_CASES
 
@@ -17,6 +17,11 @@ _ONE_IN = 8
 def cases_on(kind):
     cases = [case for case in IN_PLACE_CASES if kind in case.devices]
     return [pytest.param(case, id=str(case), marks=xfail_marks(case, kind)) for case in cases]
+
+
+def in_turns(kind):
+    """Return the cases that are right, but for those that ask which calls were replays."""
+    return [one for one in cases_on(kind) if not one.marks and "in_place_pays" not in one.id]
 
 
 @pytest.mark.slow
@@ -44,3 +49,10 @@ def test_on_the_simulated_device_that_is_late(case):
 def test_on_the_simulated_device_at_random(case):
     """It does so if the device's streams run in any order that is allowed."""
     assert judge(case, SIMULATED, scheduler="random", seed=0) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", in_turns(SIMULATED)[::2])
+def test_on_the_simulated_device_in_turns(case):
+    """It gives the same whichever of its calls are replays."""
+    assert judge_in_turns(case, SIMULATED, scheduler="asap", seed=0) == []

@@ -38,7 +38,7 @@ _Way = Literal["replayed", "written"]
 NUM_BEFORE = 50
 
 # Calls of a window.
-_NUM_IN_WINDOW = 8
+NUM_IN_WINDOW = 8
 
 # A comparison whose graph is not called any more ends after so many calls of others.
 _MOST_OTHERS = 1_000
@@ -225,7 +225,7 @@ class _Window:
 
     @property
     def is_full(self) -> bool:
-        return len(self.calls) >= _NUM_IN_WINDOW
+        return len(self.calls) >= NUM_IN_WINDOW
 
 
 @dataclass(frozen=True, slots=True)
