@@ -505,7 +505,7 @@ class CapturedStep:
 
     def _run_as_written(self, pay_off: PayOff, kind: Hashable, tree: Tree) -> Any:
         if pay_off.is_given_up(kind):
-            self._newest, self.quick_call = None, pay_off.quick_as_written(tree)
+            self._newest, self.quick_call = None, pay_off.quick_as_written(kind, tree)
         return pay_off.as_written(tree.value.args, tree.value.kwargs)
 
     def _give_up_replays(self, kind: Hashable, refusal: Refusal) -> None:

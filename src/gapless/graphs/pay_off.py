@@ -77,6 +77,7 @@ class PayOff:
         self._comparison: _Comparison | None = None
         # By hash: keys hold every plain value of their calls.
         self._given_up: set[int] = set()
+        self._quick_calls: dict[tuple[int, bool], QuickCall | None] = {}
 
     def add(self, graph: CallGraph) -> None:
         """Let a graph be compared that gives the same bits as its calls as written."""
@@ -139,8 +140,19 @@ class PayOff:
 
         return call
 
-    def quick_as_written(self, tree: Tree) -> QuickCall | None:
-        """Return a function that runs calls like one as written, and returns `NOT_ALIKE` of others."""
+    def quick_as_written(self, kind: Hashable, tree: Tree) -> QuickCall | None:
+        """Return a function that runs calls like one as written, and returns `NOT_ALIKE` of others.
+
+        Args:
+            kind: of the one call.
+            tree: the call.
+        """
+        key = (hash(kind), torch.is_grad_enabled())
+        if key not in self._quick_calls:
+            self._quick_calls[key] = self._make_quick_call(tree)
+        return self._quick_calls[key]
+
+    def _make_quick_call(self, tree: Tree) -> QuickCall | None:
         are_alike = comparison_with(tree.leaves)
         if are_alike is None:
             return None
