@@ -165,8 +165,8 @@ class CaptureInTraining(TrainerCallback):
         def floating_point_ops(inputs: Any) -> Any:
             model = self._trainer.model
             captor: Any = captor_of(model)
-            counts = getattr(type(model), "floating_point_ops", None)
-            if captor is None or counts is not PreTrainedModel.floating_point_ops:
+            counts = getattr(type(model), "num_parameters", None)
+            if captor is None or counts is not PreTrainedModel.num_parameters:
                 return count(inputs)
             shapes = [(name, getattr(value, "shape", None)) for name, value in inputs.items()]
             key = (captor.report.num_eager, *shapes)
