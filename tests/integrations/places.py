@@ -53,7 +53,7 @@ class _Integrates:
         super().__init__(is_plain=is_plain, waits=False, **settings)
         self.calls, self._counts, self._options = Counter(), counts, options or {}
         self._called, self._alive, self._watched, self._hooks = Counter(), {}, {}, []
-        self._callbacks, self._of_callbacks = [], []
+        self._callbacks = []
 
     def __enter__(self):
         entered = super().__enter__()
@@ -125,7 +125,6 @@ class _Integrates:
             by_calls: whether its calls are what trains; otherwise `counted` tells.
         """
         self._watched.setdefault(id(watched), (name, watched, []))
-        self._reports_of_callbacks()
         if self._counts:
             num_calls = self._called.pop(id(watched), 0)
             self.calls[name] += num_calls if by_calls else 0
@@ -148,11 +147,8 @@ class _Integrates:
         return of_objects + [("model", report) for report in self._reports_of_callbacks()]
 
     def _reports_of_callbacks(self):
-        """Return the reports of whole steps, which a callback captures: one for each training."""
-        known = set(map(id, self._of_callbacks))
-        now = [one.report for one in self._callbacks if hasattr(one, "report")]
-        self._of_callbacks += [report for report in now if id(report) not in known]
-        return self._of_callbacks
+        """Return the reports of whole steps, which a callback captures."""
+        return [one.report for one in self._callbacks if hasattr(one, "report")]
 
     def reports(self):
         return [report for _, report in self.named_reports()]
@@ -173,8 +169,8 @@ class _Integrates:
             for kind, _, known in self._watched.values()
             if kind == name
         ]
-        # A step that a callback has captured may be told by the module's report as well.
-        return max(sum(report.num_replays for report in of_callbacks), sum(of_objects))
+        # A step that a callback has captured is told by the module's report as well.
+        return sum(of_objects) or sum(report.num_replays for report in of_callbacks)
 
     def said(self):
         """Return all that the reports say, in one text."""
