@@ -20,6 +20,9 @@ def test_a_loop_is_compared(loop, tmp_path, monkeypatch, capsys):
     file = tmp_path / "rows.jsonl"
     options = ["--only", loop, "--device", "cpu", "--size", "tiny", "--steps", "6"]
     options += ["--proof-steps", "12", "--rounds", "1", "--json", str(file)]
+    # The script sets the first, Lightning the second.
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     monkeypatch.setattr(sys, "argv", ["integrations", *options])
     with pytest.raises(SystemExit) as ended:
         integrations.main()
