@@ -579,6 +579,24 @@ def test_an_unknown_version_of_lightning_is_left_alone(monkeypatch, capsys):
     assert "no Trainer.fit_loop.another_loop" in capsys.readouterr().err
 
 
+def test_a_callback_for_another_device_leaves_the_fit_alone():
+    """Batches go where the trainer trains, whatever the callback was given."""
+    device = SimulatedDevice(scheduler="asap")
+    trainer = L.Trainer(
+        accelerator="cpu",
+        logger=False,
+        max_epochs=1,
+        callbacks=[GaplessCallback(device=device, quiet=True)],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        enable_checkpointing=False,
+    )
+    with pytest.warns(CaptureWarning, match="trains on cpu, and the callback was given cpu:1"):
+        trainer.fit(Net(), batches([4] * 3))
+
+    assert trainer.global_step == 3
+
+
 def test_it_is_said_once_what_is_done_and_what_is_not(capsys):
     """A second fit says nothing."""
     device = SimulatedDevice(scheduler="asap")

@@ -19,7 +19,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.find import find_device
-from gapless.errors import CaptureWarning
+from gapless.errors import CaptureWarning, DeviceError
 from gapless.graphs.capture_report import CaptureReport
 from gapless.integrations.announcement import announce
 from gapless.integrations.lightning_fit import LightningFit
@@ -93,10 +93,9 @@ class GaplessCallback(_Callback):
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Take the place of the loop's own step."""
         self._end()
-        reason = objection_to_version(trainer)
-        if reason is None:
-            device = trainer.strategy.root_device if self._device == "auto" else self._device
-            self._fit = LightningFit(trainer, pl_module, find_device(device))
+        device, reason = self._device_of(trainer)
+        if device is not None:
+            self._fit = LightningFit(trainer, pl_module, device)
             reason = self._fit.attach()
         else:
             warnings.warn(CaptureWarning(f"a fit runs as written: {reason}"), stacklevel=2)
@@ -120,6 +119,23 @@ class GaplessCallback(_Callback):
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Give the loop its own step back."""
         self._end()
+
+    def _device_of(self, trainer: Any) -> tuple[Device | None, str | None]:
+        """Return where a trainer trains, or why nothing can be captured there."""
+        reason = objection_to_version(trainer)
+        if reason is not None:
+            return None, reason
+        here = trainer.strategy.root_device
+        try:
+            device = find_device(here if self._device == "auto" else self._device)
+        except DeviceError as error:
+            return None, str(error)
+        if device.is_accelerator and device.torch_device != here:
+            return (
+                None,
+                f"the trainer trains on {here}, and the callback was given {device.torch_device}",
+            )
+        return device, None
 
     def _announce(self, reason: str | None) -> None:
         if reason is None:
