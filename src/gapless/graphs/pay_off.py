@@ -48,7 +48,7 @@ class PayOff:
     """Decides how the calls of one captured object run: as replays, or as written.
 
     Nothing is compared in a distributed run, whose ranks could decide differently, nor while another
-    object of the process is compared, nor for graphs that have not been proved to give equal bits.
+    object of the device is compared, nor for graphs that have not been proved to give equal bits.
 
     Args:
         device: where they run.
