@@ -112,6 +112,17 @@ def test_a_loader_may_fill_its_memory_again(device, batch_of):
     assert not any(map(device.needs_copy, found))
 
 
+def test_a_loader_may_be_read_in_inference_mode(device):
+    """Tensors of inference have no versions by which a change of a mask would show."""
+    accelerator, *_ = prepared(device)
+    rows = [{"attention_mask": torch.ones(3, dtype=torch.long)}] * 4
+    loader = accelerator.prepare(torch.utils.data.DataLoader(rows, batch_size=2))
+    with torch.inference_mode():
+        sums = [batch["attention_mask"].sum().item() for batch in loader]
+
+    assert sums == [6, 6]
+
+
 def test_other_devices_are_copied_to_as_before(device):
     """Only what goes to a device that is captured on is copied in another way."""
     prepared(device)

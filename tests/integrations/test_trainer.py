@@ -201,6 +201,23 @@ def test_floating_point_operations_are_counted_as_before(tmp_path):
     assert after.state.total_flos == before.state.total_flos > 0
 
 
+def test_a_model_that_was_released_is_as_before(tmp_path):
+    """Its masks are looked at by itself alone."""
+    with testing.SimulatedDevice(scheduler="asap") as device, pytest.MonkeyPatch.context() as m:
+        m.setenv("ACCELERATE_TORCH_DEVICE", str(device.torch_device))
+        trainer = trainer_on(device, tmp_path, sentences(32))
+        capture_trainer(trainer, device=device, quiet=True)
+        trainer.train()
+        model = gapless.release(trainer.model)
+        batch = padded(sentences(4))
+        with torch.no_grad():
+            moved = {name: value.to(device.torch_device) for name, value in batch.items()}
+            with gapless.count_waits(device) as waits:
+                model(**moved)
+
+    assert waits.count == 1
+
+
 def test_what_is_no_trainer_is_refused():
     """The error names what was given and what was expected."""
     with pytest.raises(gapless.UserError, match="expected a transformers"):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.captor import captor_of
 from gapless.graphs.step_call import is_at_work
 from gapless.integrations.packed_positions import looking_once, note_positions
 from gapless.pipeline.containers import take_apart
@@ -79,7 +80,8 @@ def note(moved: Any, answers: Mapping[str, bool]) -> None:
     Sync: Does not block the host.
     """
     for name, is_full in answers.items():
-        setattr(moved[name], _NOTE, (is_full, moved[name]._version))
+        if not moved[name].is_inference():  # those have no version
+            setattr(moved[name], _NOTE, (is_full, moved[name]._version))
 
 
 def _masks(batch: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -99,6 +101,8 @@ def _note_masks(model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str,
     """
     global _known
     _known = None
+    if captor_of(model) is None or is_at_work():
+        return
     named = dict(zip(_names(type(model).forward), args, strict=False)) | kwargs
     note_positions(type(model) if named.get("position_ids") is None else None)
     masks = [mask for _, mask in _masks(named) if mask.dim() == 2]
@@ -121,7 +125,7 @@ def _names(forward: Any) -> tuple[str, ...]:
 
 def _is_full(mask: torch.Tensor) -> bool:
     is_full, version = getattr(mask, _NOTE, (False, None))
-    if version == mask._version:
+    if version is not None and version == mask._version:
         return bool(is_full)
     return bool(mask.all())
 

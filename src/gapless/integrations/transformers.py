@@ -84,7 +84,8 @@ def capture_trainer(
         accelerate.tell(type(trainer).__name__, objection, found, does=_DOES, does_not=_DOES_NOT)
     callback = CaptureInTraining(trainer, found)
     trainer.add_callback(callback)
-    trainer.training_step = _with_filtered_loss(trainer, trainer.training_step)
+    if found.is_accelerator:
+        trainer.training_step = _with_filtered_loss(trainer, trainer.training_step)
     trainer.prediction_step = callback.around_prediction(trainer.prediction_step)
     if type(trainer).floating_point_ops is Trainer.floating_point_ops:
         trainer.floating_point_ops = callback.counted_once(trainer.floating_point_ops)
