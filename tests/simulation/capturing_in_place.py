@@ -34,3 +34,24 @@ def an_optimizer_that_is_captured_in_place(device):
     report = capture_report(optimizer)
     assert (report.refusals, report.num_graphs) == ([], 1)
     assert (report.num_replays, report.num_eager) == (5, 3)
+
+
+@scenario(num_seeds=FEW)
+def an_optimizer_whose_rate_changes_at_every_step(device):
+    """It is not captured again and again, and its updates are those as written."""
+    plain, weight = torch.ones(8), torch.ones(8, device=device.torch_device)
+    for one, where in ((plain, None), (weight, device)):
+        one.requires_grad_()
+        optimizer = torch.optim.SGD([one], lr=0.1)
+        schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+        if where is not None:
+            gapless.capture(optimizer, device=device)
+        for gradient in _gradients(12, one.detach()):
+            one.grad = gradient
+            optimizer.step()
+            schedule.step()
+            found = read_back(device, one.detach()) if where else None
+    assert torch.equal(found, plain.detach())
+    report = capture_report(optimizer)
+    assert [refusal.kind for refusal in report.refusals] == ["too_many_changes"]
+    assert (report.num_graphs, report.num_replays) == (4, 0)

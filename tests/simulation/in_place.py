@@ -428,3 +428,74 @@ def a_module_that_asks_for_the_nodes_of_its_call(device):
     report = check(device, Asking)
     assert report.num_replays == 0
     assert "is_leaf" in report.refusal.text or "in_place.py" in report.refusal.text
+
+
+# --- transforms, streams ---
+
+
+class MapsItsBatch(Loop):
+    """Calls its model on each row by `torch.func.vmap` in every second step."""
+
+    def call(self, x, number):
+        return torch.func.vmap(self.model)(x) if number % 2 else self.model(x)
+
+
+class Plain(nn.Module):
+    """One weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3))
+
+    def forward(self, x):
+        return torch.tanh(x * self.weight)
+
+
+@scenario(only=ONE)
+def a_module_within_a_transform(device):
+    """Tensors of `torch.func` have no memory that a graph could read."""
+    report = check(device, Plain, loop=MapsItsBatch)
+    assert [refusal.kind for refusal in report.refusals] == ["watched_by_mode"]
+
+
+@scenario(only=ONE)
+def a_step_within_a_transform(device):
+    """The same of a captured function."""
+    weight = torch.ones(3, device=device.torch_device)
+    step = gapless.capture(lambda row: (row * weight).sum(), device=device)
+    for number in range(NUM):
+        with device.allow_waits():
+            rows = on(device, torch.full((4, 3), float(number)))
+            found = read_back(device, torch.func.vmap(step)(rows))
+        assert found.tolist() == [3.0 * number] * 4
+    assert [refusal.kind for refusal in step.report.refusals] == ["watched_by_mode"]
+
+
+_own_weights, _streams = [], []
+
+
+class KnowsItsStream(Plain):
+    """Notes the stream of each call that finds the weight that it was made with."""
+
+    def forward(self, x):
+        if any(self.weight is one for one in _own_weights):
+            gapless_device = _streams[0]
+            assert gapless_device.current_stream() is _streams[1]
+        return super().forward(x)
+
+
+class OnOneStream(Loop):
+    """Sees that its model is called as written on its own stream."""
+
+    def prepare(self):
+        _own_weights[:], _streams[:] = [], []
+        if self.device is not None:
+            _own_weights.append(self.model.weight)
+            _streams[:] = [self.device, self.device.current_stream()]
+
+
+@scenario(only=ONE)
+def a_module_whose_weights_keep_their_stream(device):
+    """Autograd warns of weights that are used on another stream than at first."""
+    report = check(device, KnowsItsStream, loop=OnOneStream)
+    assert (report.num_graphs, report.refusals) == (1, []), str(report)
