@@ -24,6 +24,9 @@ _WORTH_A_LINE = 0.01
 # Less memory is not spoken of.
 _SMALLEST_BYTES = 1 << 20
 
+# Reasons that fewer shapes would mend.
+_OF_SHAPES = ("graph_limit", "memory_budget", "too_many_keys")
+
 # Nobody reads more.
 _MAX_REFUSALS = 100
 _MAX_CHANGES = 20
@@ -185,6 +188,8 @@ class CaptureReport:
         return ["rates are tensors on the device, rounded to float32"]
 
     def _padding_line(self) -> list[str]:
+        if not self.num_graphs and any(one.kind not in _OF_SHAPES for one in self.refusals):
+            return []
         shares = self.padding
         if not shares or max(shares.values()) < self.num_replays / self.num_steps + _WORTH_A_LINE:
             return []

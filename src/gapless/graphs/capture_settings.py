@@ -139,7 +139,13 @@ class CaptureSettings:
             text = "; ".join([refusal.text for refusal in found])
             raise CaptureRefused(f"<captured {name}> is not captured: {text}", kind=found[0].kind)
         for text in report.untold():
-            told = CaptureWarning(f"{name} is not captured: {text}")
+            is_left_out = report.forbids_all or not report.num_graphs
+            what = (
+                f"{name} is not captured"
+                if is_left_out
+                else f"some calls of {name} run as written"
+            )
+            told = CaptureWarning(f"{what}: {text}")
             warnings.warn(told, stacklevel=_level_of_user())
 
 

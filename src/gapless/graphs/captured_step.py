@@ -528,6 +528,8 @@ class CapturedStep:
             self.report.num_graphs += 1
             kind.pending = _Pending(tried.graph, tried.verdict)
             kind.num_steps = self.report.num_steps
+            if kind.watched.host_reads:
+                self.report.note = _reads_elsewhere(kind.watched.host_reads[0])
             if tried.not_proved is not None:
                 self.report.not_proved += 1
                 self.report.note = f"not proved: {tried.not_proved}"
@@ -675,9 +677,17 @@ def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:
 def _rate_changes_often(failure: Failure) -> Refusal:
     return Refusal(
         "too_many_changes",
-        f"{failure.text}, as it does every few steps, and a graph keeps what it was captured with: "
+        f"{failure.text}, as it does after few steps, and a graph keeps what it was captured with: "
         "updates run as written; capture the whole step, or give the optimizer's capture "
         'rates="tensor", which rounds rates to float32',
+    )
+
+
+def _reads_elsewhere(site: str) -> str:
+    # So does the code of transformers for masks, which then takes another kernel.
+    return (
+        f"{site} reads a value of the device in runs as written, and not while a graph is captured: "
+        "a batch whose value is another one may take another way there than in a replay"
     )
 
 

@@ -275,7 +275,8 @@ class OptimizerInPlace:
 
 _NEW_RATE = (
     "has another learning rate than in the step before, and a graph keeps the one that it was "
-    "captured with: such steps run as written"
+    "captured with: such steps run as written; capture the whole step, or give the optimizer's "
+    'capture rates="tensor", which rounds rates to float32'
 )
 
 
