@@ -20,6 +20,7 @@ from simulation import (  # noqa: F401
     guarding,
     in_place,
     losses,
+    paying,
     prefetching,
     proving,
     streams,
