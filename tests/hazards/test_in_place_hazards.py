@@ -52,7 +52,7 @@ def test_on_the_simulated_device_at_random(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", in_turns(SIMULATED)[::2])
+@pytest.mark.parametrize("case", in_turns(SIMULATED)[::_ONE_IN])
 def test_on_the_simulated_device_in_turns(case):
     """It gives the same whichever of its calls are replays."""
     assert judge_in_turns(case, SIMULATED, scheduler="asap", seed=0) == []
