@@ -321,9 +321,12 @@ def _either(case, kind, place, outcome):
 _VERDICTS = {"replays": _too_few_replays, "as written": _as_written, "either": _either}
 
 
-def judge_the_program_itself(case, kind):
-    """Return how the program as written differs from itself; nothing, or the case is no good."""
-    outcome = run(case, place_of(kind, is_plain=True))
+def judge_the_program_itself(case, kind, **settings):
+    """Return how the program as written differs from itself; nothing, or the case is no good.
+
+    Settings are those of the place.
+    """
+    outcome = run(case, place_of(kind, is_plain=True, **settings))
     wrong = [f"race: {race}" for race in outcome.races[:3]]
     if bool(outcome.error) != case.raises:
         return [f"raises is {case.raises}, but the program raised: {outcome.error or 'nothing'}"]

@@ -49,8 +49,14 @@ def test_on_the_simulated_device(case):
 
 @pytest.mark.parametrize("case", cases_on(SIMULATED)[1::_FEWER])
 def test_on_the_simulated_device_that_is_late(case):
-    """It does so if the device runs everything as late as it may."""
-    assert judge(case, SIMULATED, scheduler="lazy", seed=0) == []
+    """It does so if the device runs everything as late as it may.
+
+    A framework that changes host memory while a copy of it is queued shows nothing there.
+    """
+    wrong = judge(case, SIMULATED, scheduler="lazy", seed=0)
+    if wrong and judge_the_program_itself(case, SIMULATED, scheduler="lazy", seed=0):
+        pytest.skip("the program as written is another one on a device that is late")
+    assert wrong == []
 
 
 @pytest.mark.parametrize("case", cases_on(CPU)[2::_FEWER])
