@@ -7,9 +7,11 @@ import json
 import pytest
 import torch
 
+import gapless
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.refusal import Refusal, host_read
 from gapless.pipeline.tree import flatten
+from gapless.testing import SimulatedDevice
 
 
 @pytest.mark.parametrize(
@@ -104,6 +106,19 @@ def test_proofs_and_rates_are_told():
     assert "; 2 proved in 0.2 s; 1 not proved; rates are tensors" in str(report)
 
 
+def test_a_read_that_captures_skip_is_told_once_and_beside_other_notes():
+    """It stays in the report whatever a proof says later."""
+    report = CaptureReport()
+    report.note_skipped_reads(["masks.py:3", "masks.py:3"])
+    report.note_skipped_reads(["masks.py:3"])
+    report.note = "a replay differs no more than that"
+
+    assert report.skipped_reads == ["masks.py:3"]
+    lines = str(report).splitlines()
+    assert lines[0].endswith("; a replay differs no more than that")
+    assert lines[1].startswith("masks.py:3 reads a value of the device in runs as written")
+
+
 def test_json_has_the_texts_of_refusals():
     """The keys are those of summary.json and of compare's JSON."""
     report = CaptureReport(num_graphs=2, refusals=[host_read("train.py:7"), host_read("b.py:8")])
@@ -120,6 +135,7 @@ def test_json_has_the_texts_of_refusals():
             "b.py:8 makes the host wait for the device",
         ],
         "changes": [],
+        "skipped_reads": [],
         "proved": 0,
         "not_proved": 0,
         "proof_seconds": 0.0,
@@ -157,3 +173,31 @@ def test_padding_is_not_told_of_one_shape_or_where_all_was_replayed():
 
     assert (alike.padding, list(replayed.padding)) == ({}, [8, 16, 64])
     assert "padding" not in f"{alike}{replayed}"
+
+
+def test_a_step_that_reads_unless_it_is_captured_is_captured_and_the_read_is_named():
+    """As transformers does for masks: nobody can see what a later value would have led to."""
+    is_captured = []
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        capture = device.capture
+
+        def capture_and_tell(work, **settings):
+            is_captured.append(True)
+            try:
+                return capture(work, **settings)
+            finally:
+                is_captured.clear()
+
+        def step(x):
+            if not is_captured and not (x > 0).all():
+                return x.sum() * 2.0
+            return x.sum()
+
+        device.capture = capture_and_tell
+        captured = gapless.capture(step, device=device)
+        for number in range(8):
+            captured(torch.full((3,), 1.0 + number).to(device.torch_device))
+
+    assert captured.report.num_replays > 0
+    (site,) = captured.report.skipped_reads
+    assert site.startswith("test_capture_report.py:")

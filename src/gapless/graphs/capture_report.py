@@ -10,7 +10,7 @@ from gapless.report.text import megabytes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from gapless.graphs.refusal import Refusal
 
@@ -50,6 +50,8 @@ class CaptureReport:
             exist are still replayed.
         changes: values that changed after graphs had baked them in, each in one line with its
             name, its line of code and both values.
+        skipped_reads: `file:line` of reads of the device that runs as written make, and captures do
+            not. A call whose value is another one may go another way there than in a replay.
         proved: graphs that gave the same bits as the step as written.
         not_proved: graphs that could not be compared, such as for want of memory.
         proof_seconds: time that the host spent on these proofs.
@@ -65,6 +67,7 @@ class CaptureReport:
     captured_bytes: int = 0
     refusals: list[Refusal] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
+    skipped_reads: list[str] = field(default_factory=list)
     proved: int = 0
     not_proved: int = 0
     proof_seconds: float = 0.0
@@ -117,6 +120,12 @@ class CaptureReport:
         if len(self.changes) < _MAX_CHANGES and text not in self.changes:
             self.changes.append(text)
 
+    def note_skipped_reads(self, sites: Iterable[str]) -> None:
+        """Add reads of the device that a capture did not make, unless they are there."""
+        self.skipped_reads += dict.fromkeys(
+            site for site in sites if site not in self.skipped_reads
+        )
+
     def rest(self, refusal: Refusal) -> None:
         """Add a reason that is to be lifted after a number of steps, which doubles each time."""
         self.refuse(refusal)
@@ -167,6 +176,11 @@ class CaptureReport:
         lines = ["; ".join(parts)]
         lines += [f"also: {text}" for text in texts[1:]]
         lines += [f"changed: {text}" for text in self.changes]
+        lines += [
+            f"{site} reads a value of the device in runs as written, and not while a graph is captured: "
+            "a batch whose value is another one may go another way there than in a replay"
+            for site in self.skipped_reads
+        ]
         return "\n".join([*lines, *self._padding_line()])
 
     def _memory(self) -> str:
@@ -208,6 +222,7 @@ class CaptureReport:
             "refusal": texts[0] if texts else None,
             "refusals": texts,
             "changes": list(self.changes),
+            "skipped_reads": list(self.skipped_reads),
             "proved": self.proved,
             "not_proved": self.not_proved,
             "proof_seconds": self.proof_seconds,

@@ -528,8 +528,7 @@ class CapturedStep:
             self.report.num_graphs += 1
             kind.pending = _Pending(tried.graph, tried.verdict)
             kind.num_steps = self.report.num_steps
-            if kind.watched.host_reads:
-                self.report.note = _reads_elsewhere(kind.watched.host_reads[0])
+            self.report.note_skipped_reads(kind.watched.host_reads)
             if tried.not_proved is not None:
                 self.report.not_proved += 1
                 self.report.note = f"not proved: {tried.not_proved}"
@@ -680,14 +679,6 @@ def _rate_changes_often(failure: Failure) -> Refusal:
         f"{failure.text}, as it does after few steps, and a graph keeps what it was captured with: "
         "updates run as written; capture the whole step, or give the optimizer's capture "
         'rates="tensor", which rounds rates to float32',
-    )
-
-
-def _reads_elsewhere(site: str) -> str:
-    # So does the code of transformers for masks, which then takes another kernel.
-    return (
-        f"{site} reads a value of the device in runs as written, and not while a graph is captured: "
-        "a batch whose value is another one may take another way there than in a replay"
     )
 
 
