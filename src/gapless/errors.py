@@ -8,6 +8,7 @@
     |   +-- RunFolderError        a folder that is not a run, or a run that cannot go on
     |   +-- LossError             a step returned something that is no loss
     +-- BatchError                a batch that holds something the pipeline cannot move
+    +-- LoaderError               a worker process of the loader died, raised, or was silent
     +-- CaptureRefused            a step that was to be captured, and is not; carries the kind
     +-- ForbiddenWaitError        the host waited for the device where it must not
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
@@ -55,6 +56,10 @@ class RunFolderError(UserError):
 
 class BatchError(GaplessError, TypeError):
     """A batch holds a value that the pipeline does not know how to move."""
+
+
+class LoaderError(GaplessError, RuntimeError):
+    """A worker process of the loader died, raised, or was silent for too long."""
 
 
 class LossError(UserError):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -14,7 +13,7 @@ from gapless.nmt.data.batch import AnyBatch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -156,7 +155,11 @@ class PairBatches(Dataset[AnyBatch]):
 
 
 def make_loader(
-    pairs: TokenPairs, sampler: MicrobatchSampler, *, workers: int
+    pairs: TokenPairs,
+    sampler: MicrobatchSampler,
+    *,
+    workers: int,
+    prepare_worker: Callable[[int], None] | None = None,
 ) -> DataLoader[AnyBatch]:
     """Return a loader whose worker processes make the sampler's batches.
 
@@ -167,6 +170,7 @@ def make_loader(
         pairs: what the sampler draws from.
         sampler: of the batches.
         workers: processes; 0 makes batches in the training process.
+        prepare_worker: is called in each process with its number.
     """
     return DataLoader(
         PairBatches(pairs),
@@ -176,13 +180,5 @@ def make_loader(
         persistent_workers=workers > 0,
         prefetch_factor=8 if workers else None,
         generator=torch.Generator(),
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=prepare_worker,
     )
-
-
-def _ignore_signals(worker: int) -> None:
-    # Ctrl-C reaches every process of a terminal. The training process decides when to stop, and
-    # needs its workers until the update is complete.
-    del worker
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -204,6 +204,13 @@ class TrainConfig:
         "optimizer and schedule", 0.0, "of AdamW; 0 is Adam", at_least=0.0
     )
 
+    loader_timeout: float = _setting(
+        "run",
+        300.0,
+        "seconds to wait for a batch before the loader's workers count as stuck",
+        at_least=0.1,
+        compare=False,
+    )
     val_interval: int = _setting(
         "run", 1, "epochs between two validations", at_least=1, compare=False
     )

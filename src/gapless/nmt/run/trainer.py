@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,13 +14,13 @@ from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.summary import describe_run, summarize
 from gapless.nmt.run.training_run import new_run, resumed_run
 from gapless.nmt.run.validation import score_pairs, validate
+from gapless.pipeline.loader_worker import prepare_worker
 from gapless.pipeline.loaders import LoaderPart
+from gapless.pipeline.watched_loader import WatchedLoader
 
 
 if TYPE_CHECKING:
     from pathlib import Path
-
-    from torch.utils.data import DataLoader
 
     from gapless.nmt.data.batch import AnyBatch
     from gapless.nmt.run.config import TrainConfig
@@ -90,6 +91,7 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: a loss was NaN or infinite.
+            LoaderError: a worker process of the loader died, raised, or was silent.
             OSError: the disk is full.
 
         Sync: Blocks the host as the plan says, and between epochs.
@@ -99,7 +101,8 @@ class Trainer:
         forget_later(run.run_dir, batches=run.position.batches_before, epochs=run.position.epoch)
         with run.loop, self._saver, RunFolder(run.run_dir) as folder, StopRequest() as stop:
             self._capture_ahead()
-            self._run_epochs(folder, stop)
+            with closing(self._loader()) as loader:
+                self._run_epochs(loader, folder, stop)
             scores = None if stop.is_set else self._test(folder)
             summary = summarize(
                 run, scores, interrupted=stop.is_set, warm_up_seconds=self._warm_up_seconds
@@ -145,9 +148,17 @@ class Trainer:
 
     # --- epochs ---
 
-    def _run_epochs(self, folder: RunFolder, stop: StopRequest) -> None:
+    def _loader(self) -> WatchedLoader[AnyBatch]:
         run = self.run
-        loader = make_loader(run.task.train, run.sampler, workers=run.workers)
+        loader = make_loader(
+            run.task.train, run.sampler, workers=run.workers, prepare_worker=prepare_worker
+        )
+        return WatchedLoader(loader, timeout_seconds=run.config.loader_timeout)
+
+    def _run_epochs(
+        self, loader: WatchedLoader[AnyBatch], folder: RunFolder, stop: StopRequest
+    ) -> None:
+        run = self.run
         while not run.is_finished and not stop.is_set:
             self._run_epoch(loader, folder, stop)
             # A rest is left if the run was stopped, or is at its last update.
@@ -159,7 +170,7 @@ class Trainer:
             self._save_state(self._copy_weights())
 
     def _run_epoch(
-        self, loader: DataLoader[AnyBatch], folder: RunFolder, stop: StopRequest
+        self, loader: WatchedLoader[AnyBatch], folder: RunFolder, stop: StopRequest
     ) -> None:
         """Train on the batches of an epoch that are not done yet."""
         run, position, losses = self.run, self.run.position, self.run.loop.losses

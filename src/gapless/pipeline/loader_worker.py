@@ -1,0 +1,67 @@
+"""What a worker process of a loader does besides making batches."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from multiprocessing.queues import Queue
+from typing import Any
+
+from torch._utils import ExceptionWrapper
+
+
+# Reach every process of a terminal or of a batch job. The training process decides what they mean,
+# and needs its workers until the update is complete.
+_FOR_THE_TRAINING_PROCESS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+
+_PR_SET_PDEATHSIG = 1
+
+
+def prepare_worker(worker: int) -> None:
+    """Let this process serve the one that started it, and no longer than that; a `worker_init_fn`.
+
+    It ignores the signals by which a run is stopped, it dies with the training process, and it
+    reports a batch that it cannot hand over. Who uses it has to end the workers, as
+    `gapless.pipeline.watched_loader.WatchedLoader` does.
+    """
+    del worker
+    signal.set_wakeup_fd(-1)
+    for number in _FOR_THE_TRAINING_PROCESS:
+        signal.signal(number, signal.SIG_IGN)
+    # Torch writes lines of its own about it. The exit code says it as well.
+    signal.signal(signal.SIGBUS, signal.SIG_DFL)
+    # The thread that hands batches over prints the end of the training process as an error.
+    sys.excepthook = _say_nothing
+    _die_with_parent()
+    Queue._on_queue_feeder_error = _report  # type: ignore[attr-defined]
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies.
+
+    Torch's own watch over the parent does not help a worker that is stuck, such as one that writes
+    to a full pipe which nobody reads.
+    """
+    if sys.platform != "linux":
+        return
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _say_nothing(*error: object) -> None:
+    del error
+
+
+def _report(queue: Any, error: Exception, item: Any) -> None:
+    """Send the error in place of a batch that could not be sent, such as for want of memory.
+
+    Python would print it and drop the batch, for which the training process would wait.
+    """
+    if isinstance(item, tuple):
+        queue.put((item[0], ExceptionWrapper(sys.exc_info(), where="while it was handed over")))
+    else:
+        os._exit(1)  # what is on the pipe may be half a message
