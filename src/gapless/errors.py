@@ -6,6 +6,8 @@
     |   +-- DeviceError           a device or precision that is unknown or absent
     |   +-- DataError             text, pairs or vocabulary that cannot be used
     |   +-- RunFolderError        a folder that is not a run, or a run that cannot go on
+    |   +-- CheckpointError       a checkpoint that is missing, damaged or of something else
+    |   +-- RunLockedError        a folder that another process writes to
     |   +-- LossError             a step returned something that is no loss
     +-- BatchError                a batch that holds something the pipeline cannot move
     +-- LoaderError               a worker process of the loader died, raised, or was silent
@@ -15,6 +17,7 @@
 
     UserWarning
     +-- CaptureWarning            a step, or some kind of its calls, runs as written
+    +-- CheckpointWarning         a damaged checkpoint, instead of which the one before is used
 
 Every message names the thing, what was found, what was expected and what to do. Parameters stand in
 backticks, with a value where there is one, as in `device="cpu"`: the command line says --device cpu.
@@ -54,6 +57,14 @@ class RunFolderError(UserError):
     """A folder is not a run, or the run in it cannot be used as asked."""
 
 
+class CheckpointError(UserError):
+    """A checkpoint is missing or damaged, or holds something else than was asked for."""
+
+
+class RunLockedError(UserError):
+    """Another process writes to the folder."""
+
+
 class BatchError(GaplessError, TypeError):
     """A batch holds a value that the pipeline does not know how to move."""
 
@@ -83,6 +94,10 @@ class CaptureWarning(UserWarning):
 
     Each captured step warns once of each reason. The results are right all the same.
     """
+
+
+class CheckpointWarning(UserWarning):
+    """A checkpoint is damaged, and the one before it is used; the text names it and what is wrong."""
 
 
 class ForbiddenWaitError(GaplessError, AssertionError):

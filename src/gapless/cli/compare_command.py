@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
+from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.parser import number, one_of, whole_number
@@ -16,7 +17,6 @@ from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
 from gapless.errors import UserError
-from gapless.files import replace_file
 from gapless.plans import PLANS, get_plan
 
 

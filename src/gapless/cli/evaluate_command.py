@@ -8,11 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_decode_options
 from gapless.cli.extras import require_extra
 from gapless.cli.parser import one_of
 from gapless.errors import DataError
-from gapless.files import replace_file
 
 
 if TYPE_CHECKING:

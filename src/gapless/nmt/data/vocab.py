@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import sentencepiece
 
+from gapless.checkpoint.files import replace_file
 from gapless.errors import DataError, RunFolderError
-from gapless.files import replace_file
 
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import safetensors.torch
 import torch
 
+from gapless.checkpoint.files import replace_file
 from gapless.errors import RunFolderError
-from gapless.files import replace_file
 
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
+from gapless.checkpoint.files import naming, replace_file
 from gapless.errors import NonFiniteLossError, RunFolderError
-from gapless.files import naming, replace_file
 from gapless.nmt.data.vocab import load_vocab
 from gapless.nmt.run.checkpoints import drop_later_epochs
 from gapless.nmt.run.config import make_config

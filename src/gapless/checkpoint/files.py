@@ -1,0 +1,170 @@
+"""Write files so that a reader never sees half of one, also after a power cut.
+
+A written file is on the disk when `fsync` of the file has returned, and its name when `fsync` of its
+folder has. So everything is written under a temporary name, synced, renamed, and the folder synced.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+# Written and hashed at a time; small enough to stay in a processor's cache.
+PART_BYTES = 1 << 20
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
+
+
+class Disk:
+    """The operations that writers ask of a file system, one method each.
+
+    A subclass can record them, or let one fail. Files are descriptors, because an error of
+    writing is only told to the descriptors that were open when it happened.
+    """
+
+    def create(self, path: Path) -> int:
+        """Make an empty file and open it for writing; an older one is replaced."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+
+    def write(self, file: int, data: memoryview) -> None:
+        """Append bytes to a file."""
+        while data:
+            data = data[os.write(file, data) :]
+
+    def sync(self, file: int) -> None:
+        """Wait until the content of a file is on the disk."""
+        os.fsync(file)
+
+    def close(self, file: int) -> None:
+        """Close a file."""
+        os.close(file)
+
+    def make_folder(self, path: Path) -> None:
+        """Make a folder."""
+        path.mkdir()
+
+    def sync_folder(self, path: Path) -> None:
+        """Wait until the names in a folder are on the disk."""
+        folder = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def rename(self, old: Path, new: Path) -> None:
+        """Give a file or folder another name; a file of that name is replaced."""
+        old.replace(new)
+
+    def exchange(self, one: Path, other: Path) -> bool:
+        """Let two names change places in one step; return whether the file system can."""
+        try:
+            call = ctypes.CDLL(None, use_errno=True).renameat2
+        except AttributeError:
+            return False
+        paths = os.fsencode(one), os.fsencode(other)
+        if not call(_AT_FDCWD, paths[0], _AT_FDCWD, paths[1], _RENAME_EXCHANGE):
+            return True
+        code = ctypes.get_errno()
+        if code in _NOT_OFFERED:
+            return False
+        raise OSError(code, os.strerror(code), str(other))
+
+    def unlink(self, path: Path) -> None:
+        """Remove a file."""
+        path.unlink()
+
+    def remove_folder(self, path: Path) -> None:
+        """Remove an empty folder."""
+        path.rmdir()
+
+
+DISK = Disk()
+
+
+def write_file(path: Path, parts: Sequence[memoryview], *, disk: Disk = DISK) -> None:
+    """Write a file and sync it; its name is synced with its folder.
+
+    If the sync fails, nobody knows what is on the disk, and another sync of the same file may
+    claim success. So the file is written anew, once.
+
+    Raises:
+        OSError: the disk is full, or fails twice.
+    """
+    with naming(path):
+        if _write(path, parts, disk):
+            return
+        disk.unlink(path)
+        if not _write(path, parts, disk):
+            raise OSError(
+                errno.EIO, "the disk reports twice that it could not keep what was written"
+            )
+
+
+def _write(path: Path, parts: Sequence[memoryview], disk: Disk) -> bool:
+    """Write a file; return whether it could be synced."""
+    file = disk.create(path)
+    try:
+        for part in parts:
+            for start in range(0, len(part), PART_BYTES):
+                disk.write(file, part[start : start + PART_BYTES])
+        try:
+            disk.sync(file)
+        except OSError as error:
+            # A full disk is full the second time as well.
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True
+    finally:
+        disk.close(file)
+
+
+def replace_file(path: Path, content: bytes, *, disk: Disk = DISK) -> None:
+    """Write a file under a temporary name beside it, then rename it into place.
+
+    Raises:
+        OSError: the disk is full or the folder cannot be written; nothing is left behind.
+    """
+    temporary = temporary_path(path)
+    try:
+        with naming(path):
+            write_file(temporary, [memoryview(content)], disk=disk)
+            disk.rename(temporary, path)
+            disk.sync_folder(path.parent)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def temporary_path(path: Path) -> Path:
+    """Return the name under which this process writes a file or folder before it is whole."""
+    return path.with_name(f".{path.name}.{os.getpid()}.tmp")
+
+
+def remove_tree(path: Path, *, disk: Disk = DISK) -> None:
+    """Remove a folder of files, as far as it is there."""
+    with suppress(FileNotFoundError):
+        for file in sorted(path.iterdir()):
+            disk.unlink(file)
+        disk.remove_folder(path)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Let an error of the system say which path it is about: that of a failed write does not."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise

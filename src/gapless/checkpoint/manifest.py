@@ -1,0 +1,132 @@
+"""What belongs to a checkpoint: the size and hash of every file, and of the list itself."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from gapless.errors import CheckpointError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+
+MANIFEST = "manifest.json"
+
+_FORMAT = 1
+_HASH_BYTES = 32
+_MAX_MANIFEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Content:
+    """What a file has to hold.
+
+    Attributes:
+        size: in bytes.
+        blake2b: hash of its content, 64 hexadecimal digits.
+    """
+
+    size: int
+    blake2b: str
+
+    @classmethod
+    def of(cls, parts: Iterable[memoryview]) -> Content:
+        """Return the size and hash of some bytes, given in parts."""
+        size, digest = 0, blake2b(digest_size=_HASH_BYTES)
+        for part in parts:
+            size += len(part)
+            digest.update(part)
+        return cls(size=size, blake2b=digest.hexdigest())
+
+    def difference(self, data: bytes) -> str | None:
+        """Return how bytes differ from what they have to be; None if they do not."""
+        if len(data) > self.size:
+            return f"has more than the {self.size} bytes that were written"
+        if len(data) < self.size:
+            return f"has {len(data)} bytes, expected {self.size}"
+        if Content.of([memoryview(data)]) != self:
+            return "holds other bytes than were written"
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The list of a checkpoint's files.
+
+    Attributes:
+        name: of the checkpoint's folder, so that one cannot be taken for another.
+        step: of the state in it.
+        files: by name.
+    """
+
+    name: str
+    step: int
+    files: dict[str, Content]
+
+    def as_bytes(self) -> bytes:
+        """Return the text of the file, its own hash included."""
+        body = {"format": _FORMAT, **asdict(self)}
+        text = json.dumps(body, sort_keys=True)
+        own = Content.of([memoryview(text.encode())]).blake2b
+        return f"{json.dumps({**body, 'blake2b': own}, sort_keys=True, indent=1)}\n".encode()
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Return the list of a checkpoint's files, verified.
+
+    Raises:
+        CheckpointError: it is missing or damaged, or belongs to another folder.
+    """
+    data = read_file(folder / MANIFEST, most=_MAX_MANIFEST_BYTES)
+    manifest = _parsed(data)
+    # Every byte counts: what was parsed has to give the same file again.
+    if manifest is None or manifest.as_bytes() != data:
+        raise CheckpointError(f"{MANIFEST} holds other bytes than were written")
+    if manifest.name != folder.name:
+        raise CheckpointError(f"it is {manifest.name} under another name")
+    return manifest
+
+
+def read_verified(folder: Path, name: str, content: Content) -> bytes:
+    """Return the bytes of a checkpoint's file.
+
+    Raises:
+        CheckpointError: they are not what the manifest says.
+    """
+    data = read_file(folder / name, most=content.size)
+    difference = content.difference(data)
+    if difference is not None:
+        raise CheckpointError(f"{name} {difference}")
+    return data
+
+
+def read_file(path: Path, *, most: int) -> bytes:
+    """Return the bytes of a file, no more than one beyond the most that it may have.
+
+    Raises:
+        CheckpointError: it is missing or cannot be read.
+    """
+    try:
+        with path.open("rb") as file:
+            return file.read(most + 1)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path.name} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error.strerror}") from error
+
+
+def _parsed(data: bytes) -> Manifest | None:
+    try:
+        found: dict[str, Any] = json.loads(data)
+        return Manifest(
+            name=found["name"],
+            step=found["step"],
+            files={name: Content(**content) for name, content in found["files"].items()},
+        )
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None

@@ -1,0 +1,396 @@
+"""Checkpoints of a loop: saved so that they are whole or not there, and verified before use."""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gapless.checkpoint.files import (
+    DISK,
+    naming,
+    remove_tree,
+    temporary_path,
+    write_file,
+)
+from gapless.checkpoint.manifest import (
+    MANIFEST,
+    Content,
+    Manifest,
+    read_manifest,
+    read_verified,
+)
+from gapless.checkpoint.tensor_file import read_tensors, tensor_parts
+from gapless.errors import CheckpointError, CheckpointWarning, UserError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    import torch
+
+    from gapless.checkpoint.files import Disk
+
+
+TENSORS = "tensors.safetensors"
+META = "meta.json"
+
+_STEP = re.compile(r"step-(\d{9,})")
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A checkpoint that was read and verified.
+
+    Attributes:
+        step: under which it was saved.
+        tensors: by name, on the host.
+        meta: what was saved beside them.
+        files: further files, by name.
+        path: its folder.
+    """
+
+    step: int
+    tensors: dict[str, torch.Tensor]
+    meta: Any
+    files: dict[str, bytes] = field(default_factory=dict)
+    path: Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listed:
+    """A checkpoint in a list.
+
+    Attributes:
+        step: under which it was saved.
+        path: its folder.
+        size: of its files, in bytes.
+        problem: what is wrong with it; None if it is whole.
+    """
+
+    step: int
+    path: Path
+    size: int
+    problem: str | None
+
+
+class CheckpointStore:
+    """Saves the state of a loop under the number of its step, and loads the newest whole one.
+
+    A checkpoint is a folder such as `step-000000200`: the tensors as safetensors, the rest as JSON,
+    and a manifest with the size and blake2b hash of each file and of itself. It is written under a
+    temporary name, every file and the folder are synced to the disk, then it is renamed and the
+    parent synced. So a kill or a power cut leaves the checkpoints that were there, and the new one
+    whole or not at all. One process at a time may save: see `gapless.checkpoint.RunLock`.
+
+    Args:
+        folder: of the checkpoints; made by the first save.
+        keep: how many stay; a save removes older ones when the new one is on the disk.
+        disk: through which everything is written; tests give one that loses writes.
+
+    Raises:
+        UserError: `keep` is below 1.
+
+    Example:
+        store = CheckpointStore("runs/mine", keep=3)
+        store.save(step, *pack({"model": model.state_dict(), "optimizer": optimizer.state_dict()}))
+        found = store.load_newest()
+        state = unpack(found.tensors, found.meta)
+    """
+
+    def __init__(self, folder: Path | str, keep: int = 3, *, disk: Disk = DISK) -> None:
+        if keep < 1:
+            raise UserError(f"`keep` must be at least 1, but is {keep}")
+        self.folder = Path(folder)
+        self._keep = keep
+        self._disk = disk
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, torch.Tensor],
+        meta: Any,
+        *,
+        files: Mapping[str, bytes] | None = None,
+    ) -> Path:
+        """Save a checkpoint, then remove what is no longer needed.
+
+        Removed are older ones beyond `keep`, and later ones than this, which a loop that went back
+        has left behind.
+
+        Args:
+            step: of the loop, such as the number of updates done.
+            tensors: by name; those on a device are copied.
+            meta: values that JSON can hold; `pack` makes them of other state.
+            files: further files to keep beside them, by name.
+
+        Returns:
+            Its folder, when everything is on the disk.
+
+        Raises:
+            OSError: the disk is full or fails; nothing of the new checkpoint is left, and older
+                ones are as they were.
+            CheckpointError: something cannot be saved.
+            UserError: the step is negative.
+
+        Sync: Blocks the host until everything is written, and while tensors on a device are copied.
+        """
+        path = self.path_of(step)
+        write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=files, disk=self._disk)
+        steps = sorted(self._steps())
+        later = [other for other in steps if other > step]
+        old = [other for other in steps if other <= step][: -self._keep]
+        for other in (*later, *old):
+            remove_checkpoint(self.path_of(other), disk=self._disk)
+        return path
+
+    def load_newest(
+        self, *, on_damaged: Callable[[str], object] | None = None
+    ) -> Checkpoint | None:
+        """Return the newest whole checkpoint, None if there are none at all.
+
+        Args:
+            on_damaged: is called with a line for each newer one that is damaged; by default it is
+                a CheckpointWarning.
+
+        Raises:
+            CheckpointError: there are some, but none is whole.
+            OSError: the folder cannot be read.
+
+        Sync: Does not block the host on the device.
+        """
+        problems = []
+        for step in sorted(self._steps(), reverse=True):
+            path = self.path_of(step)
+            try:
+                found = read_checkpoint(path)
+            except CheckpointError as error:
+                problems.append(str(error))
+                continue
+            for problem in problems:
+                line = f"{problem}; going on with {path.name} instead"
+                if on_damaged is None:
+                    warnings.warn(line, CheckpointWarning, stacklevel=2)
+                else:
+                    on_damaged(line)
+            return found
+        if problems:
+            raise CheckpointError(
+                f"no checkpoint in {self.folder} is whole: {'; '.join(problems)}"
+            )
+        return None
+
+    def list(self) -> Sequence[Listed]:
+        """Return all checkpoints, newest last, each verified.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return [list_checkpoint(self.path_of(step), step=step) for step in sorted(self._steps())]
+
+    def path_of(self, step: int) -> Path:
+        """Return the folder of a step's checkpoint.
+
+        Raises:
+            UserError: the step is negative.
+        """
+        if step < 0:
+            raise UserError(f"`step` must be at least 0, but is {step}")
+        return self.folder / f"step-{step:09d}"
+
+    def _steps(self) -> Iterator[int]:
+        if not self.folder.exists():
+            return
+        for path in self.folder.iterdir():
+            found = _STEP.fullmatch(path.name)
+            # A name with more zeros than it needs is none of ours.
+            if found and self.path_of(int(found[1])).name == path.name:
+                yield int(found[1])
+
+
+# --- one checkpoint ---
+
+
+def write_checkpoint(
+    path: Path,
+    *,
+    step: int,
+    tensors: Mapping[str, torch.Tensor],
+    meta: Any,
+    files: Mapping[str, bytes] | None = None,
+    disk: Disk = DISK,
+) -> None:
+    """Write a checkpoint, instead of the one that is there, if there is one.
+
+    What killed processes have left half-written beside it is removed.
+
+    Args:
+        path: its folder; the parent is made.
+        step: of the state in it.
+        tensors: by name.
+        meta: values that JSON can hold.
+        files: further files, by name.
+        disk: through which everything is written.
+
+    Raises:
+        OSError: the disk is full or fails; nothing of it is left.
+        CheckpointError: something cannot be saved.
+
+    Sync: Blocks the host until everything is written, and while tensors on a device are copied.
+    """
+    contents = {
+        TENSORS: tensor_parts(tensors),
+        META: [memoryview(_as_json(meta))],
+        **{name: [memoryview(data)] for name, data in (files or {}).items()},
+    }
+    _make_parents(path.parent, disk)
+    _remove_leftovers(path.parent, disk)
+    temporary = temporary_path(path)
+    try:
+        with naming(path):
+            disk.make_folder(temporary)
+            _write_files(temporary, contents, name=path.name, step=step, disk=disk)
+            disk.sync_folder(temporary)
+            _put_in_place(temporary, path, disk)
+            disk.sync_folder(path.parent)
+    except BaseException:
+        _remove_quietly(temporary)
+        raise
+    # If it took the place of another, that one has the temporary name now.
+    remove_tree(temporary, disk=disk)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Return a checkpoint; every file is verified before anything is used.
+
+    Raises:
+        CheckpointError: it is missing or damaged; the message names it and what is wrong.
+
+    Sync: Does not block the host on the device.
+    """
+    if not path.is_dir():
+        raise CheckpointError(f"{path} is no folder of a checkpoint, or does not exist")
+    try:
+        manifest = _complete_manifest(path)
+        data = {
+            name: read_verified(path, name, content) for name, content in manifest.files.items()
+        }
+        tensors = read_tensors(data.pop(TENSORS))
+        meta = json.loads(data.pop(META))
+    except CheckpointError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
+    return Checkpoint(step=manifest.step, tensors=tensors, meta=meta, files=data, path=path)
+
+
+def list_checkpoint(path: Path, *, step: int = 0) -> Listed:
+    """Return what is to be said of a checkpoint, verified.
+
+    Args:
+        path: its folder.
+        step: that it says of itself, where its manifest cannot say it.
+    """
+    size = sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else 0
+    try:
+        manifest = _complete_manifest(path)
+        step = manifest.step
+        for name, content in manifest.files.items():
+            read_verified(path, name, content)
+    except CheckpointError as error:
+        return Listed(step=step, path=path, size=size, problem=str(error))
+    return Listed(step=step, path=path, size=size, problem=None)
+
+
+def remove_checkpoint(path: Path, *, disk: Disk = DISK) -> None:
+    """Remove a checkpoint, so that no reader sees half of it; nothing happens if it is not there.
+
+    Raises:
+        OSError: it cannot be removed.
+    """
+    if path.exists():
+        temporary = temporary_path(path)
+        with naming(path):
+            remove_tree(temporary, disk=disk)
+            disk.rename(path, temporary)
+            disk.sync_folder(path.parent)
+            remove_tree(temporary, disk=disk)
+
+
+def _as_json(meta: Any) -> bytes:
+    # What comes back has to be what was saved: JSON turns keys into text, and tuples into lists.
+    if not _is_json(meta):
+        raise CheckpointError(
+            "`meta` holds something else than text, numbers, lists, and dictionaries with text as "
+            "keys; `pack` divides such state into tensors and JSON"
+        )
+    return json.dumps(meta).encode()
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_json, value))
+    return value is None or type(value) in (bool, int, float, str)
+
+
+def _complete_manifest(path: Path) -> Manifest:
+    manifest = read_manifest(path)
+    if not {TENSORS, META} <= manifest.files.keys():
+        raise CheckpointError(f"{MANIFEST} lists no {TENSORS} or no {META}")
+    return manifest
+
+
+def _write_files(
+    folder: Path,
+    contents: Mapping[str, list[memoryview]],
+    *,
+    name: str,
+    step: int,
+    disk: Disk,
+) -> None:
+    for file, parts in contents.items():
+        write_file(folder / file, parts, disk=disk)
+    manifest = Manifest(
+        name=name,
+        step=step,
+        files={file: Content.of(parts) for file, parts in contents.items()},
+    )
+    write_file(folder / MANIFEST, [memoryview(manifest.as_bytes())], disk=disk)
+
+
+def _put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
+    if not path.exists():
+        disk.rename(temporary, path)
+    elif not disk.exchange(temporary, path):
+        # For a moment there is neither; other checkpoints are as they were.
+        aside = temporary_path(path.with_name(f"{path.name}.old"))
+        disk.rename(path, aside)
+        disk.rename(temporary, path)
+        disk.sync_folder(path.parent)
+        remove_tree(aside, disk=disk)
+
+
+def _make_parents(folder: Path, disk: Disk) -> None:
+    missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    for parent in reversed(missing):
+        with naming(parent):
+            disk.make_folder(parent)
+            disk.sync_folder(parent.parent)
+
+
+def _remove_leftovers(folder: Path, disk: Disk) -> None:
+    for path in folder.iterdir():
+        if _TEMPORARY.fullmatch(path.name) and path.is_dir():
+            remove_tree(path, disk=disk)
+
+
+def _remove_quietly(folder: Path) -> None:
+    """Remove what was written before a failure, which is what the user has to see."""
+    try:
+        remove_tree(folder)
+    except OSError:
+        return
