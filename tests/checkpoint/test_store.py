@@ -117,15 +117,18 @@ def test_a_step_can_be_saved_again(tmp_path, monkeypatch, exchanges):
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda s: s.save(1, {}, {"a": (1, 2)}), "`pack` divides such state"),
-        (lambda s: s.save(1, {}, {1: 2}), "`pack` divides such state"),
-        (lambda s: s.save(1, {}, {"a": object()}), "`pack` divides such state"),
+        (lambda s: s.save(1, {}, {"a": (1, 2)}), "`pack` divides other state"),
+        (lambda s: s.save(1, {}, {1: 2}), "`pack` divides other state"),
+        (lambda s: s.save(1, {}, {"a": object()}), "`pack` divides other state"),
         (
             lambda s: s.save(1, {"q": torch.zeros(1, dtype=torch.complex128)}, {}),
             "'q' is torch.comp",
         ),
-        (lambda s: s.save(-1, {}, {}), "`step` must be at least 0, but is -1"),
-        (lambda s: CheckpointStore(s.folder, keep=0), "`keep` must be at least 1, but is 0"),
+        (lambda s: s.save(-1, {}, {}), "`step` must be a whole number of 0 or more, but is -1"),
+        (
+            lambda s: CheckpointStore(s.folder, keep=0),
+            "`keep` must be a whole number of 1 or more, but is 0",
+        ),
     ],
 )
 def test_what_cannot_be_saved_is_refused(tmp_path, call, message):
@@ -276,7 +279,10 @@ def test_a_file_whose_sync_failed_is_written_anew(tmp_path):
     disk = Watched(2, errno.EIO, only="sync")
     save(CheckpointStore(tmp_path, disk=disk), 1)
 
-    assert seen == ["tensors.safetensors", "meta.json", "meta.json", "manifest.json"]
+    assert seen == [
+        *("tensors.safetensors", "meta.json"),
+        *("tensors.safetensors", "meta.json", "manifest.json"),
+    ]
     check(CheckpointStore(tmp_path).load_newest(), 1)
 
 

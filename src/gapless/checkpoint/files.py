@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
 
@@ -92,42 +92,51 @@ class Disk:
 DISK = Disk()
 
 
+class SyncFailedError(OSError):
+    """The system could not sync; nobody knows what of it is on the disk."""
+
+
 def write_file(path: Path, parts: Sequence[memoryview], *, disk: Disk = DISK) -> None:
     """Write a file and sync it; its name is synced with its folder.
 
-    If the sync fails, nobody knows what is on the disk, and another sync of the same file may
-    claim success. So the file is written anew, once.
-
     Raises:
-        OSError: the disk is full, or fails twice.
+        SyncFailedError: it could not be synced.
+        OSError: the disk is full or fails.
     """
     with naming(path):
-        if _write(path, parts, disk):
-            return
-        disk.unlink(path)
-        if not _write(path, parts, disk):
-            raise OSError(
-                errno.EIO, "the disk reports twice that it could not keep what was written"
-            )
-
-
-def _write(path: Path, parts: Sequence[memoryview], disk: Disk) -> bool:
-    """Write a file; return whether it could be synced."""
-    file = disk.create(path)
-    try:
-        for part in parts:
-            for start in range(0, len(part), PART_BYTES):
-                disk.write(file, part[start : start + PART_BYTES])
+        file = disk.create(path)
         try:
-            disk.sync(file)
-        except OSError as error:
-            # A full disk is full the second time as well.
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return False
-        return True
-    finally:
-        disk.close(file)
+            for part in parts:
+                for start in range(0, len(part), PART_BYTES):
+                    disk.write(file, part[start : start + PART_BYTES])
+            with _sync_errors():
+                disk.sync(file)
+        finally:
+            disk.close(file)
+
+
+def sync_folder(path: Path, *, disk: Disk = DISK) -> None:
+    """Sync the names in a folder.
+
+    Raises:
+        SyncFailedError: they could not be synced.
+    """
+    with naming(path), _sync_errors():
+        disk.sync_folder(path)
+
+
+def write_anew_if_not_synced(write: Callable[[], None]) -> None:
+    """Call a function that writes, and once more if a sync in it fails.
+
+    Another sync of the same file may claim success for pages that the system has thrown away.
+    """
+    try:
+        write()
+    except SyncFailedError:
+        try:
+            write()
+        except SyncFailedError as error:
+            raise OSError(error.errno, error.strerror, error.filename) from error
 
 
 def replace_file(path: Path, content: bytes, *, disk: Disk = DISK) -> None:
@@ -137,11 +146,15 @@ def replace_file(path: Path, content: bytes, *, disk: Disk = DISK) -> None:
         OSError: the disk is full or the folder cannot be written; nothing is left behind.
     """
     temporary = temporary_path(path)
+
+    def write() -> None:
+        write_file(temporary, [memoryview(content)], disk=disk)
+        disk.rename(temporary, path)
+        sync_folder(path.parent, disk=disk)
+
     try:
         with naming(path):
-            write_file(temporary, [memoryview(content)], disk=disk)
-            disk.rename(temporary, path)
-            disk.sync_folder(path.parent)
+            write_anew_if_not_synced(write)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
@@ -153,10 +166,13 @@ def temporary_path(path: Path) -> Path:
 
 
 def remove_tree(path: Path, *, disk: Disk = DISK) -> None:
-    """Remove a folder of files, as far as it is there."""
+    """Remove a file, or a folder and what is in it, as far as it is there."""
     with suppress(FileNotFoundError):
-        for file in sorted(path.iterdir()):
-            disk.unlink(file)
+        if path.is_symlink() or not path.is_dir():
+            disk.unlink(path)
+            return
+        for inner in sorted(path.iterdir()):
+            remove_tree(inner, disk=disk)
         disk.remove_folder(path)
 
 
@@ -168,3 +184,14 @@ def naming(path: Path) -> Iterator[None]:
     except OSError as error:
         error.filename = str(path)
         raise
+
+
+@contextmanager
+def _sync_errors() -> Iterator[None]:
+    """Let an error of a sync be told from others; a full disk is full the second time as well."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise SyncFailedError(error.errno, error.strerror) from error

@@ -13,7 +13,9 @@ from gapless.checkpoint.files import (
     DISK,
     naming,
     remove_tree,
+    sync_folder,
     temporary_path,
+    write_anew_if_not_synced,
     write_file,
 )
 from gapless.checkpoint.manifest import (
@@ -56,7 +58,7 @@ class Checkpoint:
 
     step: int
     tensors: dict[str, torch.Tensor]
-    meta: Any
+    meta: dict[str, Any]
     files: dict[str, bytes] = field(default_factory=dict)
     path: Path
 
@@ -93,7 +95,7 @@ class CheckpointStore:
         disk: through which everything is written; tests give one that loses writes.
 
     Raises:
-        UserError: `keep` is below 1.
+        UserError: `keep` is no whole number of 1 or more.
 
     Example:
         store = CheckpointStore("runs/mine", keep=3)
@@ -103,8 +105,8 @@ class CheckpointStore:
     """
 
     def __init__(self, folder: Path | str, keep: int = 3, *, disk: Disk = DISK) -> None:
-        if keep < 1:
-            raise UserError(f"`keep` must be at least 1, but is {keep}")
+        if type(keep) is not int or keep < 1:
+            raise UserError(f"`keep` must be a whole number of 1 or more, but is {keep!r}")
         self.folder = Path(folder)
         self._keep = keep
         self._disk = disk
@@ -113,7 +115,7 @@ class CheckpointStore:
         self,
         step: int,
         tensors: Mapping[str, torch.Tensor],
-        meta: Any,
+        meta: dict[str, Any],
         *,
         files: Mapping[str, bytes] | None = None,
     ) -> Path:
@@ -135,7 +137,7 @@ class CheckpointStore:
             OSError: the disk is full or fails; nothing of the new checkpoint is left, and older
                 ones are as they were.
             CheckpointError: something cannot be saved.
-            UserError: the step is negative.
+            UserError: the step is no whole number of 0 or more.
 
         Sync: Blocks the host until everything is written, and while tensors on a device are copied.
         """
@@ -196,10 +198,10 @@ class CheckpointStore:
         """Return the folder of a step's checkpoint.
 
         Raises:
-            UserError: the step is negative.
+            UserError: the step is no whole number of 0 or more.
         """
-        if step < 0:
-            raise UserError(f"`step` must be at least 0, but is {step}")
+        if type(step) is not int or step < 0:
+            raise UserError(f"`step` must be a whole number of 0 or more, but is {step!r}")
         return self.folder / f"step-{step:09d}"
 
     def _steps(self) -> Iterator[int]:
@@ -220,7 +222,7 @@ def write_checkpoint(
     *,
     step: int,
     tensors: Mapping[str, torch.Tensor],
-    meta: Any,
+    meta: dict[str, Any],
     files: Mapping[str, bytes] | None = None,
     disk: Disk = DISK,
 ) -> None:
@@ -250,13 +252,18 @@ def write_checkpoint(
     _make_parents(path.parent, disk)
     _remove_leftovers(path.parent, disk)
     temporary = temporary_path(path)
+
+    def write() -> None:
+        remove_tree(temporary, disk=disk)
+        disk.make_folder(temporary)
+        _write_files(temporary, contents, name=path.name, step=step, disk=disk)
+        sync_folder(temporary, disk=disk)
+        _put_in_place(temporary, path, disk)
+        sync_folder(path.parent, disk=disk)
+
     try:
         with naming(path):
-            disk.make_folder(temporary)
-            _write_files(temporary, contents, name=path.name, step=step, disk=disk)
-            disk.sync_folder(temporary)
-            _put_in_place(temporary, path, disk)
-            disk.sync_folder(path.parent)
+            write_anew_if_not_synced(write)
     except BaseException:
         _remove_quietly(temporary)
         raise
@@ -315,18 +322,21 @@ def remove_checkpoint(path: Path, *, disk: Disk = DISK) -> None:
         with naming(path):
             remove_tree(temporary, disk=disk)
             disk.rename(path, temporary)
-            disk.sync_folder(path.parent)
+            sync_folder(path.parent, disk=disk)
             remove_tree(temporary, disk=disk)
 
 
-def _as_json(meta: Any) -> bytes:
+def _as_json(meta: object) -> bytes:
     # What comes back has to be what was saved: JSON turns keys into text, and tuples into lists.
-    if not _is_json(meta):
+    if type(meta) is not dict or not _is_json(meta):
         raise CheckpointError(
-            "`meta` holds something else than text, numbers, lists, and dictionaries with text as "
-            "keys; `pack` divides such state into tensors and JSON"
+            "`meta` has to be a dictionary of text, numbers, lists, and dictionaries with text as "
+            "keys; `pack` divides other state into tensors and JSON"
         )
-    return json.dumps(meta).encode()
+    try:
+        return json.dumps(meta, ensure_ascii=False).encode()
+    except UnicodeEncodeError as error:
+        raise CheckpointError(f"`meta` holds text that is no Unicode: {error.object!a}") from error
 
 
 def _is_json(value: Any) -> bool:
@@ -370,7 +380,7 @@ def _put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
         aside = temporary_path(path.with_name(f"{path.name}.old"))
         disk.rename(path, aside)
         disk.rename(temporary, path)
-        disk.sync_folder(path.parent)
+        sync_folder(path.parent, disk=disk)
         remove_tree(aside, disk=disk)
 
 
@@ -379,7 +389,7 @@ def _make_parents(folder: Path, disk: Disk) -> None:
     for parent in reversed(missing):
         with naming(parent):
             disk.make_folder(parent)
-            disk.sync_folder(parent.parent)
+            sync_folder(parent.parent, disk=disk)
 
 
 def _remove_leftovers(folder: Path, disk: Disk) -> None:

@@ -31,6 +31,10 @@ _NAMES = {
     torch.uint16: "U16",
     torch.uint32: "U32",
     torch.uint64: "U64",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
     torch.float16: "F16",
     torch.bfloat16: "BF16",
     torch.float32: "F32",
@@ -48,18 +52,15 @@ def tensor_parts(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
         tensors: dense and in host memory; they must not change as long as the parts are used.
 
     Raises:
-        CheckpointError: a tensor has a dtype that the format lacks.
+        CheckpointError: something is no tensor, or one that the format cannot hold.
     """
+    for name, tensor in tensors.items():
+        _check(name, tensor)
     # The widest numbers first, so that each tensor is aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header: dict[str, Any] = {}
     parts, at = [], 0
     for name, tensor in ordered:
-        if tensor.dtype not in _NAMES:
-            raise CheckpointError(
-                f"tensor {name!r} is {tensor.dtype}, which a checkpoint cannot hold; "
-                f"convert it to one of {', '.join(str(dtype) for dtype in _NAMES)}"
-            )
         part = _bytes_of(tensor)
         header[name] = {
             "dtype": _NAMES[tensor.dtype],
@@ -71,6 +72,24 @@ def tensor_parts(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % _ALIGNMENT)
     return [memoryview(len(text).to_bytes(8, "little") + text), *parts]
+
+
+def _check(name: object, tensor: object) -> None:
+    # The format keeps this name for itself.
+    if type(name) is not str or name == "__metadata__":
+        raise CheckpointError(f"{name!r} cannot be the name of a tensor; give it another")
+    if not isinstance(tensor, torch.Tensor):
+        kind = type(tensor)
+        raise CheckpointError(
+            f"{name!r} is a {kind.__module__}.{kind.__qualname__}, expected a tensor; "
+            "`pack` divides other state into tensors and JSON"
+        )
+    if tensor.is_meta or tensor.layout != torch.strided:
+        raise CheckpointError(f"tensor {name!r} holds no dense values that could be saved")
+    if tensor.dtype not in _NAMES:
+        raise CheckpointError(
+            f"tensor {name!r} is {tensor.dtype}, which a checkpoint cannot hold; convert it"
+        )
 
 
 def read_tensors(data: bytes) -> dict[str, torch.Tensor]:
