@@ -31,6 +31,7 @@ from hazards import (  # noqa: F401
     in_place_modes,
     in_place_objects,
     in_place_pays,
+    in_place_rates,
     in_place_refused,
     in_place_turns,
     in_place_updates,
