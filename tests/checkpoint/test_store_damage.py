@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -288,9 +289,8 @@ def test_several_damaged_ones(tmp_path):
     loaded = load_newest(tmp_path)
 
     check_is(loaded.checkpoint, 10)
-    named = [[step for step in (10, 20, 30, 40) if name_of(step) in text] for text in loaded.said]
-    assert [named[0][0], named[1][0], named[2][0]] == [40, 30, 20]
-    assert len(loaded.said) == 3
+    first_named = [re.search(r"step-0*(\d+)", text)[1] for text in loaded.said]
+    assert first_named == ["40", "30", "20"]
 
 
 def test_an_older_damaged_one_is_nobodys_business(store):
