@@ -7,14 +7,15 @@ a command's extra is not installed.
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gapless import __version__
 from gapless.cli.error_text import disk_message, with_flags
+from gapless.cli.output import throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
+from gapless.cli.signals import Interrupted
 from gapless.errors import GaplessError, UserError
 
 
@@ -61,7 +62,8 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         code = _run(arguments)
         # Now, while an error can still be told: Python's own flush at the end cannot.
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return code
     except GaplessError as error:
         return _fail(str(error), code=_code(error))
@@ -70,6 +72,8 @@ def run_command(arguments: Sequence[str]) -> int:
         return 1
     except OSError as error:
         return _fail(disk_message(error), code=2)
+    except Interrupted as signalled:
+        return _fail(f"interrupted by {signalled}", code=128 + signalled.number)
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
 
@@ -133,9 +137,10 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
 def _give_up_unwritable_output() -> None:
     """Throw away output that nobody can take, so that Python does not fail on it at its end."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        throw_away(sys.stdout)
 
 
 def _code(error: GaplessError) -> int:
@@ -143,5 +148,5 @@ def _code(error: GaplessError) -> int:
 
 
 def _fail(message: str, *, code: int) -> int:
-    print(f"gapless: error: {' '.join(message.split())}", file=sys.stderr)
+    write(sys.stderr, f"gapless: error: {' '.join(message.split())}\n")
     return code

@@ -7,6 +7,7 @@ import sys
 from time import perf_counter
 from typing import TYPE_CHECKING, Self, TextIO
 
+from gapless.cli.output import say, write
 from gapless.report.epoch_text import epoch_table
 from gapless.report.text import duration, share
 
@@ -26,7 +27,8 @@ _CLEAR = "\r\x1b[K"
 
 def make_observer() -> PlainObserver | TerminalObserver:
     """Return the observer that suits standard output."""
-    return TerminalObserver() if sys.stdout.isatty() else PlainObserver()
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    return TerminalObserver() if is_terminal else PlainObserver()
 
 
 class _EpochClock:
@@ -63,11 +65,6 @@ def _facts(facts: dict[str, str]) -> str:
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in facts.items())
 
 
-def _say(text: str) -> None:
-    # At once, also into a pipe: somebody may be watching it.
-    print(text, flush=True)
-
-
 class PlainObserver:
     """Prints lines: one every ten seconds, and a table at each epoch's end."""
 
@@ -78,16 +75,16 @@ class PlainObserver:
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
-        _say(_facts(facts))
+        say(_facts(facts))
 
     def noted(self, text: str) -> None:
         """Print it."""
-        _say(text)
+        say(text)
 
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Say when all shapes are prepared."""
         if done == of:
-            _say(f"prepared {of} shapes")
+            say(f"prepared {of} shapes")
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Start the epoch's clock."""
@@ -100,7 +97,7 @@ class PlainObserver:
         if self._clock.is_due():
             seconds = self._clock.seconds()
             left = seconds / progress.batch * (self._num_batches - progress.batch)
-            _say(
+            say(
                 f"{self._epoch}  batch {progress.batch}/{self._num_batches}  "
                 f"{_figures(progress, num_updates=num_updates, seconds=seconds)}  "
                 f"epoch ends in {duration(left)}"
@@ -108,11 +105,11 @@ class PlainObserver:
 
     def epoch_ended(self, record: TrainingEpoch) -> None:
         """Print the epoch's table."""
-        _say(epoch_table(record))
+        say(epoch_table(record))
 
     def testing(self, count: int) -> None:
         """Say that the test set is being translated."""
-        _say(f"translating {count} test sentences with the final model")
+        say(f"translating {count} test sentences with the final model")
 
     def __enter__(self) -> Self:
         return self
@@ -186,7 +183,7 @@ class TerminalObserver:
     def _say(self, text: str) -> None:
         shown = self._bar.text
         self._bar.clear()
-        _say(text)
+        say(text)
         self._bar.show(shown)
 
 
@@ -239,17 +236,12 @@ class _Bar:
         self.text = text
         if text:
             # Cut, because a line that wraps could not be taken away.
-            print(
-                f"{_CLEAR}{text[: _columns(self._stream) - 1]}",
-                end="",
-                file=self._stream,
-                flush=True,
-            )
+            write(self._stream, f"{_CLEAR}{text[: _columns(self._stream) - 1]}")
 
     def clear(self) -> None:
         """Take the line away."""
         if self.text:
-            print(_CLEAR, end="", file=self._stream, flush=True)
+            write(self._stream, _CLEAR)
         self.text = ""
 
     def _drawable(self, text: str, plain: str) -> str:

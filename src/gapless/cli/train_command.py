@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapless.cli.extras import require_extra
+from gapless.cli.output import say
 from gapless.cli.setting_options import add_setting_options, given_settings
+from gapless.cli.signals import Signals
 from gapless.errors import UserError
 from gapless.report.text import duration, share
 
@@ -18,8 +20,6 @@ if TYPE_CHECKING:
 
 
 DETAILS = ""
-
-_INTERRUPTED = 130
 
 
 def add_options(parser: Parser) -> None:
@@ -37,9 +37,15 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Train, and print the scores."""
     require_extra("nmt", "gapless train")
+    with Signals() as signals:
+        return _train(options, signals)
+
+
+def _train(options: Namespace, signals: Signals) -> int:
     from gapless.cli.progress import make_observer
     from gapless.nmt.run.config import make_config
     from gapless.nmt.run.folder import CONFIG, read_config
+    from gapless.nmt.run.interrupt import StopRequest
     from gapless.nmt.run.trainer import Trainer
 
     file = options.config
@@ -49,15 +55,19 @@ def run(options: Namespace) -> int:
         read_config(options.resume)
         file = options.resume / CONFIG
     config = make_config(given_settings(options), file=file)
+    signals.grace_seconds = config.grace
     with make_observer() as observer:
         if options.resume is None:
             trainer = Trainer.new(config, observer=observer)
         else:
             trainer = Trainer.resume(config, options.resume, observer=observer)
-        summary = trainer.train()
+        signals.check()
+        signals.run_dir = trainer.run.run_dir
+        stop = StopRequest(second_raises=False)
+        summary = trainer.train(stop=stop)
     for line in _result_lines(summary, trainer.run.run_dir):
-        print(line)
-    return _INTERRUPTED if summary["interrupted"] else 0
+        say(line)
+    return 0 if stop.number is None else 128 + stop.number
 
 
 def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:

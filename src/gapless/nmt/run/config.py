@@ -204,6 +204,13 @@ class TrainConfig:
         "optimizer and schedule", 0.0, "of AdamW; 0 is Adam", at_least=0.0
     )
 
+    grace: float = _setting(
+        "run",
+        20.0,
+        "seconds in which a run that is asked to stop ends the update and saves",
+        at_least=0.0,
+        compare=False,
+    )
     loader_timeout: float = _setting(
         "run",
         300.0,

@@ -17,31 +17,48 @@ if TYPE_CHECKING:
 
 
 class StopRequest:
-    """Takes the first Ctrl-C or SIGTERM as a request to stop; the second one acts as usual.
+    """Takes SIGTERM, SIGINT and SIGHUP as a request to stop, and SIGUSR1 as one to save.
+
+    SIGHUP stays ignored where it was ignored at start, as under nohup.
+
+    Args:
+        second_raises: a second SIGINT raises KeyboardInterrupt. Otherwise somebody else sees to it.
 
     Attributes:
-        is_set: whether the run was asked to stop.
+        number: of the signal that asked the run to stop; None: it was not asked.
     """
 
-    def __init__(self) -> None:
-        self.is_set = False
-        self._former: dict[signal.Signals, object] = {}
+    def __init__(self, *, second_raises: bool = True) -> None:
+        self.number: int | None = None
+        self._second_raises = second_raises
+        self._is_save_due = False
+        self._former: dict[int, object] = {}
+
+    @property
+    def is_set(self) -> bool:
+        """Whether the run was asked to stop."""
+        return self.number is not None
+
+    def take_save(self) -> bool:
+        """Return whether the run was asked to save since the last call."""
+        is_due, self._is_save_due = self._is_save_due, False
+        return is_due
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        del number, frame
-        self.is_set = True
-        self._restore()
-
-    def _restore(self) -> None:
-        while self._former:
-            number, handler = self._former.popitem()
-            signal.signal(number, handler)  # type: ignore[arg-type]
+        del frame
+        if number == signal.SIGUSR1:
+            self._is_save_due = True
+        elif self.number is None:
+            self.number = number
+        elif number == signal.SIGINT and self._second_raises:
+            raise KeyboardInterrupt
 
     def __enter__(self) -> Self:
         # Python allows signal handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._former[number] = signal.signal(number, self._ask)
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                    self._former[number] = signal.signal(number, self._ask)
         return self
 
     def __exit__(
@@ -50,7 +67,9 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._restore()
+        while self._former:
+            number, handler = self._former.popitem()
+            signal.signal(number, handler)  # type: ignore[arg-type]
 
 
 def until_stopped(batches: Iterable[AnyBatch], stop: StopRequest) -> Iterator[AnyBatch]:

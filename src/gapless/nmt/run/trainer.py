@@ -86,8 +86,12 @@ class Trainer:
         run = resumed_run(config, run_dir)
         return cls(run, observer=observer, saved_batches=run.position.batches_before)
 
-    def train(self) -> dict[str, Any]:
+    def train(self, *, stop: StopRequest | None = None) -> dict[str, Any]:
         """Train, score the final model on the test pairs, and return the summary.
+
+        Args:
+            stop: is asked whether to stop; None: by signals, of which a second SIGINT raises
+                KeyboardInterrupt.
 
         Raises:
             NonFiniteLossError: a loss was NaN or infinite.
@@ -99,7 +103,8 @@ class Trainer:
         run = self.run
         self._observer.started(describe_run(run))
         forget_later(run.run_dir, batches=run.position.batches_before, epochs=run.position.epoch)
-        with run.loop, self._saver, RunFolder(run.run_dir) as folder, StopRequest() as stop:
+        stop = stop or StopRequest()
+        with run.loop, self._saver, RunFolder(run.run_dir) as folder, stop:
             self._capture_ahead()
             with closing(self._loader()) as loader:
                 self._run_epochs(loader, folder, stop)

@@ -1,0 +1,42 @@
+"""Write for people who may have gone away: an output that is closed stops no training."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import TextIO
+
+
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def say(text: str) -> None:
+    """Print a line to standard output at once, also into a pipe: somebody may be watching it."""
+    write(sys.stdout, f"{text}\n")
+
+
+def write(stream: TextIO | None, text: str) -> None:
+    """Write text at once, if the stream still leads anywhere.
+
+    What a full disk does not take is kept for the next time. What comes after a pipe was closed, or
+    a terminal, is thrown away.
+    """
+    if stream is None:  # closed before the process began
+        return
+    try:
+        stream.write(text)
+        stream.flush()
+    except OSError as error:
+        if error.errno not in _FULL_DISK:
+            throw_away(stream)
+            if stream is sys.stdout:
+                notice = "standard output is closed; the run goes on without it"
+                write(sys.stderr, f"gapless: warning: {notice}\n")
+
+
+def throw_away(stream: TextIO) -> None:
+    """Let a stream lead nowhere, so that neither we nor Python at its end fail on it."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, stream.fileno())
+    os.close(null)

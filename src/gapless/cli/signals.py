@@ -1,0 +1,143 @@
+"""Signals that end a command: the first politely, the second at once, whatever it is doing."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import socket
+import threading
+from contextlib import suppress
+from time import monotonic
+from typing import TYPE_CHECKING, NoReturn, Self
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+    from types import FrameType
+
+
+_STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+# A program that starts us may pass on the Ctrl-C that the terminal has sent us as well.
+_SAME_PRESS_SECONDS = 0.25
+
+# Erase the line, and show the cursor.
+_RESTORE = "\r\x1b[K\x1b[?25h"
+
+
+class Interrupted(KeyboardInterrupt):
+    """A signal asked the process to end before it had begun what takes long.
+
+    Attributes:
+        number: of the signal.
+    """
+
+    def __init__(self, number: int) -> None:
+        super().__init__(signal.Signals(number).name)
+        self.number = number
+
+
+class Signals:
+    """Sees to it that a process which is asked to stop does end, inside a `with` block.
+
+    SIGTERM, SIGINT and SIGHUP raise `Interrupted` until somebody else takes them, as
+    `gapless.nmt.run.interrupt.StopRequest` does. From the first of them on a thread waits: it ends
+    the process at once after a second SIGINT, or when the grace has passed. The thread works while
+    the main thread is in the middle of a capture, or waits for a device or a disk. SIGHUP stays
+    ignored where it was ignored at start, as under nohup.
+
+    Attributes:
+        grace_seconds: that the process has from the first signal on.
+        run_dir: of the run, None as long as there is none.
+    """
+
+    def __init__(self) -> None:
+        self.grace_seconds = 20.0
+        self.run_dir: Path | None = None
+        self._former: dict[int, object] = {}
+        self._first = 0
+        self._has_raised = False
+        self._receiver, self._sender = socket.socketpair()
+        self._thread = threading.Thread(target=self._watch, name="gapless-signals", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._sender.setblocking(False)
+        self._former_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
+        for number in _STOP:
+            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                self._former[number] = signal.signal(number, self._interrupt)
+        self._former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _ignore)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.set_wakeup_fd(self._former_fd)
+        self._sender.close()
+        self._thread.join()
+        self._receiver.close()
+        for number, handler in self._former.items():
+            # A process that was asked to end is about to: what comes now would only break that.
+            late = signal.SIG_IGN if self._first else handler
+            signal.signal(number, late)  # type: ignore[arg-type]
+
+    def check(self) -> None:
+        """Raise what an import or a destructor may have swallowed.
+
+        Raises:
+            Interrupted: a signal asked the process to end.
+        """
+        if self._has_raised:
+            raise Interrupted(self._first)
+
+    def _interrupt(self, number: int, frame: FrameType | None) -> None:
+        del frame
+        if not self._has_raised:
+            self._first, self._has_raised = number, True
+            raise Interrupted(number)
+
+    # --- in the thread ---
+
+    def _watch(self) -> None:
+        asked_at = 0.0
+        while True:
+            left = asked_at + self.grace_seconds - monotonic() if asked_at else None
+            if left is not None and left <= 0:
+                name = signal.Signals(self._first).name
+                self._leave(self._first, f"not done {self.grace_seconds:g} s after {name}")
+            for number in self._received(left):
+                if not number:
+                    return
+                if number in _STOP and not asked_at:
+                    self._first, asked_at = number, monotonic()
+                elif number == signal.SIGINT and monotonic() - asked_at > _SAME_PRESS_SECONDS:
+                    self._leave(number, "stopped at once")
+
+    def _received(self, timeout: float | None) -> bytes:
+        """Return the numbers of the signals that came; a zero at the end of the `with` block."""
+        if not select.select([self._receiver], [], [], timeout)[0]:
+            return b""
+        return self._receiver.recv(64) or b"\0"
+
+    def _leave(self, number: int, why: str) -> NoReturn:
+        # Neither streams nor locks are used, since the main thread may hold them.
+        import multiprocessing
+
+        for child in multiprocessing.active_children():
+            child.kill()
+        if os.isatty(1):
+            _write(1, _RESTORE)
+        hint = f"; go on with: gapless train --resume {self.run_dir}" if self.run_dir else ""
+        _write(2, f"gapless: error: {why}{hint}\n")
+        os._exit(128 + number)
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    del number, frame
+
+
+def _write(descriptor: int, text: str) -> None:
+    """Write a line if there is room for it, so that nobody who does not read can hold us up."""
+    with suppress(OSError):
+        if select.select([], [descriptor], [], 0)[1]:
+            os.write(descriptor, text.encode(errors="replace"))

@@ -1,0 +1,143 @@
+"""Signals end a run politely, and at once where it does not end by itself."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import gapless
+from gapless.cli import progress
+
+
+SRC = str(Path(gapless.__file__).parents[1])
+
+TINY = [
+    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
+    *("--decoder-layers", "1", "--vocab-size", "300", "--beam", "2", "--max-length", "20"),
+    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--epochs", "1"),
+]
+
+NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+
+# A run whose validation never ends, as if a disk or a device did not answer.
+STUCK = """
+import sys, time
+from gapless.nmt.run import trainer
+def never_ends(*_, **__):
+    print("stuck", flush=True)
+    time.sleep(600)
+trainer.validate = never_ends
+from gapless.cli.main import main
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def handlers():
+    """A process that was asked to stop ignores later signals; this one is not at its end."""
+    former = {number: signal.getsignal(number) for number in NUMBERS}
+    yield former
+    for number, handler in former.items():
+        signal.signal(number, handler)
+
+
+@pytest.fixture
+def signal_after_a_batch(monkeypatch, handlers):
+    """Send a signal to this process when a run has queued its first batch."""
+
+    def send(number):
+        seen = []
+
+        def batch_queued(self, record, *, num_updates):
+            seen.append(num_updates)
+            if len(seen) == 1:
+                os.kill(os.getpid(), number)
+
+        monkeypatch.setattr(progress.PlainObserver, "batch_queued", batch_queued)
+        return seen
+
+    return send
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130), (signal.SIGHUP, 129)]
+)
+def test_a_run_that_is_asked_to_stop(gapless, tiny_data, signal_after_a_batch, number, code):
+    """It ends the update, saves, says how to go on, and its exit code names the signal."""
+    seen = signal_after_a_batch(number)
+    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+
+    assert outcome.code == code
+    assert len(seen) == 1
+    assert "stopped after 1 updates; go on with\n  gapless train --resume r\n" in outcome.out
+    assert outcome.err == ""
+
+
+def test_a_hang_up_that_is_ignored(gapless, tiny_data, signal_after_a_batch):
+    """A run under nohup goes on when its terminal is closed."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    seen = signal_after_a_batch(signal.SIGHUP)
+    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+
+    assert outcome.code == 0
+    assert len(seen) > 1
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def start(code, *arguments, folder):
+    return subprocess.Popen(
+        [sys.executable, *code, *map(str, arguments)],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": SRC, "XDG_CACHE_HOME": str(folder / "cache")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A shell starts its background processes with SIGINT ignored.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+
+
+def training(tiny_data):
+    return ["train", "--data", tiny_data, *TINY, "--run-dir", "r"]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "flags", "code", "text"),
+    [
+        ([signal.SIGTERM], ["--grace", "0.5"], 143, "not done 0.5 s after SIGTERM"),
+        ([signal.SIGTERM, signal.SIGINT], [], 130, "stopped at once"),
+    ],
+    ids=["after the grace", "a second signal"],
+)
+def test_a_run_that_does_not_end(tiny_data, tmp_path, numbers, flags, code, text):
+    """A thread ends the process while the main thread is stuck, and takes the workers along."""
+    arguments = [*training(tiny_data), "--workers", "1", *flags]
+    running = start(["-c", STUCK], *arguments, folder=tmp_path)
+    while "stuck" not in running.stdout.readline():
+        assert running.poll() is None
+    for number in numbers:
+        running.send_signal(number)
+        time.sleep(0.3)
+    # Reads until no process holds the other end: none is left.
+    _, error = running.communicate(timeout=60)
+
+    assert running.returncode == code
+    assert error == f"gapless: error: {text}; go on with: gapless train --resume r\n"
+
+
+def test_nobody_reads_the_output(tiny_data, tmp_path):
+    """`gapless train | head -1` trains to its end."""
+    with start(["-m", "gapless"], *training(tiny_data), folder=tmp_path) as running:
+        running.stdout.readline()
+        running.stdout.close()
+        error = running.stderr.read()
+
+    assert running.returncode == 0
+    assert error == "gapless: warning: standard output is closed; the run goes on without it\n"
+    assert (tmp_path / "r" / "summary.json").is_file()
