@@ -130,3 +130,11 @@ class Trainer:
 
     def state(self):
         return self.model.state_dict(), self.optimizer.state_dict()
+
+
+def is_capturing():
+    """Answer as libraries do: whether a capture goes on, and no where torch knows of no CUDA."""
+    try:
+        return torch.cuda.is_current_stream_capturing()
+    except RuntimeError:
+        return False
