@@ -21,6 +21,7 @@ WAITING = {"synchronize_event", "synchronize_stream", "synchronize"}
 
 # Where values may come to the host, and why.
 MAY_READ = {
+    "graphs/batch_reads.py",  # inside a wait declared as "batch_value"
     "graphs/read_guards.py",  # bytes of tensors that are on the host
     "pipeline/loss_numbers.py",  # numbers that are the host's own
     "pipeline/loss_ring.py",  # rows whose copy an event says is done

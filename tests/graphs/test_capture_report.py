@@ -109,14 +109,14 @@ def test_proofs_and_rates_are_told():
 def test_a_read_that_captures_skip_is_told_once_and_beside_other_notes():
     """It stays in the report whatever a proof says later."""
     report = CaptureReport()
-    report.note_skipped_reads(["masks.py:3", "masks.py:3"])
-    report.note_skipped_reads(["masks.py:3"])
+    report.note_batch_reads(["masks.py:3", "masks.py:3"])
+    report.note_batch_reads(["masks.py:3"])
     report.note = "a replay differs no more than that"
 
-    assert report.skipped_reads == ["masks.py:3"]
+    assert report.batch_reads == ["masks.py:3"]
     lines = str(report).splitlines()
     assert lines[0].endswith("; a replay differs no more than that")
-    assert lines[1].startswith("masks.py:3 reads a value of the device in runs as written")
+    assert lines[1].startswith("masks.py:3 reads a value of the batch, but not while a graph is")
 
 
 def test_json_has_the_texts_of_refusals():
@@ -135,7 +135,7 @@ def test_json_has_the_texts_of_refusals():
             "b.py:8 makes the host wait for the device",
         ],
         "changes": [],
-        "skipped_reads": [],
+        "batch_reads": [],
         "proved": 0,
         "not_proved": 0,
         "proof_seconds": 0.0,
@@ -175,29 +175,22 @@ def test_padding_is_not_told_of_one_shape_or_where_all_was_replayed():
     assert "padding" not in f"{alike}{replayed}"
 
 
-def test_a_step_that_reads_unless_it_is_captured_is_captured_and_the_read_is_named():
-    """As transformers does for masks: nobody can see what a later value would have led to."""
-    is_captured = []
+def test_a_step_that_reads_its_batch_unless_it_is_captured_is_captured_and_the_read_is_named():
+    """As transformers does for masks. Batches of another value run another way."""
+
+    def step(x):
+        if not torch.cuda.is_current_stream_capturing() and not (x > 0).all():
+            return x.sum() * 2.0
+        return x.sum()
+
     with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
-        capture = device.capture
-
-        def capture_and_tell(work, **settings):
-            is_captured.append(True)
-            try:
-                return capture(work, **settings)
-            finally:
-                is_captured.clear()
-
-        def step(x):
-            if not is_captured and not (x > 0).all():
-                return x.sum() * 2.0
-            return x.sum()
-
-        device.capture = capture_and_tell
         captured = gapless.capture(step, device=device)
-        for number in range(8):
-            captured(torch.full((3,), 1.0 + number).to(device.torch_device))
+        sums = [
+            captured(torch.full((3,), float(number)).to(device.torch_device)).item()
+            for number in [*range(1, 12), -1, -2, 3, 4, -3, -4, -5]
+        ]
 
+    assert sums == [3 * n for n in range(1, 12)] + [-6, -12, 9, 12, -18, -24, -30]
     assert captured.report.num_replays > 0
-    (site,) = captured.report.skipped_reads
+    (site,) = captured.report.batch_reads
     assert site.startswith("test_capture_report.py:")

@@ -19,7 +19,10 @@ from toy_steps import Regression
 def make_observer():
     optimizers = KnownOptimizers()
     weights = KnownWeights(optimizers)
-    return Observer(CpuDevice(), optimizers=optimizers, weights=weights), optimizers, weights
+    observer = Observer(
+        CpuDevice(), optimizers=optimizers, weights=weights, is_updating=lambda: False
+    )
+    return observer, optimizers, weights
 
 
 class Own(LRScheduler):

@@ -14,6 +14,7 @@ from hazards.captured_harness import (
     EITHER,
     GPU,
     HOLDS,
+    SIMULATED,
     captured_case,
     everything_said,
     refused,
@@ -473,7 +474,7 @@ def read_that_is_caught(place):
 @captured_case(
     "A read is skipped while a stream is captured, as transformers skips it for masks.",
     expect=CAPTURED,
-    devices=(GPU,),
+    devices=(SIMULATED, GPU),
 )
 def read_that_is_skipped_in_a_capture(place):
     trainer = Trainer(place)

@@ -12,6 +12,7 @@ A module of scenarios, such as `capturing.py`, holds no tests: `test_scenarios.p
 from __future__ import annotations
 
 from simulation import (  # noqa: F401
+    batch_values,
     capturing,
     capturing_in_place,
     choosing,

@@ -50,8 +50,8 @@ class CaptureReport:
             exist are still replayed.
         changes: values that changed after graphs had baked them in, each in one line with its
             name, its line of code and both values.
-        skipped_reads: `file:line` of reads of the device that runs as written make, and captures do
-            not. A call whose value is another one may go another way there than in a replay.
+        batch_reads: `file:line` of values of a batch that runs as written read, and captures do not.
+            They are read before each replay, and calls that differ in them have different graphs.
         proved: graphs that gave the same bits as the step as written.
         not_proved: graphs that could not be compared, such as for want of memory.
         proof_seconds: time that the host spent on these proofs.
@@ -67,7 +67,7 @@ class CaptureReport:
     captured_bytes: int = 0
     refusals: list[Refusal] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
-    skipped_reads: list[str] = field(default_factory=list)
+    batch_reads: list[str] = field(default_factory=list)
     proved: int = 0
     not_proved: int = 0
     proof_seconds: float = 0.0
@@ -120,11 +120,9 @@ class CaptureReport:
         if len(self.changes) < _MAX_CHANGES and text not in self.changes:
             self.changes.append(text)
 
-    def note_skipped_reads(self, sites: Iterable[str]) -> None:
-        """Add reads of the device that a capture did not make, unless they are there."""
-        self.skipped_reads += dict.fromkeys(
-            site for site in sites if site not in self.skipped_reads
-        )
+    def note_batch_reads(self, sites: Iterable[str]) -> None:
+        """Add reads of the batch that a capture did not make, unless they are there."""
+        self.batch_reads += dict.fromkeys(site for site in sites if site not in self.batch_reads)
 
     def rest(self, refusal: Refusal) -> None:
         """Add a reason that is to be lifted after a number of steps, which doubles each time."""
@@ -177,9 +175,9 @@ class CaptureReport:
         lines += [f"also: {text}" for text in texts[1:]]
         lines += [f"changed: {text}" for text in self.changes]
         lines += [
-            f"{site} reads a value of the device in runs as written, and not while a graph is captured: "
-            "a batch whose value is another one may go another way there than in a replay"
-            for site in self.skipped_reads
+            f"{site} reads a value of the batch, but not while a graph is captured; it is read before "
+            "each replay, and each value has a graph of its own"
+            for site in self.batch_reads
         ]
         return "\n".join([*lines, *self._padding_line()])
 
@@ -222,7 +220,7 @@ class CaptureReport:
             "refusal": texts[0] if texts else None,
             "refusals": texts,
             "changes": list(self.changes),
-            "skipped_reads": list(self.skipped_reads),
+            "batch_reads": list(self.batch_reads),
             "proved": self.proved,
             "not_proved": self.not_proved,
             "proof_seconds": self.proof_seconds,

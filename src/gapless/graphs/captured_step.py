@@ -22,6 +22,7 @@ import torch
 
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
+from gapless.graphs.batch_reads import BatchReads, without_values
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import MAX_VARIANTS, GraphCache
@@ -36,6 +37,8 @@ from gapless.graphs.refusal import (
     objection_to_autocast,
     objection_to_batch,
     objection_to_modes,
+    skipped_read,
+    unlike_values,
 )
 from gapless.graphs.step_call import work_of_batch
 from gapless.graphs.step_guards import failure_of_reads
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.snapshot import Snapshot
     from gapless.graphs.step_guards import Failure
+    from gapless.graphs.trial import Tried
     from gapless.graphs.warm_ups import Watched
     from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import SplitStep, WholeStep
@@ -192,7 +196,12 @@ class CapturedStep:
         self._warm_ups = WarmUps(
             num_warmup,
             device=device,
-            observer=Observer(device, optimizers=self._optimizers, weights=self._weights),
+            observer=Observer(
+                device,
+                optimizers=self._optimizers,
+                weights=self._weights,
+                is_updating=lambda: self._updates.is_updating,
+            ),
             updates=self._updates,
             host_watch=self._host_watch,
             weights=self._weights,
@@ -215,6 +224,7 @@ class CapturedStep:
                 gradients_are_given=gradients_are_given,
             )
         )
+        self._batch_reads = BatchReads(host_waits, device)
         self._kinds: dict[Hashable, list[_Kind]] = {}
         # By the hash of a key: keys themselves hold every plain value of their batch. Whether
         # that is final.
@@ -225,9 +235,10 @@ class CapturedStep:
     def run(self, tree: Tree) -> StepRun:
         """Train on a batch, by a graph if there is or can be one.
 
-        Sync: Does not block the host, except where a graph is captured ("capture").
+        Sync: Does not block the host, except where a graph is captured ("capture"), and for values
+            of the batch on which it depends what the step does ("batch_value").
         """
-        kind = tree.key()
+        kind = self._kind_of(tree)
         graph = self._graphs.find(kind)
         if graph is not None and not graph.takes(tree):
             graph = None
@@ -255,7 +266,7 @@ class CapturedStep:
         objection = self._objection_to(tree)
         if objection is not None:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
-        kind = tree.key()
+        kind = self._kind_of(tree)
         # A watched run takes longer than others.
         is_watched = may_come_again and not self._warm_ups.are_done(kind)
         out = self._run_eagerly(kind if may_come_again else None, tree)
@@ -323,9 +334,28 @@ class CapturedStep:
             or objection_to_modes()
         )
 
+    def _kind_of(self, tree: Tree) -> Hashable:
+        """Return the kind of a call; refuse kinds whose batches have too many values.
+
+        Sync: Blocks the host for each value that belongs to the kind ("batch_value").
+        """
+        kind = self._batch_reads.kind_of(tree)
+        read = self._batch_reads.with_too_many_values(kind)
+        if read is None:
+            return kind
+        base = tree.known_key = without_values(kind)
+        self._batch_reads.forget(kind)
+        for one in list(self._kinds):
+            if without_values(one) == base:
+                self._graphs.drop(one)
+                del self._kinds[one]
+        self._try_none_first()
+        self._refuse(base, [unlike_values(read.site)])
+        return base
+
     def _try_first(self, graph: CallGraph, tree: Tree) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
-        if graph is not self._newest:
+        if graph is not self._newest or self._batch_reads.belong_to(tree.key()):
             self._newest, self.quick_call = graph, None
             return
         known = self._graphs.quick_calls
@@ -523,16 +553,31 @@ class CapturedStep:
             self.report.seconds += (self._device.now_ms() - start) / 1000.0
             self.report.captured_bytes += self._limits.captured_bytes - num_bytes
         self.report.proof_seconds += tried.proof_seconds
+        if tried.graph is not None and not self._knows_reads_of(key, kind.watched, tried):
+            tried.graph = None
         self._refuse(key, tried.refusals)
         if tried.graph is not None:
             self.report.num_graphs += 1
             kind.pending = _Pending(tried.graph, tried.verdict)
             kind.num_steps = self.report.num_steps
-            self.report.note_skipped_reads(kind.watched.host_reads)
             if tried.not_proved is not None:
                 self.report.not_proved += 1
                 self.report.note = f"not proved: {tried.not_proved}"
         return tried.out if tried.refusals else self._result(tried.out)
+
+    def _knows_reads_of(self, key: Hashable, watched: Watched, tried: Tried) -> bool:
+        """Return whether the kind of a call says all that the step reads, unlike its capture.
+
+        If not, the step is refused, or values of its batches are part of their kinds from now on.
+        """
+        if watched.other_reads:
+            tried.refusals += [skipped_read(site) for site in dict.fromkeys(watched.other_reads)]
+            return False
+        if not self._batch_reads.add(key, watched.batch_reads):
+            return True
+        self.report.note_batch_reads(read.site for read in watched.batch_reads)
+        self._try_none_first()
+        return False
 
     def _take_verdicts(self, key: Hashable, kinds: list[_Kind]) -> bool:
         """Use graphs whose verdict has arrived and is good; return whether there are any.
@@ -606,15 +651,17 @@ class CapturedStep:
         self._graphs.only_expected = only_these
 
     def _capture_one_ahead(self, tree: Tree) -> None:
-        key = tree.key()
+        tree = tree.map(torch.clone)
+        key = self._kind_of(tree)
         if key in self._kinds or self.report.forbids_all:
             return
         self._graphs.expected.add(key)
-        tree = tree.map(torch.clone)
         while not self._warm_ups.are_done(key) and not self.report.forbids_all:
             self._warm_up(key, tree)
         if self._may_capture(key):
             self._try(key, self._kinds[key][0], tree)
+        if self._kind_of(tree.map(torch.clone)) != key:  # values of it belong to its kind by now
+            self._capture_one_ahead(tree)
 
 
 @dataclass(slots=True)

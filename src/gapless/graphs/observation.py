@@ -39,11 +39,13 @@ class Observation:
     Attributes:
         schedulers: types of the learning rate schedulers that it called, each with file:line.
         host_reads: file:line of every read of a value of the device.
+        reads_of_step: those of them that no optimizer's `step()` made.
         ran_backward: whether a backward pass ran.
     """
 
     schedulers: list[tuple[str, str]] = field(default_factory=list)
     host_reads: list[str] = field(default_factory=list)
+    reads_of_step: list[str] = field(default_factory=list)
     ran_backward: bool = False
 
 
@@ -54,12 +56,19 @@ class Observer:
         device: where the step runs.
         optimizers: those that the step calls are added.
         weights: those that the step trains are added.
+        is_updating: says whether an optimizer's `step()` runs.
     """
 
     def __init__(
-        self, device: Device, *, optimizers: KnownOptimizers, weights: KnownWeights
+        self,
+        device: Device,
+        *,
+        optimizers: KnownOptimizers,
+        weights: KnownWeights,
+        is_updating: Callable[[], bool],
     ) -> None:
         self._device = device
+        self._is_updating = is_updating
         self._optimizers = optimizers
         self._weights = weights
 
@@ -74,12 +83,18 @@ class Observer:
         Sync: Does not block the host.
         """
         seen = Observation()
+
+        def note_read(site: str) -> None:
+            seen.host_reads.append(site)
+            if not self._is_updating():
+                seen.reads_of_step.append(site)
+
         with ExitStack() as stack:
             stack.enter_context(self._optimizers_noted())
             stack.enter_context(_schedulers_noted(seen))
             stack.enter_context(self._backward_noted(seen))
             if is_first or is_last:
-                stack.enter_context(self._device.watch_reads(seen.host_reads.append))
+                stack.enter_context(self._device.watch_reads(note_read))
             yield seen
 
     @contextmanager

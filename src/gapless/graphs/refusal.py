@@ -127,6 +127,34 @@ def host_read(site: str, *, advice: str = "", is_final: bool = True) -> Refusal:
     return Refusal("host_read", text, is_final, site=site)
 
 
+def skipped_read(site: str) -> Refusal:
+    """Refuse a step that reads a value of the device as written, and not while it is captured.
+
+    Args:
+        site: file and line of the read.
+    """
+    return Refusal(
+        "host_read",
+        f"{site} makes the host wait for the device, but not while a graph is captured; what is read "
+        "may decide what the step does, and a graph does not read",
+        site=site,
+    )
+
+
+def unlike_values(site: str) -> Refusal:
+    """Refuse a kind of calls that differ in a value of their batches.
+
+    Args:
+        site: file and line where the step reads it.
+    """
+    return Refusal(
+        "host_read",
+        f"{site} reads another value of nearly every batch, and each needs a graph of its own; "
+        "keep the value on the device",
+        site=site,
+    )
+
+
 # --- batches ---
 
 

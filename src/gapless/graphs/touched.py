@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from gapless.device.base import Device
+    from gapless.graphs.batch_reads import ReadWatch
 
 
 # What these write although their schemas do not say so (torch 2.13): running averages, and the
@@ -58,6 +59,7 @@ class TouchWatch(TorchDispatchMode):
 
     Args:
         device: whose tensors are looked for.
+        reads: is told of all operations; None: nobody is.
 
     Attributes:
         host_draws: file:line of every random tensor that was made on the host.
@@ -70,8 +72,9 @@ class TouchWatch(TorchDispatchMode):
         """Let compiled code run as it does without this mode."""
         return True
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: Device, *, reads: ReadWatch | None = None) -> None:
         super().__init__()
+        self._reads = reads
         self._generators: dict[int, torch.Generator] = {}
         self.host_draws: list[str] = []
         self._device = device
@@ -117,22 +120,35 @@ class TouchWatch(TorchDispatchMode):
         if torch.is_inference_mode_enabled() and _is_made_of_others(func):
             with self:
                 return func.decompose(*args, **kwargs)
-        for place, value in (*enumerate(args), *kwargs.items()):
-            is_written = known.written is None or place in known.written
-            for tensor in _tensors_in(value):
-                self._note(tensor, is_written=is_written)
+        written = self._note_arguments(known, args, kwargs)
         if self._device.is_accelerator:
             name = nondeterministic_name(func, args, kwargs)
             if name is not None:
                 self._nondeterministic[name] = None
         result = func(*args, **kwargs)
         self._note_draws(known, (*args, *kwargs.values()), result)
+        if self._reads is not None:
+            is_pure = known.written == frozenset() and not known.is_random
+            self._reads.see(func, args, kwargs, result, written=written, is_pure=is_pure)
         for tensor in _tensors_in(result):
             for part in plain_parts(tensor):
                 key = part.untyped_storage()._cdata
                 if key not in self._seen:
                     self._made.add(key)
         return result
+
+    def _note_arguments(
+        self, known: _Knowledge, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> list[torch.Tensor]:
+        """Note the tensors that an operator is given; return those that it writes to."""
+        written: list[torch.Tensor] = []
+        for place, value in (*enumerate(args), *kwargs.items()):
+            is_written = known.written is None or place in known.written
+            for tensor in _tensors_in(value):
+                self._note(tensor, is_written=is_written)
+                if is_written:
+                    written.append(tensor)
+        return written
 
     def _note_draws(self, known: _Knowledge, values: tuple[Any, ...], result: Any) -> None:
         if known.draws:

@@ -170,11 +170,13 @@ class Updates:
     Attributes:
         device: where the step runs.
         may_cut: as given.
+        is_updating: whether an optimizer's `step()` runs that is watched.
     """
 
     def __init__(self, device: Device, *, rates: Rates = "exact", may_cut: bool = True) -> None:
         self.device = device
         self.may_cut = may_cut
+        self.is_updating = False
         self._rates = rates
         self._known: dict[int, _Known] = {}
         self._on_step = _OnStep()
@@ -192,11 +194,13 @@ class Updates:
 
         def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
             calls.append(id(optimizer))
+            self.is_updating = True
             known = self._know(optimizer)
             known.objection = known.objection or objection(optimizer, args, kwargs)
             gradients.append(gradients_of(optimizer))
 
         def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+            self.is_updating = False
             had = gradients.pop()
             if closure_of(args, kwargs) is None and not same_objects(gradients_of(optimizer), had):
                 self._know(optimizer).objection = (
@@ -210,7 +214,10 @@ class Updates:
                 if type(optimizer) not in CALL_A_CLOSURE_ONCE:
                     call = _noting_result(known, optimizer)
                     stack.enter_context(step_replaced(optimizer, call))
-            yield calls
+            try:
+                yield calls
+            finally:
+                self.is_updating = False
         self._make_rates()
 
     def objection(self) -> str | None:

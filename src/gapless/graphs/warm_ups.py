@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.graphs.addresses import address_of
 from gapless.graphs.at_work import AT_WORK
+from gapless.graphs.batch_reads import ReadWatch
 from gapless.graphs.host_watch import HostRun
 from gapless.graphs.refusal import (
     Refusal,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from gapless.device.base import Device
+    from gapless.graphs.batch_reads import BatchRead
     from gapless.graphs.host_watch import HostWatch, KeptPath
     from gapless.graphs.observation import Observer
     from gapless.graphs.update_outside import Updates
@@ -53,6 +55,8 @@ class Watched:
     Attributes:
         kept: places that keep tensors from call to call.
         host_reads: file:line of every read of a value of the device.
+        batch_reads: of values that are computed from the batch, in order.
+        other_reads: file:line of the other reads, but for those of updates.
         touched: tensors of the device that the step used and that were there before; None if
             that is not known, as with compiled code.
         ran_backward: whether a backward pass ran.
@@ -62,6 +66,8 @@ class Watched:
 
     kept: list[KeptPath]
     host_reads: list[str]
+    batch_reads: list[BatchRead]
+    other_reads: list[str]
     touched: TouchWatch | None
     ran_backward: bool
     known: set[int]
@@ -133,7 +139,13 @@ class WarmUps:
         """
         number = hash(key)
         is_first, is_last = self._num_runs[number] == 0, self.is_last(key)
-        touched = TouchWatch(self._device) if is_last and not self.use_compiled_code else None
+        reads = ReadWatch(
+            tree.leaves,
+            needs_copy=self._device.needs_copy,
+            is_counted=lambda: not self._updates.is_updating,
+        )
+        sees_all = is_last and not self.use_compiled_code
+        touched = TouchWatch(self._device, reads=reads) if sees_all else None
         # Where no two batches are alike, to look would slow all runs that there are.
         looks = number in self._seen or len(self._seen) < _NUM_LOOKED_AT_ONCE
         self._seen.add(number)
@@ -182,7 +194,16 @@ class WarmUps:
         return (
             out,
             refusals,
-            Watched(host.kept, seen.host_reads, touched, seen.ran_backward, known, unused),
+            Watched(
+                kept=host.kept,
+                host_reads=seen.host_reads,
+                batch_reads=reads.found,
+                other_reads=reads.unguarded(seen.reads_of_step),
+                touched=touched,
+                ran_backward=seen.ran_backward,
+                known=known,
+                unused=unused,
+            ),
         )
 
     def _watch_host(self, tree: Tree) -> AbstractContextManager[HostRun]:

@@ -23,6 +23,7 @@ class Patches:
     * `Tensor.record_stream`, which refuses a simulated stream.
     * `Tensor._reduce_ex_internal`, after which `torch.save` reads memory directly.
     * The function by which optimizers group tensors by device, which does not know this one.
+    * `torch.cuda.is_current_stream_capturing`, which knows of no simulated capture.
 
     Args:
         simulation: whose streams and device are known instead.
@@ -38,6 +39,7 @@ class Patches:
         set_in(mock.patch.object(torch.Tensor, "record_stream", self._stream_recorder()))
         set_in(mock.patch.object(torch.Tensor, "_reduce_ex_internal", self._reducer()))
         set_in(mock.patch.object(torch._C, "_group_tensors_by_device_and_dtype", self._grouper()))
+        set_in(mock.patch("torch.cuda.is_current_stream_capturing", self._asker()))
 
     def __exit__(self, *_: object) -> None:
         self._patches.close()
@@ -75,3 +77,7 @@ class Patches:
             return groups
 
         return group
+
+    def _asker(self) -> Any:
+        simulation = self._simulation
+        return lambda: simulation.is_capturing

@@ -203,6 +203,11 @@ class Simulation:
         self._region: str | None = None
 
     @property
+    def is_capturing(self) -> bool:
+        """Whether work is captured now."""
+        return self._segment is not None
+
+    @property
     def _clocks(self) -> RaceChecker:
         """The checker for what is queued now; a capture has its own, since its work does not run."""
         return self.checker if self._segment is None else self._segment.checker

@@ -1,0 +1,367 @@
+"""Values that a step reads on the host, and that are computed from its batch alone.
+
+A step that reads on the host is captured only if it does not read while a stream is captured, such as
+code of transformers that looks for padding. But what it reads as written decides what it computes.
+So such a value is part of the kind of a call: it is computed anew from each batch, before a graph is
+chosen, by the operations that the step itself had done.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+
+from gapless.device.call_site import call_site
+from gapless.pipeline.tree import has_address
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+
+    from gapless.device.base import Device
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.pipeline.tree import Tree
+
+
+# Operators that return a value of a tensor to Python, beside copies to the host.
+_READING = frozenset([torch.ops.aten._local_scalar_dense.default, torch.ops.aten.equal.default])
+
+# Elements of the largest copy to the host that is compared.
+_MAX_ELEMENTS = 4_096
+
+# Operations between a batch and a value, at most.
+_MAX_OPERATIONS = 64
+
+# Values of one kind of call, at most: each has graphs of its own.
+_MAX_VALUES = 8
+
+# Where a tensor lies, and how.
+_Place: TypeAlias = "tuple[torch.dtype, int, tuple[int, ...], tuple[int, ...]]"
+
+
+@dataclass(frozen=True, slots=True)
+class _Leaf:
+    """A tensor of the batch."""
+
+    number: int
+
+    def tensor(self, leaves: Sequence[torch.Tensor], known: dict[int, Any]) -> Any:
+        del known
+        return leaves[self.number]
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """What an operator returns for arguments that are computed from the batch.
+
+    Attributes:
+        part: which of its results; None if it has one.
+        num_operations: up to here; one whose result is used twice counts twice.
+    """
+
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    part: int | None
+    num_operations: int
+
+    def tensor(self, leaves: Sequence[torch.Tensor], known: dict[int, Any]) -> Any:
+        if id(self) not in known:
+            args, kwargs = _filled((self.args, self.kwargs), leaves, known)
+            result = self.func(*args, **kwargs)
+            known[id(self)] = result if self.part is None else result[self.part]
+        return known[id(self)]
+
+
+_Origin: TypeAlias = _Leaf | _Made
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRead:
+    """A value that a step reads, and how it is computed from a batch.
+
+    Attributes:
+        site: file:line of the read.
+        found: the value that was read.
+    """
+
+    site: str
+    found: Hashable
+    _origin: _Made
+
+    def value(self, leaves: Sequence[torch.Tensor]) -> Hashable:
+        """Return the value for the tensors of a batch.
+
+        It is the name of an error if it cannot be computed: a value that is read earlier has led the
+        step another way.
+
+        Sync: Blocks the host until the value is computed.
+        """
+        try:
+            return _plain(self._origin.tensor(leaves, {}))
+        except (RuntimeError, IndexError) as error:
+            return type(error).__name__
+
+    def is_like(self, other: BatchRead) -> bool:
+        """Return whether another read is of a value that is computed in the same way."""
+        return repr(self._origin) == repr(other._origin)
+
+
+class ReadWatch:
+    """Find how the values that a run reads on the host are computed from its batch.
+
+    Args:
+        batch: its tensors.
+        needs_copy: says whether a tensor is on the host.
+        is_counted: says whether reads count now.
+
+    Attributes:
+        found: reads of values that are computed from the batch alone, in order.
+        others: file:line of the other reads that were seen.
+    """
+
+    def __init__(
+        self,
+        batch: Sequence[torch.Tensor],
+        *,
+        needs_copy: Callable[[torch.Tensor], bool],
+        is_counted: Callable[[], bool],
+    ) -> None:
+        self.found: list[BatchRead] = []
+        self.others: list[str] = []
+        self._needs_copy = needs_copy
+        self._is_counted = is_counted
+        # By storage. Memory of a tensor that is gone may be used again.
+        self._origins: dict[int, dict[_Place, _Origin]] = {}
+        for number, leaf in enumerate(batch):
+            self._put(leaf, _Leaf(number))
+
+    def see(
+        self,
+        func: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: Any,
+        *,
+        written: Sequence[torch.Tensor],
+        is_pure: bool,
+    ) -> None:
+        """Take note of an operation; to be told of all, in order.
+
+        Args:
+            func: the operator.
+            args: its arguments by position.
+            kwargs: its arguments by name.
+            result: what it returned.
+            written: tensors that it may have written to.
+            is_pure: whether it is one of torch's own, writes nothing and draws nothing.
+        """
+        given = list(_tensors_in((args, kwargs)))
+        origin = self._origin_of(func, args, kwargs) if is_pure else None
+        if self._is_read(func, given, result):
+            self._note_read(origin, result)
+            return
+        for tensor in written:
+            self._forget(tensor)
+        before = {_storage_of(one) for one in given if _has_memory(one)}
+        for number, part in enumerate(result if isinstance(result, tuple | list) else [result]):
+            if not isinstance(part, torch.Tensor) or not _has_memory(part):
+                continue
+            if _storage_of(part) not in before:
+                self._forget(part)
+            if origin is not None:
+                is_all = part is result
+                self._put(part, origin if is_all else replace(origin, part=number))
+
+    def unguarded(self, sites: Sequence[str]) -> list[str]:
+        """Return the reads whose values are not known from a batch.
+
+        Args:
+            sites: of all reads that torch has reported.
+        """
+        seen = Counter([read.site for read in self.found]) + Counter(self.others)
+        num_unseen = max(0, len(sites) - seen.total())
+        return [*self.others, *[*(Counter(sites) - seen).elements()][:num_unseen]]
+
+    def _is_read(self, func: Any, given: Sequence[torch.Tensor], result: Any) -> bool:
+        if all(map(self._needs_copy, given)):
+            return False
+        is_copied = isinstance(result, torch.Tensor) and self._needs_copy(result)
+        return func in _READING or is_copied
+
+    def _note_read(self, origin: _Made | None, result: Any) -> None:
+        if not self._is_counted():
+            return
+        is_large = isinstance(result, torch.Tensor) and result.numel() > _MAX_ELEMENTS
+        if origin is None or is_large:
+            self.others.append(call_site())
+        else:
+            self.found.append(BatchRead(call_site(), _plain(result), origin))
+
+    def _origin_of(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Made | None:
+        origins = [self._find(tensor) for tensor in _tensors_in((args, kwargs))]
+        many = 1 + sum(one.num_operations for one in origins if isinstance(one, _Made))
+        if None in origins or many > _MAX_OPERATIONS:
+            return None
+        return _Made(func, self._named(args), self._named(kwargs), None, many)
+
+    def _named(self, value: Any) -> Any:
+        """Return a value with origins in the place of tensors."""
+        if isinstance(value, torch.Tensor):
+            return self._find(value)
+        if isinstance(value, dict):
+            return {name: self._named(part) for name, part in value.items()}
+        if isinstance(value, tuple | list):
+            return type(value)(map(self._named, value))
+        return value
+
+    def _find(self, tensor: torch.Tensor) -> _Origin | None:
+        if not _has_memory(tensor):
+            return None
+        return self._origins.get(_storage_of(tensor), {}).get(_place_of(tensor))
+
+    def _put(self, tensor: torch.Tensor, origin: _Origin) -> None:
+        if _has_memory(tensor):
+            known = self._origins.setdefault(_storage_of(tensor), {})
+            known.setdefault(_place_of(tensor), origin)
+
+    def _forget(self, tensor: torch.Tensor) -> None:
+        if _has_memory(tensor):
+            self._origins.pop(_storage_of(tensor), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Valued:
+    """A kind of call whose batch has a value."""
+
+    kind: Hashable
+    value: Hashable
+
+
+class BatchReads:
+    """The values of batches that belong to the kinds of a step's calls.
+
+    Args:
+        host_waits: the door for these reads, counted as "batch_value".
+        device: where the batches are.
+    """
+
+    def __init__(self, host_waits: HostWaits, device: Device) -> None:
+        self._host_waits = host_waits
+        self._device = device
+        # By kind, what is read of its batches next.
+        self._reads: dict[Hashable, BatchRead] = {}
+        self._values: dict[Hashable, set[Hashable]] = {}
+
+    def belong_to(self, kind: Hashable) -> bool:
+        """Return whether values of its batch belong to a kind."""
+        return isinstance(kind, _Valued)
+
+    def kind_of(self, tree: Tree) -> Hashable:
+        """Return the kind of a call, with the values of its batch that belong to it.
+
+        Sync: Blocks the host for each of these values ("batch_value").
+        """
+        kind = tree.key()
+        if kind not in self._reads:
+            return kind
+        device_type = self._device.torch_device.type
+        with (
+            self._host_waits.blocking("batch_value"),
+            torch.no_grad(),
+            torch.autocast(device_type, enabled=False),
+        ):
+            while kind in self._reads:
+                value = self._reads[kind].value(tree.leaves)
+                self._values[kind].add(value)
+                kind = _Valued(kind, value)
+        tree.known_key = kind
+        return kind
+
+    def add(self, kind: Hashable, reads: Iterable[BatchRead]) -> bool:
+        """Let values belong to a kind from now on; return whether any did not before.
+
+        Args:
+            kind: of a call.
+            reads: of this call, in order.
+        """
+        known = [self._reads[one] for one in _outer(kind)]
+        is_new = False
+        for read in reads:
+            if any(read.is_like(one) for one in known):
+                continue
+            self._reads[kind], self._values[kind] = read, {read.found}
+            known.append(read)
+            kind, is_new = _Valued(kind, read.found), True
+        return is_new
+
+    def with_too_many_values(self, kind: Hashable) -> BatchRead | None:
+        """Return a read of whose values a kind has too many for a graph of each, if there is one."""
+        for one in _outer(kind):
+            if len(self._values[one]) > _MAX_VALUES:
+                return self._reads[one]
+        return None
+
+    def forget(self, kind: Hashable) -> None:
+        """Let no value belong to a kind, nor to those it is made of."""
+        base = without_values(kind)
+        for one in list(self._reads):
+            if without_values(one) == base:
+                del self._reads[one], self._values[one]
+
+
+def without_values(kind: Hashable) -> Hashable:
+    """Return the kind of a call without the values of its batch."""
+    *_, base = kind, *_outer(kind)
+    return base
+
+
+def _outer(kind: Hashable) -> Iterator[Hashable]:
+    """Return the kinds that a kind with values is made of, the outermost last."""
+    while isinstance(kind, _Valued):
+        kind = kind.kind
+        yield kind
+
+
+def _filled(value: Any, leaves: Sequence[torch.Tensor], known: dict[int, Any]) -> Any:
+    """Return a value with tensors in the place of origins."""
+    if isinstance(value, _Leaf | _Made):
+        return value.tensor(leaves, known)
+    if isinstance(value, dict):
+        return {name: _filled(part, leaves, known) for name, part in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(_filled(part, leaves, known) for part in value)
+    return value
+
+
+def _plain(found: Any) -> Hashable:
+    """Return a value that is equal to others of the same bits."""
+    if isinstance(found, torch.Tensor):
+        return found.dtype, repr(found.tolist())
+    return type(found), repr(found)
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, dict):
+        yield from _tensors_in(tuple(value.values()))
+    elif isinstance(value, tuple | list):
+        for part in value:
+            yield from _tensors_in(part)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and has_address(tensor) and not tensor._is_zerotensor()
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _place_of(tensor: torch.Tensor) -> _Place:
+    return tensor.dtype, int(tensor.storage_offset()), tuple(tensor.size()), tuple(tensor.stride())
