@@ -108,16 +108,21 @@ class ForbiddenWaitError(GaplessError, AssertionError):
 
 
 class NonFiniteLossError(GaplessError, ArithmeticError):
-    """The loss of one batch was NaN or infinite.
+    """The loss of one batch, or of a validation, was NaN or infinite.
 
-    Attributes:
+    Args:
         step: number of the batch, counted from 0 over the whole run.
         loss: the value that was read.
+        place: what it is the loss of, for the message; None: that batch.
+
+    Attributes:
+        step: as given; of a validation the number of batches before it.
+        loss: as given.
     """
 
-    def __init__(self, step: int, loss: float) -> None:
+    def __init__(self, step: int, loss: float, *, place: str | None = None) -> None:
         super().__init__(
-            f"the loss of batch {step} is {loss}, expected a finite number; "
+            f"the loss of {place or f'batch {step}'} is {loss}, expected a finite number; "
             "lower the learning rate, clip gradients, or compute in bf16 or fp32"
         )
         self.step = step

@@ -77,7 +77,13 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
             f"  gapless train --resume {run_dir}",
         ]
     waits = sum(wait["count"] for wait in summary["host_waits"].values())
+    skipped = summary["skipped_updates"]
     return [
+        *(
+            [f"{skipped} updates were skipped, as their loss or gradient was not finite"]
+            if skipped
+            else []
+        ),
         f"exact match {summary['exact_match']:.1%} of {summary['test_sentences']} held-out pairs",
         f"BLEU {summary['bleu']:.2f}  {summary['signature']}",
         f"chrF {summary['chrf']:.2f}  {summary['chrf_signature']}",

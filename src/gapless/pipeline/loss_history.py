@@ -84,6 +84,8 @@ class LossHistory:
     def mean(self, name: str, *, since: int) -> float:
         """Return the weighted mean of the values of one name that were read; NaN if there are none.
 
+        A value without weight has no part in it, be it finite or not.
+
         The sum is correctly rounded (`math.fsum` over float64), so that the mean does not depend
         on when or in which portions the values were read.
 
@@ -98,7 +100,7 @@ class LossHistory:
         if not total:
             return math.nan
         pairs = zip(self.columns[name][since:], self.weights[since:], strict=True)
-        return _sum([value * weight for value, weight in pairs]) / total
+        return _sum([value * weight for value, weight in pairs if weight]) / total
 
     def _first_nonfinite(self, columns: Sequence[list[float]]) -> NonFinite | None:
         if all(all(map(math.isfinite, column)) for column in columns):

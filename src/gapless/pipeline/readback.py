@@ -450,6 +450,8 @@ class RunningMean:
         """
         new = self._losses.read_since(self._num_seen)
         for loss, weight in new:
+            if not weight:  # may be no number
+                continue
             self._total += loss * weight
             self.weight += weight
         self._num_seen += len(new)

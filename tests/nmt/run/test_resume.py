@@ -215,8 +215,8 @@ def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(settings, tmp_path):
-    """A learning rate far too high ends in an error that names the batch; losses are kept."""
-    with pytest.raises(NonFiniteLossError, match=r"loss of batch \d+ is (nan|inf)") as caught:
+    """A learning rate far too high ends in an error that names the update; losses are kept."""
+    with pytest.raises(NonFiniteLossError, match=r"loss of update \d+ .* is (nan|inf)") as caught:
         train({**settings, "lr": 1e30, "clip_norm": 0.0, "warmup": 0}, tmp_path / "run")
 
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()

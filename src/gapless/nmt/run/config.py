@@ -204,6 +204,13 @@ class TrainConfig:
         "optimizer and schedule", 0.0, "of AdamW; 0 is Adam", at_least=0.0
     )
 
+    on_nonfinite: str = _setting(
+        "run",
+        "stop",
+        "when a loss is NaN or infinite: stop, or skip that update",
+        choices=("stop", "skip"),
+        compare=False,
+    )
     grace: float = _setting(
         "run",
         20.0,

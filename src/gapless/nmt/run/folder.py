@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.utils.tensorboard import SummaryWriter
 
 from gapless.checkpoint.files import naming, replace_file
-from gapless.errors import NonFiniteLossError, RunFolderError
+from gapless.errors import RunFolderError
 from gapless.nmt.data.vocab import load_vocab
 from gapless.nmt.run.checkpoints import drop_later_epochs
 from gapless.nmt.run.config import make_config
@@ -113,9 +113,6 @@ class LossLog:
         folder: of the run.
         losses: of all batches of this process.
         first_batch: number of the next batch, counted over the whole run.
-
-    Raises:
-        NonFiniteLossError: a loss is NaN or infinite; it and those before it are logged.
     """
 
     def __init__(self, folder: RunFolder, losses: DeferredLoss, *, first_batch: int) -> None:
@@ -136,9 +133,6 @@ class LossLog:
             self._folder.log("train", step=number, loss=loss, tokens=tokens)
         self._next += len(new)
         self._folder.flush()
-        found = self._losses.first_nonfinite
-        if found is not None:
-            raise NonFiniteLossError(found.step + self._offset, found.value)
 
 
 def forget_later(path: Path, *, batches: int, epochs: int) -> None:

@@ -94,5 +94,7 @@ class Position:
 
 def _weighted_mean(losses: list[float], weights: list[float]) -> float:
     total = math.fsum(weights)
-    weighted = math.fsum(loss * weight for loss, weight in zip(losses, weights, strict=True))
+    # What has no weight may be no number.
+    pairs = zip(losses, weights, strict=True)
+    weighted = math.fsum(loss * weight for loss, weight in pairs if weight)
     return weighted / total if total else math.nan

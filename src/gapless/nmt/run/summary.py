@@ -105,6 +105,7 @@ def summarize(
         "precision": run.config.precision,
         "interrupted": interrupted,
         "steps": run.step.num_updates,
+        "skipped_updates": run.step.num_skipped(host_waits=run.host_waits),
         **run_totals(run.position.records),
         "padding_share": run.padding_share,
         "host_waits_outside_training": run.host_waits.stats.as_dict(),

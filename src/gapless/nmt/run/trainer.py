@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
+from gapless.errors import NonFiniteLossError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.folder import LossLog, RunFolder, forget_later
 from gapless.nmt.run.interrupt import StopRequest, until_stopped
+from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.summary import describe_run, summarize
 from gapless.nmt.run.training_run import new_run, resumed_run
@@ -94,7 +97,7 @@ class Trainer:
                 KeyboardInterrupt.
 
         Raises:
-            NonFiniteLossError: a loss was NaN or infinite.
+            NonFiniteLossError: a loss was NaN or infinite, and the run does not skip such updates.
             LoaderError: a worker process of the loader died, raised, or was silent.
             OSError: the disk is full.
 
@@ -184,9 +187,17 @@ class Trainer:
             position.epoch + 1, num_batches=len(run.sampler), num_epochs=run.config.epochs
         )
         log = LossLog(folder, losses, first_batch=position.batches_before)
+        watch = LossWatch(
+            losses,
+            first_batch=position.batches_before,
+            first_update=run.step.num_updates + 1,
+            accumulate=run.config.accumulate,
+            on_skipped=self._note_skipped if run.config.on_nonfinite == "skip" else None,
+        )
 
         def on_batch(progress: Progress) -> None:
             log.write_new()
+            watch.look()
             self._note_decisions()
             self._saver.poll()
             self._observer.batch_queued(progress, num_updates=run.step.num_updates)
@@ -195,6 +206,7 @@ class Trainer:
         batches = LoaderPart(loader, lambda loader: until_stopped(loader, stop))
         result = run.loop.run_epoch(batches, run.step, on_batch=on_batch)
         log.write_new()
+        watch.look()
         read = losses.read_since(losses.num_added - result.num_batches)
         position.add(
             result,
@@ -209,11 +221,20 @@ class Trainer:
         self._saver.save_epoch(weights, record.number)
         if record.number % run.config.val_interval == 0 or run.is_finished:
             record.validation.update(validate(run, on_batch=self._saver.poll))
+            self._check_validation(record.validation["val_loss"])
             self._keep_if_best(weights, record.validation["val_loss"])
         if self._saver.state_is_due():
             self._save_state(weights)
         folder.log_epoch(record)
         self._observer.epoch_ended(record)
+
+    def _note_skipped(self, update: int, loss: float) -> None:
+        self._observer.noted(f"the loss of update {update} is {loss}; the update is skipped")
+
+    def _check_validation(self, loss: float) -> None:
+        if not math.isfinite(loss) and self.run.config.on_nonfinite == "stop":
+            place = f"the validation after update {self.run.step.num_updates}"
+            raise NonFiniteLossError(self.run.position.batches_before, loss, place=place)
 
     def _keep_if_best(self, weights: HostCopy, loss: float) -> None:
         if loss < self.run.position.best_loss:

@@ -11,6 +11,7 @@ import torch
 from gapless.device.numerics import autocast
 from gapless.nmt.data.batch import AnyBatch, Batch, PackedBatch
 from gapless.nmt.model.loss import LabelSmoothing, LossCompute
+from gapless.nmt.run.nonfinite import SkippedUpdates
 from gapless.nmt.run.schedule import learning_rate
 from gapless.pipeline.step import StepLoss
 
@@ -81,6 +82,9 @@ class TranslationStep:
             device.torch_device.type, enabled=config.precision == "fp16"
         )
         self.num_updates = 0
+        self._skipped = SkippedUpdates(device) if config.on_nonfinite == "skip" else None
+        if self._skipped is not None and not self.scaler.is_enabled():
+            self.optimizer.found_inf = self._skipped.found  # type: ignore[attr-defined]
 
     def learning_rate(self) -> float:
         """Return the rate of the next update."""
@@ -114,8 +118,13 @@ class TranslationStep:
             out, targets = self._out_and_targets(tokens)
             loss = self._compute.normalized(out, targets, tokens.norm)
         report = loss.detach() * (tokens.norm / tokens.ntokens)
+        weight = tokens.ntokens
+        if self._skipped is not None:
+            self._skipped.look_at(loss)
+            # What is skipped has no part in means.
+            weight = torch.where(report.isfinite(), weight, torch.zeros_like(weight))
         return TranslationLoss(
-            loss=loss, logged=report, weight=tokens.ntokens, ends_update=tokens.ends_update
+            loss=loss, logged=report, weight=weight, ends_update=tokens.ends_update
         )
 
     def backward(self, out: TranslationLoss) -> None:
@@ -145,13 +154,28 @@ class TranslationStep:
     def _update(self) -> None:
         if self._config.clip_norm:
             self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(
+            norm = torch.nn.utils.clip_grad_norm_(
                 self.model.parameters(), self._config.clip_norm, foreach=True
             )
+            # With a scaler an infinite gradient is no accident: the scaler skips it by itself.
+            if self._skipped is not None and not self.scaler.is_enabled():
+                self._skipped.look_at(norm)
         self.scaler.step(self.optimizer)
         self.scaler.update()
+        if self._skipped is not None:
+            self._skipped.end_update()
         # A graph that adds to the gradients of earlier batches needs them at the same addresses.
         self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
+
+    def num_skipped(self, *, host_waits: HostWaits) -> int:
+        """Return how many updates were skipped because a loss was not finite.
+
+        Sync: Blocks the host until the queued updates are done, if the run skips any.
+        """
+        if self._skipped is None:
+            return 0
+        with host_waits.blocking("skipped_updates"):
+            return int(self._skipped.count)
 
     def state(self, *, host_waits: HostWaits) -> dict[str, object]:
         """Return what a run needs, besides the weights, to be resumed exactly.
@@ -165,6 +189,7 @@ class TranslationStep:
             "optimizer": self.optimizer.state_dict(),
             "scaler": scaler,
             "num_updates": self.num_updates,
+            "skipped": None if self._skipped is None else self._skipped.count,
         }
 
     def load_state(self, state: dict[str, object]) -> None:
@@ -175,3 +200,6 @@ class TranslationStep:
             group["lr"], group["capturable"] = self._rate, self._device.is_accelerator
         self.scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
         self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]
+        skipped = state.get("skipped")
+        if self._skipped is not None and isinstance(skipped, torch.Tensor):
+            self._skipped.count.copy_(skipped)

@@ -1,0 +1,101 @@
+"""What a run does when a loss is NaN or infinite: it stops, or it skips that update."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.errors import NonFiniteLossError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.device.base import Device
+    from gapless.pipeline.readback import DeferredLoss
+
+
+class SkippedUpdates:
+    """Decides on the device which updates to skip, and counts them there.
+
+    A fused optimizer leaves weights and state as they are where its `found_inf` is 1.
+
+    Args:
+        device: of the losses.
+
+    Attributes:
+        found: 1 once a loss or a gradient of the update under way was not finite, before that 0; on
+            the device, always at the same address.
+        count: updates skipped so far, on the device.
+    """
+
+    def __init__(self, device: Device) -> None:
+        numbers = device.device_buffer(8).view(torch.float32).zero_()
+        self.found, self.count = numbers.unbind()
+
+    @torch.no_grad()
+    def look_at(self, number: torch.Tensor) -> None:
+        """Take in a loss or the length of a gradient.
+
+        Sync: Does not block the host.
+        """
+        self.found.add_(number.detach().isfinite().logical_not()).clamp_(max=1.0)
+
+    def end_update(self) -> None:
+        """Count the update if it was skipped, and begin the next.
+
+        Sync: Does not block the host.
+        """
+        self.count.add_(self.found)
+        self.found.zero_()
+
+
+class LossWatch:
+    """Looks at the losses that have arrived on the host, each once, in order.
+
+    Args:
+        losses: of all batches of this process.
+        first_batch: number of the next batch, counted from 0 over the whole run.
+        first_update: number of the update that begins with it, counted from 1.
+        accumulate: batches in an update.
+        on_skipped: called with the number and the loss of each update that is skipped; None: the
+            run stops instead.
+    """
+
+    def __init__(
+        self,
+        losses: DeferredLoss,
+        *,
+        first_batch: int,
+        first_update: int,
+        accumulate: int,
+        on_skipped: Callable[[int, float], None] | None,
+    ) -> None:
+        self._losses = losses
+        self._first = self._next = losses.num_added
+        self._first_batch = first_batch
+        self._first_update = first_update
+        self._accumulate = accumulate
+        self._on_skipped = on_skipped
+
+    def look(self) -> None:
+        """Look at the losses that arrived since the last call.
+
+        Raises:
+            NonFiniteLossError: one is NaN or infinite, and the run does not skip such updates.
+
+        Sync: Does not block the host.
+        """
+        for loss, _ in self._losses.read_since(self._next):
+            if not math.isfinite(loss):
+                self._report(self._next - self._first, loss)
+            self._next += 1
+
+    def _report(self, number: int, loss: float) -> None:
+        update = self._first_update + number // self._accumulate
+        if self._on_skipped is None:
+            batch = self._first_batch + number
+            raise NonFiniteLossError(batch, loss, place=f"update {update} (batch {batch})")
+        self._on_skipped(update, loss)
