@@ -1,0 +1,259 @@
+"""Signals end a run with what it did saved, or make it save; lost output does not end it."""
+
+from __future__ import annotations
+
+import os
+import pty
+import random
+import re
+import signal
+import termios
+import time
+
+import pytest
+
+from faults.injected import BLOCKED_FSYNC, SLOW
+from faults.marks import NOT_BUILT
+from faults.processes import LIMIT_OF_FAULTS
+from faults.runs import UPDATES, check_same_run, newest_step, train_options
+
+
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+
+CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
+
+
+@pytest.fixture
+def training(start, data, tmp_path):
+    """Start a slow run that nothing but its updates keeps busy; return it when it has saved."""
+
+    def call(*more, save_every=20, before="", until=20, **options):
+        arguments = [*train_options(data, tmp_path / "run", save_every=save_every), *more]
+        process = start(*arguments, before=SLOW + before, **options)
+        if until:
+            process.until(
+                lambda: newest_step(tmp_path / "run") >= until, what=f"update {until} was saved"
+            )
+        return process
+
+    return call
+
+
+def check_says_how_to_resume(ended, run):
+    """Check that the last words of a run name the way on, and the update that it saved."""
+    ended.check_no_traceback()
+    assert f"gapless train --resume {run}" in ended.out + ended.err
+    [updates] = re.findall(r"(\d+) updates", ended.out.splitlines()[-2] + ended.err)[-1:]
+    assert int(updates) == newest_step(run)
+
+
+@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+def test_a_signal_ends_a_run_and_loses_nothing(training, run, finished, tmp_path, number):
+    """The step is finished and saved, the way on is named, and the resumed run is the same."""
+    process = training()
+
+    process.send(number)
+    ended = process.end(limit=LIMIT_OF_FAULTS)
+
+    assert ended.code == CODES[number]
+    check_says_how_to_resume(ended, tmp_path / "run")
+    assert 20 <= newest_step(tmp_path / "run") < 3 * UPDATES
+    run("train", "--resume", tmp_path / "run").check_done()
+    check_same_run(tmp_path / "run", finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+@pytest.mark.parametrize("whom", ["send", "send_all"])
+def test_workers_end_with_their_run(training, run, finished, tmp_path, number, whom):
+    """No worker is left, whether the signal reaches them too, as from a terminal, or not."""
+    process = training("--workers", 2)
+    assert len(process.members()) >= 3
+
+    getattr(process, whom)(number)
+    ended = process.end(limit=LIMIT_OF_FAULTS)
+
+    assert ended.code == CODES[number]
+    check_says_how_to_resume(ended, tmp_path / "run")
+    run("train", "--resume", tmp_path / "run").check_done()
+    check_same_run(tmp_path / "run", finished)
+
+
+def test_a_hangup_under_nohup(training, finished, tmp_path):
+    """A SIGHUP that was ignored when the run began stays ignored."""
+    process = training(ignored=["SIGHUP"])
+
+    process.send(signal.SIGHUP)
+    ended = process.end()
+
+    ended.check_done()
+    check_same_run(tmp_path / "run", finished)
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_the_background(training, finished, tmp_path):
+    """So does a SIGINT, which shells let background processes ignore."""
+    process = training(ignored=["SIGINT"])
+
+    process.send(signal.SIGINT)
+    process.end().check_done()
+
+    check_same_run(tmp_path / "run", finished)
+
+
+def test_saving_on_demand(training, finished, tmp_path):
+    """SIGUSR1 saves at once and the run goes on, with the bits of one that did not save."""
+    run = tmp_path / "run"
+    process = training(save_every=100_000, until=0)
+    process.until(lambda: "batches" in process.out, what="the run began")
+    before = newest_step(run)
+
+    # A signal before the first update may find nothing to save.
+    while not newest_step(run) and process.is_running:
+        process.send(signal.SIGUSR1)
+        time.sleep(0.1)
+
+    assert before < newest_step(run) < UPDATES
+    process.end().check_done()
+    check_same_run(run, finished)
+
+
+@pytest.mark.slow
+def test_many_saves_on_demand(training, finished, tmp_path):
+    """Signals that come while a save is under way are no harm."""
+    process = training("--workers", 2)
+
+    while process.is_running:
+        process.send(signal.SIGUSR1)
+        time.sleep(0.003)
+
+    process.end().check_done()
+    check_same_run(tmp_path / "run", finished)
+
+
+def test_a_second_interrupt_while_the_first_saves(training, tmp_path):
+    """A save that does not end holds nobody who asks twice."""
+    process = training("--grace", 500, before=BLOCKED_FSYNC)
+    (tmp_path / "block").touch()
+    process.send(signal.SIGINT)
+    process.until((tmp_path / "blocked").exists, what="the save began")
+
+    process.send(signal.SIGINT)
+    ended = process.end(limit=LIMIT_OF_FAULTS)
+
+    assert ended.code == 130
+    ended.check_no_traceback()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_save_that_outlasts_the_grace(training, run, finished, tmp_path, number):
+    """A run ends when its grace is over, names what it has, and goes on from there."""
+    process = training("--grace", 1, before=BLOCKED_FSYNC)
+    (tmp_path / "block").touch()
+
+    process.send(number)
+    ended = process.end(limit=LIMIT_OF_FAULTS)
+
+    assert ended.code == CODES[number]
+    ended.check_no_traceback()
+    assert "step-0000000" in ended.out + ended.err
+    (tmp_path / "block").unlink()
+    run("train", "--resume", tmp_path / "run").check_done()
+    check_same_run(tmp_path / "run", finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(12))
+def test_two_interrupts_at_any_moment(start, data, tmp_path, seed):
+    """From its first moment to its last a run ends after two interrupts."""
+    draw = random.Random(seed)
+    workers = ["--workers", draw.choice([0, 2])]
+    process = start(*train_options(data, tmp_path / "run"), *workers, before=SLOW)
+
+    time.sleep(draw.random() * 2.5)
+    process.send_all(signal.SIGINT)
+    time.sleep(draw.choice([0.0, 0.01, 0.1]))
+    process.send_all(signal.SIGINT)
+    ended = process.end(limit=LIMIT_OF_FAULTS)
+
+    assert ended.code in (130, 0)
+    assert ended.code == 130 or "written to" in ended.out
+    ended.check_no_traceback()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delay", [0.3, 0.6, 0.9, 1.3, 1.8, 2.5])
+@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+def test_a_signal_while_a_process_starts(start, data, tmp_path, number, delay):
+    """Before there is anything to save, a signal ends the process with its code and no traceback."""
+    process = start(*train_options(data, tmp_path / "run"), real=True)
+
+    time.sleep(delay)
+    process.send(number)
+    ended = process.end(limit=LIMIT_OF_FAULTS)
+
+    # Python itself has not always come to a line of ours.
+    assert ended.code in (CODES[number], -number, 0)
+    if delay > 0.5:
+        ended.check_no_traceback()
+
+
+@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+def test_output_that_nobody_reads_any_more(training, finished, tmp_path, both):
+    """`gapless train | head -1` trains to its end."""
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "wb") as pipe:
+        process = training(stdout=pipe, stderr=pipe if both else None, until=0)
+    with os.fdopen(reading, "rb") as pipe:
+        assert pipe.readline()
+
+    ended = process.end()
+
+    assert "Traceback" not in ended.err
+    assert ended.code == 0
+    check_same_run(tmp_path / "run", finished)
+
+
+@pytest.mark.slow
+def test_a_terminal_that_is_gone(training, finished, tmp_path):
+    """A terminal that was closed does not end a run that ignores the hangup."""
+    master, slave = pty.openpty()
+    with os.fdopen(slave, "wb") as terminal:
+        process = training(stdout=terminal, stderr=terminal, ignored=["SIGHUP"], until=0)
+    os.read(master, 10)
+    os.close(master)
+
+    assert process.end().code == 0
+    check_same_run(tmp_path / "run", finished)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+def test_a_terminal_is_left_as_it_was(training, tmp_path, number, times):
+    """The cursor is shown again, and no mode of the terminal has changed."""
+    master, slave = pty.openpty()
+    before = termios.tcgetattr(slave)
+    os.set_blocking(master, False)
+    process = training(
+        stdout=os.fdopen(os.dup(slave), "wb"), stderr=os.fdopen(os.dup(slave), "wb")
+    )
+    seen = b""
+
+    for _ in range(times):
+        process.send(number)
+    while process.is_running:
+        try:
+            seen += os.read(master, 1 << 16)
+        except BlockingIOError:
+            time.sleep(0.01)
+    process.end(limit=LIMIT_OF_FAULTS)
+
+    with pytest.raises(BlockingIOError):
+        while True:
+            seen += os.read(master, 1 << 16)
+    assert seen.count(b"\x1b[?25l") <= seen.count(b"\x1b[?25h")
+    assert termios.tcgetattr(slave) == before
+    assert b"Traceback" not in seen
+    os.close(slave)
+    os.close(master)
