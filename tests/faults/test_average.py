@@ -8,7 +8,7 @@ from checkpoint.damage import flip, remove, truncate
 from faults.marks import NOT_BUILT
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 TRANSLATE = ["--device", "cpu", "red dog"]
 MISHAPS = {

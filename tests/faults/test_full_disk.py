@@ -13,7 +13,7 @@ from faults.runs import check_same_run, newest_step, train_options
 from faults.small_disk import SmallDisk
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 
 @pytest.fixture

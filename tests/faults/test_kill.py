@@ -12,7 +12,7 @@ from faults.runs import UPDATES, check_same_run, checkpoints, newest_step, train
 from faults.trials import run_trial
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 PLANS = ["blocking", "deferred-loss", "events-interval", "four-stream", "full", "captured", "auto"]
 

@@ -8,11 +8,11 @@ import os
 import pytest
 import safetensors.torch
 
-from faults.marks import NOT_BUILT
+from faults.marks import NOT_BUILT, NOT_BUILT_AND_SLOW
 from faults.runs import SIZES, train_options, write_data
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 CPU = ["--device", "cpu"]
 
@@ -130,6 +130,7 @@ def test_text_that_is_no_utf8(finished, translate):
         assert out.count(b"\n") == 3
 
 
+@NOT_BUILT_AND_SLOW
 def test_lines_are_answered_as_they_come(finished, start):
     """A program can ask a line, read its answer, and ask the next."""
     to_read, to_write = os.pipe()
@@ -177,7 +178,7 @@ def test_options_that_are_no_numbers(finished, run, command, value):
     """A length penalty that is not finite is refused."""
     text = ["red"] if command == "translate" else []
 
-    ended = run(command, finished, *CPU, "--length-penalty", value, *text)
+    ended = run(command, finished, *CPU, f"--length-penalty={value}", *text)
 
     ended.check_refused("--length-penalty", "finite")
     assert ended.out == ""
@@ -202,6 +203,7 @@ def test_weights_that_are_no_numbers(finished_copy, run):
         assert ended.out == ""
 
 
+@NOT_BUILT_AND_SLOW
 def test_an_interrupt_between_two_lines(finished, start):
     """Ctrl-C ends a translation with its code and no traceback."""
     to_read, to_write = os.pipe()

@@ -12,7 +12,7 @@ from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import check_same_run, newest_step, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 
 def test_a_clock_that_jumps(run, data, finished, tmp_path):

@@ -15,7 +15,7 @@ from faults.run_damage import run_cases
 from faults.runs import check_same_run, checkpoints, newest_step, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 
 @pytest.fixture(scope="session")

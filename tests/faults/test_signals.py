@@ -18,7 +18,7 @@ from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import UPDATES, check_same_run, newest_step, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 

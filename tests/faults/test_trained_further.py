@@ -12,7 +12,7 @@ from faults.marks import NOT_BUILT
 from faults.runs import UPDATES, check_same_run, newest_step, tensors_in, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes"), pytest.mark.timeout(900)]
+pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
 
 
 @pytest.fixture
