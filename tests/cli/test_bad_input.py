@@ -282,6 +282,11 @@ def test_text_that_is_not_unicode(gapless, tiny_run, tmp_path):
         (["translate", "--file", "x", "text"], "give sentences or --file, not both"),
         (["translate", "--n-best", "3", "x"], "n-best must be 1 to the beam, which is 2"),
         (["translate", "--checkpoint", "absent", "x"], "absent does not exist"),
+        (
+            ["translate", "--length-penalty", "nan", "x"],
+            "--length-penalty: expected a finite number",
+        ),
+        (["translate", "--length-penalty", "1e9", "x"], "--length-penalty must be -10 to 10"),
         (["translate", "--average", "7", "x"], "keeps 2 epoch checkpoints"),
         (["translate", "--average", "2", "--checkpoint", "x", "x"], "not both"),
         (["translate", "--device", "tpu", "x"], "unknown device 'tpu'"),

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gapless.cli.parser import number, positive_number
+from gapless.cli.parser import finite_number, positive_number
 
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
     )
     search.add_argument(
         "--length-penalty",
-        type=number,
+        type=finite_number,
         metavar="NUMBER",
         help="exponent a in score / length ** a; none: as trained",
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gapless.errors import UserError
@@ -132,6 +133,18 @@ def number(text: str) -> float:
         return float(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"expected a number, found {text!r}") from None
+
+
+def finite_number(text: str) -> float:
+    """Return the value of an option that takes a number, but neither NaN nor infinity.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is none.
+    """
+    value = number(text)
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a finite number, found {text!r}")
+    return value
 
 
 def one_of(names: Iterable[str]) -> dict[str, Any]:

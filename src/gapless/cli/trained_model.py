@@ -18,23 +18,33 @@ if TYPE_CHECKING:
     from argparse import Namespace
     from pathlib import Path
 
+    from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.task import Vocabs
+
+
+# Powers of a length beyond these overflow.
+_MOST_PENALTY = 10
 
 
 def decode_settings(config: TrainConfig, options: Namespace, *, n_best: int = 1) -> DecodeSettings:
     """Return how to search: as asked, or else as the run was trained.
 
     Raises:
-        UserError: more translations are asked for than the beam holds.
+        UserError: more translations are asked for than the beam holds, or scores would overflow.
     """
     beam = options.beam or config.beam
     penalty, early = options.length_penalty, options.early_stopping
     if not 1 <= n_best <= beam:
         raise UserError(f"--n-best must be 1 to the beam, which is {beam}, but is {n_best}")
+    penalty = config.length_penalty if penalty is None else penalty
+    if abs(penalty) > _MOST_PENALTY:
+        raise UserError(
+            f"--length-penalty must be -{_MOST_PENALTY} to {_MOST_PENALTY}, but is {penalty:g}"
+        )
     return DecodeSettings(
         beam=beam,
-        length_penalty=config.length_penalty if penalty is None else penalty,
+        length_penalty=penalty,
         early_stopping=config.early_stopping if early is None else early,
         max_length=config.max_length,
         n_best=n_best,
@@ -74,12 +84,22 @@ def load_for_decoding(options: Namespace) -> LoadedRun:
             )
         weights = checkpoints.average_weights(paths[-average:])
         checkpoints.set_weights(model, weights, path=paths[-1])
+    _check_finite(model, run)
     precision = config.precision
     if not found.is_accelerator and precision in ("tf32", "fp16"):
         precision = "fp32"
     set_numerics(found, precision, deterministic=False)
     decoder = Decoder(model, device=found, host_waits=HostWaits(found), precision=precision)
     return LoadedRun(config=config, vocabs=vocabs, decoder=decoder)
+
+
+def _check_finite(model: Transformer, run: Path) -> None:
+    for name, weight in model.named_parameters():
+        if not weight.isfinite().all():
+            raise RunFolderError(
+                f"the weights of {run} are not finite: {name} holds NaN or infinite numbers; "
+                "choose another --checkpoint, or train again with a lower learning rate"
+            )
 
 
 def _newest(run: Path) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from gapless.cli.decode_options import add_decode_options
 from gapless.cli.extras import require_extra
@@ -14,12 +15,17 @@ from gapless.errors import UserError
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Iterator
 
     from gapless.cli.parser import Parser
+    from gapless.nmt.data.arriving_lines import ByteStream
     from gapless.nmt.run.score import Translation
 
 
 DETAILS = """
+Standard input is answered as it comes. Each line gives one line: where the model writes line ends
+or control characters, spaces or replacement characters are printed.
+
 With --n-best above 1 each line is: number ||| translation ||| score.
 """
 
@@ -55,29 +61,36 @@ def run(options: Namespace) -> int:
     from gapless.nmt.run.score import longest_source, translate_lines
 
     loaded = load_for_decoding(options)
+    settings = decode_settings(loaded.config, options, n_best=options.n_best)
     most = longest_source(loaded.config)
-    found = translate_lines(
-        loaded.decoder,
-        loaded.vocabs,
-        _lines(options.text, options.file),
-        decode_settings(loaded.config, options, n_best=options.n_best),
-        max_source=most,
-        on_long=lambda line, tokens: _warn_long(line, tokens, most),
-    )
-    for at, translations in enumerate(found):
-        for translation in translations:
-            print(_line(at, translation, with_score=options.n_best > 1), flush=True)
+    num_done = 0
+    for lines in _lines(options.text, options.file):
+        found = translate_lines(
+            loaded.decoder,
+            loaded.vocabs,
+            lines,
+            settings,
+            max_source=most,
+            on_long=partial(_warn_long, first=num_done, most=most),
+        )
+        for at, translations in enumerate(found, start=num_done):
+            for translation in translations:
+                print(_line(at, translation, with_score=options.n_best > 1), flush=True)
+        num_done += len(lines)
     return 0
 
 
-def _lines(text: list[str], file: Path | None) -> list[str]:
-    from gapless.nmt.data.corpus import check_text, decode_text, read_lines, split_lines
+def _lines(text: list[str], file: Path | None) -> Iterator[list[str]]:
+    """Yield all lines, or of standard input those that have arrived."""
+    from gapless.nmt.data.arriving_lines import arriving_lines
+    from gapless.nmt.data.corpus import check_text, read_lines
 
     if text:
-        return [check_text(line, where=f"sentence {n}") for n, line in enumerate(text, start=1)]
-    if file is not None:
-        return read_lines(file)
-    return split_lines(decode_text(sys.stdin.buffer.read(), name="standard input"))
+        yield [check_text(line, where=f"sentence {n}") for n, line in enumerate(text, start=1)]
+    elif file is not None:
+        yield read_lines(file)
+    elif sys.stdin is not None:
+        yield from arriving_lines(cast("ByteStream", sys.stdin.buffer), name="standard input")
 
 
 def _line(number: int, translation: Translation, *, with_score: bool) -> str:
@@ -86,9 +99,9 @@ def _line(number: int, translation: Translation, *, with_score: bool) -> str:
     return f"{number} ||| {translation.text} ||| {translation.score:.4f}"
 
 
-def _warn_long(line: int, tokens: int, most: int) -> None:
+def _warn_long(line: int, tokens: int, *, first: int, most: int) -> None:
     print(
-        f"gapless: warning: line {line + 1} has {tokens} tokens, more than {most}; "
+        f"gapless: warning: line {first + line + 1} has {tokens} tokens, more than {most}; "
         "the rest of it is not translated",
         file=sys.stderr,
     )

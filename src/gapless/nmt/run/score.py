@@ -20,12 +20,18 @@ if TYPE_CHECKING:
     from gapless.nmt.run.task import Vocabs
 
 
+_HARMLESS = {
+    **dict.fromkeys([*range(0x20), *range(0x7F, 0xA0)], "\ufffd"),
+    **dict.fromkeys(map(ord, "\t\n\v\f\r\x85\u2028\u2029"), " "),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Translation:
     """One translation of a sentence.
 
     Attributes:
-        text: the translation.
+        text: the translation, one line without control characters.
         score: log probability / length ** a; 0 for an empty line.
     """
 
@@ -43,7 +49,7 @@ def translate_lines(
     on_long: Callable[[int, int], None] | None = None,
     on_done: Callable[[int], None] | None = None,
 ) -> list[list[Translation]]:
-    """Return the best translations of each line, in the order of the lines.
+    """Return the best translations of each line, at least one, in the order of the lines.
 
     An empty line stays empty.
 
@@ -69,10 +75,21 @@ def translate_lines(
     results = [[Translation(text="", score=0.0)] for _ in lines]
     found = decoder.translate(sources, settings, on_done=on_done)
     for number, hypotheses in zip(full, found, strict=True):
-        results[number] = [
-            Translation(text=vocabs.tgt.decode(best.ids), score=best.score) for best in hypotheses
-        ]
+        if hypotheses:
+            results[number] = [
+                Translation(text=one_line(vocabs.tgt.decode(best.ids)), score=best.score)
+                for best in hypotheses
+            ]
     return results
+
+
+def one_line(text: str) -> str:
+    """Return text as a line that a terminal prints and does not obey.
+
+    Line ends and tabs become spaces; other control characters, of which escape sequences are made,
+    become replacement characters.
+    """
+    return text.translate(_HARMLESS)
 
 
 @dataclass(frozen=True, kw_only=True)

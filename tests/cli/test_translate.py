@@ -1,0 +1,123 @@
+"""`gapless translate` answers each line with one line, as it comes, whatever the model does."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gapless
+from gapless.cli import trained_model
+from gapless.errors import DataError
+from gapless.nmt.data.arriving_lines import arriving_lines
+from gapless.nmt.data.vocab import SubwordVocab
+
+
+def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):
+    """Line ends, control characters and escape sequences reach no terminal and no file."""
+    written = "a\nb\r\x1b[31mc\x07\x9b2J\u2028d\x85e\tf\0"
+    monkeypatch.setattr(SubwordVocab, "decode", lambda self, ids: written)
+    translated = gapless("translate", tiny_run, "cat", "", "dog 2.")
+    evaluated = gapless("evaluate", tiny_run)
+
+    line = "a b \ufffd[31mc\ufffd\ufffd2J d e f\ufffd"
+    assert translated.out == f"{line}\n\n{line}\n"
+    assert evaluated.code == 0
+    assert (tiny_run / "hypotheses.test.txt").read_text() == f"{line}\n" * 12
+
+
+@pytest.mark.parametrize("command", [["translate", "cat"], ["evaluate"]])
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_weights_that_are_not_finite(gapless, tiny_run, monkeypatch, command, number):
+    """They are refused, and the first one is named."""
+    load = trained_model.load_model
+
+    def load_spoilt(*arguments, **options):
+        config, vocabs, model = load(*arguments, **options)
+        model.generator.weight.data[2, 3] = number
+        return config, vocabs, model
+
+    monkeypatch.setattr(trained_model, "load_model", load_spoilt)
+    name, *rest = command
+    gapless(name, tiny_run, *rest).check_refused("are not finite", "NaN or infinite numbers")
+
+
+def test_a_search_without_result(gapless, tiny_run, monkeypatch):
+    """A line for which the model finds nothing, as where its numbers overflow, gives an empty line."""
+    load = trained_model.load_model
+
+    def load_huge(*arguments, **options):
+        config, vocabs, model = load(*arguments, **options)
+        model.generator.weight.data.fill_(3e38)
+        return config, vocabs, model
+
+    monkeypatch.setattr(trained_model, "load_model", load_huge)
+    outcome = gapless("translate", tiny_run, "cat", "dog 2.")
+
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == "\n\n"
+
+
+def start(tiny_run):
+    source = str(Path(gapless.__file__).parents[1])
+    return subprocess.Popen(
+        [sys.executable, "-m", "gapless", "translate", tiny_run, "--device", "cpu"],
+        env={**os.environ, "PYTHONPATH": source},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def test_lines_are_answered_as_they_come(tiny_run):
+    """The answer to a line comes before the next one is asked; who stops to read ends it quietly."""
+    with start(tiny_run) as running:
+        for line in (b"the cat 1.\n", b"\n", b"dog 2.\n"):
+            running.stdin.write(line)
+            running.stdin.flush()
+            assert running.stdout.readline().endswith(b"\n")
+        running.stdout.close()
+        running.stdin.write(b"big cat 3.\n" * 20)
+        running.stdin.close()
+        error = running.stderr.read()
+
+    assert error == b""
+
+
+class Arriving:
+    """A stream whose bytes come in portions."""
+
+    def __init__(self, *portions):
+        self._portions = list(portions)
+
+    def read1(self, size):
+        return self._portions.pop(0) if self._portions else b""
+
+
+@pytest.mark.parametrize(
+    ("portions", "expected"),
+    [
+        ([], []),
+        ([b"a\nb\n"], [["a", "b"]]),
+        ([b"a\n\nb", b"c\r\n", b"d"], [["a", ""], ["bc"], ["d"]]),
+        ([b"\xef\xbb\xbfa\n", b"\xef\xbb\xbfb\n"], [["a"], ["\ufeffb"]]),
+        (["猫".encode()[:1], "猫".encode()[1:], b"\n"], [["猫"]]),
+        ([b"a", b"b", b"c"], [["abc"]]),
+    ],
+)
+def test_lines_of_portions(portions, expected):
+    """A line is whole when its end has come, or that of the stream."""
+    assert list(arriving_lines(Arriving(*portions), name="it")) == expected
+
+
+def test_a_portion_that_is_not_utf8():
+    """The lines before it come first; byte and line count from the stream's start."""
+    lines = arriving_lines(io.BytesIO(b"\xef\xbb\xbfcat\ndog\nd\xfe\n"), name="it")
+
+    assert next(lines) == ["cat", "dog"]
+    with pytest.raises(DataError, match="it is not UTF-8: byte 0xfe at offset 12, line 3"):
+        next(lines)
