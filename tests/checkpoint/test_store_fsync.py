@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from checkpoint.stores import check_is, load_newest, name_of, save_steps
-from faults.marks import NOT_BUILT
 
 
 def can_trace():
@@ -25,10 +24,7 @@ def can_trace():
     return traced.returncode == 0
 
 
-pytestmark = [
-    NOT_BUILT,
-    pytest.mark.skipif(not can_trace(), reason="no strace here, or it may not trace"),
-]
+pytestmark = pytest.mark.skipif(not can_trace(), reason="no strace here, or it may not trace")
 
 
 def save_traced(folder, log, *faults, steps=(20,)):

@@ -20,10 +20,6 @@ from checkpoint.stores import (
     save_steps,
     tensors_of,
 )
-from faults.marks import NOT_BUILT
-
-
-pytestmark = NOT_BUILT
 
 
 def names(folder):

@@ -20,10 +20,7 @@ from checkpoint.stores import (
     name_of,
     save_steps,
 )
-from faults.marks import NOT_BUILT
 
-
-pytestmark = NOT_BUILT
 
 DTYPES = [
     torch.float64,

@@ -2,7 +2,7 @@
 
     cd tests && PYTHONPATH=.:../src python -m faults.kill_trials --trials 100 --workers 0,2
 
-Each trial trains a tiny model on the CPU with `--deterministic --save-every 20`, kills it one to
+Each trial trains a tiny model with `--deterministic --save-every 20`, kills it one to
 three times, while it starts, trains or saves, and resumes it. Its final weights, its newest state,
 its history and its summary have to be those of a run that nobody killed. Prints a table; exits
 with 1 if one trial differs.
@@ -31,7 +31,9 @@ def main():
     data = write_data(folder / "data")
     plans, workers = options.plans.split(","), [int(n) for n in options.workers.split(",")]
     launchers = [Launcher() for _ in range(options.jobs)]
-    launchers[0].run(*train_options(data, folder / "reference"), folder=folder).check_done()
+    more = ["--device", options.device]
+    reference = [*train_options(data, folder / "reference"), *more]
+    launchers[0].run(*reference, folder=folder).check_done()
 
     def share(job):
         """Run the trials of one job, each with the next plan and number of workers."""
@@ -46,6 +48,7 @@ def main():
                 folder=own,
                 plan=plans[number % len(plans)],
                 workers=workers[number // len(plans) % len(workers)],
+                more=more,
                 real=options.real,
             )
             print(trial.row, flush=True)
@@ -78,6 +81,7 @@ def parse():
     parser.add_argument("--first", type=int, default=0, help="number of the first trial")
     parser.add_argument("--plans", default=PLANS)
     parser.add_argument("--workers", default="0,2")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=1, help="trials at once")
     parser.add_argument("--real", action="store_true", help="start Python anew for each process")
     return parser.parse_args()

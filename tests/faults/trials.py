@@ -45,16 +45,16 @@ class Trial:
 HEADER = f"{'trial':5}  {'plan':16}{'workers':>7}  {'killed at':44}  outcome"
 
 
-def run_trial(launcher, *, number, data, reference, folder, plan, workers, real=False):
+def run_trial(launcher, *, number, data, reference, folder, plan, workers, more=(), real=False):
     """Kill a run one to three times, resume it each time, and compare its end.
 
     The moments are counted in updates that are saved, and not in seconds, so that a slow machine
-    does the same trials.
+    does the same trials. `more` are further arguments of the run.
     """
     draw = random.Random(number)
     run = folder / "run"
     options = {"folder": folder, "real": real}
-    first = train_options(data, run, plan=plan, workers=workers)
+    first = [*train_options(data, run, plan=plan, workers=workers), *more]
     again = ["train", "--resume", run]
     kills, found = [], []
     for _ in range(draw.randint(1, 3)):
