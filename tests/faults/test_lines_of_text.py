@@ -8,7 +8,7 @@ import os
 import pytest
 import safetensors.torch
 
-from faults.marks import NOT_BUILT, NOT_BUILT_AND_SLOW
+from faults.marks import NOT_BUILT
 from faults.runs import SIZES, train_options, write_data
 
 
@@ -130,7 +130,6 @@ def test_text_that_is_no_utf8(finished, translate):
         assert out.count(b"\n") == 3
 
 
-@NOT_BUILT_AND_SLOW
 def test_lines_are_answered_as_they_come(finished, start):
     """A program can ask a line, read its answer, and ask the next."""
     to_read, to_write = os.pipe()
@@ -203,7 +202,6 @@ def test_weights_that_are_no_numbers(finished_copy, run):
         assert ended.out == ""
 
 
-@NOT_BUILT_AND_SLOW
 def test_an_interrupt_between_two_lines(finished, start):
     """Ctrl-C ends a translation with its code and no traceback."""
     to_read, to_write = os.pipe()
