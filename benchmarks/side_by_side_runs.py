@@ -186,6 +186,10 @@ def _digest_file(path: Path, name: str) -> list[Value]:
     if path.name == "state.pt":
         state = torch.load(path, map_location="cpu", weights_only=True)
         return [("state", at, text) for at, text in _flat(state, name)]
+    if path.name == "meta.json":
+        return [("state", at, text) for at, text in _flat(json.loads(path.read_text()), name)]
+    if path.name == "manifest.json":  # hashes of the files beside it
+        return []
     kind = "weights" if path.suffix == ".safetensors" else "files"
     return [(kind, name, hashlib.sha256(path.read_bytes()).hexdigest())]
 

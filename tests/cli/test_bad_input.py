@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import resource
+import shutil
 import signal
 from pathlib import Path
 
@@ -306,13 +307,13 @@ def test_decoding_that_cannot_be(gapless, tiny_run, arguments, part):
 
 def test_a_checkpoint_that_is_broken(gapless, tiny_run, tmp_path):
     """A checkpoint that is truncated is named and not loaded."""
-    broken = tiny_run / "checkpoints" / "broken.safetensors"
-    broken.write_bytes((tiny_run / "checkpoints" / "final.safetensors").read_bytes()[:-40])
+    run = shutil.copytree(tiny_run, tmp_path / "run")
+    file = run / "checkpoints" / "final" / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-40])
 
-    outcome = gapless("translate", tiny_run, "--checkpoint", "broken.safetensors", "cat")
+    outcome = gapless("translate", run, "cat")
 
-    broken.unlink()
-    outcome.check_refused("broken.safetensors is not a whole checkpoint")
+    outcome.check_refused("final is damaged: tensors.safetensors has ", "not a whole checkpoint")
 
 
 def test_standard_input_that_is_not_utf8(tiny_run, process):
@@ -338,9 +339,13 @@ def test_a_mistake_in_a_real_process(process, tmp_path):
     ("limit_bytes", "flags", "named"),
     [
         (3_000, [], "gapless/vocab/"),
-        (20_000, [], "r/checkpoints/epoch0001.safetensors"),
+        (20_000, ["--epochs", "2"], "r/checkpoints/epoch-0001: File too large; none was saved"),
         # Long enough for the log to fill the disk before the first checkpoint.
-        (8_000, ["--batch-size", "1", "--accumulate", "1", "--data", "long.tsv"], "error: r: "),
+        (
+            8_000,
+            ["--batch-size", "1", "--epochs", "1", "--data", "long.tsv"],
+            "File too large; none was saved",
+        ),
     ],
     ids=["vocabulary", "checkpoint", "log"],
 )

@@ -125,7 +125,7 @@ def test_a_run_folder_holds_everything(tiny_run):
     assert list(range(10)) == [line["step"] for line in lines if line["kind"] == "train"]
     assert summary["gap_share"] is None
     assert list((tiny_run / "tensorboard").glob("events*"))
-    assert {"best.safetensors", "final.safetensors", "state.pt"} <= {
+    assert {"best", "final", "step-000000010", "epoch-0001", "epoch-0002"} <= {
         path.name for path in (tiny_run / "checkpoints").iterdir()
     }
     assert yaml.safe_load((tiny_run / "config.yaml").read_text())["epochs"] == 2

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import gapless
+from gapless.checkpoint import CheckpointStore, pack, unpack
 from gapless.device.find import find_device
-from gapless.nmt.run import checkpoints as checkpoint
 from gapless.pipeline.host_copy import HostCopy
 from gapless.pipeline.host_waits import HostWaits
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -97,19 +97,16 @@ def test_a_tensor_that_occurs_twice_is_copied_once(device):
 
 
 def test_a_copy_can_be_saved_and_loaded(device, tmp_path):
-    """Tensors of several dtypes, cut from common blocks, in torch's and in safetensors' files."""
+    """Tensors of several dtypes, cut from common blocks."""
     weights = {"a": on(device, [1.0, 2.0]), "b": on(device, [3.0]).view(1, 1)}
     state = copied({"model": weights, "steps": on(device, [4], torch.int32), "pairs": {}}, device)
-    checkpoint.save_state(state, tmp_path / "state.pt")
-    checkpoint.write_weights(state["model"], tmp_path / "weights")
+    CheckpointStore(tmp_path).save(1, *pack(state))
 
-    for loaded in (
-        checkpoint.load_state(tmp_path / "state.pt")["model"],
-        checkpoint.read_weights(tmp_path / "weights"),
-    ):
-        assert loaded["a"].tolist() == [1.0, 2.0]
-        assert loaded["b"].tolist() == [[3.0]]
-    assert checkpoint.load_state(tmp_path / "state.pt")["steps"].tolist() == [4]
+    found = CheckpointStore(tmp_path).load_newest()
+    loaded = unpack(found.tensors, found.meta)
+    assert loaded["model"]["a"].tolist() == [1.0, 2.0]
+    assert loaded["model"]["b"].tolist() == [[3.0]]
+    assert loaded["steps"].tolist() == [4]
 
 
 def test_what_cannot_be_copied_is_named(device):

@@ -23,6 +23,8 @@ PART_BYTES = 1 << 20
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
 _NOT_OFFERED = (errno.ENOSYS, errno.EINVAL, errno.EPERM)
 
 
@@ -90,6 +92,11 @@ class Disk:
 
 
 DISK = Disk()
+
+
+def may_pass(error: OSError) -> bool:
+    """Return whether an error of writing may be over later: a disk may have room again."""
+    return error.errno in (errno.EIO, *_FULL)
 
 
 class SyncFailedError(OSError):
@@ -192,6 +199,6 @@ def _sync_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in _FULL:
             raise
         raise SyncFailedError(error.errno, error.strerror) from error

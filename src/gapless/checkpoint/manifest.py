@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 
 _FORMAT = 1
-_HASH_BYTES = 32
+HASH_BYTES = 32
 _MAX_MANIFEST_BYTES = 1 << 20
 
 
@@ -37,7 +37,7 @@ class Content:
     @classmethod
     def of(cls, parts: Iterable[memoryview]) -> Content:
         """Return the size and hash of some bytes, given in parts."""
-        size, digest = 0, blake2b(digest_size=_HASH_BYTES)
+        size, digest = 0, blake2b(digest_size=HASH_BYTES)
         for part in parts:
             size += len(part)
             digest.update(part)

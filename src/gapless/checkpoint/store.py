@@ -194,6 +194,14 @@ class CheckpointStore:
         """
         return [list_checkpoint(self.path_of(step), step=step) for step in sorted(self._steps())]
 
+    def paths(self) -> Sequence[Path]:
+        """Return the folders of all checkpoints, newest last, whole or not.
+
+        Raises:
+            OSError: the folder cannot be read.
+        """
+        return [self.path_of(step) for step in sorted(self._steps())]
+
     def path_of(self, step: int) -> Path:
         """Return the folder of a step's checkpoint.
 

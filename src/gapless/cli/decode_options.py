@@ -20,7 +20,7 @@ def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
     model.add_argument(
         "--checkpoint",
         metavar="NAME",
-        help="file in the run's checkpoints; none: final, or else best",
+        help="name in the run's checkpoints, such as epoch-0003; none: final, or else best",
     )
     model.add_argument(
         "--average",

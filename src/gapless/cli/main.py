@@ -29,6 +29,7 @@ COMMANDS = {
     "train": "Train a translation model; with no option, on the embedded English-Chinese corpus.",
     "translate": "Translate sentences, one a line; order and empty lines are kept.",
     "evaluate": "Score a run: BLEU and chrF with their signatures, and exact match.",
+    "checkpoint": "List the checkpoints of a run, or verify that all of them are whole.",
     "verify": "Verify that a plan changes nothing: the same bits in every loss and tensor.",
     "compare": "Compare every plan on the same work, and recommend one.",
     "plans": "List the plans: the ways in which a loop can move its work.",

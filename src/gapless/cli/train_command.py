@@ -44,7 +44,7 @@ def run(options: Namespace) -> int:
 def _train(options: Namespace, signals: Signals) -> int:
     from gapless.cli.progress import make_observer
     from gapless.nmt.run.config import make_config
-    from gapless.nmt.run.folder import CONFIG, read_config
+    from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.interrupt import StopRequest
     from gapless.nmt.run.trainer import Trainer
 
@@ -52,8 +52,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     if options.resume is not None:
         if file is not None or options.run_dir is not None:
             raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
-        read_config(options.resume)
-        file = options.resume / CONFIG
+        file = settings_file(options.resume)
     config = make_config(given_settings(options), file=file)
     signals.grace_seconds = config.grace
     with make_observer() as observer:

@@ -76,13 +76,8 @@ def load_for_decoding(options: Namespace) -> LoadedRun:
         run, device=found, checkpoint=None if average else checkpoint or _newest(run)
     )
     if average is not None:
-        paths = checkpoints.epoch_paths(run)
-        if len(paths) < average:
-            raise RunFolderError(
-                f"{run} keeps {len(paths)} epoch checkpoints, but --average {average} was asked "
-                f"for; train with --average {average}"
-            )
-        weights = checkpoints.average_weights(paths[-average:])
+        paths = checkpoints.newest_epochs(run, average)
+        weights = checkpoints.average_weights(paths)
         checkpoints.set_weights(model, weights, path=paths[-1])
     _check_finite(model, run)
     precision = config.precision
@@ -104,5 +99,5 @@ def _check_finite(model: Transformer, run: Path) -> None:
 
 def _newest(run: Path) -> str:
     """Return the final checkpoint's name, or the best one's while the run is unfinished."""
-    is_final = (run / checkpoints.FOLDER / checkpoints.FINAL).is_file()
+    is_final = checkpoints.final_path(run).exists()
     return checkpoints.FINAL if is_final else checkpoints.BEST

@@ -36,7 +36,7 @@ class Epoch:
         self._runner = runner
         self._waits = waits
         engine.host_waits.stats.by_reason.clear()
-        self._progress = Progress(waits=engine.host_waits.stats)
+        self._progress = Progress(waits=engine.host_waits.stats, so_far=self._record)
         self._running = RunningMean(engine.losses)
         self._first_loss = engine.losses.num_added
         self._meter_before = engine.meter.reading()
@@ -127,7 +127,7 @@ class Epoch:
         self._observe_steps()
         self._waits.clear()
         engine.events.reset()
-        self._wall_ms = (perf_counter() - self._started_at) * 1000.0
+        self._wall_ms = self._ms_since_start()
 
     def _finish_after(self, failure: BaseException) -> None:
         """Finish an epoch that was cut short, and wait for whatever it had queued."""
@@ -138,6 +138,9 @@ class Epoch:
         if self._trees is not None:
             with noted_on(failure):
                 self._trees.close()
+
+    def _ms_since_start(self) -> float:
+        return (perf_counter() - self._started_at) * 1000.0
 
     def _record(self) -> EpochRecord:
         engine, first = self._engine, self._first_loss
@@ -154,7 +157,7 @@ class Epoch:
             waits=waits,
             data_wait_ms=self._prefetcher.data_wait_ms,
             launch_ms=self._launch_ms,
-            wall_ms=self._wall_ms,
+            wall_ms=self._wall_ms or self._ms_since_start(),
             busy_ms=reading.busy_ms,
             gap_ms=reading.gap_ms if engine.device.is_accelerator else None,
         )

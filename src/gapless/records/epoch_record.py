@@ -9,7 +9,7 @@ from gapless.records.wait_stats import WaitStats
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gapless.records.bottleneck import Diagnosis
 
@@ -101,6 +101,7 @@ class Progress:
         gap_share: share of device time between steps so far; None on a CPU or before a reading.
         diagnosis: what plan `auto` found out last, None before and under other plans; a new
             object whenever it says something new.
+        so_far: returns the record of the batches whose losses were read so far.
     """
 
     batch: int = 0
@@ -109,3 +110,4 @@ class Progress:
     waits: WaitStats = field(default_factory=WaitStats)
     gap_share: float | None = None
     diagnosis: Diagnosis | None = None
+    so_far: Callable[[], EpochRecord] | None = None

@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,11 @@ import time
 import pytest
 import torch
 
-from gapless.device.find import find_device
 from gapless.errors import NonFiniteLossError, RunFolderError, UserError
+from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.validation import score_pairs
-from gapless.pipeline.host_waits import HostWaits
 
 
 class Silent:
@@ -103,7 +103,7 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batch
     assert stopped["interrupted"]
     assert not resumed["interrupted"]
     assert whole["loss"] == resumed["loss"]
-    final = "checkpoints/final.safetensors"
+    final = "checkpoints/final/tensors.safetensors"
     assert (tmp_path / "whole" / final).read_bytes() == (tmp_path / "parts" / final).read_bytes()
     assert whole["batches"] == resumed["batches"]
     steps = [
@@ -208,7 +208,8 @@ def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
 def test_a_run_cannot_go_on_before_it_saved_anything(settings, tmp_path):
     """A run without a state cannot be resumed, and the message says so."""
     train(settings, tmp_path / "run")
-    (tmp_path / "run" / "checkpoints" / "state.pt").unlink()
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
 
     with pytest.raises(RunFolderError, match="cannot be resumed"):
         resume(tmp_path / "run")
@@ -232,7 +233,7 @@ def read_losses(run):
 
 
 def same_end(one, other):
-    final = "checkpoints/final.safetensors"
+    final = "checkpoints/final/tensors.safetensors"
     return (one / final).read_bytes() == (other / final).read_bytes()
 
 
@@ -278,7 +279,7 @@ settings = json.loads(sys.argv[1])
 folder = Path(settings["run_dir"]) / "checkpoints"
 
 def is_saved():
-    return (folder / "state.pt").exists() and len(list(folder.glob("epoch*"))) >= int(sys.argv[3])
+    return list(folder.glob("step-*")) and len(list(folder.glob("epoch*"))) >= int(sys.argv[3])
 
 Trainer.new(make_config(settings), observer=Killer()).train()
 """
@@ -311,11 +312,19 @@ def test_a_killed_run_goes_on_from_the_last_saved_epoch(settings, tmp_path, batc
     assert same_end(tmp_path / "whole", run)
 
 
-def test_a_killed_run_that_is_to_end_before_its_death(settings, tmp_path):
+def go_back_to(run, *, updates):
+    """Leave a run the states of its first updates alone, as if later ones had been lost."""
+    for path in (run / "checkpoints").glob("step-*"):
+        if int(path.name.removeprefix("step-")) > updates:
+            shutil.rmtree(path)
+
+
+def test_a_run_that_goes_back_and_ends_earlier(settings, tmp_path):
     """Weights of epochs after the state do not count; those before it are still there."""
-    settings["average"] = 3
+    settings = {**settings, "average": 3, "keep": 50}
     train(settings, tmp_path / "whole")
     kill({**settings, "epochs": 8}, tmp_path / "killed", after=80, files=4)
+    go_back_to(tmp_path / "killed", updates=14)
 
     resume(tmp_path / "killed", flags={"epochs": 3})
 
@@ -334,29 +343,37 @@ def test_a_run_is_not_changed_before_it_goes_on(settings, tmp_path):
 
 
 def test_the_best_weights_are_those_of_the_record(settings, tmp_path):
-    """A killed run that resumes to an earlier end forgets the best weights of lost epochs."""
+    """A run that goes back to an earlier state forgets the best weights of lost epochs."""
     run = tmp_path / "run"
     settings = {**settings, "lr": 1e-3, "schedule": "constant", "average": 8, "dropout": 0.0}
-    kill({**settings, "epochs": 8}, run, after=80, files=5)
+    kill({**settings, "epochs": 8, "keep": 50}, run, after=80, files=5)
+    go_back_to(run, updates=7)
 
-    resume(run, flags={"epochs": 1})
+    resume(run, flags={"epochs": 2})
 
-    best = (run / "checkpoints" / "best.safetensors").read_bytes()
-    assert best == (run / "checkpoints" / "epoch0001.safetensors").read_bytes()
+    best = checkpoints.read_weights(run / "checkpoints" / "best")
+    last = checkpoints.read_weights(run / "checkpoints" / "epoch-0002")
+    assert all(torch.equal(best[name], last[name]) for name in last)
 
 
-def test_only_a_scaler_has_to_be_waited_for(train_tiny):
-    """The state of a scaler costs one declared wait; without a scaler there is none."""
-    step, host_waits = (
-        train_tiny(plan="gapless", num_batches=2).step,
-        HostWaits(find_device("cpu")),
-    )
-    step.state(host_waits=host_waits)
-    assert host_waits.stats.count == 0
+@pytest.mark.parametrize("has_updated", [False, True])
+def test_the_state_of_a_scaler_is_taken_without_a_wait(train_tiny, has_updated):
+    """What is on the device stays there; a scaler that takes up the state has the same numbers."""
+    step = train_tiny(plan="gapless", num_batches=2).step
+    step.scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=1)
+    if has_updated:
+        step.scaler.scale(torch.ones(1))
+        step.scaler._found_inf_per_device = lambda optimizer: {}
+        step.scaler._scale.fill_(4.0)
+        step.scaler._growth_tracker.fill_(3)
+
+    state = step.state()
+    expected = step.scaler.state_dict()
     step.scaler = torch.amp.GradScaler("cpu")
+    step.load_state(state)
 
-    assert step.state(host_waits=host_waits)["scaler"]["scale"] == step.scaler.get_scale()
-    assert host_waits.stats.by_reason["checkpoint"].count == 1
+    assert isinstance(state["scaler"]["scale"], torch.Tensor) == has_updated
+    assert step.scaler.state_dict() == expected
 
 
 def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkeypatch):
@@ -364,7 +381,7 @@ def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkey
     seen = []
 
     def wait_for_weights(run, pairs, *, beam):
-        path = tmp_path / "run" / "checkpoints" / "epoch0001.safetensors"
+        path = tmp_path / "run" / "checkpoints" / "epoch-0001"
         end = time.monotonic() + 20
         while not path.exists() and time.monotonic() < end:
             time.sleep(0.01)
@@ -380,14 +397,17 @@ def test_weights_are_written_while_they_are_validated(settings, tmp_path, monkey
 def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
     """Nothing is trained again, and the final weights are the same bytes."""
     first = train(settings, tmp_path / "run")
-    before = (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
-    state = (tmp_path / "run" / "checkpoints" / "state.pt").stat().st_mtime_ns
+    before = (tmp_path / "run" / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
+    (state,) = (tmp_path / "run" / "checkpoints").glob("step-*21")
+    saved_at = state.stat().st_mtime_ns
 
     again = resume(tmp_path / "run")
 
     assert first["batches"] == again["batches"] == len(read_losses(tmp_path / "run"))
-    assert before == (tmp_path / "run" / "checkpoints" / "final.safetensors").read_bytes()
-    assert state == (tmp_path / "run" / "checkpoints" / "state.pt").stat().st_mtime_ns
+    assert (
+        before == (tmp_path / "run" / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
+    )
+    assert saved_at == state.stat().st_mtime_ns
 
 
 def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):
@@ -395,7 +415,7 @@ def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path,
     readings = itertools.count(0, 100)
     monkeypatch.setattr("gapless.nmt.run.training_run.perf_counter", lambda: next(readings))
     train(settings, tmp_path / "run", interrupt_after=3)
-    state = torch.load(tmp_path / "run" / "checkpoints" / "state.pt", weights_only=True)
+    _, state = checkpoints.load_state(tmp_path / "run")
     kept = state["position"]["wall_seconds"]
     # The second process takes no time at all.
     monkeypatch.setattr("gapless.nmt.run.training_run.perf_counter", lambda: 5)
@@ -423,7 +443,8 @@ def check_alike(whole, parts, of_whole, of_parts):
     assert [step for step, _ in read_losses(parts)] == list(range(of_whole["batches"]))
     assert read_epochs(whole) == read_epochs(parts)
     names = [
-        sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, parts)
+        sorted(path.name for path in (run / "checkpoints").iterdir() if path.name[:4] != "step")
+        for run in (whole, parts)
     ]
     assert names[0] == names[1]
     assert same_end(whole, parts)
@@ -452,7 +473,7 @@ def test_an_end_inside_an_epoch_is_validated_and_tested_once(settings, tmp_path)
     of_whole = train({**settings, "max_steps": 17}, whole)
     first = train({**settings, "max_steps": 10}, parts)
     before = read_epochs(parts)
-    weights = (parts / "checkpoints" / "final.safetensors").read_bytes()
+    weights = (parts / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
     again = resume(parts)
 
     assert [(kind, step) for kind, step, _, _ in before] == [
@@ -463,7 +484,7 @@ def test_an_end_inside_an_epoch_is_validated_and_tested_once(settings, tmp_path)
     assert [val_loss is None for _, _, _, val_loss in before] == [True, False, True]
     assert before == read_epochs(parts)
     assert (first["steps"], first["loss"]) == (again["steps"], again["loss"])
-    assert weights == (parts / "checkpoints" / "final.safetensors").read_bytes()
+    assert weights == (parts / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
     check_alike(whole, parts, of_whole, resume(parts, flags={"max_steps": 17}))
 
 

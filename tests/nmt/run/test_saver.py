@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 import time
 import weakref
@@ -9,8 +10,9 @@ import weakref
 import pytest
 import torch
 
+from gapless.checkpoint import files
 from gapless.device.find import find_device
-from gapless.nmt.run import checkpoints as checkpoint
+from gapless.nmt.run import checkpoints as checkpoint, saver as saver_module
 from gapless.nmt.run.saver import Saver
 from gapless.pipeline.host_waits import HostWaits
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -36,18 +38,23 @@ def weights_in(run_dir, epoch):
 
 
 def epochs_in(run_dir):
-    return [int(path.stem[-4:]) for path in checkpoint.epoch_paths(run_dir)]
+    return [int(path.name[-4:]) for path in checkpoint.epoch_paths(run_dir)]
+
+
+def state_in(run_dir):
+    return checkpoint.load_state(run_dir)[1]
 
 
 def hold_up(monkeypatch, function):
-    """Let a function of `checkpoint` wait until the returned event is set."""
-    may_go, real = threading.Event(), getattr(checkpoint, function)
+    """Let a function of `checkpoint`, or of its saver, wait until the returned event is set."""
+    place = checkpoint if hasattr(checkpoint, function) and function != "pack" else saver_module
+    may_go, real = threading.Event(), getattr(place, function)
 
     def wait(*arguments, **options):
         assert may_go.wait(20)
-        real(*arguments, **options)
+        return real(*arguments, **options)
 
-    monkeypatch.setattr(checkpoint, function, wait)
+    monkeypatch.setattr(place, function, wait)
     return may_go
 
 
@@ -59,7 +66,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatc
     with saver:
         weights = saver.copy_weights(model)
         saver.save_epoch(weights, 1)
-        saver.save_state({"list": [1, model.bias], "pairs": {}}, weights=weights, epoch=1)
+        saver.save_state({"list": [1, model.bias], "pairs": {}}, weights=weights, step=7, epoch=1)
         with torch.no_grad():
             model.weight.zero_()
         saver.poll()
@@ -67,64 +74,122 @@ def test_what_is_saved_is_what_was_there_at_the_call(saver, tmp_path, monkeypatc
         may_go.set()
 
     assert torch.equal(weights_in(tmp_path, 1), before)
-    state = checkpoint.load_state(checkpoint.state_path(tmp_path))
+    state = state_in(tmp_path)
     assert torch.equal(state["model"]["weight"], before)
     assert torch.equal(state["list"][1], model.bias)
 
 
 def test_epochs_stay_that_an_average_or_the_state_needs(saver, tmp_path):
-    """The newest two epochs stay, and the two up to the state, which a resumed run averages."""
+    """The newest two epochs stay, and the two up to each state, which a resumed run averages."""
     model, found = torch.nn.Linear(3, 2), []
     with saver:
         for epoch in range(1, 9):
             weights = saver.copy_weights(model)
             saver.save_epoch(weights, epoch)
             if epoch in (3, 7):
-                saver.save_state({"pairs": {}}, weights=weights, epoch=epoch)
+                saver.save_state({}, weights=weights, step=10 * epoch, epoch=epoch)
             saver.finish()
             found.append(epochs_in(tmp_path))
 
     assert found[:4] == [[1], [1, 2], [2, 3], [2, 3, 4]]
-    assert found[4:] == [[2, 3, 4, 5], [2, 3, 5, 6], [6, 7], [6, 7, 8]]
+    assert found[4:] == [[2, 3, 4, 5], [2, 3, 5, 6], [2, 3, 6, 7], [2, 3, 6, 7, 8]]
 
 
 def test_epochs_are_counted_beyond_four_digits(tmp_path):
     """Epoch 10,000 comes after epoch 9,999."""
-    checkpoint.epoch_path(tmp_path, 1).parent.mkdir()
     for epoch in (9_998, 9_999, 10_000, 10_001):
-        checkpoint.epoch_path(tmp_path, epoch).touch()
+        checkpoint.epoch_path(tmp_path, epoch).mkdir(parents=True)
 
-    checkpoint.drop_old_epochs(tmp_path, keep=2, state_epoch=0)
-    assert [path.stem for path in checkpoint.epoch_paths(tmp_path)] == ["epoch10000", "epoch10001"]
-    checkpoint.drop_later_epochs(tmp_path, epochs=10_000)
-    assert [path.stem for path in checkpoint.epoch_paths(tmp_path)] == ["epoch10000"]
+    checkpoint.drop_old_epochs(tmp_path, keep=2, state_epochs=[])
+    assert [path.name for path in checkpoint.epoch_paths(tmp_path)] == [
+        "epoch-10000",
+        "epoch-10001",
+    ]
+    checkpoint.drop_later(tmp_path, updates=0, epochs=10_000, is_finished=True)
+    assert [path.name for path in checkpoint.epoch_paths(tmp_path)] == ["epoch-10000"]
 
 
-def test_the_best_weights_come_with_the_state_that_says_so(saver, tmp_path):
-    """Best weights are written with the next state, since an older state does not know of them."""
+def test_the_best_state_is_kept_beside_the_newest(saver, tmp_path):
+    """It is a full state of its own, which later states do not change."""
     model = torch.nn.Linear(3, 2)
+    before = model.weight.detach().clone()
     with saver:
-        weights = saver.copy_weights(model)
-        saver.save_best(weights)
-        saver.save_epoch(weights, 1)
-        saver.finish()
-        assert not checkpoint.best_path(tmp_path).exists()
-        saver.save_state({"pairs": {}}, weights=weights, epoch=1)
-        saver.finish()
-        assert torch.equal(
-            checkpoint.read_weights(checkpoint.best_path(tmp_path))["weight"], model.weight
-        )
+        for step in (10, 20):
+            weights = saver.copy_weights(model)
+            saver.save_state({"x": step}, weights=weights, step=step, epoch=1, is_best=step == 10)
+            with torch.no_grad():
+                model.weight.zero_()
+
+    found = checkpoint.read_saved(checkpoint.best_path(tmp_path))
+    assert found.step == 10
+    assert torch.equal(checkpoint.weights_in(found)["weight"], before)
+    assert state_in(tmp_path)["x"] == 20
 
 
-def test_a_state_is_due_when_the_last_one_is_old(saver, monkeypatch):
-    """A state is due at first, and again when the last one is old."""
+def test_one_state_is_saved_at_a_time(saver, monkeypatch):
+    """Who saves can ask whether the last state is still on its way."""
+    may_go = hold_up(monkeypatch, "pack")
     with saver:
-        assert saver.state_is_due()
+        assert not saver.is_saving_state
         weights = saver.copy_weights(torch.nn.Linear(3, 2))
-        saver.save_state({"pairs": {}}, weights=weights, epoch=1)
-        assert not saver.state_is_due()
-        monkeypatch.setattr("gapless.nmt.run.saver._STATE_SECONDS", 0.0)
-        assert saver.state_is_due()
+        saver.save_state({}, weights=weights, step=1, epoch=1)
+        assert saver.is_saving_state
+        saver.poll()
+        assert saver.is_saving_state
+        may_go.set()
+        saver.finish()
+        assert not saver.is_saving_state
+
+
+def full(monkeypatch, tmp_path, *, times, where):
+    """Let the disk be full for so many of the checkpoints whose name begins so."""
+    real, left = files.Disk.make_folder, [times]
+
+    def make_folder(disk, path):
+        if path.name.startswith(f".{where}") and left[0]:
+            left[0] -= 1
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+        real(disk, path)
+
+    monkeypatch.setattr(files.Disk, "make_folder", make_folder)
+
+
+def test_a_full_disk_that_has_room_again(tmp_path, monkeypatch):
+    """The user is told once, weights are written later, and of the states the newest."""
+    told = []
+    saver = Saver(
+        tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2, on_trouble=told.append
+    )
+    full(monkeypatch, tmp_path, times=2, where="epoch-0001")
+    model = torch.nn.Linear(3, 2)
+    first = model.weight.detach().clone()
+    with saver:
+        for epoch in (1, 2, 3):
+            weights = saver.copy_weights(model)
+            saver.save_epoch(weights, epoch)
+            saver.save_state({}, weights=weights, step=epoch, epoch=epoch)
+            saver.drain()
+            with torch.no_grad():
+                model.weight.add_(1.0)
+
+    assert len(told) == 1
+    assert "No space left on device; training goes on" in told[0]
+    assert torch.equal(weights_in(tmp_path, 1), first)
+    assert epochs_in(tmp_path) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("where", ["epoch-0001", "step-000000002"])
+def test_a_disk_that_stays_full_is_an_error_at_the_end(tmp_path, monkeypatch, where):
+    """Weights that an average needs, or the newest state, could not be saved."""
+    saver = Saver(tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2)
+    full(monkeypatch, tmp_path, times=99, where=where)
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(OSError, match="No space left"), saver:
+        for epoch in (1, 2):
+            weights = saver.copy_weights(model)
+            saver.save_epoch(weights, epoch)
+            saver.save_state({}, weights=weights, step=epoch, epoch=epoch)
+            saver.poll()
 
 
 def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
@@ -136,9 +201,9 @@ def test_a_file_that_cannot_be_written_is_told_of_and_nothing_follows(
 
     real = checkpoint.write_weights
 
-    def write(weights, path):
+    def write(weights, path, **options):
         try:
-            real(weights, path)
+            real(weights, path, **options)
         finally:
             (tmp_path / "checkpoints").unlink()
 
@@ -260,7 +325,7 @@ def test_few_copies_are_on_their_way_at_a_time(late, tmp_path):
     with saver:
         for epoch in range(1, 13):
             saver.save_epoch(saver.copy_weights(model), epoch)
-            assert len(saver._copying) <= 10
+            assert len(saver._copying) <= 4
         assert saver._host_waits.stats.by_reason["checkpoint"].count > 0
 
     assert epochs_in(tmp_path) == [12]

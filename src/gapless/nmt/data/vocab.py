@@ -20,7 +20,7 @@ from gapless.errors import DataError, RunFolderError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 
 PAD, UNK, BOS, EOS = 0, 1, 2, 3
@@ -38,6 +38,9 @@ class Vocab(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the sentence of token ids; special ids are left out."""
+
+    def file(self, name: str) -> tuple[str, bytes]:
+        """Return the name and content of the vocabulary's file; `vocab_in` finds it by `name`."""
 
     def save(self, stem: Path) -> None:
         """Write the vocabulary to a run's folder; `load_vocab` reads it with the same stem."""
@@ -68,9 +71,13 @@ class SubwordVocab:
         """Return the sentence of token ids; special ids are left out."""
         return str(self._processor.decode([i for i in ids if i > EOS]))
 
+    def file(self, name: str) -> tuple[str, bytes]:
+        """Return the name and content of its file."""
+        return name + self.suffix, self._model
+
     def save(self, stem: Path) -> None:
         """Write the sentencepiece model, which its own tools can read too."""
-        replace_file(stem.with_name(stem.name + self.suffix), self._model)
+        _save(self, stem)
 
 
 class WordVocab:
@@ -115,10 +122,14 @@ class WordVocab:
         words = [self._words[i] for i in ids if i > EOS or i == UNK]
         return join_subwords(" ".join(words))
 
+    def file(self, name: str) -> tuple[str, bytes]:
+        """Return the name and content of its file."""
+        text = "".join(f"{word}\n" for word in self._words[EOS + 1 :])
+        return name + self.suffix, text.encode()
+
     def save(self, stem: Path) -> None:
         """Write one word a line, in the order of their ids."""
-        text = "".join(f"{word}\n" for word in self._words[EOS + 1 :])
-        replace_file(stem.with_name(stem.name + self.suffix), text.encode())
+        _save(self, stem)
 
 
 def join_subwords(sentence: str) -> str:
@@ -132,13 +143,35 @@ def load_vocab(stem: Path) -> Vocab:
     Raises:
         RunFolderError: the folder has none of that name.
     """
-    subwords = stem.with_name(stem.name + SubwordVocab.suffix)
-    if subwords.is_file():
-        return SubwordVocab(subwords.read_bytes())
-    words = stem.with_name(stem.name + WordVocab.suffix)
-    if words.is_file():
-        return WordVocab(words.read_text(encoding="utf-8").split("\n")[:-1])
-    raise RunFolderError(f"{stem.parent} holds no vocabulary {stem.name}; train again")
+    names = [stem.name + suffix for suffix in (SubwordVocab.suffix, WordVocab.suffix)]
+    paths = [stem.with_name(name) for name in names]
+    files = {path.name: path.read_bytes() for path in paths if path.is_file()}
+    return vocab_in(files, stem.name, where=stem.parent)
+
+
+def vocab_in(files: Mapping[str, bytes], name: str, *, where: Path) -> Vocab:
+    """Return the vocabulary of a name from files that were read.
+
+    Args:
+        files: their content, by name.
+        name: under which `Vocab.file` or `Vocab.save` wrote it.
+        where: they were.
+
+    Raises:
+        RunFolderError: none of them is that vocabulary.
+    """
+    subwords = files.get(name + SubwordVocab.suffix)
+    if subwords is not None:
+        return SubwordVocab(subwords)
+    words = files.get(name + WordVocab.suffix)
+    if words is not None:
+        return WordVocab(words.decode().split("\n")[:-1])
+    raise RunFolderError(f"{where} holds no vocabulary {name}; train again")
+
+
+def _save(vocab: Vocab, stem: Path) -> None:
+    name, content = vocab.file(stem.name)
+    replace_file(stem.with_name(name), content)
 
 
 def train_subwords(

@@ -14,9 +14,11 @@ from gapless.nmt.data.padded_layout import PaddedLayout
 from gapless.nmt.data.sampler import MicrobatchSampler
 from gapless.nmt.model.compiling import compile_layers
 from gapless.nmt.model.transformer import ModelSizes, Transformer
-from gapless.nmt.run.checkpoints import FINAL, FOLDER, load_weights
-from gapless.nmt.run.folder import read_config, read_vocabs
+from gapless.nmt.run.checkpoints import FINAL, FOLDER, read_saved, set_weights, weights_in
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.folder import CONFIG, read_config, read_vocabs
 from gapless.nmt.run.resolved import resolve
+from gapless.nmt.run.task import Vocabs
 from gapless.nmt.run.translation_step import TranslationStep
 
 
@@ -28,7 +30,7 @@ if TYPE_CHECKING:
     from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.resolved import LayoutName
-    from gapless.nmt.run.task import Task, Vocabs
+    from gapless.nmt.run.task import Task
     from gapless.plans import Plan
 
 
@@ -177,22 +179,29 @@ def make_parts(
 def load_model(
     path: Path, *, device: Device, checkpoint: str | None = FINAL
 ) -> tuple[TrainConfig, Vocabs, Transformer]:
-    """Return the settings, vocabularies and trained model of a run.
+    """Return the settings, vocabularies and trained model of a run, verified.
 
     Args:
         path: the run folder.
         device: where the model goes.
-        checkpoint: name of a file in the run's `checkpoints`; None leaves the weights random.
+        checkpoint: name of a checkpoint in the run's `checkpoints`; None leaves the weights random.
 
     Raises:
-        RunFolderError: the folder is not a run, or has no such checkpoint.
+        RunFolderError: the folder is not a run, or has no such checkpoint, or it is damaged.
 
     Sync: Blocks the host while weights are copied.
     """
     config = read_config(path)
-    vocabs = read_vocabs(path, config)
+    if checkpoint is None:
+        vocabs, weights = read_vocabs(path, config), None
+    else:
+        saved = read_saved(path / FOLDER / checkpoint)
+        # Those of the same moment.
+        config = make_config({}, file=saved.path / CONFIG)
+        vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
+        weights = weights_in(saved)
     with torch.random.fork_rng(devices=[]):
         model = build_model(config, vocabs)
-    if checkpoint is not None:
-        load_weights(model, path / FOLDER / checkpoint)
+    if weights is not None:
+        set_weights(model, weights, path=path / FOLDER / str(checkpoint))
     return config, vocabs, model.to(device.torch_device).eval()

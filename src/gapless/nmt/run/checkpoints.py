@@ -1,53 +1,105 @@
-"""The files of checkpoints: weights as safetensors, and the rest of a run's state."""
+"""The checkpoints of a run: full states, the best one, the weights of epochs and of the final model.
+
+Each is a folder with a manifest (`gapless.checkpoint.store`), and holds the settings and vocabularies
+of the run as well, so that what is read together was saved together.
+"""
 
 from __future__ import annotations
 
-import io
+import json
 import re
 from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 import torch
 
-from gapless.checkpoint.files import replace_file
-from gapless.errors import RunFolderError
+from gapless.checkpoint.manifest import Content, read_manifest, read_verified
+from gapless.checkpoint.packed_state import pack, unpack
+from gapless.checkpoint.store import (
+    META,
+    CheckpointStore,
+    list_checkpoint,
+    read_checkpoint,
+    remove_checkpoint,
+    write_checkpoint,
+)
+from gapless.errors import CheckpointError, RunFolderError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from torch import nn
 
+    from gapless.checkpoint.store import Checkpoint, Listed
+
 
 FOLDER = "checkpoints"
-FINAL = "final.safetensors"
-BEST = "best.safetensors"
-STATE = "state.pt"
+FINAL = "final"
+BEST = "best"
+
+_EPOCH = re.compile(r"epoch-(\d{4,})")
+
+# Of the state of a run before checkpoints had manifests.
+_OLD_STATE = "state.pt"
 
 
-def write_weights(weights: dict[str, torch.Tensor], path: Path) -> None:
-    """Write weights that are in host memory, dense.
+# --- weights ---
+
+
+def write_weights(
+    weights: Mapping[str, torch.Tensor],
+    path: Path,
+    *,
+    step: int = 0,
+    files: Mapping[str, bytes] | None = None,
+) -> None:
+    """Write weights that are in host memory, dense, instead of those that are there.
+
+    Args:
+        weights: by name.
+        path: folder of the checkpoint.
+        step: updates done.
+        files: settings and vocabularies of the run, by name.
 
     Raises:
-        OSError: the disk is full; the previous file is still there.
+        OSError: the disk is full; the previous checkpoint is still there.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, safetensors.torch.save(weights))
+    write_checkpoint(path, step=step, tensors=weights, meta={}, files=files)
 
 
-def load_weights(model: nn.Module, path: Path) -> None:
-    """Read the weights of a model.
+def read_weights(path: Path) -> dict[str, torch.Tensor]:
+    """Return the weights in a checkpoint, verified.
 
     Raises:
-        RunFolderError: the file is missing or broken, or belongs to another model.
-
-    Sync: Blocks the host until the weights are copied.
+        RunFolderError: it is missing or damaged.
     """
-    set_weights(model, read_weights(path), path=path)
+    return weights_in(read_saved(path))
 
 
-def set_weights(model: nn.Module, weights: dict[str, torch.Tensor], *, path: Path) -> None:
+def weights_in(found: Checkpoint) -> dict[str, torch.Tensor]:
+    """Return the weights of a checkpoint, which may be a full state."""
+    if not found.meta:
+        return found.tensors
+    model: dict[str, torch.Tensor] = unpack(found.tensors, found.meta)["model"]
+    return model
+
+
+def read_saved(path: Path) -> Checkpoint:
+    """Return a checkpoint of a run, verified.
+
+    Raises:
+        RunFolderError: it is missing or damaged.
+    """
+    if not path.exists():
+        raise RunFolderError(f"{path} does not exist; the run has not saved it")
+    try:
+        return read_checkpoint(path)
+    except CheckpointError as error:
+        raise RunFolderError(f"{error}, so it is not a whole checkpoint") from error
+
+
+def set_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, path: Path) -> None:
     """Copy weights into a model.
 
     Raises:
@@ -64,40 +116,30 @@ def set_weights(model: nn.Module, weights: dict[str, torch.Tensor], *, path: Pat
             parameters[name].copy_(weight)
 
 
-def read_weights(path: Path) -> dict[str, torch.Tensor]:
-    """Return the weights in a file.
-
-    Raises:
-        RunFolderError: the file is missing or broken.
-    """
-    if not path.is_file():
-        raise RunFolderError(f"{path} does not exist; the run has not saved it yet")
-    try:
-        return safetensors.torch.load(path.read_bytes())
-    except safetensors.SafetensorError as error:
-        raise RunFolderError(f"{path} is not a whole checkpoint: {error}") from error
-
-
 def average_weights(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
-    """Return the mean of the weights in several files, summed in float64.
+    """Return the mean of the weights in several checkpoints, summed in float64.
 
     Raises:
-        RunFolderError: a file is missing or broken.
+        RunFolderError: one is missing or damaged; the message names it.
     """
     sums: dict[str, torch.Tensor] = {}
     for path in paths:
-        for name, weight in read_weights(path).items():
+        weights = read_weights(path)
+        for name, weight in weights.items():
             sums[name] = sums.get(name, torch.zeros(())) + weight.double()
     return {name: (total / len(paths)).float() for name, total in sums.items()}
 
 
+# --- where they are ---
+
+
 def epoch_path(run_dir: Path, epoch: int) -> Path:
     """Return where the weights after an epoch, counted from 1, are kept."""
-    return run_dir / FOLDER / f"epoch{epoch:04d}.safetensors"
+    return run_dir / FOLDER / f"epoch-{epoch:04d}"
 
 
 def best_path(run_dir: Path) -> Path:
-    """Return where the weights of the lowest validation loss are kept."""
+    """Return where the state of the lowest validation loss is kept."""
     return run_dir / FOLDER / BEST
 
 
@@ -107,72 +149,210 @@ def final_path(run_dir: Path) -> Path:
 
 
 def epoch_paths(run_dir: Path) -> list[Path]:
-    """Return the epoch checkpoints of a run, oldest first."""
-    found = (run_dir / FOLDER).glob("epoch*.safetensors")
-    return sorted((path for path in found if re.fullmatch(r"epoch\d+", path.stem)), key=_epoch_of)
+    """Return the checkpoints of a run's epochs, oldest first."""
+    found = (run_dir / FOLDER).glob("epoch-*")
+    return sorted((path for path in found if _EPOCH.fullmatch(path.name)), key=_epoch_of)
+
+
+def averaged_paths(run_dir: Path, *, epochs: int, average: int) -> list[Path]:
+    """Return the checkpoints whose mean is the final model: those of the newest epochs, oldest first.
+
+    Args:
+        run_dir: of the run.
+        epochs: done, or begun where the run ends inside one.
+        average: how many epochs are averaged; fewer if the run has fewer.
+    """
+    first = max(1, epochs - average + 1)
+    return [epoch_path(run_dir, epoch) for epoch in range(first, epochs + 1)]
+
+
+def check_averaged(run_dir: Path, *, done: int, end: int, average: int) -> None:
+    """Check that the epochs done that the final model is the mean of are there, whole.
+
+    Args:
+        run_dir: of the run.
+        done: epochs done.
+        end: the epoch in which the run is going to end.
+        average: how many epochs are averaged.
+
+    Raises:
+        RunFolderError: one is missing or damaged; the message names it.
+    """
+    for path in averaged_paths(run_dir, epochs=end, average=average):
+        problem = list_checkpoint(path).problem if _epoch_of(path) <= done else None
+        if problem is not None:
+            raise _not_averaged(path, problem, average=average)
+
+
+def _not_averaged(path: Path, problem: str, *, average: int) -> RunFolderError:
+    return RunFolderError(
+        f"{path}: {problem}; the final model is the mean of the newest {average} epochs, and "
+        "cannot be made without it; lower `average`"
+    )
 
 
 def _epoch_of(path: Path) -> int:
-    return int(path.stem.removeprefix("epoch"))
+    return int(path.name.removeprefix("epoch-"))
 
 
-def drop_old_epochs(run_dir: Path, *, keep: int, state_epoch: int) -> None:
-    """Remove old epoch checkpoints.
+def drop_old_epochs(run_dir: Path, *, keep: int, state_epochs: Collection[int]) -> None:
+    """Remove old checkpoints of epochs.
 
-    Keeps the newest ones, from which the final model is averaged, and as many up to the saved
+    Keeps the newest ones, from which the final model is averaged, and as many up to each saved
     state, from which a killed run is resumed.
 
     Args:
         run_dir: of the run.
         keep: how many epochs are averaged.
-        state_epoch: epochs done in the saved state.
+        state_epochs: epochs done in each saved state.
     """
     for path in epoch_paths(run_dir)[:-keep]:
-        if not state_epoch - keep < _epoch_of(path) <= state_epoch:
-            path.unlink(missing_ok=True)
+        epoch = _epoch_of(path)
+        if not any(done - keep < epoch <= done for done in state_epochs):
+            remove_checkpoint(path)
 
 
-def drop_later_epochs(run_dir: Path, *, epochs: int) -> None:
-    """Remove the checkpoints after this number of epochs."""
+def drop_later(run_dir: Path, *, updates: int, epochs: int, is_finished: bool) -> None:
+    """Remove the checkpoints of what comes after a state that a run goes back to.
+
+    Args:
+        run_dir: of the run.
+        updates: done in the state; a best state after them is of a future that is done again.
+        epochs: done in the state.
+        is_finished: whether the run is; the final model of one that goes on is out of date.
+    """
     for path in epoch_paths(run_dir):
         if _epoch_of(path) > epochs:
-            path.unlink(missing_ok=True)
+            remove_checkpoint(path)
+    if _step_of(best_path(run_dir)) > updates:
+        remove_checkpoint(best_path(run_dir))
+    if not is_finished:
+        remove_checkpoint(final_path(run_dir))
 
 
-def state_path(run_dir: Path) -> Path:
-    """Return where the state of a run is kept."""
-    return run_dir / FOLDER / STATE
-
-
-def save_state(state: dict[str, Any], path: Path) -> None:
-    """Write optimizer, random generators and position, from which a run is resumed exactly.
-
-    Raises:
-        OSError: the disk is full; the previous file is still there.
-
-    Sync: Blocks the host until tensors on a device are copied.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    torch.save(state, buffer)
-    replace_file(path, buffer.getvalue())
-
-
-def load_state(path: Path) -> dict[str, Any]:
-    """Read what `save_state` wrote.
-
-    Raises:
-        RunFolderError: the file is missing or broken.
-    """
-    if not path.is_file():
-        raise RunFolderError(f"{path} does not exist; this run cannot be resumed")
+def _step_of(path: Path) -> int:
+    """Return the updates done in a checkpoint; 0 if it does not say, for it is damaged or missing."""
     try:
-        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises many kinds for a broken file
-        raise RunFolderError(f"{path} is not a whole checkpoint: {error}") from error
-    if "pairs" not in state:
+        return read_manifest(path).step
+    except CheckpointError:
+        return 0
+
+
+def newest_epochs(run_dir: Path, count: int) -> list[Path]:
+    """Return the checkpoints of a run's newest epochs, oldest first, also those that are lost.
+
+    Raises:
+        RunFolderError: the run keeps fewer.
+    """
+    found = epoch_paths(run_dir)
+    if len(found) < count:
         raise RunFolderError(
-            f"{path} is of an older version, whose state does not say what its batches are made of; "
+            f"{run_dir} keeps {len(found)} epoch checkpoints, but `average={count}` was asked for; "
+            f"train with `average={count}`"
+        )
+    done = max(_epoch_of(found[-1]), *state_epochs(run_dir).values(), 0)
+    return averaged_paths(run_dir, epochs=done, average=count)
+
+
+# --- full states ---
+
+
+def state_store(run_dir: Path, *, keep: int = 3) -> CheckpointStore:
+    """Return the store of a run's full states."""
+    return CheckpointStore(run_dir / FOLDER, keep=keep)
+
+
+def write_best(path: Path, *, step: int, state: Any, files: Mapping[str, bytes]) -> None:
+    """Write a full state as the best one, instead of the one that is there.
+
+    Raises:
+        OSError: the disk is full; the previous one is still there.
+    """
+    tensors, meta = pack(state)
+    write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=files)
+
+
+def load_state(
+    run_dir: Path, *, on_damaged: Callable[[str], object] | None = None
+) -> tuple[Checkpoint, dict[str, Any]]:
+    """Return the newest whole state of a run, verified: the checkpoint, and the state in it.
+
+    Args:
+        run_dir: of the run.
+        on_damaged: is called with a line for each newer one that is damaged.
+
+    Raises:
+        RunFolderError: there is no whole one.
+    """
+    try:
+        found = state_store(run_dir).load_newest(on_damaged=on_damaged)
+    except CheckpointError as error:
+        raise RunFolderError(f"{error}; this run cannot be resumed") from error
+    if found is not None:
+        return found, unpack(found.tensors, found.meta)
+    if (run_dir / FOLDER / _OLD_STATE).exists():
+        raise RunFolderError(
+            f"{run_dir / FOLDER / _OLD_STATE} is of an older version, which cannot be resumed; "
             "start a new run"
         )
-    return state
+    raise RunFolderError(
+        f"{run_dir / FOLDER} holds no state, so this run cannot be resumed; it was stopped before "
+        "it had saved one, or its checkpoints were removed"
+    )
+
+
+# --- all of them ---
+
+
+def all_paths(run_dir: Path) -> list[Path]:
+    """Return all checkpoints of a run, those that say most about it last: the newest full state."""
+    states = state_store(run_dir).paths()
+    others = [path for path in (best_path(run_dir), final_path(run_dir)) if path.exists()]
+    return [*epoch_paths(run_dir), *others, *states]
+
+
+def list_all(run_dir: Path) -> list[Listed]:
+    """Return what is to be said of all checkpoints of a run, each verified."""
+    return [list_checkpoint(path) for path in all_paths(run_dir)]
+
+
+def newest_with(run_dir: Path, name: str) -> Path | None:
+    """Return the newest checkpoint that keeps a file of this name, whole; None if none does.
+
+    A file such as the settings is verified; the tensors beside it are not.
+    """
+    for path in reversed(all_paths(run_dir)):
+        try:
+            files = read_manifest(path).files
+            if name in files:
+                read_verified(path, name, files[name])
+                return path
+        except CheckpointError:
+            continue
+    return None
+
+
+def state_epochs(run_dir: Path) -> dict[int, int]:
+    """Return the epochs done in each full state of a run, by its updates; damaged ones are left out."""
+    return {step: meta["position"]["epoch"] for step, meta in _metas(run_dir)}
+
+
+def newest_metrics(run_dir: Path) -> Content | None:
+    """Return how much of the metrics file the newest full state covers; None if there is no state."""
+    metas = [meta for _, meta in _metas(run_dir)]
+    return Content(**metas[-1]["metrics"]) if metas else None
+
+
+def _metas(run_dir: Path) -> list[tuple[int, dict[str, Any]]]:
+    """Return the updates and plain values of each full state, oldest first, verified."""
+    found = []
+    for path in state_store(run_dir).paths():
+        try:
+            manifest = read_manifest(path)
+            data = read_verified(path, META, manifest.files[META])
+        except (CheckpointError, KeyError):
+            continue
+        meta = json.loads(data)
+        if {"position", "metrics"} <= meta.keys():
+            found.append((manifest.step, meta))
+    return found

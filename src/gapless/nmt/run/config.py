@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless.device.precision import Precision
 from gapless.errors import DataError, DeviceError, UserError
 from gapless.nmt.run.config_file import read_settings
+from gapless.nmt.run.save_interval import SaveInterval
 from gapless.plans import Plan, get_plan
 
 
@@ -93,6 +94,13 @@ class TrainConfig:
     shared_vocab: bool = _setting("data", False, "one vocabulary for both sides")
     max_length: int = _setting(
         "data", 200, "longest sentence in tokens; longer ones are not trained on", at_least=1
+    )
+
+    allow_changed_data: bool = _setting(
+        "data",
+        False,
+        "resume although training, validation or test text is not what the run began with",
+        compare=False,
     )
 
     plan: str = _setting(
@@ -211,6 +219,13 @@ class TrainConfig:
         choices=("stop", "skip"),
         compare=False,
     )
+    save_every: str = _setting(
+        "run",
+        "10min",
+        "updates (200) or time (30s, 10min, 2h) between two saved states; one at each epoch's end too",
+        compare=False,
+    )
+    keep: int = _setting("run", 3, "newest saved states that are kept", at_least=1, compare=False)
     grace: float = _setting(
         "run",
         20.0,
@@ -248,6 +263,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         """Check what can be checked without data or device."""
         self.resolved_plan()
+        self.save_interval()
         for item in fields(self):
             _check(item, getattr(self, item.name))
         if self.seed > _MAX_SEED:
@@ -283,6 +299,14 @@ class TrainConfig:
             pin_memory=self.pin_memory,
             run_ahead=self.run_ahead,
         )
+
+    def save_interval(self) -> SaveInterval:
+        """Return what is between two saved states.
+
+        Raises:
+            UserError: `save_every` names no interval.
+        """
+        return SaveInterval.of(self.save_every)
 
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""

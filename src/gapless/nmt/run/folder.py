@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 import math
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from torch.utils.tensorboard import SummaryWriter
 
-from gapless.checkpoint.files import naming, replace_file
-from gapless.errors import RunFolderError
-from gapless.nmt.data.vocab import load_vocab
-from gapless.nmt.run.checkpoints import drop_later_epochs
+from gapless.checkpoint.files import may_pass, naming, replace_file
+from gapless.errors import RunFolderError, noted_on
+from gapless.nmt.run.checkpoints import drop_later, newest_metrics, newest_with
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.config_file import to_yaml
-from gapless.nmt.run.task import Vocabs
+from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
+from gapless.nmt.run.task import VOCAB_FILES, Vocabs
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
+    from gapless.checkpoint.manifest import Content
     from gapless.nmt.run.config import TrainConfig
     from gapless.pipeline.readback import DeferredLoss
     from gapless.records.training import TrainingEpoch
@@ -36,14 +39,16 @@ class RunFolder:
 
     Args:
         path: the folder, which exists.
+        on_trouble: is called with a line when a full disk takes no figures.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, on_trouble: Callable[[str], object]) -> None:
         self.path = path
-        self._metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        self._on_trouble = on_trouble
+        self.metrics = MetricsFile(path / METRICS, on_trouble=on_trouble)
         self._thread_hook = threading.excepthook
         threading.excepthook = self._on_thread_error
-        self._board = SummaryWriter(str(path / "tensorboard"))
+        self._board: SummaryWriter | None = SummaryWriter(str(path / "tensorboard"))
 
     def log(self, kind: str, *, step: int, **values: float | None) -> None:
         """Append figures to `metrics.jsonl` and to the TensorBoard events."""
@@ -51,11 +56,25 @@ class RunFolder:
             name: value if value is None or math.isfinite(value) else None
             for name, value in values.items()
         }
-        with naming(self.path):
-            self._metrics.write(json.dumps({"kind": kind, "step": step, **finite}) + "\n")
-            for name, value in finite.items():
-                if value is not None:
-                    self._board.add_scalar(f"{kind}/{name}", value, step)
+        self.metrics.write({"kind": kind, "step": step, **finite})
+        for name, value in finite.items():
+            if value is not None:
+                self._show(f"{kind}/{name}", value, step)
+
+    def _show(self, name: str, value: float, step: int) -> None:
+        """Append a figure to the TensorBoard events, as long as they can be written."""
+        if self._board is None:
+            return
+        try:
+            with naming(self.path):
+                self._board.add_scalar(name, value, step)
+        except OSError as error:
+            if not may_pass(error):
+                raise
+            self._board = None
+            self._on_trouble(
+                f"{self.path / 'tensorboard'}: {error.strerror}; it gets no more figures"
+            )
 
     def log_epoch(self, record: TrainingEpoch) -> None:
         """Append the figures of an epoch, and hand everything logged to the system."""
@@ -71,8 +90,7 @@ class RunFolder:
 
     def flush(self) -> None:
         """Hand everything logged to the operating system, so that it survives this process."""
-        with naming(self.path):
-            self._metrics.flush()
+        self.metrics.flush()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
@@ -82,9 +100,10 @@ class RunFolder:
     def close(self) -> None:
         """Close the files."""
         try:
-            with naming(self.path):
-                self._metrics.close()
-                self._board.close()
+            self.metrics.close()
+            if self._board is not None:
+                with naming(self.path):
+                    self._board.close()
         finally:
             threading.excepthook = self._thread_hook
 
@@ -103,7 +122,11 @@ class RunFolder:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.close()
+        if error is None:
+            self.close()
+            return
+        with noted_on(error):
+            self.close()
 
 
 class LossLog:
@@ -120,6 +143,7 @@ class LossLog:
         self._losses = losses
         self._next = losses.num_added
         self._offset = first_batch - losses.num_added
+        self._marks: dict[int, Content | None] = {}
 
     def write_new(self) -> None:
         """Log the losses that arrived since the last call.
@@ -131,42 +155,58 @@ class LossLog:
             return
         for number, (loss, tokens) in enumerate(new, start=self._next + self._offset):
             self._folder.log("train", step=number, loss=loss, tokens=tokens)
+            if number + 1 in self._marks:
+                self._marks[number + 1] = self._folder.metrics.content()
         self._next += len(new)
         self._folder.flush()
 
+    def mark(self, batch: int) -> None:
+        """Ask for what the metrics file holds when the losses of so many batches are logged.
 
-def forget_later(path: Path, *, batches: int, epochs: int) -> None:
+        Args:
+            batch: batches of the whole run; no loss of a later one may be logged yet.
+        """
+        is_logged = self._next + self._offset == batch
+        self._marks[batch] = self._folder.metrics.content() if is_logged else None
+
+    def content_at(self, batch: int) -> Content | None:
+        """Return what the metrics file held at a mark, None until it is reached."""
+        return self._marks[batch]
+
+
+def forget_later(
+    path: Path,
+    *,
+    covered: Content | None,
+    updates: int,
+    batches: int,
+    epochs: int,
+    is_finished: bool,
+) -> str | None:
     """Remove what a run logged, and the weights it saved, after the state that it resumes from.
 
     A run that was killed had done more than its state says. It will do the same again.
 
     Args:
         path: the run folder.
-        batches: batches done in the state.
-        epochs: epochs done in the state.
+        covered: size and hash of the metrics file when the state was saved; None for a new run.
+        updates: done in the state.
+        batches: done in the state.
+        epochs: done in the state.
+        is_finished: whether the run is; otherwise its final model is removed too.
+
+    Returns:
+        A line about damage to the metrics file, None if there was none.
     """
-    drop_later_epochs(path, epochs=epochs)
-    metrics = path / "metrics.jsonl"
-    if not metrics.is_file():
-        return
-    # A killed process may have written half of its last line.
-    lines = metrics.read_text(encoding="utf-8").split("\n")[:-1]
-    rows = [(json.loads(line), line) for line in lines if line.endswith("}")]
-    kept = [
-        line
-        for row, line in rows
-        if (row["kind"] == "train" and row["step"] < batches)
-        or (row["kind"] == "epoch" and row["step"] <= epochs)
-    ]
-    replace_file(metrics, "".join(f"{line}\n" for line in kept).encode())
+    drop_later(path, updates=updates, epochs=epochs, is_finished=is_finished)
+    return go_back(path / METRICS, covered=covered, batches=batches, epochs=epochs)
 
 
-def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
-    """Make the folder of a new run, with its settings and vocabularies.
+def choose_run_dir(config: TrainConfig) -> Path:
+    """Return the folder of a new run, which is empty or does not exist.
 
     Raises:
         RunFolderError: the folder that was asked for is not empty.
-        OSError: the disk is full or the folder cannot be made.
     """
     path = Path(config.run_dir) if config.run_dir else _next_free(Path("runs"))
     if path.exists() and (not path.is_dir() or any(path.iterdir())):
@@ -174,23 +214,25 @@ def create_run(config: TrainConfig, vocabs: Vocabs) -> Path:
             f"run folder {path} is not empty; choose another `run_dir`, "
             f"or resume it with `resume={path}`"
         )
-    path.mkdir(parents=True, exist_ok=True)
-    if vocabs.is_shared:
-        vocabs.src.save(path / "vocab")
-    else:
-        vocabs.src.save(path / "vocab.src")
-        vocabs.tgt.save(path / "vocab.tgt")
-    write_config(path, config)
     return path
 
 
-def write_config(path: Path, config: TrainConfig) -> None:
-    """Write the settings of a run to its folder.
+def write_files(path: Path, files: Mapping[str, bytes]) -> None:
+    """Write settings and vocabularies of a run to its folder, which is made if it is not there.
 
     Raises:
-        OSError: the disk is full.
+        OSError: the disk is full or the folder cannot be made.
     """
-    replace_file(path / CONFIG, to_yaml(config).encode())
+    path.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        replace_file(path / name, content)
+
+
+def files_of_run(config: TrainConfig, vocabs: Vocabs) -> dict[str, bytes]:
+    """Return settings and vocabularies of a run as its files, by name; each checkpoint keeps them."""
+    # What allows other data is asked for with each resume.
+    kept = replace(config, allow_changed_data=False)
+    return {CONFIG: to_yaml(kept).encode(), **vocabs.files()}
 
 
 def _next_free(parent: Path) -> Path:
@@ -201,24 +243,74 @@ def _next_free(parent: Path) -> Path:
 
 
 def read_config(path: Path) -> TrainConfig:
-    """Return the settings of a run.
+    """Return the settings of a run: those of its newest checkpoint, or of its folder.
 
     Raises:
         RunFolderError: the folder is not a run.
     """
+    return make_config({}, file=settings_file(path))
+
+
+def settings_file(path: Path) -> Path:
+    """Return where the settings of a run are read from: its newest checkpoint, or its folder.
+
+    What a checkpoint keeps is verified, and is of the same moment as its state.
+
+    Raises:
+        RunFolderError: the folder is not a run.
+    """
+    kept = newest_with(path, CONFIG)
+    if kept is not None:
+        return kept / CONFIG
     if not (path / CONFIG).is_file():
         found = "does not exist" if not path.exists() else f"holds no {CONFIG}"
         raise RunFolderError(f"{path} is not a run folder: it {found}; gapless train makes one")
-    return make_config({}, file=path / CONFIG)
+    return path / CONFIG
+
+
+def changed_files(path: Path) -> list[str]:
+    """Return a line for each file of settings and vocabularies that is not as it was saved."""
+    lines = []
+    for name in (CONFIG, *VOCAB_FILES):
+        kept = newest_with(path, name)
+        if kept is None:
+            continue
+        file = path / name
+        if not file.is_file():
+            lines.append(f"{file} is missing; the one in {kept} is used")
+        elif file.read_bytes() != (kept / name).read_bytes():
+            lines.append(
+                f"{file} is not what was saved with {kept.name}, which is used; settings are changed "
+                "by flags"
+            )
+    return lines
+
+
+def damaged_files(path: Path) -> list[str]:
+    """Return a line for each file beside the checkpoints that is not what they say.
+
+    Raises:
+        RunFolderError: the folder is not a run.
+    """
+    settings_file(path)
+    lines = changed_files(path)
+    covered = newest_metrics(path)
+    if covered is not None:
+        file = path / METRICS
+        data = file.read_bytes() if file.is_file() else b""
+        difference = covered.difference(data[: covered.size])
+        if difference is not None:
+            lines.append(f"{file}: {difference}")
+    return lines
 
 
 def read_vocabs(path: Path, config: TrainConfig) -> Vocabs:
-    """Return the vocabularies of a run.
+    """Return the vocabularies of a run: those of its newest checkpoint, or of its folder.
 
     Raises:
         RunFolderError: they are missing.
     """
-    if config.shared_vocab:
-        both = load_vocab(path / "vocab")
-        return Vocabs(src=both, tgt=both)
-    return Vocabs(src=load_vocab(path / "vocab.src"), tgt=load_vocab(path / "vocab.tgt"))
+    kept = newest_with(path, CONFIG)
+    path = path if kept is None else kept
+    files = {file.name: file.read_bytes() for file in path.glob("vocab*") if file.is_file()}
+    return Vocabs.of_files(files, is_shared=config.shared_vocab, where=path)

@@ -1,4 +1,4 @@
-"""How far a run is. Its state file keeps this, so that it can be resumed exactly."""
+"""How far a run is. Its states keep this, so that it can be resumed exactly."""
 
 from __future__ import annotations
 
@@ -64,9 +64,9 @@ class Position:
         return self.records[-1]
 
     def state(self) -> dict[str, Any]:
-        """Return plain values, as a run's state file keeps them.
+        """Return plain values, as a run's states keep them.
 
-        The keys are the format of a file: runs that began earlier have them too.
+        The keys are the format of a file.
         """
         return {
             "epoch": self.epoch,
@@ -78,14 +78,18 @@ class Position:
             "wall_seconds": self.wall_seconds,
         }
 
+    def copy(self) -> Position:
+        """Return a position that does not change with this one."""
+        return Position.of_state(self.state())
+
     @classmethod
     def of_state(cls, state: dict[str, Any]) -> Position:
         """Return the position that `state` described."""
         return cls(
             epoch=state["epoch"],
             batches=state["batches"],
-            losses=list(state["losses"]),
-            weights=list(state["weights"]),
+            losses=list(map(float, state["losses"])),
+            weights=list(map(float, state["weights"])),
             records=[TrainingEpoch.of_state(record) for record in state["records"]],
             best_loss=state["best_loss"],
             wall_seconds=state["wall_seconds"],

@@ -3,72 +3,102 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
+from gapless.checkpoint.files import may_pass
+from gapless.checkpoint.packed_state import pack
 from gapless.errors import noted_on
 from gapless.nmt.run import checkpoints
 from gapless.pipeline.host_copy import HostCopy
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
     from types import TracebackType
 
     import torch
 
+    from gapless.nmt.run.late_history import LateHistory
     from gapless.pipeline.host_waits import HostWaits
 
 
-# Seconds between two states. A run that is killed loses its work since the last one. Where an
-# epoch takes a fraction of a second, a state for each would keep disk and thread busy for nothing.
-_STATE_SECONDS = 5.0
+# The jobs of two epochs: each has its weights, and a state. Copies that wait to be written take
+# memory.
+_MAX_JOBS = 4
 
-# The jobs of two epochs. Each epoch has up to five: its weights, the best weights, a state, and
-# removing old files twice. Copies that wait to be written take memory.
-_MAX_JOBS = 10
+
+class Arrival(Protocol):
+    """Something that is on its way to the host."""
+
+    def is_done(self) -> bool:
+        """Return whether it is there."""
+
+    def wait(self, host_waits: HostWaits, *, reason: str) -> None:
+        """Wait until it is there."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Job:
-    """Work for the thread, to be done when these copies have reached the host."""
+    """Work for the thread, to be done when what it needs has reached the host.
+
+    Attributes:
+        do: the work.
+        needs: what has to be there.
+        is_state: whether it saves a state; a later one does as well as it.
+    """
 
     do: Callable[[], None]
-    needs: tuple[HostCopy, ...] = ()
+    needs: tuple[Arrival, ...] = ()
+    is_state: bool = False
 
     def is_ready(self) -> bool:
-        return all(copy.is_done() for copy in self.needs)
+        return all(need.is_done() for need in self.needs)
 
 
 class Saver:
     """Copies weights and state to the host, and writes them in another thread.
 
     Copies are queued on the current stream, and `poll` hands those that are done to the thread, so
-    training does not wait for them. Files are written in the order of the calls, each whole or not
-    at all. After a file that cannot be written no more are written, and the next `poll` raises.
+    training does not wait for them. Checkpoints are written in the order of the calls, each whole
+    or not at all. One state at a time is under way.
+
+    A disk that is full may have room again: `on_trouble` is told once, training goes on, and what
+    is still needed is tried again with the next checkpoint and at the end. After any other error
+    no more are written, and the next `poll` raises.
 
     Args:
         run_dir: of the run.
-        host_waits: the door for waits, counted as "checkpoint": at the end, and when more than ten
+        host_waits: the door for waits, counted as "checkpoint": at the end, and when more than four
             jobs are under way.
+        files: settings and vocabularies of the run, which each checkpoint keeps.
         keep: newest epochs whose weights are kept.
-        state_epoch: epochs done in the state that the run resumes from, 0 for a new run.
+        keep_states: newest states that are kept.
+        state_epochs: epochs done in each state that is there, by its updates.
+        on_trouble: is called with a line when a checkpoint could not be written.
     """
 
     def __init__(
-        self, run_dir: Path, *, host_waits: HostWaits, keep: int = 1, state_epoch: int = 0
+        self,
+        run_dir: Path,
+        *,
+        host_waits: HostWaits,
+        files: Mapping[str, bytes] | None = None,
+        keep: int = 1,
+        keep_states: int = 3,
+        state_epochs: Mapping[int, int] | None = None,
+        on_trouble: Callable[[str], object] | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._host_waits = host_waits
+        self._files = dict(files or {})
         self._keep = keep
-        self._state_epoch = state_epoch
-        self._state_at = -math.inf
-        self._best: HostCopy | None = None
+        self._store = checkpoints.state_store(run_dir, keep=keep_states)
+        self._state_epochs = dict(state_epochs or {})
+        self._on_trouble = on_trouble
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
         self._copying: deque[_Job] = deque()
         # The thread gets the number of a job, so that it never holds the last reference to a copy:
@@ -76,7 +106,17 @@ class Saver:
         self._jobs: dict[int, _Job] = {}
         self._writing: deque[tuple[int, Future[None]]] = deque()
         self._numbers = itertools.count()
+        # What could not be written: weights by the number of their job, which is tried again, and
+        # the newest state under the name "state".
+        self._troubles: dict[int | str, OSError] = {}
+        self._has_told = False
         self._failure: BaseException | None = None
+
+    @property
+    def is_saving_state(self) -> bool:
+        """Whether a state is being copied or written."""
+        writing = (self._jobs[number] for number, _ in self._writing)
+        return any(job.is_state for job in (*self._copying, *writing))
 
     def copy_weights(self, model: torch.nn.Module) -> HostCopy:
         """Queue a copy of the weights; shared ones are copied once, under their first name.
@@ -85,53 +125,71 @@ class Saver:
         """
         return HostCopy(dict(model.named_parameters()), device=self._host_waits.device)
 
-    def save_epoch(self, weights: HostCopy, epoch: int) -> None:
+    def save_epoch(self, weights: HostCopy, epoch: int, *, step: int = 0) -> None:
         """Save the weights after an epoch, and remove those of epochs that are no longer needed.
+
+        Args:
+            weights: of the end of the epoch.
+            epoch: counted from 1.
+            step: updates done.
 
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless more than ten jobs are under way.
+        Sync: Does not block the host on the device, unless more than four jobs are under way.
         """
-        self._save_weights(weights, checkpoints.epoch_path(self._run_dir, epoch))
-        self._drop_old_epochs()
+        path = checkpoints.epoch_path(self._run_dir, epoch)
 
-    def save_best(self, weights: HostCopy) -> None:
-        """Save weights as the best so far, when the next state is saved, which knows of them.
+        def write() -> None:
+            checkpoints.write_weights(weights.value, path, step=step, files=self._files)
+            self._drop_old_epochs()
 
-        Sync: Does not block the host.
-        """
-        self._best = weights
+        self._add(_Job(do=write, needs=(weights,)))
 
-    def state_is_due(self) -> bool:
-        """Whether the last state is older than five seconds, or there is none."""
-        return perf_counter() - self._state_at > _STATE_SECONDS
-
-    def save_state(self, state: dict[str, Any], *, weights: HostCopy, epoch: int) -> None:
+    def save_state(
+        self,
+        state: dict[str, Any],
+        *,
+        weights: HostCopy,
+        step: int,
+        epoch: int,
+        late: LateHistory | None = None,
+        is_best: bool = False,
+        sync_first: Callable[[], None] = lambda: None,
+    ) -> None:
         """Save the state from which the run can be resumed.
 
         Args:
             state: everything but the weights, as it is now.
             weights: of the same moment.
+            step: updates done.
             epoch: epochs done.
+            late: the part of the state that is not on the host yet.
+            is_best: keep it as the best one as well.
+            sync_first: brings to the disk what the state relies on; called in the thread.
 
         Raises:
             OSError: an earlier file could not be written.
 
-        Sync: Does not block the host on the device, unless more than ten jobs are under way.
+        Sync: Does not block the host on the device, unless more than four jobs are under way.
         """
-        if self._best is not None:
-            self._save_weights(self._best, checkpoints.best_path(self._run_dir))
-            self._best = None
         rest = HostCopy(state, device=self._host_waits.device)
-        path = checkpoints.state_path(self._run_dir)
 
         def write() -> None:
-            checkpoints.save_state({"model": weights.value, **rest.value}, path)
+            if late is not None and late.is_spoiled():
+                return
+            sync_first()
+            whole = {"model": weights.value, **rest.value, **(late.value() if late else {})}
+            tensors, meta = pack(whole)
+            self._store.save(step, tensors, meta, files=self._files)
+            self._state_epochs[step] = epoch
+            if is_best:
+                path = checkpoints.best_path(self._run_dir)
+                checkpoints.write_best(path, step=step, state=whole, files=self._files)
+            self._drop_old_epochs()
 
-        self._add(_Job(do=write, needs=(weights, rest)))
-        self._state_epoch, self._state_at = epoch, perf_counter()
-        self._drop_old_epochs()
+        needs = (weights, rest) if late is None else (weights, rest, late)
+        self._add(_Job(do=write, needs=needs, is_state=True))
 
     def poll(self) -> None:
         """Let the thread write what has reached the host. Call it often, such as after each batch.
@@ -154,27 +212,42 @@ class Saver:
 
         Sync: Blocks the host until the last copy is done.
         """
+        if self._numbers_to_try():
+            self._add(_Job(do=lambda: None))
+        self.drain()
+        if self._failure is not None:
+            raise self._failure
+        for trouble in self._troubles.values():
+            raise self._named(trouble)
+
+    def _named(self, trouble: OSError) -> OSError:
+        """Return an error that names the newest checkpoint from which the run can be resumed."""
+        paths = self._store.paths()
+        last = f"the last whole checkpoint is {paths[-1]}" if paths else "none was saved"
+        return OSError(trouble.errno, f"{trouble.strerror}; {last}", trouble.filename)
+
+    def drain(self) -> None:
+        """Wait until everything was tried; what a full disk did not take is tried again later.
+
+        Raises:
+            OSError: a file could not be written, for another reason.
+
+        Sync: Blocks the host until the last copy is done.
+        """
         while self._copying:
             self._take_oldest()
         while self._writing:
             self._end_oldest()
-        if self._failure is not None:
-            raise self._failure
-
-    def _save_weights(self, weights: HostCopy, path: Path) -> None:
-        self._add(
-            _Job(do=lambda: checkpoints.write_weights(weights.value, path), needs=(weights,))
-        )
 
     def _drop_old_epochs(self) -> None:
-        # By the time this job runs, the state of that epoch has been written.
-        epoch = self._state_epoch
-        self._add(
-            _Job(
-                do=lambda: checkpoints.drop_old_epochs(
-                    self._run_dir, keep=self._keep, state_epoch=epoch
-                )
-            )
+        steps = {path.name for path in self._store.paths()}
+        self._state_epochs = {
+            step: epoch
+            for step, epoch in self._state_epochs.items()
+            if self._store.path_of(step).name in steps
+        }
+        checkpoints.drop_old_epochs(
+            self._run_dir, keep=self._keep, state_epochs=self._state_epochs.values()
         )
 
     def _add(self, job: _Job) -> None:
@@ -188,8 +261,8 @@ class Saver:
                 self._take_oldest()
 
     def _take_oldest(self) -> None:
-        for copy in self._copying[0].needs:
-            copy.wait(self._host_waits, reason="checkpoint")
+        for need in self._copying[0].needs:
+            need.wait(self._host_waits, reason="checkpoint")
         self._submit_oldest()
 
     def _submit_oldest(self) -> None:
@@ -204,17 +277,50 @@ class Saver:
         # If the wait is interrupted, nothing has changed yet.
         wait([written])
         self._writing.popleft()
-        del self._jobs[number]
+        under_way = {number for number, _ in self._writing} | self._troubles.keys()
+        for number in [number for number in self._jobs if number not in under_way]:
+            del self._jobs[number]
         written.result()
+        self._tell()
+
+    def _tell(self) -> None:
+        troubles = list(self._troubles.values())
+        if troubles and not self._has_told and self._on_trouble is not None:
+            self._on_trouble(
+                f"{troubles[0].filename}: {troubles[0].strerror}; training goes on, and the next "
+                "checkpoint is written if it can be by then"
+            )
+        self._has_told = bool(troubles)
+
+    # --- in the thread ---
 
     def _do(self, number: int) -> None:
         if self._failure is not None:
             return
         try:
-            self._jobs[number].do()
+            for earlier in self._numbers_to_try():
+                self._try(earlier)
+            self._try(number)
         except BaseException as failure:
             self._failure = failure
             raise
+
+    def _try(self, number: int) -> None:
+        # Of states the newest is enough; the weights of an epoch come but once.
+        key = "state" if self._jobs[number].is_state else number
+        try:
+            self._jobs[number].do()
+        except OSError as error:
+            if not may_pass(error):
+                raise
+            self._troubles[key] = error
+            for oldest in self._numbers_to_try()[: -self._keep]:
+                del self._troubles[oldest]
+        else:
+            self._troubles.pop(key, None)
+
+    def _numbers_to_try(self) -> list[int]:
+        return [key for key in list(self._troubles) if isinstance(key, int)]
 
     def __enter__(self) -> Self:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -11,13 +12,21 @@ from gapless.errors import DataError
 from gapless.nmt.data import demo_corpus as demo
 from gapless.nmt.data.corpus import Corpus, Pairs, load_corpus
 from gapless.nmt.data.token_pairs import TokenPairs
-from gapless.nmt.data.vocab import Vocab, WordVocab, train_subwords
+from gapless.nmt.data.vocab import SubwordVocab, Vocab, WordVocab, train_subwords, vocab_in
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from gapless.nmt.run.config import TrainConfig
+
+
+# The names of the vocabularies, without their endings.
+_BOTH, _SRC, _TGT = "vocab", "vocab.src", "vocab.tgt"
+
+VOCAB_FILES = tuple(
+    name + kind.suffix for name in (_BOTH, _SRC, _TGT) for kind in (SubwordVocab, WordVocab)
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +40,29 @@ class Vocabs:
     def is_shared(self) -> bool:
         """Whether both sides use one vocabulary."""
         return self.src is self.tgt
+
+    def files(self) -> dict[str, bytes]:
+        """Return the content of their files, by name."""
+        if self.is_shared:
+            return dict([self.src.file(_BOTH)])
+        return dict([self.src.file(_SRC), self.tgt.file(_TGT)])
+
+    @classmethod
+    def of_files(cls, files: Mapping[str, bytes], *, is_shared: bool, where: Path) -> Vocabs:
+        """Return the vocabularies in files that were read.
+
+        Args:
+            files: their content, by name.
+            is_shared: whether both sides use one.
+            where: the files were.
+
+        Raises:
+            RunFolderError: one is missing.
+        """
+        if is_shared:
+            both = vocab_in(files, _BOTH, where=where)
+            return cls(src=both, tgt=both)
+        return cls(src=vocab_in(files, _SRC, where=where), tgt=vocab_in(files, _TGT, where=where))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +84,28 @@ class Task:
     skipped_long: int
 
     @cached_property
-    def fingerprint(self) -> dict[str, int]:
-        """Tells these training pairs, in this order, from others."""
-        return {"count": len(self.train), "checksum": self.train.checksum()}
+    def fingerprint(self) -> dict[str, dict[str, int]]:
+        """Tells the pairs of each split, in this order, from others.
+
+        Of the training pairs their tokens count, of the others their text.
+        """
+        train = {"count": len(self.train), "checksum": self.train.checksum()}
+        return {
+            "training": train,
+            "validation": _fingerprint(self.corpus.val),
+            "test": _fingerprint(self.corpus.test),
+        }
 
 
-def check_pairs(found: Mapping[str, int], *, begun: Mapping[str, int]) -> None:
-    """Check that a resumed run has the training pairs that it began with.
+def _fingerprint(pairs: Pairs) -> dict[str, int]:
+    text = "\n".join((*pairs.src, *pairs.tgt))
+    return {"count": len(pairs), "checksum": zlib.crc32(text.encode())}
+
+
+def check_pairs(
+    found: Mapping[str, Mapping[str, int]], *, begun: Mapping[str, Mapping[str, int]]
+) -> None:
+    """Check that a resumed run has the pairs that it began with.
 
     Args:
         found: fingerprint of the task.
@@ -67,10 +114,16 @@ def check_pairs(found: Mapping[str, int], *, begun: Mapping[str, int]) -> None:
     Raises:
         DataError: there are other pairs, or they are in another order.
     """
-    if found != begun:
+    changed = [
+        f"the {found[split]['count']} {split} pairs are not the {begun[split]['count']} that the "
+        "run began with"
+        for split in begun
+        if dict(found[split]) != dict(begun[split])
+    ]
+    if changed:
         raise DataError(
-            f"the {found['count']} training pairs are not the {begun['count']} that the run began "
-            "with; resume with the same data, sides and columns, or start a new run"
+            f"{', and '.join(changed)}; resume with the same data, sides and columns, go on with "
+            "these by `allow_changed_data=True`, or start a new run"
         )
 
 

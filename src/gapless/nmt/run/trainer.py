@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Self
 from gapless.errors import NonFiniteLossError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run import checkpoints
-from gapless.nmt.run.folder import LossLog, RunFolder, forget_later
+from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
 from gapless.nmt.run.interrupt import StopRequest, until_stopped
+from gapless.nmt.run.late_history import LateHistory
 from gapless.nmt.run.nonfinite import LossWatch
+from gapless.nmt.run.save_interval import SaveClock
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.summary import describe_run, summarize
 from gapless.nmt.run.training_run import new_run, resumed_run
@@ -41,21 +43,24 @@ class Trainer:
     Args:
         run: to train.
         observer: is told what happens.
-        saved_batches: batches done in the state that the run resumes from, if there is one.
     """
 
-    def __init__(
-        self, run: TrainingRun, *, observer: Observer, saved_batches: int | None = None
-    ) -> None:
+    def __init__(self, run: TrainingRun, *, observer: Observer) -> None:
         self.run = run
         self._observer = observer
+        self._files = files_of_run(run.config, run.task.vocabs)
         self._saver = Saver(
             run.run_dir,
             host_waits=run.host_waits,
+            files=self._files,
             keep=run.config.average,
-            state_epoch=run.position.epoch,
+            keep_states=run.config.keep,
+            state_epochs=checkpoints.state_epochs(run.run_dir),
+            on_trouble=observer.noted,
         )
-        self._saved_batches = saved_batches
+        self._clock = SaveClock(run.config.save_interval(), updates=run.step.num_updates)
+        # The state that a resumed run began with is there already.
+        self._is_saved = run.covered is not None
         self._warm_up_seconds = 0.0
         self._noted: set[str] = set()
 
@@ -75,7 +80,7 @@ class Trainer:
 
     @classmethod
     def resume(cls, config: TrainConfig, run_dir: Path, *, observer: Observer) -> Self:
-        """Resume a run from the last state that it saved.
+        """Resume a run from the newest whole state that it saved.
 
         Args:
             config: of the run.
@@ -87,7 +92,7 @@ class Trainer:
                 is raised before anything is written.
         """
         run = resumed_run(config, run_dir)
-        return cls(run, observer=observer, saved_batches=run.position.batches_before)
+        return cls(run, observer=observer)
 
     def train(self, *, stop: StopRequest | None = None) -> dict[str, Any]:
         """Train, score the final model on the test pairs, and return the summary.
@@ -105,9 +110,10 @@ class Trainer:
         """
         run = self.run
         self._observer.started(describe_run(run))
-        forget_later(run.run_dir, batches=run.position.batches_before, epochs=run.position.epoch)
+        self._forget_later()
         stop = stop or StopRequest()
-        with run.loop, self._saver, RunFolder(run.run_dir) as folder, stop:
+        trouble = self._observer.noted
+        with run.loop, RunFolder(run.run_dir, on_trouble=trouble) as folder, self._saver, stop:
             self._capture_ahead()
             with closing(self._loader()) as loader:
                 self._run_epochs(loader, folder, stop)
@@ -117,6 +123,20 @@ class Trainer:
             )
             folder.write_summary(summary)
             return summary
+
+    def _forget_later(self) -> None:
+        """Say what was found when the run was resumed, and remove what came after its state."""
+        run = self.run
+        damage = forget_later(
+            run.run_dir,
+            covered=run.covered,
+            updates=run.step.num_updates,
+            batches=run.position.batches_before,
+            epochs=run.position.epoch,
+            is_finished=run.is_finished,
+        )
+        for note in [*run.notes, *([damage] if damage else [])]:
+            self._observer.noted(note)
 
     def _capture_ahead(self) -> None:
         """Capture every fixed shape before the run, if the plan captures and the device can."""
@@ -174,8 +194,8 @@ class Trainer:
                 self._close_epoch(run.position.end_epoch(), folder)
         if run.position.batches and not stop.is_set:
             self._close_epoch(run.position.records[-1], folder)
-        if self._saved_batches != run.position.batches_before:
-            self._save_state(self._copy_weights())
+        if not self._is_saved:
+            self._save_state(self._copy_weights(), folder)
 
     def _run_epoch(
         self, loader: WatchedLoader[AnyBatch], folder: RunFolder, stop: StopRequest
@@ -194,12 +214,16 @@ class Trainer:
             accumulate=run.config.accumulate,
             on_skipped=self._note_skipped if run.config.on_nonfinite == "skip" else None,
         )
+        first = losses.num_added
 
         def on_batch(progress: Progress) -> None:
             log.write_new()
             watch.look()
             self._note_decisions()
             self._saver.poll()
+            self._is_saved = False
+            if self._saves_after(progress, stop):
+                self._save_inside(progress, folder, log, first=first)
             self._observer.batch_queued(progress, num_updates=run.step.num_updates)
 
         run.model.train()
@@ -218,15 +242,34 @@ class Trainer:
         """Save the weights after an epoch, or a part of the last one, and validate them."""
         run = self.run
         weights = self._copy_weights()
-        self._saver.save_epoch(weights, record.number)
+        self._saver.save_epoch(weights, record.number, step=run.step.num_updates)
         if record.number % run.config.val_interval == 0 or run.is_finished:
             record.validation.update(validate(run, on_batch=self._saver.poll))
             self._check_validation(record.validation["val_loss"])
-            self._keep_if_best(weights, record.validation["val_loss"])
-        if self._saver.state_is_due():
-            self._save_state(weights)
-        folder.log_epoch(record)
+        is_best = self._is_best(record)
+        # The end of a run inside an epoch is logged once more when it is resumed.
+        is_whole = not run.position.batches
+        if is_whole:
+            folder.log_epoch(record)
+        if is_best or not is_whole:
+            # One state at a time. The device has waited for a validation as well.
+            self._saver.drain()
+        if self._saver.is_saving_state:
+            self._is_saved = False
+            self._clock.owe()
+        else:
+            self._save_state(weights, folder, is_best=is_best)
+        if not is_whole:
+            folder.log_epoch(record)
         self._observer.epoch_ended(record)
+
+    def _is_best(self, record: TrainingEpoch) -> bool:
+        """Return whether the weights are the best so far, and take note of it."""
+        position, loss = self.run.position, record.validation.get("val_loss", math.inf)
+        if not loss < position.best_loss:
+            return False
+        position.best_loss = loss
+        return True
 
     def _note_skipped(self, update: int, loss: float) -> None:
         self._observer.noted(f"the loss of update {update} is {loss}; the update is skipped")
@@ -236,22 +279,20 @@ class Trainer:
             place = f"the validation after update {self.run.step.num_updates}"
             raise NonFiniteLossError(self.run.position.batches_before, loss, place=place)
 
-    def _keep_if_best(self, weights: HostCopy, loss: float) -> None:
-        if loss < self.run.position.best_loss:
-            self.run.position.best_loss = loss
-            self._saver.save_best(weights)
-
     # --- the end ---
 
     def _test(self, folder: RunFolder) -> Scores:
         """Score the mean of the newest weights, which becomes the final model."""
         run = self.run
         self._saver.finish()
-        paths = checkpoints.epoch_paths(run.run_dir)[-run.config.average :]
+        paths = checkpoints.averaged_paths(
+            run.run_dir, epochs=len(run.position.records), average=run.config.average
+        )
         weights = checkpoints.average_weights(paths)
+        final = checkpoints.final_path(run.run_dir)
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
             checkpoints.set_weights(run.model, weights, path=paths[-1])
-        checkpoints.write_weights(weights, checkpoints.final_path(run.run_dir))
+        checkpoints.write_weights(weights, final, step=run.step.num_updates, files=self._files)
         pairs = run.task.corpus.test
         self._observer.testing(len(pairs))
         scores = score_pairs(run, pairs, beam=run.config.beam)
@@ -264,8 +305,60 @@ class Trainer:
         with self.run.loop.on_compute_stream():
             return self._saver.copy_weights(self.run.model)
 
-    def _save_state(self, weights: HostCopy) -> None:
+    def _saves_after(self, progress: Progress, stop: StopRequest) -> bool:
+        """Return whether the state is to be saved after this batch."""
         run = self.run
+        done = run.position.batches + progress.batch
+        # The end of an epoch, and of a run, has a state of its own.
+        ends_update = done % run.config.accumulate == 0 and progress.batch < len(run.sampler)
+        if not ends_update or self._saver.is_saving_state or stop.is_set:
+            return False
+        return self._clock.is_due(run.step.num_updates) or stop.take_save()
+
+    def _save_inside(
+        self, progress: Progress, folder: RunFolder, log: LossLog, *, first: int
+    ) -> None:
+        """Save the state inside an epoch, when the losses so far have come."""
+        run = self.run
+        assert progress.so_far is not None
+        run.position.wall_seconds = run.clock.seconds()
+        late = LateHistory(
+            run.position.copy(),
+            record=progress.so_far(),
+            losses=run.loop.losses,
+            first=first,
+            num_batches=progress.batch,
+            log=log,
+            needs_finite=run.config.on_nonfinite == "stop",
+            peak_memory_bytes=run.device.peak_memory_bytes(),
+        )
+        self._save(self._copy_weights(), folder, late=late)
+
+    def _save_state(self, weights: HostCopy, folder: RunFolder, *, is_best: bool = False) -> None:
+        """Save the state between two epochs, or at the end of a run."""
+        folder.flush()
+        history = self.run.history(folder.metrics.content())
+        self._save(weights, folder, history=history, is_best=is_best)
+
+    def _save(
+        self,
+        weights: HostCopy,
+        folder: RunFolder,
+        *,
+        history: dict[str, Any] | None = None,
+        late: LateHistory | None = None,
+        is_best: bool = False,
+    ) -> None:
+        run, updates = self.run, self.run.step.num_updates
         with run.loop.on_compute_stream():
-            self._saver.save_state(run.state(), weights=weights, epoch=run.position.epoch)
-        self._saved_batches = run.position.batches_before
+            self._saver.save_state(
+                {**run.state(), **(history or {})},
+                weights=weights,
+                step=updates,
+                epoch=run.position.epoch,
+                late=late,
+                is_best=is_best,
+                sync_first=folder.metrics.sync,
+            )
+        self._clock.saved(updates)
+        self._is_saved = True

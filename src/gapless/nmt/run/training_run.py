@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from gapless.checkpoint.manifest import Content
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
-from gapless.nmt.run.checkpoints import load_state, set_weights, state_path
-from gapless.nmt.run.folder import create_run, read_vocabs, write_config
+from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
+from gapless.nmt.run.folder import changed_files, choose_run_dir, files_of_run, write_files
 from gapless.nmt.run.position import Position
 from gapless.nmt.run.resolved import resolve
 from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
-from gapless.nmt.run.task import check_pairs, prepare
+from gapless.nmt.run.room import check_room
+from gapless.nmt.run.task import Vocabs, check_pairs, prepare
 from gapless.pipeline.host_waits import HostWaits
 
 
@@ -64,6 +68,9 @@ class TrainingRun:
         host_waits: the door for waits between epochs.
         clock: counts its seconds.
         position: how far it is.
+        notes: that its user should read before it starts.
+        covered: size and hash of the metrics file when the state was saved from which it resumes;
+            None if it is new.
     """
 
     config: TrainConfig
@@ -78,6 +85,8 @@ class TrainingRun:
     host_waits: HostWaits
     clock: WallClock
     position: Position = field(default_factory=Position)
+    notes: list[str] = field(default_factory=list)
+    covered: Content | None = None
 
     @property
     def model(self) -> Transformer:
@@ -107,35 +116,70 @@ class TrainingRun:
         left = self.updates_left
         return self.position.epoch >= self.config.epochs or (left is not None and left <= 0)
 
+    def updates_per_epoch(self) -> int:
+        """Return the updates of a whole epoch."""
+        return -(-self.sampler.whole_epoch // self.config.accumulate)
+
     def state(self) -> dict[str, Any]:
-        """Return everything but the weights from which the run is resumed exactly.
+        """Return everything but weights and history from which the run is resumed exactly.
 
         Call it on the compute stream.
 
-        Sync: Does not block the host, unless gradients are scaled: see `TranslationStep.state`.
+        Sync: Does not block the host.
         """
-        self.position.wall_seconds = self.clock.seconds()
         return {
-            "step": self.step.state(host_waits=self.host_waits),
+            "step": self.step.state(),
             "random": random_state(self.device),
-            "position": self.position.state(),
             "layout": settings_to_keep(self.config, self.resolved),
             "pairs": self.task.fingerprint,
+            "numerics": numerics_in_force(),
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
+    def history(self, covered: Content) -> dict[str, Any]:
+        """Return the rest of the state: how far the run is, and what its metrics file holds."""
+        self.position.wall_seconds = self.clock.seconds()
+        return {"position": self.position.state(), "metrics": asdict(covered)}
+
+    def load_state(self, state: dict[str, Any], *, path: Path) -> None:
         """Take up a saved state and its weights.
 
         Call it on the compute stream.
 
+        Args:
+            state: that was saved.
+            path: of its checkpoint.
+
         Raises:
             RunFolderError: the weights belong to another model.
         """
-        set_weights(self.model, state["model"], path=state_path(self.run_dir))
+        set_weights(self.model, state["model"], path=path)
         self.step.load_state(state["step"])
         self.position = Position.of_state(state["position"])
+        self.covered = Content(**state["metrics"])
         self.clock.earlier_seconds = self.position.wall_seconds
         set_random_state(self.device, state["random"])
+
+
+def numerics_in_force() -> dict[str, Any]:
+    """Return what decides how sums are rounded, besides the settings."""
+    return {"torch": str(torch.__version__), "threads": torch.get_num_threads()}
+
+
+def changed_numerics(begun: dict[str, Any]) -> list[str]:
+    """Return a line if a resumed run may round other than it did.
+
+    Args:
+        begun: what `numerics_in_force` returned for the run so far.
+    """
+    now = numerics_in_force()
+    changed = [
+        f"{name} {begun[name]} is {now[name]} now" for name in now if now[name] != begun[name]
+    ]
+    return (
+        [f"{', '.join(changed)}: bits may differ from those of an uninterrupted run"]
+        if changed
+        else []
+    )
 
 
 def new_run(config: TrainConfig) -> TrainingRun:
@@ -152,19 +196,22 @@ def new_run(config: TrainConfig) -> TrainingRun:
     device = _device_of(config)
     resolved = resolve(config, is_accelerator=device.is_accelerator)
     task = prepare(config)
-    return _assemble(
+    run = _assemble(
         config,
         resolved,
         device=device,
         task=task,
-        # The folder keeps the settings as asked, so that they serve on another device too.
-        run_dir=create_run(config, task.vocabs),
+        run_dir=choose_run_dir(config),
         clock=clock,
     )
+    check_room(run.run_dir, config, run.step)
+    # The folder keeps the settings as asked, so that they serve on another device too.
+    write_files(run.run_dir, files_of_run(config, task.vocabs))
+    return run
 
 
 def resumed_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
-    """Make a run that resumes from the last state in its folder.
+    """Make a run that resumes from the newest whole state in its folder.
 
     Args:
         config: of the run; the folder keeps it for the next resume.
@@ -176,16 +223,30 @@ def resumed_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
     """
     clock = WallClock()
     device = _device_of(config)
-    vocabs = read_vocabs(run_dir, config)
-    state = load_state(state_path(run_dir))
+    notes: list[str] = []
+    saved, state = load_state(run_dir, on_damaged=notes.append)
+    notes += changed_files(run_dir) + changed_numerics(state["numerics"])
+    vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     resolved = resolve_resumed(config, state["layout"])
     task = prepare(config, vocabs=vocabs)
-    check_pairs(task.fingerprint, begun=state["pairs"])
+    if not config.allow_changed_data:
+        check_pairs(task.fingerprint, begun=state["pairs"])
     run = _assemble(config, resolved, device=device, task=task, run_dir=run_dir, clock=clock)
+    run.notes = notes
     with run.loop.on_compute_stream():
-        run.load_state(state)
-    write_config(run_dir, config)
+        run.load_state(state, path=saved.path)
+    check_averaged(run_dir, done=run.position.epoch, end=_last_epoch(run), average=config.average)
+    check_room(run_dir, config, run.step)
+    write_files(run_dir, files_of_run(config, vocabs))
     return run
+
+
+def _last_epoch(run: TrainingRun) -> int:
+    """Return the epoch in which a run ends, whole or not."""
+    config = run.config
+    if config.max_steps is None:
+        return config.epochs
+    return min(config.epochs, -(-config.max_steps // run.updates_per_epoch()))
 
 
 def _device_of(config: TrainConfig) -> Device:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -177,19 +176,33 @@ class TranslationStep:
         with host_waits.blocking("skipped_updates"):
             return int(self._skipped.count)
 
-    def state(self, *, host_waits: HostWaits) -> dict[str, object]:
+    def state(self) -> dict[str, object]:
         """Return what a run needs, besides the weights, to be resumed exactly.
 
-        Sync: Does not block the host, unless gradients are scaled: a `GradScaler` gives its state
-            as numbers on the host. That wait is counted as "checkpoint".
+        Sync: Does not block the host: what is on the device stays there.
         """
-        with host_waits.blocking("checkpoint") if self.scaler.is_enabled() else nullcontext():
-            scaler = self.scaler.state_dict()
         return {
             "optimizer": self.optimizer.state_dict(),
-            "scaler": scaler,
+            "scaler": self._scaler_state(),
             "num_updates": self.num_updates,
             "skipped": None if self._skipped is None else self._skipped.count,
+        }
+
+    def _scaler_state(self) -> dict[str, object]:
+        """Return what `GradScaler.state_dict` would, which waits for the device to read two numbers."""
+        scaler = self.scaler
+        if not scaler.is_enabled():
+            return {}
+        return {
+            "scale": scaler._init_scale if scaler._scale is None else scaler._scale,
+            "growth_factor": scaler.get_growth_factor(),
+            "backoff_factor": scaler.get_backoff_factor(),
+            "growth_interval": scaler.get_growth_interval(),
+            "_growth_tracker": (
+                scaler._init_growth_tracker
+                if scaler._growth_tracker is None
+                else scaler._growth_tracker
+            ),
         }
 
     def load_state(self, state: dict[str, object]) -> None:
@@ -198,7 +211,13 @@ class TranslationStep:
         for group in self.optimizer.param_groups:
             # Of this device; the saved run may have run on another.
             group["lr"], group["capturable"] = self._rate, self._device.is_accelerator
-        self.scaler.load_state_dict(state["scaler"])  # type: ignore[arg-type]
+        scaler: dict[str, float] = state["scaler"]  # type: ignore[assignment]
+        if self.scaler.is_enabled() and scaler:
+            numbers = {
+                "scale": float(scaler["scale"]),
+                "_growth_tracker": int(scaler["_growth_tracker"]),
+            }
+            self.scaler.load_state_dict({**scaler, **numbers})
         self.num_updates = int(state["num_updates"])  # type: ignore[call-overload]
         skipped = state.get("skipped")
         if self._skipped is not None and isinstance(skipped, torch.Tensor):

@@ -1,0 +1,59 @@
+"""`gapless checkpoint`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gapless.cli.extras import require_extra
+from gapless.cli.output import say
+from gapless.cli.parser import one_of
+
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Sequence
+
+    from gapless.checkpoint.store import Listed
+    from gapless.cli.parser import Parser
+
+
+DETAILS = """
+  gapless checkpoint list RUN      all checkpoints of a run: name, updates, size, whether it is whole
+  gapless checkpoint verify RUN    the same files read and compared with what was written; exits with
+                                   1 if any is damaged, and names each
+"""
+
+
+def add_options(parser: Parser) -> None:
+    """Add what `run` reads."""
+    parser.add_argument(
+        "action", **one_of(("list", "verify")) | {"metavar": "ACTION"}, help="list or verify"
+    )
+    parser.add_argument("run", type=Path, metavar="RUN", help="run folder")
+
+
+def run(options: Namespace) -> int:
+    """List or verify the checkpoints of a run."""
+    require_extra("nmt", f"gapless checkpoint {options.action}")
+    from gapless.nmt.run.checkpoints import list_all
+    from gapless.nmt.run.folder import damaged_files
+
+    damaged = damaged_files(options.run)
+    listed = list_all(options.run)
+    if options.action == "list":
+        _say_list(listed)
+        return 0
+    problems = [f"{item.path}: {item.problem}" for item in listed if item.problem is not None]
+    problems += damaged
+    for line in problems:
+        say(line)
+    if not problems:
+        say(f"all {len(listed)} checkpoints of {options.run} are whole")
+    return 1 if problems else 0
+
+
+def _say_list(listed: Sequence[Listed]) -> None:
+    for item in listed:
+        state = "whole" if item.problem is None else f"damaged: {item.problem}"
+        say(f"{item.path.name:16}  {item.step:>9} updates  {item.size / 2**20:10.1f} MiB  {state}")

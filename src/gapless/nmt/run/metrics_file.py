@@ -1,0 +1,153 @@
+"""`metrics.jsonl`: one line of JSON for each figure, and how much of it a checkpoint covers."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+from gapless.checkpoint.files import may_pass, naming, replace_file
+from gapless.checkpoint.manifest import HASH_BYTES, Content
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+METRICS = "metrics.jsonl"
+
+
+class MetricsFile:
+    """Appends lines, and knows size and hash of all that was written.
+
+    Lines that a full disk has no room for are kept, and written when it has.
+
+    Args:
+        path: of the file; what is in it stays.
+        on_trouble: is called with a line when there is no room, once until there is.
+
+    Raises:
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, *, on_trouble: Callable[[str], object]) -> None:
+        found = path.read_bytes() if path.exists() else b""
+        self._path = path
+        self._on_trouble = on_trouble
+        self._size, self._hash = len(found), blake2b(found, digest_size=HASH_BYTES)
+        self._file = path.open("ab", buffering=0)
+        self._waiting = bytearray()
+        self._trouble: OSError | None = None
+        # The thread that saves states syncs the file.
+        self._lock = threading.Lock()
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Append a line; `flush` hands it to the system."""
+        line = f"{json.dumps(row)}\n".encode()
+        with self._lock:
+            self._waiting += line
+            self._size += len(line)
+            self._hash.update(line)
+
+    def content(self) -> Content:
+        """Return size and hash of all lines so far."""
+        return Content(size=self._size, blake2b=self._hash.copy().hexdigest())
+
+    def flush(self) -> None:
+        """Hand everything to the operating system, so that it survives this process.
+
+        Raises:
+            OSError: the file cannot be written, for another reason than a full disk.
+        """
+        had_trouble = self._trouble is not None
+        self._write_waiting()
+        if self._trouble is not None and not had_trouble:
+            self._on_trouble(
+                f"{self._path}: {self._trouble.strerror}; training goes on, and its lines are "
+                "written when they can be"
+            )
+
+    def sync(self) -> None:
+        """Bring everything to the disk.
+
+        Raises:
+            OSError: the disk is full, or fails.
+        """
+        self._write_waiting()
+        if self._trouble is not None:
+            raise self._trouble
+        with naming(self._path):
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """Close the file.
+
+        Raises:
+            OSError: the disk is full.
+        """
+        try:
+            self._write_waiting()
+        finally:
+            self._file.close()
+        if self._trouble is not None:
+            raise self._trouble
+
+    def _write_waiting(self) -> None:
+        with self._lock, naming(self._path):
+            self._trouble = None
+            while self._waiting:
+                try:
+                    del self._waiting[: self._file.write(self._waiting)]
+                except OSError as error:
+                    if not may_pass(error):
+                        raise
+                    error.filename = str(self._path)
+                    self._trouble = error
+                    return
+
+
+def go_back(path: Path, *, covered: Content | None, batches: int, epochs: int) -> str | None:
+    """Cut a metrics file to what a checkpoint covers: a resumed run does the rest again.
+
+    Lines that are damaged never stop a run: the whole ones are kept.
+
+    Args:
+        path: of the file.
+        covered: size and hash of what the checkpoint covers.
+        batches: done in the checkpoint.
+        epochs: done in it.
+
+    Returns:
+        A line about damage, None if there was none.
+
+    Raises:
+        OSError: the file cannot be read or written.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    if covered is None:
+        kept, note = b"", None
+    elif covered.difference(data[: covered.size]) is None:
+        kept, note = data[: covered.size], None
+    else:
+        lines = data.split(b"\n")
+        whole = [line for line in lines if _is_before(line, batches=batches, epochs=epochs)]
+        kept = b"".join(line + b"\n" for line in whole)
+        note = (
+            f"{path} was damaged or changed after it was saved; {len(whole)} lines of it are kept"
+        )
+    if kept != data:
+        replace_file(path, kept)
+    return note
+
+
+def _is_before(line: bytes, *, batches: int, epochs: int) -> bool:
+    """Return whether a line is whole, and of what was done before a checkpoint."""
+    try:
+        row = json.loads(line)
+        kind, step = row["kind"], row["step"]
+        return bool((kind == "train" and step < batches) or (kind == "epoch" and step <= epochs))
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return False

@@ -1,0 +1,62 @@
+"""Whether the disk has room for the checkpoints of a run."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+from gapless.errors import RunFolderError
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.translation_step import TranslationStep
+
+
+# The weights and two moments of Adam.
+_STATE_COPIES = 3
+
+
+def room_needed(config: TrainConfig, weight_bytes: int) -> int:
+    """Return the bytes that the checkpoints of a run take at most.
+
+    States: those that are kept, the best one, and one that is being written. Weights: of the epochs
+    that are averaged, up to the oldest state that is kept, and the final ones.
+
+    Args:
+        config: of the run.
+        weight_bytes: of its model.
+    """
+    states = config.keep + 2
+    weights = 2 * config.average + 1
+    return weight_bytes * (_STATE_COPIES * states + weights)
+
+
+def check_room(run_dir: Path, config: TrainConfig, step: TranslationStep) -> None:
+    """Check that the checkpoints of a run find room on the disk.
+
+    Args:
+        run_dir: of the run; what it holds already counts as room.
+        config: of the run.
+        step: with its model.
+
+    Raises:
+        RunFolderError: they do not.
+    """
+    weight_bytes = sum(weight.numel() * weight.itemsize for weight in step.model.parameters())
+    needed = room_needed(config, weight_bytes)
+    used = sum(path.stat().st_size for path in run_dir.glob("checkpoints/*/*"))
+    # The folder of a new run is not there yet.
+    there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
+    free = shutil.disk_usage(there).free
+    if free + used < needed:
+        raise RunFolderError(
+            f"{run_dir} needs up to {_gib(needed - used)} for its checkpoints, but its disk has "
+            f"{_gib(free)} free; make room, or lower `keep` or `average`"
+        )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"

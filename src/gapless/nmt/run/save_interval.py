@@ -1,0 +1,73 @@
+"""How often a run saves its state: every so many updates, or after so much time."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from time import perf_counter
+
+from gapless.errors import UserError
+
+
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveInterval:
+    """What is between two states of a run: updates, or seconds; the other is None."""
+
+    updates: int | None = None
+    seconds: float | None = None
+
+    @classmethod
+    def of(cls, text: str) -> SaveInterval:
+        """Return the interval that a text such as `200`, `30s`, `10min` or `2h` names.
+
+        Raises:
+            UserError: it names none.
+        """
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)?", text.strip())
+        number = float(found[1]) if found else 0.0
+        if found and number and found[2]:
+            return cls(seconds=number * _SECONDS[found[2]])
+        if number and number.is_integer():
+            return cls(updates=int(number))
+        raise UserError(
+            "`save_every` must be a number of updates such as 200, or a time such as 30s, 10min or "
+            f"2h, but is {text!r}"
+        )
+
+
+class SaveClock:
+    """Says when the next state is due.
+
+    The clock is one that nobody sets, so a machine whose time of day jumps saves as before.
+
+    Args:
+        interval: between two states.
+        updates: done when the run starts or resumes.
+    """
+
+    def __init__(self, interval: SaveInterval, *, updates: int) -> None:
+        self._interval = interval
+        self.saved(updates)
+
+    def is_due(self, updates: int) -> bool:
+        """Return whether a state is due after this many updates."""
+        if self._is_owed:
+            return True
+        if self._interval.updates is not None:
+            # Not those since the last one: a state at an epoch's end does not shift the others.
+            return updates // self._interval.updates > self._updates // self._interval.updates
+        assert self._interval.seconds is not None
+        return perf_counter() - self._at >= self._interval.seconds
+
+    def saved(self, updates: int) -> None:
+        """Take note that the state after this many updates is being saved."""
+        self._updates = updates
+        self._at = perf_counter()
+        self._is_owed = False
+
+    def owe(self) -> None:
+        """Let a state be due, because one could not be saved when it was."""
+        self._is_owed = True
