@@ -13,6 +13,7 @@
     +-- LoaderError               a worker process of the loader died, raised, or was silent
     +-- CaptureRefused            a step that was to be captured, and is not; carries the kind
     +-- ForbiddenWaitError        the host waited for the device where it must not
+    +-- OutOfMemoryError          memory is short; says in which phase and what to lower
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
 
     UserWarning
@@ -71,6 +72,10 @@ class BatchError(GaplessError, TypeError):
 
 class LoaderError(GaplessError, RuntimeError):
     """A worker process of the loader died, raised, or was silent for too long."""
+
+
+class OutOfMemoryError(GaplessError, MemoryError):
+    """Memory of the device or the host is short; the text says in which phase, and what to lower."""
 
 
 class LossError(UserError):

@@ -63,3 +63,40 @@ def _texts(tree):
         and isinstance(node.value, str)
         and id(node) not in docstrings
     ]
+
+
+@pytest.mark.parametrize("command", [["train"], ["translate", "x"], ["evaluate"]])
+def test_a_bug_of_ours(gapless, tiny_run, monkeypatch, command):
+    """Its traceback is shown, and then to whom to report it, with what."""
+
+    def fail(*_, **__):
+        raise KeyError("unforeseen")
+
+    monkeypatch.setattr("gapless.nmt.run.trainer.new_run", fail)
+    monkeypatch.setattr("gapless.cli.trained_model.load_model", fail)
+    name, *rest = command
+    outcome = gapless(name, *([] if name == "train" else [tiny_run]), *rest)
+
+    assert outcome.code == 1
+    *lines, last = outcome.err.splitlines()
+    assert lines[0] == "Traceback (most recent call last):"
+    assert lines[-1] == "KeyError: 'unforeseen'"
+    assert last.startswith("gapless: error: this is a bug of gapless and no mistake of yours;")
+    assert all(part in last for part in (f"gapless {name}", "Python 3.", "torch 2."))
+
+
+def test_too_little_memory(gapless, monkeypatch):
+    """Memory that is short is no bug: one line, with the bytes that were asked for."""
+
+    def fail(*_, **__):
+        raise RuntimeError(
+            "can't allocate memory: you tried to allocate 12000 bytes. Error code 12"
+        )
+
+    monkeypatch.setattr("gapless.nmt.run.trainer.new_run", fail)
+    outcome = gapless("train")
+
+    assert outcome.code == 1
+    assert "out of memory while building the model: 12,000 bytes were asked for" in outcome.err
+    assert "lower --d-model, --ffn" in outcome.err
+    assert outcome.err.count("\n") == 1

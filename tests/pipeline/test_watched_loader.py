@@ -58,15 +58,20 @@ def allow_no_memory_file():
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))
 
 
+def stop_iterating():
+    raise StopIteration
+
+
 def end_by(number):
     os.kill(os.getpid(), number)
 
 
 FAULTS = {
     "killed": (lambda: end_by(signal.SIGKILL), r"loader worker \d+ was killed by SIGKILL"),
-    "out of shared memory": (lambda: end_by(signal.SIGBUS), "enlarge /dev/shm"),
+    "out of shared memory": (lambda: end_by(signal.SIGBUS), "SIGBUS.* enlarge /dev/shm"),
     "exits": (lambda: os._exit(3), "exit code 3"),
     "raises": (fail, "a loader worker failed: ValueError: no such pair"),
+    "raises what ends a loop": (stop_iterating, "a loader worker failed: StopIteration"),
     "cannot hand over": (allow_no_memory_file, "a loader worker failed: .*File too large"),
     "stopped": (lambda: end_by(signal.SIGSTOP), r"no batch came .* within 2 s"),
     "busy": (lambda: time.sleep(600), r"no batch came .* within 2 s"),

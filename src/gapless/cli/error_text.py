@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import errno
+import platform
+import sys
 from typing import TYPE_CHECKING
+
+from gapless import __version__
+from gapless.device.memory_errors import asked_bytes
 
 
 if TYPE_CHECKING:
@@ -35,6 +40,29 @@ def _flag(name: str, value: str) -> str:
     if value in ("", "True"):
         return f"--{name}"
     return f"--no-{name}" if value == "False" else f"--{name} {value.strip(chr(34))}"
+
+
+def memory_message(error: BaseException) -> str:
+    """Return that memory is short, and for how much."""
+    asked = asked_bytes(error)
+    return f"out of memory: {f'{asked:,} bytes were asked for' if asked else error}"
+
+
+def bug_message(command: str) -> str:
+    """Return what to do about an error that should not have been.
+
+    Args:
+        command: that raised it.
+    """
+    torch = sys.modules.get("torch")
+    versions = (
+        f"gapless {__version__}, Python {platform.python_version()}, "
+        f"torch {getattr(torch, '__version__', 'not loaded')}, {platform.platform()}"
+    )
+    return (
+        "this is a bug of gapless and no mistake of yours; report it to the project where you got "
+        f"gapless from, with the lines above, how you called gapless {command}, and: {versions}"
+    )
 
 
 def disk_message(error: OSError) -> str:

@@ -8,14 +8,16 @@ a command's extra is not installed.
 from __future__ import annotations
 
 import sys
+import traceback
 from importlib import import_module
 from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gapless import __version__
-from gapless.cli.error_text import disk_message, with_flags
+from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
 from gapless.cli.output import throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.cli.signals import Interrupted
+from gapless.device.memory_errors import is_out_of_memory
 from gapless.errors import GaplessError, UserError
 
 
@@ -37,6 +39,10 @@ COMMANDS = {
 }
 
 
+# Commands that run no code of the user: what they raise unawares is a bug of ours.
+_OWN = ("train", "translate", "evaluate")
+
+
 class Command(Protocol):
     """What the module of a command has."""
 
@@ -53,8 +59,11 @@ class Command(Protocol):
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 a mistake in what was asked."""
-    code = run_command(sys.argv[1:] if arguments is None else arguments)
-    _give_up_unwritable_output()
+    try:
+        code = run_command(sys.argv[1:] if arguments is None else arguments)
+        _give_up_unwritable_output()
+    except KeyboardInterrupt:
+        code = 130
     sys.exit(code)
 
 
@@ -133,6 +142,13 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
         return load_command(name).run(options)
     except GaplessError as error:
         return _fail(with_flags(str(error), parser.parameters()), code=_code(error))
+    except Exception as error:
+        if is_out_of_memory(error):
+            return _fail(memory_message(error), code=1)
+        if isinstance(error, OSError) or name not in _OWN:
+            raise
+        write(sys.stderr, "".join(traceback.format_exception(error)))
+        return _fail(bug_message(name), code=1)
 
 
 def _give_up_unwritable_output() -> None:

@@ -44,8 +44,8 @@ class Signals:
     SIGTERM, SIGINT and SIGHUP raise `Interrupted` until somebody else takes them, as
     `gapless.nmt.run.interrupt.StopRequest` does. From the first of them on a thread waits: it ends
     the process at once after a second SIGINT, or when the grace has passed. The thread works while
-    the main thread is in the middle of a capture, or waits for a device or a disk. SIGHUP stays
-    ignored where it was ignored at start, as under nohup.
+    the main thread is in the middle of a capture, or waits for a device or a disk. What was ignored
+    at start stays so: SIGHUP under nohup, SIGINT in the background of a script.
 
     Attributes:
         grace_seconds: that the process has from the first signal on.
@@ -65,7 +65,7 @@ class Signals:
         self._sender.setblocking(False)
         self._former_fd = signal.set_wakeup_fd(self._sender.fileno(), warn_on_full_buffer=False)
         for number in _STOP:
-            if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            if signal.getsignal(number) is not signal.SIG_IGN:
                 self._former[number] = signal.signal(number, self._interrupt)
         self._former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _ignore)
         self._thread.start()
@@ -127,9 +127,16 @@ class Signals:
             child.kill()
         if os.isatty(1):
             _write(1, _RESTORE)
-        hint = f"; go on with: gapless train --resume {self.run_dir}" if self.run_dir else ""
-        _write(2, f"gapless: error: {why}{hint}\n")
+        _write(2, f"gapless: error: {why}{self._hint()}\n")
         os._exit(128 + number)
+
+    def _hint(self) -> str:
+        if self.run_dir is None:
+            return ""
+        saved = sorted(path.name for path in (self.run_dir / "checkpoints").glob("step-*"))
+        if not saved:
+            return "; nothing is saved yet"
+        return f"; {saved[-1]} is saved; go on with: gapless train --resume {self.run_dir}"
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

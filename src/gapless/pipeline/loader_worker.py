@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import sys
+from multiprocessing import parent_process
 from multiprocessing.queues import Queue
 from typing import Any
 
@@ -44,12 +45,11 @@ def _die_with_parent() -> None:
     Torch's own watch over the parent does not help a worker that is stuck, such as one that writes
     to a full pipe which nobody reads.
     """
-    if sys.platform != "linux":
-        return
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        os._exit(1)
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    parent = parent_process()
+    if parent is not None and parent.pid != os.getppid():
+        os._exit(1)  # it died before
 
 
 def _say_nothing(*error: object) -> None:

@@ -77,7 +77,7 @@ class WatchedLoader(Generic[BatchT]):
         self._start_watch()
         batches: Any = self._read(lambda: iter(self._loader))
         _expect_no_signal(batches)
-        while (batch := self._read(lambda: next(batches, _END))) is not _END:
+        while (batch := self._read(lambda: _next(batches))) is not _END:
             yield batch
 
     def close(self) -> None:
@@ -161,6 +161,15 @@ class WatchedLoader(Generic[BatchT]):
                 return
 
 
+def _next(batches: Any) -> Any:
+    try:
+        return next(batches)
+    except StopIteration as end:
+        if end.args:  # raised by a worker, and passed on with its traceback
+            raise RuntimeError(*end.args) from end
+        return _END
+
+
 def _expect_no_signal(iterator: Any) -> None:
     """Let torch raise an error of a worker's death where a batch is read, and nowhere else.
 
@@ -204,7 +213,8 @@ def _ending(exit_code: int) -> str:
     if exit_code >= 0:
         return f"ended with exit code {exit_code}; make batches without workers by `workers=0`"
     name = signal.Signals(-exit_code).name
-    if name == "SIGBUS":
-        return "found no room in shared memory; enlarge /dev/shm, or set `workers=0`"
-    hint = "; was memory short? lower `workers`" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"
+    hints = {
+        "SIGBUS": "; was shared memory full? enlarge /dev/shm, or set `workers=0`",
+        "SIGKILL": "; was memory short? lower `workers`",
+    }
+    return f"was killed by {name}{hints.get(name, '')}"

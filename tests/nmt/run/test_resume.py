@@ -54,6 +54,14 @@ class Silent:
         pass
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """A shell starts its background processes with SIGINT ignored, and a run keeps it so."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.fixture
 def settings(tmp_path):
     draw = random.Random(1)

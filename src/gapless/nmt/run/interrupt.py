@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class StopRequest:
     """Takes SIGTERM, SIGINT and SIGHUP as a request to stop, and SIGUSR1 as one to save.
 
-    SIGHUP stays ignored where it was ignored at start, as under nohup.
+    What was ignored at start stays so: SIGHUP under nohup, SIGINT in the background of a script.
 
     Args:
         second_raises: a second SIGINT raises KeyboardInterrupt. Otherwise somebody else sees to it.
@@ -57,7 +57,7 @@ class StopRequest:
         # Python allows signal handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-                if number != signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+                if signal.getsignal(number) is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._ask)
         return self
 

@@ -14,6 +14,7 @@ from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_late
 from gapless.nmt.run.interrupt import StopRequest, until_stopped
 from gapless.nmt.run.late_history import LateHistory
 from gapless.nmt.run.nonfinite import LossWatch
+from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.save_interval import SaveClock
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.summary import describe_run, summarize
@@ -25,6 +26,7 @@ from gapless.pipeline.watched_loader import WatchedLoader
 
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
 
     from gapless.nmt.data.batch import AnyBatch
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
     from gapless.pipeline.host_copy import HostCopy
     from gapless.records.epoch_record import Progress
     from gapless.records.training import TrainingEpoch
+
+
+# Settings that take less memory when they are lower.
+_OF_BATCHES = "`batch_tokens` or `batch_size`, and raise `accumulate`; or lower `capture_memory`"
+_OF_MODELS = "`d_model`, `ffn` or the number of layers"
 
 
 class Trainer:
@@ -76,7 +83,8 @@ class Trainer:
             UserError: anything about settings, data, device or run folder that cannot be used; it
                 is raised before anything is written.
         """
-        return cls(new_run(config), observer=observer)
+        with naming_phase("building the model", lower=_OF_MODELS):
+            return cls(new_run(config), observer=observer)
 
     @classmethod
     def resume(cls, config: TrainConfig, run_dir: Path, *, observer: Observer) -> Self:
@@ -91,7 +99,8 @@ class Trainer:
             UserError: anything about settings, data, device or run folder that cannot be used; it
                 is raised before anything is written.
         """
-        run = resumed_run(config, run_dir)
+        with naming_phase("building the model", lower=_OF_MODELS):
+            run = resumed_run(config, run_dir)
         return cls(run, observer=observer)
 
     def train(self, *, stop: StopRequest | None = None) -> dict[str, Any]:
@@ -103,6 +112,7 @@ class Trainer:
 
         Raises:
             NonFiniteLossError: a loss was NaN or infinite, and the run does not skip such updates.
+            OutOfMemoryError: memory is short; the text says where and what to lower.
             LoaderError: a worker process of the loader died, raised, or was silent.
             OSError: the disk is full.
 
@@ -138,6 +148,15 @@ class Trainer:
         for note in [*run.notes, *([damage] if damage else [])]:
             self._observer.noted(note)
 
+    def _naming_phase(self, phase: str, *, lower: str) -> AbstractContextManager[None]:
+        run = self.run
+
+        def graph_bytes() -> int:
+            report = run.loop.capture_report
+            return 0 if report is None else report.captured_bytes
+
+        return naming_phase(phase, lower=lower, shape=run.step.shape, graph_bytes=graph_bytes)
+
     def _capture_ahead(self) -> None:
         """Capture every fixed shape before the run, if the plan captures and the device can."""
         start = perf_counter()
@@ -152,14 +171,15 @@ class Trainer:
         examples = [pairs[micro] for micro in run.sampler.one_of_each()]
         run.model.train()
         self._observer.capturing_ahead(0, of=len(examples))
-        run.loop.capture_ahead(
-            examples,
-            step,
-            model=run.model,
-            optimizer=step.optimizer,
-            scaler=step.scaler if step.scaler.is_enabled() else None,
-            on_batch=lambda done: self._observer.capturing_ahead(done, of=len(examples)),
-        )
+        with self._naming_phase("capturing a step ahead", lower="`capture_memory`"):
+            run.loop.capture_ahead(
+                examples,
+                step,
+                model=run.model,
+                optimizer=step.optimizer,
+                scaler=step.scaler if step.scaler.is_enabled() else None,
+                on_batch=lambda done: self._observer.capturing_ahead(done, of=len(examples)),
+            )
 
     def _note_decisions(self) -> None:
         """Say what plan `auto` decided, or why a step is not captured, when it is new."""
@@ -228,7 +248,8 @@ class Trainer:
 
         run.model.train()
         batches = LoaderPart(loader, lambda loader: until_stopped(loader, stop))
-        result = run.loop.run_epoch(batches, run.step, on_batch=on_batch)
+        with self._naming_phase("training", lower=_OF_BATCHES):
+            result = run.loop.run_epoch(batches, run.step, on_batch=on_batch)
         log.write_new()
         watch.look()
         read = losses.read_since(losses.num_added - result.num_batches)
@@ -244,7 +265,8 @@ class Trainer:
         weights = self._copy_weights()
         self._saver.save_epoch(weights, record.number, step=run.step.num_updates)
         if record.number % run.config.val_interval == 0 or run.is_finished:
-            record.validation.update(validate(run, on_batch=self._saver.poll))
+            with self._naming_phase("validating", lower=_OF_BATCHES):
+                record.validation.update(validate(run, on_batch=self._saver.poll))
             self._check_validation(record.validation["val_loss"])
         is_best = self._is_best(record)
         # The end of a run inside an epoch is logged once more when it is resumed.
@@ -295,7 +317,8 @@ class Trainer:
         checkpoints.write_weights(weights, final, step=run.step.num_updates, files=self._files)
         pairs = run.task.corpus.test
         self._observer.testing(len(pairs))
-        scores = score_pairs(run, pairs, beam=run.config.beam)
+        with naming_phase("translating the test sentences", lower="`beam`"):
+            scores = score_pairs(run, pairs, beam=run.config.beam)
         folder.log("test", step=len(run.position.records), bleu=scores.bleu, chrf=scores.chrf)
         return scores
 

@@ -81,6 +81,7 @@ class TranslationStep:
             device.torch_device.type, enabled=config.precision == "fp16"
         )
         self.num_updates = 0
+        self._sizes: tuple[torch.Size, ...] = ()
         self._skipped = SkippedUpdates(device) if config.on_nonfinite == "skip" else None
         if self._skipped is not None and not self.scaler.is_enabled():
             self.optimizer.found_inf = self._skipped.found  # type: ignore[attr-defined]
@@ -95,6 +96,13 @@ class TranslationStep:
             total=self._total_updates,
         )
 
+    def shape(self) -> str:
+        """Return the size of the batch under way, for people; empty if there was none."""
+        if not self._sizes:
+            return ""
+        sides = [" x ".join(map(str, size)) for size in self._sizes]
+        return f"{sides[0]} source and {sides[1]} target tokens"
+
     def on_host(self, tokens: AnyBatch) -> None:
         """Count the update that a batch ends, and set its learning rate.
 
@@ -102,6 +110,7 @@ class TranslationStep:
 
         Sync: Does not block the host.
         """
+        self._sizes = sizes_of(tokens)
         if tokens.ends_update:
             self._rate.fill_(self.learning_rate())
             self.num_updates += 1
@@ -140,6 +149,7 @@ class TranslationStep:
 
         Sync: Does not block the host.
         """
+        self._sizes = sizes_of(tokens)
         with torch.no_grad(), autocast(self._device, self._config.precision):
             out, targets = self._out_and_targets(tokens)
             return self._nll.normalized(out, targets, tokens.ntokens)
@@ -222,3 +232,10 @@ class TranslationStep:
         skipped = state.get("skipped")
         if self._skipped is not None and isinstance(skipped, torch.Tensor):
             self._skipped.count.copy_(skipped)
+
+
+def sizes_of(tokens: AnyBatch) -> tuple[torch.Size, torch.Size]:
+    """Return the shapes of both sides of a batch."""
+    if isinstance(tokens, PackedBatch):
+        return tokens.src.shape, tokens.trg.shape
+    return tokens.src.shape, tokens.tgt.shape

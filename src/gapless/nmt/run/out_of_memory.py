@@ -1,0 +1,48 @@
+"""Says in which phase of a run memory ran out, for what, and what to lower."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gapless.device.memory_errors import asked_bytes, is_out_of_memory
+from gapless.errors import OutOfMemoryError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@contextmanager
+def naming_phase(
+    phase: str,
+    *,
+    lower: str,
+    shape: Callable[[], str] = str,
+    graph_bytes: Callable[[], int] = int,
+) -> Iterator[None]:
+    """Let an error for want of memory say what a run was doing.
+
+    Args:
+        phase: of the run.
+        lower: settings that take less memory when they are lower.
+        shape: of the batch under way; empty if there is none.
+        graph_bytes: of the device's memory that captures hold.
+
+    Raises:
+        OutOfMemoryError: memory is short.
+    """
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        asked = asked_bytes(error)
+        parts = [
+            f"{asked:,} bytes were asked for" if asked else str(error).partition("\n")[0],
+            *([f"for a batch of {shape()}"] if shape() else []),
+            *([f"while captured graphs hold {graph_bytes():,} bytes"] if graph_bytes() else []),
+        ]
+        raise OutOfMemoryError(
+            f"out of memory while {phase}: {', '.join(parts)}; lower {lower}"
+        ) from error

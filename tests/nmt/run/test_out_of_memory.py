@@ -1,0 +1,103 @@
+"""Where memory is short, a run says in which phase, for what, and what to lower."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from gapless.device.memory_errors import asked_bytes, is_out_of_memory
+from gapless.errors import OutOfMemoryError
+from gapless.loop.train_loop import TrainLoop
+from gapless.nmt.run import trainer
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.trainer import Trainer
+from gapless.nmt.run.translation_step import TranslationStep
+
+
+OF_CUDA = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.25 GiB of "
+    "which 1.10 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB in use."
+)
+OF_CPU = (
+    "[enforce fail at alloc_cpu.cpp:124] err == 0. DefaultCPUAllocator: can't allocate memory: you "
+    "tried to allocate 14400000000 bytes. Error code 12 (Cannot allocate memory)"
+)
+
+
+@pytest.mark.parametrize(
+    ("error", "asked"),
+    [
+        (torch.OutOfMemoryError(OF_CUDA), 5 << 29),
+        (RuntimeError(OF_CPU), 14_400_000_000),
+        (
+            RuntimeError("CUDA error: out of memory\nCUDA kernel errors might be asynchronous"),
+            None,
+        ),
+        (MemoryError(), None),
+    ],
+)
+def test_errors_for_want_of_memory(error, asked):
+    """Whoever raises them, they are known, and so are the bytes where they are named."""
+    assert is_out_of_memory(error)
+    assert asked_bytes(error) == asked
+
+
+@pytest.mark.parametrize("error", [RuntimeError("shape mismatch"), ValueError("out of memory")])
+def test_other_errors(error):
+    """An error for another reason is left alone."""
+    assert not is_out_of_memory(error)
+
+
+class Silent:
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+def fail(*_, **__):
+    raise torch.OutOfMemoryError(OF_CUDA)
+
+
+PLACES = {
+    "building the model": (trainer, "new_run", "`d_model`"),
+    "training": (TranslationStep, "backward", "`batch_tokens`"),
+    "validating": (TranslationStep, "evaluate", "`batch_tokens`"),
+    "translating the test sentences": (trainer, "score_pairs", "`beam`"),
+}
+
+
+@pytest.mark.parametrize("phase", PLACES)
+def test_each_phase_is_named(tmp_path, monkeypatch, phase):
+    """The one line has phase, bytes, shape, memory of graphs, and the settings to lower."""
+    owner, name, lower = PLACES[phase]
+    (tmp_path / "d.tsv").write_text("".join(f"a b c {n}\tA B {n}\n" for n in range(40)))
+    config = make_config(
+        {
+            "data": str(tmp_path / "d.tsv"),
+            "tokenizer": "none",
+            "device": "cpu",
+            "workers": 0,
+            "d_model": 8,
+            "heads": 2,
+            "ffn": 8,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "batch_size": 4,
+            "epochs": 1,
+            "run_dir": str(tmp_path / "run"),
+        }
+    )
+    monkeypatch.setattr(owner, name, fail)
+    held = SimpleNamespace(captured_bytes=12_345, refusal=None, note=None)
+    monkeypatch.setattr(TrainLoop, "capture_report", held)
+
+    with pytest.raises(OutOfMemoryError) as caught:
+        Trainer.new(config, observer=Silent()).train()
+
+    text = str(caught.value)
+    assert text.startswith(f"out of memory while {phase}: 2,684,354,560 bytes were asked for")
+    assert lower in text
+    if lower == "`batch_tokens`":
+        assert "for a batch of " in text
+        assert "while captured graphs hold 12,345 bytes" in text
