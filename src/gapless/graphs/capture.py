@@ -445,7 +445,8 @@ def capture(
     **A module** is captured in place: an attribute `forward` of its own stands before that of its
     class. To autograd a call is one node, so gradients are summed and accumulated by autograd, and
     hooks of the module and of what it returns are called. Where no backward pass follows, as in
-    evaluation, call it under `torch.no_grad()`: otherwise it is never captured there. As written run
+    evaluation, call it under `torch.no_grad()`: calls with gradients enabled are captured only for
+    shapes that have had a backward pass. As written run
 
     - within `torch.autocast`: the first six calls, by which it is seen whether each has a block of
       its own, and all that need no gradients; all calls there once two have shared a block, which
