@@ -22,7 +22,9 @@ WAITING = {"synchronize_event", "synchronize_stream", "synchronize"}
 # Where values may come to the host, and why.
 MAY_READ = {
     "graphs/batch_reads.py",  # inside a wait declared as "batch_value"
+    "graphs/noted_calls.py",  # numbers that are on the host
     "graphs/read_guards.py",  # bytes of tensors that are on the host
+    "graphs/update_operations.py",  # counts that torch keeps on the host
     "pipeline/loss_numbers.py",  # numbers that are the host's own
     "pipeline/loss_ring.py",  # rows whose copy an event says is done
     "nmt/model/decode.py",  # inside a wait declared as "decode"; and numbers that are the host's own

@@ -124,7 +124,7 @@ def test_steps_are_replays(device, name):
     assert (report.num_graphs, report.proved, report.refusals) == (1, 1, [])
 
 
-@pytest.mark.parametrize("name", sorted(OUTSIDE.keys() - {"of others"}))
+@pytest.mark.parametrize("name", sorted(OUTSIDE.keys() - {"of others", "AdamW, foreach"}))
 def test_an_update_with_new_numbers_at_every_step_runs_as_written(device, name):
     """The report says why, and so does a warning."""
     with pytest.warns(CaptureWarning, match=r"\w+\.step is not captured: the update of"):
@@ -275,7 +275,7 @@ CHANGES = [
 @pytest.mark.parametrize("change", [*CHANGES, replace_a_weight])
 @pytest.mark.parametrize("make", [momentum, adamw])
 def test_a_change_between_two_steps(device, make, change):
-    """The next step knows it, and later ones are replays again."""
+    """The next step knows it, and later ones are replays again, or quick updates."""
 
     def play(loop):
         loop.run(6)
@@ -284,7 +284,7 @@ def test_a_change_between_two_steps(device, make, change):
 
     report = both(device, make, play).report
 
-    assert report.num_replays >= 6
+    assert report.num_replays + report.num_quick >= 6
     assert report.refusals == []
 
 

@@ -20,8 +20,8 @@ from hazards.in_place_models import Normed, fit, made, through_a_file, update
 
 NUM = 26
 
-# What the reports say of updates that run as written.
-EITHER = either("as written|counts its steps on the host|changes so far")
+# What the reports say of updates that nothing replaces.
+AS_WRITTEN = either("as written|counts its steps on the host|changes so far")
 
 
 def _adamw(model, **settings):
@@ -54,12 +54,12 @@ def _scheduled(place, optimizer_of, schedule_of=_decayed, *, num=NUM, between=No
 # ---------------------------------------------------------------------- optimizers, schedules
 
 
-@in_place_case("Fused AdamW with LambdaLR in each step.", expect=EITHER)
+@in_place_case("Fused AdamW with LambdaLR in each step.")
 def adamw_with_lambda(place):
     return _scheduled(place, _adamw)
 
 
-@in_place_case("Fused Adam with amsgrad, weight decay and maximize, a cosine.", expect=EITHER)
+@in_place_case("Fused Adam with amsgrad, weight decay and maximize, a cosine.")
 def adam_with_all_settings(place):
     def adam(model):
         return torch.optim.Adam(
@@ -69,12 +69,12 @@ def adam_with_all_settings(place):
     return _scheduled(place, adam, lambda one: lr_scheduler.CosineAnnealingLR(one, NUM))
 
 
-@in_place_case("AdamW with foreach, which counts on the host.", expect=EITHER)
+@in_place_case("AdamW with foreach, which counts on the host.")
 def foreach_adamw(place):
     return _scheduled(place, lambda model: _adamw(model, fused=None, foreach=True))
 
 
-@in_place_case("Adam with foreach, amsgrad, weight decay and maximize, one rate.", expect=EITHER)
+@in_place_case("Adam with foreach, amsgrad, weight decay and maximize, one rate.")
 def foreach_adam_at_one_rate(place):
     settings = {"amsgrad": True, "weight_decay": 0.1, "maximize": True, "foreach": True}
     model = made(place, Headed)
@@ -82,40 +82,40 @@ def foreach_adam_at_one_rate(place):
     return fit(place, model, optimizer, NUM), state(model, optimizer)
 
 
-@in_place_case("AdamW as people make it, with a rate for each step.", expect=EITHER)
+@in_place_case("AdamW as people make it, with a rate for each step.", expect=AS_WRITTEN)
 def adamw_by_default(place):
     return _scheduled(place, lambda model: _adamw(model, fused=None))
 
 
-@in_place_case("SGD as people make it, with a rate for each step.", expect=EITHER)
+@in_place_case("SGD as people make it, with a rate for each step.", expect=AS_WRITTEN)
 def sgd_by_default(place):
     return _scheduled(place, lambda model: _sgd(model, foreach=None))
 
 
-@in_place_case("Plain SGD with a polynomial.", expect=EITHER)
+@in_place_case("Plain SGD with a polynomial.")
 def plain_sgd(place):
     return _scheduled(place, _sgd, lambda one: lr_scheduler.PolynomialLR(one, NUM, power=2.0))
 
 
-@in_place_case("SGD with Nesterov momentum, weight decay and maximize.", expect=EITHER)
+@in_place_case("SGD with Nesterov momentum, weight decay and maximize.")
 def sgd_with_nesterov(place):
     settings = {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "maximize": True}
     return _scheduled(place, lambda model: _sgd(model, **settings))
 
 
-@in_place_case("SGD with dampened momentum and weight decay.", expect=EITHER)
+@in_place_case("SGD with dampened momentum and weight decay.")
 def sgd_with_dampening(place):
     settings = {"momentum": 0.9, "dampening": 0.3, "weight_decay": 0.01}
     return _scheduled(place, lambda model: _sgd(model, **settings))
 
 
-@in_place_case("Fused SGD with momentum.", expect=EITHER)
+@in_place_case("Fused SGD with momentum.")
 def fused_sgd(place):
     settings = {"momentum": 0.9, "foreach": None, "fused": True, "weight_decay": 0.01}
     return _scheduled(place, lambda model: _sgd(model, **settings))
 
 
-@in_place_case("OneCycle moves the rate and the momentum of SGD.", expect=EITHER)
+@in_place_case("OneCycle moves the rate and the momentum of SGD.")
 def one_cycle_of_sgd(place):
     def schedule(optimizer):
         return lr_scheduler.OneCycleLR(optimizer, max_lr=0.3, total_steps=NUM + 1)
@@ -123,7 +123,7 @@ def one_cycle_of_sgd(place):
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), schedule)
 
 
-@in_place_case("OneCycle moves the rate and the first beta of AdamW.", expect=EITHER)
+@in_place_case("OneCycle moves the rate and the first beta of AdamW.")
 def one_cycle_of_adamw(place):
     def schedule(optimizer):
         return lr_scheduler.OneCycleLR(optimizer, max_lr=0.03, total_steps=NUM + 1)
@@ -131,7 +131,7 @@ def one_cycle_of_adamw(place):
     return _scheduled(place, _adamw, schedule)
 
 
-@in_place_case("A cycle that ends with a momentum of zero, and starts again.", expect=EITHER)
+@in_place_case("A cycle that ends with a momentum of zero, and starts again.")
 def momentum_of_zero(place):
     def move(model, optimizer, number):
         optimizer.param_groups[0]["momentum"] = (0.9, 0.5, 0.0)[number // 4 % 3]
@@ -139,7 +139,7 @@ def momentum_of_zero(place):
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=move)
 
 
-@in_place_case("Weight decay that comes and goes.", expect=EITHER)
+@in_place_case("Weight decay that comes and goes.")
 def weight_decay_of_zero(place):
     def move(model, optimizer, number):
         optimizer.param_groups[0]["weight_decay"] = 0.1 if number // 10 % 2 else 0.0
@@ -147,7 +147,7 @@ def weight_decay_of_zero(place):
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=move)
 
 
-@in_place_case("A warm-up of eight steps, then one rate.", expect=EITHER)
+@in_place_case("A warm-up of eight steps, then one rate.")
 def warm_up_alone(place):
     def schedule(optimizer):
         return lr_scheduler.LinearLR(optimizer, start_factor=0.1, total_iters=8)
@@ -155,7 +155,7 @@ def warm_up_alone(place):
     return _scheduled(place, _adamw, schedule)
 
 
-@in_place_case("A warm-up and a cosine, chained.", expect=EITHER)
+@in_place_case("A warm-up and a cosine, chained.")
 def warm_up_and_cosine(place):
     def schedule(optimizer):
         parts = [
@@ -167,7 +167,7 @@ def warm_up_and_cosine(place):
     return _scheduled(place, _adamw, schedule)
 
 
-@in_place_case("A plateau reads the loss, and lowers the rate now and then.", expect=EITHER)
+@in_place_case("A plateau reads the loss, and lowers the rate now and then.")
 def plateau(place):
     model = mlp(place)
     optimizer = place.capture(_sgd(model, momentum=0.9))
@@ -179,7 +179,7 @@ def plateau(place):
     return losses, scheduler.get_last_lr(), state(model, optimizer)
 
 
-@in_place_case("Rates that are numpy's numbers, and whole ones.", expect=EITHER)
+@in_place_case("Rates that are numpy's numbers, and whole ones.")
 def rates_of_other_types(place):
     def schedule(optimizer):
         rates = torch.linspace(0.5, 0.1, NUM + 1, dtype=torch.float64).numpy()
@@ -225,7 +225,7 @@ def _two_groups(model, kind=torch.optim.AdamW, **settings):
     return kind(groups, **{"lr": 1e-2, **settings})
 
 
-@in_place_case("Two groups with rates of their own.", expect=EITHER)
+@in_place_case("Two groups with rates of their own.")
 def two_groups(place):
     def schedule(optimizer):
         return lr_scheduler.LambdaLR(optimizer, [lambda n: 0.9**n, lambda n: 1.0 / (1 + n)])
@@ -245,7 +245,7 @@ def two_groups_of_two_kinds(place):
     return _scheduled(place, optimizer_of)
 
 
-@in_place_case("A group is added in the middle.", expect=EITHER)
+@in_place_case("A group is added in the middle.")
 def group_is_added(place):
     def optimizer_of(model):
         return torch.optim.SGD(model.head.parameters(), lr=0.1, momentum=0.9, foreach=True)
@@ -275,7 +275,7 @@ def groups_are_made_anew(place):
     return _scheduled(place, _adamw, between=make)
 
 
-@in_place_case("The order of the weights changes in the middle.", expect=EITHER)
+@in_place_case("The order of the weights changes in the middle.")
 def order_of_weights(place):
     def turn(model, optimizer, number):
         if number == 12:
@@ -284,7 +284,7 @@ def order_of_weights(place):
     return _scheduled(place, _adamw, between=turn)
 
 
-@in_place_case("A weight is taken out of the group's own list, and comes back.", expect=EITHER)
+@in_place_case("A weight is taken out of the group's own list, and comes back.")
 def weight_is_taken_out(place):
     taken = []
 
@@ -298,7 +298,7 @@ def weight_is_taken_out(place):
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=take)
 
 
-@in_place_case("Weights of two dtypes in one group.", expect=EITHER)
+@in_place_case("Weights of two dtypes in one group.")
 def two_dtypes(place):
     model = made(place, Headed)
     model.head.double()
@@ -314,7 +314,7 @@ def two_dtypes(place):
 # ---------------------------------------------------------------------------------- gradients
 
 
-@in_place_case("The body is frozen in the middle, and is thawed again.", expect=EITHER)
+@in_place_case("The body is frozen in the middle, and is thawed again.")
 def frozen_meanwhile(place):
     def freeze(model, optimizer, number):
         if number in (10, 20):
@@ -324,7 +324,7 @@ def frozen_meanwhile(place):
     return _scheduled(place, _adamw, between=freeze)
 
 
-@in_place_case("Some weights have no gradient in some steps.", expect=EITHER)
+@in_place_case("Some weights have no gradient in some steps.")
 def some_without_gradients(place):
     model = made(place, Headed)
     optimizer = place.capture(_sgd(model, momentum=0.9, weight_decay=0.1))
@@ -337,7 +337,7 @@ def some_without_gradients(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("A weight that never has a gradient, and has no state.", expect=EITHER)
+@in_place_case("A weight that never has a gradient, and has no state.")
 def never_a_gradient(place):
     model = made(place, Headed)
     model.unused = torch.nn.Linear(4, 4).to(place.torch_device)
@@ -349,7 +349,7 @@ def never_a_gradient(place):
     return losses, state(model.body, optimizer), state(model.head)
 
 
-@in_place_case("No weight has a gradient in some steps.", expect=EITHER)
+@in_place_case("No weight has a gradient in some steps.")
 def steps_without_any_gradient(place):
     model = made(place, Headed)
     optimizer = place.capture(_adamw(model))
@@ -363,7 +363,7 @@ def steps_without_any_gradient(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("zero_grad(set_to_none=False): gradients stay the same tensors.", expect=EITHER)
+@in_place_case("zero_grad(set_to_none=False): gradients stay the same tensors.")
 def gradients_stay(place):
     model = mlp(place)
     optimizer = place.capture(_adamw(model))
@@ -378,7 +378,7 @@ def gradients_stay(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Gradients with other strides in some steps.", expect=EITHER)
+@in_place_case("Gradients with other strides in some steps.")
 def gradients_of_other_strides(place):
     model = mlp(place)
     optimizer = place.capture(_adamw(model))
@@ -396,9 +396,7 @@ def gradients_of_other_strides(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case(
-    "Gradients of create_graph=True, which require gradients themselves.", expect=EITHER
-)
+@in_place_case("Gradients of create_graph=True, which require gradients themselves.")
 def gradients_with_a_graph(place):
     model = mlp(place)
     optimizer = place.capture(_sgd(model, momentum=0.9))
@@ -416,7 +414,7 @@ def gradients_with_a_graph(place):
     return losses, [kept(one) for one in model.parameters()]
 
 
-@in_place_case("Gradients are clipped, and kept from step to step.", expect=EITHER)
+@in_place_case("Gradients are clipped, and kept from step to step.")
 def gradients_are_clipped_and_kept(place):
     model = mlp(place)
     optimizer = place.capture(_adamw(model))
@@ -448,7 +446,7 @@ def sparse_in_some_steps(place):
 # -------------------------------------------------------------------------------------- state
 
 
-@in_place_case("The state of the optimizer is loaded in the middle.", expect=EITHER)
+@in_place_case("The state of the optimizer is loaded in the middle.")
 def state_is_loaded(place):
     saved = []
 
@@ -461,7 +459,7 @@ def state_is_loaded(place):
     return _scheduled(place, _adamw, between=load)
 
 
-@in_place_case("Its own state_dict is loaded back, without a copy.", expect=EITHER)
+@in_place_case("Its own state_dict is loaded back, without a copy.")
 def own_state_is_loaded(place):
     def load(model, optimizer, number):
         if number in (10, 20):
@@ -470,7 +468,7 @@ def own_state_is_loaded(place):
     return _scheduled(place, _adamw, between=load)
 
 
-@in_place_case("Momenta are scaled, replaced, and thrown away.", expect=EITHER)
+@in_place_case("Momenta are scaled, replaced, and thrown away.")
 def state_is_changed(place):
     def change(model, optimizer, number):
         for known in optimizer.state.values():
@@ -488,7 +486,7 @@ def state_is_changed(place):
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=change)
 
 
-@in_place_case("The count of steps is set back by hand.", expect=EITHER)
+@in_place_case("The count of steps is set back by hand.")
 def count_of_steps_is_set_back(place):
     def set_back(model, optimizer, number):
         if number in (8, 16):
@@ -500,7 +498,7 @@ def count_of_steps_is_set_back(place):
     )
 
 
-@in_place_case("The states of two weights are exchanged.", expect=EITHER)
+@in_place_case("The states of two weights are exchanged.")
 def states_are_exchanged(place):
     def exchange(model, optimizer, number):
         if number == 12:
@@ -527,7 +525,7 @@ def more_in_the_state(place):
     return _scheduled(place, _adamw, between=keep)
 
 
-@in_place_case("State and count of steps are read while training.", expect=EITHER)
+@in_place_case("State and count of steps are read while training.")
 def state_is_read(place):
     seen = []
 
@@ -541,7 +539,7 @@ def state_is_read(place):
 # ------------------------------------------------------------------------------------ weights
 
 
-@in_place_case("A weight of the group is another one from a step on.", expect=EITHER)
+@in_place_case("A weight of the group is another one from a step on.")
 def weight_is_replaced(place):
     def replace(model, optimizer, number):
         if number == 12:
@@ -554,7 +552,7 @@ def weight_is_replaced(place):
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=replace)
 
 
-@in_place_case("Weights move to other memory, and are written by hand.", expect=EITHER)
+@in_place_case("Weights move to other memory, and are written by hand.")
 def weights_are_moved(place):
     def move(model, optimizer, number):
         with torch.no_grad():
@@ -565,7 +563,7 @@ def weights_are_moved(place):
     return _scheduled(place, _adamw, between=move)
 
 
-@in_place_case("Weights and state become double in the middle.", expect=EITHER)
+@in_place_case("Weights and state become double in the middle.")
 def weights_become_double(place):
     model = made(place, Headed)
     optimizer = place.capture(_sgd(model, momentum=0.9))
@@ -580,7 +578,7 @@ def weights_become_double(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Statistics and dropout in a captured model, and its optimizer.", expect=EITHER)
+@in_place_case("Statistics and dropout in a captured model, and its optimizer.")
 def captured_model_too(place):
     model = place.capture(made(place, Normed))
     optimizer = place.capture(_adamw(model))
@@ -594,7 +592,7 @@ def captured_model_too(place):
 # --------------------------------------------------------------- settings, hooks, other calls
 
 
-@in_place_case("Settings are changed by hand: maximize, amsgrad, the fused kernel.", expect=EITHER)
+@in_place_case("Settings are changed by hand: maximize, amsgrad, the fused kernel.")
 def settings_are_changed(place):
     def change(model, optimizer, number):
         (group,) = optimizer.param_groups
@@ -619,7 +617,7 @@ def hooks_come_and_go(place):
     return _scheduled(place, _adamw, between=hook), seen
 
 
-@in_place_case("Steps with a closure, which counts.", expect=EITHER)
+@in_place_case("Steps with a closure, which counts.")
 def closures(place):
     model = made(place, Headed)
     optimizer = place.capture(_adamw(model))
@@ -638,7 +636,7 @@ def closures(place):
     return losses, counted, state(model, optimizer)
 
 
-@in_place_case("A closure that raises now and then.", expect=EITHER)
+@in_place_case("A closure that raises now and then.")
 def closure_raises(place):
     model = made(place, Headed)
     optimizer = place.capture(_adamw(model))
@@ -673,7 +671,7 @@ class Halved(torch.optim.AdamW):
         return out
 
 
-@in_place_case("A class of the user's on top of AdamW.", expect=EITHER)
+@in_place_case("A class of the user's on top of AdamW.", expect=AS_WRITTEN)
 def a_class_of_the_users(place):
     return _scheduled(place, lambda model: Halved(model.parameters(), lr=1e-2, fused=True))
 
@@ -700,7 +698,7 @@ def class_is_patched(place):
         kind.step = as_written
 
 
-@in_place_case("Steps within inference mode, and with gradients switched off.", expect=EITHER)
+@in_place_case("Steps within inference mode, and with gradients switched off.")
 def steps_in_other_modes(place):
     model = made(place, Headed)
     optimizer = place.capture(_adamw(model))
@@ -742,24 +740,24 @@ def _scaled(place, optimizer_of, *, clips=False):
     return losses, scales, scaler.state_dict(), state(model, optimizer)
 
 
-@in_place_case("A GradScaler with a fused AdamW; two batches overflow.", expect=EITHER)
+@in_place_case("A GradScaler with a fused AdamW; two batches overflow.")
 def scaler_with_fused_adamw(place):
     return _scaled(place, _adamw)
 
 
-@in_place_case("A GradScaler, clipping and a fused SGD.", expect=EITHER)
+@in_place_case("A GradScaler, clipping and a fused SGD.")
 def scaler_with_fused_sgd(place):
     return _scaled(
         place, lambda model: _sgd(model, momentum=0.9, foreach=None, fused=True), clips=True
     )
 
 
-@in_place_case("A GradScaler with SGD, which it asks the device for.", expect=EITHER)
+@in_place_case("A GradScaler with SGD, which it asks the device for.")
 def scaler_with_foreach_sgd(place):
     return _scaled(place, lambda model: _sgd(model, momentum=0.9), clips=True)
 
 
-@in_place_case("A GradScaler for some steps, and none for others.", expect=EITHER)
+@in_place_case("A GradScaler for some steps, and none for others.")
 def scaler_for_some_steps(place):
     model = made(place, Headed)
     optimizer = place.capture(_adamw(model))
@@ -783,7 +781,7 @@ def scaler_for_some_steps(place):
 # -------------------------------------------------------------------------------- the object
 
 
-@in_place_case("A copy of the optimizer goes its own way in the middle.", expect=EITHER)
+@in_place_case("A copy of the optimizer goes its own way in the middle.")
 def a_copy_is_made(place):
     model = made(place, Headed)
     optimizer = place.capture(_adamw(model))
@@ -813,7 +811,7 @@ def released_and_captured_again(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case("Rates change for a while, stay for a while, and change again.", expect=EITHER)
+@in_place_case("Rates change for a while, stay for a while, and change again.")
 def rates_change_now_and_then(place):
     model = mlp(place)
     optimizer = place.capture(_adamw(model))
@@ -825,9 +823,7 @@ def rates_change_now_and_then(place):
     return losses, state(model, optimizer)
 
 
-@in_place_case(
-    "Another stream writes gradients, which the update waits for.", expect=EITHER, devices=(GPU,)
-)
+@in_place_case("Another stream writes gradients, which the update waits for.", devices=(GPU,))
 def gradients_of_another_stream(place):
     side, model = torch.Stream(place.torch_device), mlp(place)
     optimizer = place.capture(_adamw(model))

@@ -42,6 +42,7 @@ class CaptureReport:
     Attributes:
         num_graphs: graphs captured, those that were captured anew included.
         num_replays: steps that ran as a graph.
+        num_quick: updates of an optimizer by the operations of its step alone, without its Python.
         num_eager: steps that ran eagerly, as written.
         seconds: time spent capturing, during which the device is idle.
         captured_bytes: of the device's memory that captures have reserved, for graphs that are gone
@@ -62,6 +63,7 @@ class CaptureReport:
 
     num_graphs: int = 0
     num_replays: int = 0
+    num_quick: int = 0
     num_eager: int = 0
     seconds: float = 0.0
     captured_bytes: int = 0
@@ -86,7 +88,7 @@ class CaptureReport:
     @property
     def num_steps(self) -> int:
         """How many steps there were."""
-        return self.num_replays + self.num_eager
+        return self.num_replays + self.num_quick + self.num_eager
 
     @property
     def forbids_all(self) -> bool:
@@ -166,7 +168,7 @@ class CaptureReport:
             f"captured {_count(self.num_graphs, 'graph')} in {self.seconds:.1f} s{self._memory()}, "
             f"{_count(self.num_replays, 'step')} replayed, {self.num_eager} ran eagerly"
         )
-        parts = [done, *self._proofs(), *self._rates()]
+        parts = [done, *self._quick(), *self._proofs(), *self._rates()]
         if texts:
             parts.append(f"no further graph: {texts[0]}")
         if self.note is not None:
@@ -180,6 +182,11 @@ class CaptureReport:
             for site in self.batch_reads
         ]
         return "\n".join([*lines, *self._padding_line()])
+
+    def _quick(self) -> list[str]:
+        if not self.num_quick:
+            return []
+        return [f"{_count(self.num_quick, 'update')} by the operations of the step alone"]
 
     def _memory(self) -> str:
         if self.captured_bytes < _SMALLEST_BYTES:
@@ -214,6 +221,7 @@ class CaptureReport:
         return {
             "num_graphs": self.num_graphs,
             "num_replays": self.num_replays,
+            "num_quick": self.num_quick,
             "num_eager": self.num_eager,
             "seconds": self.seconds,
             "captured_bytes": self.captured_bytes,

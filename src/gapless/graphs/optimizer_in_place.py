@@ -9,6 +9,9 @@ Of torch's own optimizers a graph holds those whose update has the same bits the
 (`gapless.graphs.update_outside`). The step of a user's own optimizer is captured as any code of the
 user is: what it reads from Python is guarded, and what it changes in Python refuses it.
 
+An update whose numbers change from step to step, such as the rate of a schedule, is no graph: it is
+quick (`gapless.graphs.quick_updates`), if the optimizer is one of torch's whose operations are known.
+
 As written run: calls with hooks, calls within a captured step, which are a part of that, closures of
 optimizers that call one more than once, and what no graph can take, such as sparse gradients.
 """
@@ -17,6 +20,7 @@ from __future__ import annotations
 
 import inspect
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -27,6 +31,7 @@ from gapless.graphs.captor import captor_of, left_out
 from gapless.graphs.code_kinds import CodeKind, kind_of
 from gapless.graphs.module_refusals import COMPILED_AROUND
 from gapless.graphs.quick_call import NOT_ALIKE
+from gapless.graphs.quick_updates import QuickUpdates
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import at_work, is_at_work
@@ -85,6 +90,10 @@ class OptimizerInPlace:
         self.is_traced = False
         self.tries_new_rates = True
         self._rates: list[Any] | None = None
+        self._quick = (
+            QuickUpdates(optimizer, settings.device) if settings.compares_replays else None
+        )
+        self._was_quick = False
         self._code = _code_of_user(optimizer)
         self._captured = settings.wrap(
             optimizer.step if self._code is None else self._code,
@@ -149,20 +158,26 @@ class OptimizerInPlace:
         if self._is_never_captured or is_at_work():
             self.report.num_eager += 1
             return as_written(*args, **kwargs)
+        objection = self._objection_to_call(args, kwargs)
+        if objection is None and self._quick is not None and self._quick.are_due():
+            return self._after_closure(partial(self._update_quickly, self._quick), args, kwargs)
         if not self.tries_new_rates and self._has_new_rates():
             self.report.num_eager += 1
             refusal = Refusal("update", f"{self._name}() {_NEW_RATE}", is_of_call=True)
             self.report.refuse(refusal, is_told=True)
             return as_written(*args, **kwargs)
-        objection = self._objection_to_call(args, kwargs)
         if objection is not None or self._captured.is_refused:
-            return self._run_as_written(objection, args, kwargs)
+            return self._run_as_written(objection, partial(as_written, *args, **kwargs))
+        return self._after_closure(self._update, args, kwargs)
+
+    def _after_closure(self, update: Callable[[], None], args: Any, kwargs: Any) -> Any:
+        """Call the closure of a step, if there is one, and update; return its loss."""
         closure = closure_of(args, kwargs)
-        if closure is None:
-            return self._update()
-        with torch.enable_grad():
-            loss = closure()
-        self._update()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        update()
         return loss
 
     def _has_new_rates(self) -> bool:
@@ -205,31 +220,49 @@ class OptimizerInPlace:
     def _name(self) -> str:
         return f"{name_of(self.target)}.step"
 
-    def _run_as_written(self, objection: str | None, args: Any, kwargs: Any) -> Any:
+    def _run_as_written(self, objection: str | None, step: Callable[[], Any]) -> Any:
         self.report.num_eager += 1
         if objection is not None:
             text = f"{self._name}() {objection}"
             self.report.refuse(Refusal("update", text, is_of_call=True))
-        out = self._as_written(*args, **kwargs)
+        out = step()
         self.settings.tell(self.report, self._name)
         return out
 
     def _update(self) -> None:
         """Update by the gradients that the weights have, by a graph if there is or can be one."""
+        self._was_quick = False
         weights = weights_of(self.target)
         gradients = list(map(_gradient_of, weights))
         own = vars(self.target)
         call = (gradients, own.get(_SCALE), own.get(_FOUND_INF))
-        if _is_wrapped_by_scheduler(self._as_written):
-            # A replay passes over the wrapper, and a scheduler warns if nobody has called it.
-            own["_opt_called"] = True
+        self._note_call()
         # A user's code is guarded, and reads gradients: it finds none before each call.
         if self._code is None and self._is_replayed(call):
             return
         with _taken_away(weights, gradients):
             objection = self._call(call)
         if objection is not None:
-            self._run_as_written(objection, (), {})
+            self._run_as_written(objection, self._as_written)
+
+    def _update_quickly(self, quick: QuickUpdates) -> None:
+        """Update by the operations of the step alone, or as written if they are not known yet."""
+        if not self._was_quick:
+            self._was_quick = True
+            # They are of numbers that are gone.
+            self._captured.drop_graphs()
+        self._note_call()
+        if quick.run():
+            self.report.num_quick += 1
+            return
+        objection = self._objection_to_gradients(list(map(_gradient_of, weights_of(self.target))))
+        self._run_as_written(objection, partial(quick.run_as_written, self._as_written))
+
+    def _note_call(self) -> None:
+        """Let a scheduler know of a step that passes over its wrapper."""
+        if _is_wrapped_by_scheduler(self._as_written):
+            # It warns if nobody has called the step.
+            vars(self.target)["_opt_called"] = True
 
     def _is_replayed(self, call: tuple[Any, ...]) -> bool:
         """Return whether a call is like the one before, and a graph has taken it."""

@@ -39,12 +39,13 @@ if TYPE_CHECKING:
 
 _DOES = (
     "forward and backward passes of each prepared model are CUDA graphs, one for each shape",
-    "updates by SGD, and by Adam, AdamW or Adagrad with fused=True, are CUDA graphs",
+    "updates by SGD, and by Adam, AdamW or Adagrad with fused=True, are CUDA graphs as long as the rate stays",
+    "updates by SGD, Adam and AdamW do without the Python of their step where it is another in each step",
     "batches go to the device without a wait",
 )
 _DOES_NOT = (
     "the loss outside of the model, clipping, schedulers, metrics and all else run as written",
-    "updates whose learning rate is another in each step run as written",
+    "updates by other optimizers run as written where the rate is another in each step",
     "what is not captured runs as written; gapless.capture_report(model) says why",
 )
 

@@ -75,7 +75,16 @@ class FitReports:
 
 
 _ADDED_UP = frozenset(
-    {"num_graphs", "num_replays", "num_eager", "seconds", "proved", "not_proved", "proof_seconds"}
+    {
+        "num_graphs",
+        "num_replays",
+        "num_quick",
+        "num_eager",
+        "seconds",
+        "proved",
+        "not_proved",
+        "proof_seconds",
+    }
 )
 
 

@@ -38,12 +38,13 @@ _TrainerT = TypeVar("_TrainerT", bound=Trainer)
 
 _DOES = (
     "forward and backward passes of the model are CUDA graphs, one for each shape of batch",
-    "updates by SGD, and by Adam, AdamW or Adagrad with fused=True, are CUDA graphs",
+    "updates by SGD, and by Adam, AdamW or Adagrad with fused=True, are CUDA graphs as long as the rate stays",
+    "updates by SGD, Adam and AdamW do without the Python of their step where it is another in each step",
     "batches go to the device, and losses are filtered for the log, without a wait",
 )
 _DOES_NOT = (
     "clipping, schedulers, logging, checkpoints, metrics and callbacks run as written",
-    "updates whose learning rate is another in each step run as written",
+    "updates by other optimizers run as written where the rate is another in each step",
     "predict_with_generate runs as written",
     "what is not captured runs as written; gapless.capture_report(trainer.model) says why",
 )
