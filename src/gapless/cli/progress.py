@@ -65,6 +65,10 @@ def _facts(facts: dict[str, str]) -> str:
     return "\n".join(f"{name.ljust(width)}  {text}" for name, text in facts.items())
 
 
+def _warn(text: str) -> None:
+    write(sys.stderr, f"gapless: warning: {text}\n")
+
+
 class PlainObserver:
     """Prints lines: one every ten seconds, and a table at each epoch's end."""
 
@@ -80,6 +84,10 @@ class PlainObserver:
     def noted(self, text: str) -> None:
         """Print it."""
         say(text)
+
+    def warned(self, text: str) -> None:
+        """Print it to standard error."""
+        _warn(text)
 
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Say when all shapes are prepared."""
@@ -138,6 +146,13 @@ class TerminalObserver:
     def noted(self, text: str) -> None:
         """Print it, above the bar if there is one."""
         self._say(text)
+
+    def warned(self, text: str) -> None:
+        """Print it to standard error, above the bar if there is one."""
+        shown = self._bar.text
+        self._bar.clear()
+        _warn(text)
+        self._bar.show(shown)
 
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Draw a bar; the first shape takes longest, as layers are compiled with it."""

@@ -152,6 +152,9 @@ class Listening:
     def noted(self, text):
         self.notes.append(text)
 
+    def warned(self, text):
+        pass
+
     def __getattr__(self, name):
         return lambda *_, **__: None
 

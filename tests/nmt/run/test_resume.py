@@ -35,6 +35,9 @@ class Silent:
     def noted(self, text):
         pass
 
+    def warned(self, text):
+        pass
+
     def capturing_ahead(self, done, *, of):
         pass
 

@@ -13,6 +13,7 @@ import torch
 from gapless.checkpoint import files
 from gapless.device.find import find_device
 from gapless.nmt.run import checkpoints as checkpoint, saver as saver_module
+from gapless.nmt.run.disk_troubles import DiskTroubles
 from gapless.nmt.run.saver import Saver
 from gapless.pipeline.host_waits import HostWaits
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -157,9 +158,8 @@ def full(monkeypatch, tmp_path, *, times, where):
 def test_a_full_disk_that_has_room_again(tmp_path, monkeypatch):
     """The user is told once, weights are written later, and of the states the newest."""
     told = []
-    saver = Saver(
-        tmp_path, host_waits=HostWaits(find_device("cpu")), keep=2, on_trouble=told.append
-    )
+    waits = HostWaits(find_device("cpu"))
+    saver = Saver(tmp_path, host_waits=waits, keep=2, disk_troubles=DiskTroubles(told.append))
     full(monkeypatch, tmp_path, times=2, where="epoch-0001")
     model = torch.nn.Linear(3, 2)
     first = model.weight.detach().clone()

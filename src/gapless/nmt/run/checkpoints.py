@@ -245,13 +245,15 @@ def newest_epochs(run_dir: Path, count: int) -> list[Path]:
         RunFolderError: the run keeps fewer.
     """
     found = epoch_paths(run_dir)
-    if len(found) < count:
+    done = max([*map(_epoch_of, found), *state_epochs(run_dir).values()], default=0)
+    paths = averaged_paths(run_dir, epochs=done, average=count)
+    oldest = paths[0] if paths else None
+    if len(paths) < count or (oldest is not None and not oldest.exists()):
         raise RunFolderError(
-            f"{run_dir} keeps {len(found)} epoch checkpoints, but `average={count}` was asked for; "
-            f"train with `average={count}`"
+            f"{run_dir} keeps {len(found)} epoch checkpoints, but `average={count}` was asked for"
+            f"{f', which needs {oldest.name}' if oldest else ''}; train with `average={count}`"
         )
-    done = max(_epoch_of(found[-1]), *state_epochs(run_dir).values(), 0)
-    return averaged_paths(run_dir, epochs=done, average=count)
+    return paths
 
 
 # --- full states ---

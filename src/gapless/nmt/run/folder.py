@@ -21,11 +21,12 @@ from gapless.nmt.run.task import VOCAB_FILES, Vocabs
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
     from types import TracebackType
 
     from gapless.checkpoint.manifest import Content
     from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.disk_troubles import DiskTroubles
     from gapless.pipeline.readback import DeferredLoss
     from gapless.records.training import TrainingEpoch
 
@@ -39,16 +40,17 @@ class RunFolder:
 
     Args:
         path: the folder, which exists.
-        on_trouble: is called with a line when a full disk takes no figures.
+        troubles: are told when a full disk takes no figures.
     """
 
-    def __init__(self, path: Path, *, on_trouble: Callable[[str], object]) -> None:
+    def __init__(self, path: Path, *, troubles: DiskTroubles) -> None:
         self.path = path
-        self._on_trouble = on_trouble
-        self.metrics = MetricsFile(path / METRICS, on_trouble=on_trouble)
+        self._troubles = troubles
+        self.metrics = MetricsFile(path / METRICS, troubles=troubles)
         self._thread_hook = threading.excepthook
         threading.excepthook = self._on_thread_error
-        self._board: SummaryWriter | None = SummaryWriter(str(path / "tensorboard"))
+        self._board: SummaryWriter | None = None
+        self._open_board()
 
     def log(self, kind: str, *, step: int, **values: float | None) -> None:
         """Append figures to `metrics.jsonl` and to the TensorBoard events."""
@@ -62,22 +64,33 @@ class RunFolder:
                 self._show(f"{kind}/{name}", value, step)
 
     def _show(self, name: str, value: float, step: int) -> None:
-        """Append a figure to the TensorBoard events, as long as they can be written."""
+        """Append a figure to the TensorBoard events; what a full disk does not take is lost."""
         if self._board is None:
             return
         try:
-            with naming(self.path):
+            with naming(self.path / "tensorboard"):
                 self._board.add_scalar(name, value, step)
         except OSError as error:
             if not may_pass(error):
                 raise
             self._board = None
-            self._on_trouble(
-                f"{self.path / 'tensorboard'}: {error.strerror}; it gets no more figures"
-            )
+            self._troubles.begin("tensorboard", error)
+
+    def _open_board(self) -> None:
+        """Open the TensorBoard events, at first or when there may be room for them again."""
+        try:
+            self._board = SummaryWriter(str(self.path / "tensorboard"))
+        except OSError as error:
+            if not may_pass(error):
+                raise
+            self._troubles.begin("tensorboard", error)
+        else:
+            self._troubles.end("tensorboard")
 
     def log_epoch(self, record: TrainingEpoch) -> None:
         """Append the figures of an epoch, and hand everything logged to the system."""
+        if self._board is None:
+            self._open_board()
         self.log(
             "epoch",
             step=record.number,

@@ -13,8 +13,9 @@ from gapless.checkpoint.manifest import HASH_BYTES, Content
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+    from gapless.nmt.run.disk_troubles import DiskTroubles
 
 
 METRICS = "metrics.jsonl"
@@ -27,16 +28,16 @@ class MetricsFile:
 
     Args:
         path: of the file; what is in it stays.
-        on_trouble: is called with a line when there is no room, once until there is.
+        troubles: are told when there is no room.
 
     Raises:
         OSError: it cannot be opened.
     """
 
-    def __init__(self, path: Path, *, on_trouble: Callable[[str], object]) -> None:
+    def __init__(self, path: Path, *, troubles: DiskTroubles) -> None:
         found = path.read_bytes() if path.exists() else b""
         self._path = path
-        self._on_trouble = on_trouble
+        self._troubles = troubles
         self._size, self._hash = len(found), blake2b(found, digest_size=HASH_BYTES)
         self._file = path.open("ab", buffering=0)
         self._waiting = bytearray()
@@ -62,13 +63,11 @@ class MetricsFile:
         Raises:
             OSError: the file cannot be written, for another reason than a full disk.
         """
-        had_trouble = self._trouble is not None
         self._write_waiting()
-        if self._trouble is not None and not had_trouble:
-            self._on_trouble(
-                f"{self._path}: {self._trouble.strerror}; training goes on, and its lines are "
-                "written when they can be"
-            )
+        if self._trouble is None:
+            self._troubles.end(METRICS)
+        else:
+            self._troubles.begin(METRICS, self._trouble)
 
     def sync(self) -> None:
         """Bring everything to the disk.

@@ -19,6 +19,9 @@ class Observer(Protocol):
     def noted(self, text: str) -> None:
         """The run has something to say to its user; it says nothing twice."""
 
+    def warned(self, text: str) -> None:
+        """Something is not as it should be, and the run goes on."""
+
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """This many of the fixed shapes are captured, before the run trains on any batch."""
 

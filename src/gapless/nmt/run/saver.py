@@ -12,6 +12,7 @@ from gapless.checkpoint.files import may_pass
 from gapless.checkpoint.packed_state import pack
 from gapless.errors import noted_on
 from gapless.nmt.run import checkpoints
+from gapless.nmt.run.disk_troubles import DiskTroubles
 from gapless.pipeline.host_copy import HostCopy
 
 
@@ -66,8 +67,7 @@ class Saver:
     training does not wait for them. Checkpoints are written in the order of the calls, each whole
     or not at all. One state at a time is under way.
 
-    A disk that is full may have room again: `on_trouble` is told once, training goes on, and what
-    is still needed is tried again with the next checkpoint and at the end. After any other error
+    A disk that is full may have room again: `disk_troubles` are told, training goes on, and what is still needed is tried again with the next checkpoint and at the end. After any other error
     no more are written, and the next `poll` raises.
 
     Args:
@@ -78,7 +78,7 @@ class Saver:
         keep: newest epochs whose weights are kept.
         keep_states: newest states that are kept.
         state_epochs: epochs done in each state that is there, by its updates.
-        on_trouble: is called with a line when a checkpoint could not be written.
+        disk_troubles: are told when a full disk takes no checkpoint.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Saver:
         keep: int = 1,
         keep_states: int = 3,
         state_epochs: Mapping[int, int] | None = None,
-        on_trouble: Callable[[str], object] | None = None,
+        disk_troubles: DiskTroubles | None = None,
     ) -> None:
         self._run_dir = run_dir
         self._host_waits = host_waits
@@ -98,7 +98,7 @@ class Saver:
         self._keep = keep
         self._store = checkpoints.state_store(run_dir, keep=keep_states)
         self._state_epochs = dict(state_epochs or {})
-        self._on_trouble = on_trouble
+        self._disk_troubles = disk_troubles or DiskTroubles()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="gapless-saver")
         self._copying: deque[_Job] = deque()
         # The thread gets the number of a job, so that it never holds the last reference to a copy:
@@ -109,7 +109,6 @@ class Saver:
         # What could not be written: weights by the number of their job, which is tried again, and
         # the newest state under the name "state".
         self._troubles: dict[int | str, OSError] = {}
-        self._has_told = False
         self._failure: BaseException | None = None
 
     @property
@@ -285,12 +284,10 @@ class Saver:
 
     def _tell(self) -> None:
         troubles = list(self._troubles.values())
-        if troubles and not self._has_told and self._on_trouble is not None:
-            self._on_trouble(
-                f"{troubles[0].filename}: {troubles[0].strerror}; training goes on, and the next "
-                "checkpoint is written if it can be by then"
-            )
-        self._has_told = bool(troubles)
+        if troubles:
+            self._disk_troubles.begin("checkpoints", troubles[0])
+        else:
+            self._disk_troubles.end("checkpoints")
 
     # --- in the thread ---
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 from gapless.errors import NonFiniteLossError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run import checkpoints
+from gapless.nmt.run.disk_troubles import DiskTroubles
 from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
 from gapless.nmt.run.interrupt import StopRequest, until_stopped
 from gapless.nmt.run.late_history import LateHistory
@@ -56,6 +57,7 @@ class Trainer:
         self.run = run
         self._observer = observer
         self._files = files_of_run(run.config, run.task.vocabs)
+        self._disk_troubles = DiskTroubles(observer.warned)
         self._saver = Saver(
             run.run_dir,
             host_waits=run.host_waits,
@@ -63,7 +65,7 @@ class Trainer:
             keep=run.config.average,
             keep_states=run.config.keep,
             state_epochs=checkpoints.state_epochs(run.run_dir),
-            on_trouble=observer.noted,
+            disk_troubles=self._disk_troubles,
         )
         self._clock = SaveClock(run.config.save_interval(), updates=run.step.num_updates)
         # The state that a resumed run began with is there already.
@@ -122,8 +124,8 @@ class Trainer:
         self._observer.started(describe_run(run))
         self._forget_later()
         stop = stop or StopRequest()
-        trouble = self._observer.noted
-        with run.loop, RunFolder(run.run_dir, on_trouble=trouble) as folder, self._saver, stop:
+        folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
+        with run.loop, folder, self._saver, stop:
             self._capture_ahead()
             with closing(self._loader()) as loader:
                 self._run_epochs(loader, folder, stop)
@@ -146,7 +148,7 @@ class Trainer:
             is_finished=run.is_finished,
         )
         for note in [*run.notes, *([damage] if damage else [])]:
-            self._observer.noted(note)
+            self._observer.warned(note)
 
     def _naming_phase(self, phase: str, *, lower: str) -> AbstractContextManager[None]:
         run = self.run
