@@ -676,6 +676,55 @@ def a_class_of_the_users(place):
     return _scheduled(place, lambda model: Halved(model.parameters(), lr=1e-2, fused=True))
 
 
+def _wrapped(place, *, captures_first, rate_of, optimizer_of=_adamw):
+    """Train by a step that the loop has wrapped: weights decay before it, and calls are counted."""
+    model, counted, losses = made(place, Headed), [], []
+    optimizer = optimizer_of(model)
+    if captures_first:
+        place.capture(optimizer)
+    inner = optimizer.step
+
+    def step(*args, **kwargs):
+        counted.append(len(counted))
+        with torch.no_grad():
+            for one in model.parameters():
+                one.mul_(0.99)
+        return inner(*args, **kwargs)
+
+    optimizer.step = step
+    if not captures_first:
+        place.capture(optimizer)
+    for number, (x, y) in enumerate(batches(place, NUM)):
+        optimizer.param_groups[0]["lr"] = rate_of(number)
+        losses.append(update(optimizer, F.cross_entropy(model(x), y)))
+    return losses, counted, state(model, optimizer)
+
+
+@in_place_case("The loop wraps a captured step, at a rate for each step.")
+def captured_step_is_wrapped(place):
+    return _wrapped(place, captures_first=True, rate_of=lambda number: 0.01 / (1 + number))
+
+
+@in_place_case("The loop wraps a captured step, at one rate.")
+def captured_step_is_wrapped_at_one_rate(place):
+    return _wrapped(place, captures_first=True, rate_of=lambda number: 0.01)
+
+
+@in_place_case("The loop wraps a captured step of SGD without foreach.", expect=either())
+def captured_step_of_sgd_is_wrapped(place):
+    return _wrapped(
+        place,
+        captures_first=True,
+        rate_of=lambda number: 0.01 / (1 + number // 8),
+        optimizer_of=lambda model: _sgd(model, momentum=0.9, foreach=False),
+    )
+
+
+@in_place_case("A step that the loop has wrapped is captured.", expect=either())
+def wrapped_step_is_captured(place):
+    return _wrapped(place, captures_first=False, rate_of=lambda number: 0.01 / (1 + number))
+
+
 @in_place_case("Torch's class gets another step in the middle.", expect=either())
 def class_is_patched(place):
     kind = torch.optim.Adam

@@ -168,7 +168,7 @@ class OptimizerInPlace:
             return as_written(*args, **kwargs)
         if objection is not None or self._captured.is_refused:
             return self._run_as_written(objection, partial(as_written, *args, **kwargs))
-        return self._after_closure(self._update, args, kwargs)
+        return self._after_closure(self._update_by_graph, args, kwargs)
 
     def _after_closure(self, update: Callable[[], None], args: Any, kwargs: Any) -> Any:
         """Call the closure of a step, if there is one, and update; return its loss."""
@@ -228,6 +228,22 @@ class OptimizerInPlace:
         out = step()
         self.settings.tell(self.report, self._name)
         return out
+
+    def _update_by_graph(self) -> None:
+        """Update as `_update` does, where `optimizer.step` is again what this has put there.
+
+        The loop may have wrapped it since, and what wraps it runs already, around this call.
+        """
+        own = vars(self.target)
+        outer = own.get("step")
+        if outer is self._method:
+            return self._update()
+        own["step"] = self._method
+        try:
+            return self._update()
+        finally:
+            if own.get("step") is self._method:
+                own["step"] = outer
 
     def _update(self) -> None:
         """Update by the gradients that the weights have, by a graph if there is or can be one."""
