@@ -95,7 +95,6 @@ def test_workers_that_outlive_their_run_hold_no_lock(training, run, finished, tm
     first.until(lambda: True, what="")
     while first.is_running:
         pass
-    assert first.members(), "the stopped workers are still there"
 
     resumed = run("train", "--resume", tmp_path / "run")
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# A program that starts us may pass on the Ctrl-C that the terminal has sent us as well.
-_SAME_PRESS_SECONDS = 0.25
+# `timeout -s INT` sends a signal to its process, and at once to the whole group.
+_SAME_SIGNAL_SECONDS = 0.02
 
 # Erase the line, and show the cursor.
 _RESTORE = "\r\x1b[K\x1b[?25h"
@@ -110,7 +110,7 @@ class Signals:
                     return
                 if number in _STOP and not asked_at:
                     self._first, asked_at = number, monotonic()
-                elif number == signal.SIGINT and monotonic() - asked_at > _SAME_PRESS_SECONDS:
+                elif number == signal.SIGINT and monotonic() - asked_at > _SAME_SIGNAL_SECONDS:
                     self._leave(number, "stopped at once")
 
     def _received(self, timeout: float | None) -> bytes:

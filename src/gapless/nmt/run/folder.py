@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 CONFIG = "config.yaml"
 SUMMARY = "summary.json"
+LOCK = "lock"
 
 
 class RunFolder:
@@ -222,12 +223,21 @@ def choose_run_dir(config: TrainConfig) -> Path:
         RunFolderError: the folder that was asked for is not empty.
     """
     path = Path(config.run_dir) if config.run_dir else _next_free(Path("runs"))
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    check_unused(path)
+    return path
+
+
+def check_unused(path: Path) -> None:
+    """Check that a folder is empty, but for its lock, or does not exist.
+
+    Raises:
+        RunFolderError: it is not empty, or no folder.
+    """
+    if path.exists() and (not path.is_dir() or any(item.name != LOCK for item in path.iterdir())):
         raise RunFolderError(
             f"run folder {path} is not empty; choose another `run_dir`, "
             f"or resume it with `resume={path}`"
         )
-    return path
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:

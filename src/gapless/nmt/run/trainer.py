@@ -120,10 +120,15 @@ class Trainer:
 
         Sync: Blocks the host as the plan says, and between epochs.
         """
+        try:
+            return self._train(stop or StopRequest())
+        finally:
+            self.run.lock.release()
+
+    def _train(self, stop: StopRequest) -> dict[str, Any]:
         run = self.run
         self._observer.started(describe_run(run))
         self._forget_later()
-        stop = stop or StopRequest()
         folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
         with run.loop, folder, self._saver, stop:
             self._capture_ahead()

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.checkpoint.lock import RunLock
 from gapless.checkpoint.manifest import Content
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
-from gapless.nmt.run.folder import changed_files, choose_run_dir, files_of_run, write_files
+from gapless.nmt.run.folder import (
+    LOCK,
+    changed_files,
+    check_unused,
+    choose_run_dir,
+    files_of_run,
+    write_files,
+)
 from gapless.nmt.run.position import Position
 from gapless.nmt.run.resolved import resolve
 from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
@@ -24,6 +33,7 @@ from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from gapless.device.base import Device
@@ -71,6 +81,8 @@ class TrainingRun:
         notes: that its user should read before it starts.
         covered: size and hash of the metrics file when the state was saved from which it resumes;
             None if it is new.
+        lock: of the folder, which one process writes; held from when the run was made to the end of
+            its training.
     """
 
     config: TrainConfig
@@ -87,6 +99,11 @@ class TrainingRun:
     position: Position = field(default_factory=Position)
     notes: list[str] = field(default_factory=list)
     covered: Content | None = None
+    lock: RunLock = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Name the lock of the folder."""
+        self.lock = RunLock(self.run_dir / LOCK)
 
     @property
     def model(self) -> Transformer:
@@ -205,8 +222,12 @@ def new_run(config: TrainConfig) -> TrainingRun:
         clock=clock,
     )
     check_room(run.run_dir, config, run.step)
-    # The folder keeps the settings as asked, so that they serve on another device too.
-    write_files(run.run_dir, files_of_run(config, task.vocabs))
+    run.run_dir.mkdir(parents=True, exist_ok=True)
+    with _kept_locked(run.lock):
+        # Of two that chose it at once, the second finds what the first has written.
+        check_unused(run.run_dir)
+        # The folder keeps the settings as asked, so that they serve on another device too.
+        write_files(run.run_dir, files_of_run(config, task.vocabs))
     return run
 
 
@@ -221,6 +242,25 @@ def resumed_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
         UserError: anything about settings, data, device or run folder that cannot be used; it is
             raised before anything is written.
     """
+    lock = RunLock(run_dir / LOCK)
+    with _kept_locked(lock):
+        run = _read_run(config, run_dir)
+    run.lock = lock
+    return run
+
+
+@contextmanager
+def _kept_locked(lock: RunLock) -> Iterator[None]:
+    """Take a lock, and give it back only if the body fails."""
+    lock.acquire()
+    try:
+        yield
+    except BaseException:
+        lock.release()
+        raise
+
+
+def _read_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
     clock = WallClock()
     device = _device_of(config)
     notes: list[str] = []
