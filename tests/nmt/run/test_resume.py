@@ -180,7 +180,7 @@ def test_the_pairs_of_a_run_do_not_change(settings, tmp_path):
     data = tmp_path / "d.tsv"
     moved = data.rename(tmp_path / "moved.tsv")
     config = make_config({"data": str(moved)}, file=tmp_path / "run" / "config.yaml")
-    Trainer.resume(config, tmp_path / "run", observer=Silent())
+    Trainer.resume(config, tmp_path / "run", observer=Silent()).run.lock.release()
     data.write_text("".join(f"{line}\n" for line in reversed(moved.read_text().splitlines())))
 
     with pytest.raises(UserError, match="training pairs are not the 56 that the run began with"):
