@@ -9,7 +9,6 @@ import time
 import pytest
 
 from checkpoint.stores import check_is, list_problems, load_newest, save_steps
-from faults.marks import NOT_BUILT
 
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -53,7 +52,6 @@ def test_a_writer_that_is_killed(start, tmp_path, seed):
     assert [path.name for path in store.iterdir()] == ["step-000200000"]
 
 
-@NOT_BUILT
 def test_readers_while_a_writer_writes(start, tmp_path):
     """Readers see whole checkpoints alone, newer and newer, though old ones are removed."""
     readers = [start("read", tmp_path / "store", 30) for _ in range(2)]
@@ -71,7 +69,6 @@ def check_writers(ends):
         assert ended.code == 0 or "CheckpointError" in ended.err.splitlines()[-1], ended.err
 
 
-@NOT_BUILT
 def test_two_writers_leave_whole_checkpoints(start, tmp_path):
     """Two writers of one folder: each goes on or is refused in a word, and nothing is torn."""
     store = tmp_path / "store"
@@ -88,7 +85,6 @@ def test_two_writers_leave_whole_checkpoints(start, tmp_path):
     assert set(list_problems(store).values()) == {None}
 
 
-@NOT_BUILT
 @pytest.mark.slow
 def test_a_step_saved_twice_by_two_processes(start, tmp_path):
     """Two writers of the same steps: what is left is one of the two, whole."""

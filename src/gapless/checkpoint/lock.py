@@ -1,4 +1,4 @@
-"""One writer for a folder: a lock that dies with its process."""
+"""One writer for a folder: locks that die with their process."""
 
 from __future__ import annotations
 
@@ -105,8 +105,38 @@ class RunLock:
         self.release()
 
 
+class FolderLock:
+    """Lets one process at a time save into a folder, and waits for its turn; also a `flock`.
+
+    It locks the folder itself, so no file is left behind. Between two saves it is free.
+
+    Args:
+        folder: which exists.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder
+        self._file: int | None = None
+
+    def __enter__(self) -> Self:
+        with naming(self.path):
+            self._file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            _held.add(self)
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._let_go()
+
+    def _let_go(self) -> None:
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+            _held.discard(self)
+
+
 # Those that this process holds; a child must find them although nobody else names them any more.
-_held: set[RunLock] = set()
+_held: set[RunLock | FolderLock] = set()
 
 
 def _let_go_in_child() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ from gapless.checkpoint.files import (
     write_anew_if_not_synced,
     write_file,
 )
+from gapless.checkpoint.lock import FolderLock
 from gapless.checkpoint.manifest import (
     MANIFEST,
     Content,
@@ -87,7 +89,8 @@ class CheckpointStore:
     and a manifest with the size and blake2b hash of each file and of itself. It is written under a
     temporary name, every file and the folder are synced to the disk, then it is renamed and the
     parent synced. So a kill or a power cut leaves the checkpoints that were there, and the new one
-    whole or not at all. One process at a time may save: see `gapless.checkpoint.RunLock`.
+    whole or not at all. Processes that save into one folder take turns; to keep a second one out of
+    a run, use `gapless.checkpoint.RunLock`.
 
     Args:
         folder: of the checkpoints; made by the first save.
@@ -143,11 +146,12 @@ class CheckpointStore:
         """
         path = self.path_of(step)
         write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=files, disk=self._disk)
-        steps = sorted(self._steps())
-        later = [other for other in steps if other > step]
-        old = [other for other in steps if other <= step][: -self._keep]
-        for other in (*later, *old):
-            remove_checkpoint(self.path_of(other), disk=self._disk)
+        with FolderLock(self.folder):
+            steps = sorted(self._steps())
+            later = [other for other in steps if other > step]
+            old = [other for other in steps if other <= step][: -self._keep]
+            for other in (*later, *old):
+                remove_checkpoint(self.path_of(other), disk=self._disk)
         return path
 
     def load_newest(
@@ -165,26 +169,42 @@ class CheckpointStore:
 
         Sync: Does not block the host on the device.
         """
-        problems = []
-        for step in sorted(self._steps(), reverse=True):
-            path = self.path_of(step)
+        found, problems = self._newest()
+        if found is None:
+            if problems:
+                raise CheckpointError(
+                    f"no checkpoint in {self.folder} is whole: {'; '.join(problems)}"
+                )
+            return None
+        for problem in problems:
+            line = f"{problem}; going on with {found.path.name} instead"
+            if on_damaged is None:
+                warnings.warn(line, CheckpointWarning, stacklevel=2)
+            else:
+                on_damaged(line)
+        return found
+
+    def _newest(self) -> tuple[Checkpoint | None, list[str]]:
+        """Return the newest whole checkpoint, and what is wrong with those after it."""
+        problems: list[str] = []
+        before = self._folders()
+        for step in sorted(before, reverse=True):
             try:
-                found = read_checkpoint(path)
+                return read_checkpoint(self.path_of(step)), problems
             except CheckpointError as error:
+                # A writer may have removed or replaced it meanwhile.
+                if self._folders() != before:
+                    return self._newest()
                 problems.append(str(error))
-                continue
-            for problem in problems:
-                line = f"{problem}; going on with {path.name} instead"
-                if on_damaged is None:
-                    warnings.warn(line, CheckpointWarning, stacklevel=2)
-                else:
-                    on_damaged(line)
-            return found
-        if problems:
-            raise CheckpointError(
-                f"no checkpoint in {self.folder} is whole: {'; '.join(problems)}"
-            )
-        return None
+        return None, problems
+
+    def _folders(self) -> dict[int, int]:
+        """Return the inode of each checkpoint's folder by its step."""
+        found = {}
+        for step in self._steps():
+            with suppress(FileNotFoundError):
+                found[step] = self.path_of(step).lstat().st_ino
+        return found
 
     def list(self) -> Sequence[Listed]:
         """Return all checkpoints, newest last, each verified.
@@ -192,7 +212,9 @@ class CheckpointStore:
         Raises:
             OSError: the folder cannot be read.
         """
-        return [list_checkpoint(self.path_of(step), step=step) for step in sorted(self._steps())]
+        listed = [list_checkpoint(self.path_of(step), step=step) for step in sorted(self._steps())]
+        # A writer may have removed some meanwhile.
+        return [item for item in listed if item.path.is_symlink() or item.path.exists()]
 
     def paths(self) -> Sequence[Path]:
         """Return the folders of all checkpoints, newest last, whole or not.
@@ -258,7 +280,14 @@ def write_checkpoint(
         **{name: [memoryview(data)] for name, data in (files or {}).items()},
     }
     _make_parents(path.parent, disk)
-    _remove_leftovers(path.parent, disk)
+    with FolderLock(path.parent):
+        _remove_leftovers(path.parent, disk)
+        _write_whole(path, contents, step=step, disk=disk)
+
+
+def _write_whole(
+    path: Path, contents: Mapping[str, Sequence[memoryview]], *, step: int, disk: Disk
+) -> None:
     temporary = temporary_path(path)
 
     def write() -> None:
@@ -364,7 +393,7 @@ def _complete_manifest(path: Path) -> Manifest:
 
 def _write_files(
     folder: Path,
-    contents: Mapping[str, list[memoryview]],
+    contents: Mapping[str, Sequence[memoryview]],
     *,
     name: str,
     step: int,
@@ -395,7 +424,8 @@ def _put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
 def _make_parents(folder: Path, disk: Disk) -> None:
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     for parent in reversed(missing):
-        with naming(parent):
+        # Another process may make it as well.
+        with naming(parent), suppress(FileExistsError):
             disk.make_folder(parent)
             sync_folder(parent.parent, disk=disk)
 
