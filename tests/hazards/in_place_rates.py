@@ -36,6 +36,21 @@ def _decayed(optimizer):
     return lr_scheduler.LambdaLR(optimizer, lambda number: 1.0 / (1 + 0.1 * number))
 
 
+class _ByHand:
+    """What a loop may do instead of a scheduler, which keeps the step that it has found.
+
+    Args:
+        optimizer: whose rates fall.
+    """
+
+    def __init__(self, optimizer):
+        self._optimizer = optimizer
+
+    def step(self):
+        for group in self._optimizer.param_groups:
+            group["lr"] *= 0.97
+
+
 def _scheduled(place, optimizer_of, schedule_of=_decayed, *, num=NUM, between=None):
     """Train with another rate in each step; call `between` with model, optimizer and number."""
     model = made(place, Headed)
@@ -137,6 +152,14 @@ def momentum_of_zero(place):
         optimizer.param_groups[0]["momentum"] = (0.9, 0.5, 0.0)[number // 4 % 3]
 
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=move)
+
+
+@in_place_case("A momentum that sets in after some steps.")
+def momentum_sets_in(place):
+    def move(model, optimizer, number):
+        optimizer.param_groups[0]["momentum"] = 0.9 if number >= 10 else 0.0
+
+    return _scheduled(place, _sgd, between=move)
 
 
 @in_place_case("Weight decay that comes and goes.")
@@ -254,15 +277,7 @@ def group_is_added(place):
         if number == 12:
             optimizer.add_param_group({"params": model.body.parameters(), "lr": 0.01})
 
-    def rates_by_hand(optimizer):
-        class ByHand:
-            def step(self):
-                for group in optimizer.param_groups:
-                    group["lr"] *= 0.97
-
-        return ByHand()
-
-    return _scheduled(place, optimizer_of, rates_by_hand, between=add)
+    return _scheduled(place, optimizer_of, _ByHand, between=add)
 
 
 @in_place_case("Groups are made anew before each step.", expect=either("as written|too often"))
@@ -602,6 +617,15 @@ def settings_are_changed(place):
     return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=change)
 
 
+@in_place_case("The kernel is changed by hand, to the fused one and back.")
+def kernel_is_changed(place):
+    def change(model, optimizer, number):
+        is_fused = 8 <= number < 16
+        optimizer.param_groups[0].update(fused=is_fused, foreach=not is_fused)
+
+    return _scheduled(place, lambda model: _sgd(model, momentum=0.9), between=change)
+
+
 @in_place_case("Hooks come and go.", expect=either("hook"))
 def hooks_come_and_go(place):
     handles, seen = [], []
@@ -727,7 +751,7 @@ def wrapped_step_is_captured(place):
 
 @in_place_case("Torch's class gets another step in the middle.", expect=either())
 def class_is_patched(place):
-    kind = torch.optim.Adam
+    kind = torch.optim.AdamW
     as_written = kind.step
 
     def step(self, closure=None):
@@ -742,7 +766,7 @@ def class_is_patched(place):
             kind.step = step if number == 12 else as_written
 
     try:
-        return _scheduled(place, _adamw, between=patch)
+        return _scheduled(place, _adamw, _ByHand, between=patch)
     finally:
         kind.step = as_written
 
