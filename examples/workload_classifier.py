@@ -40,9 +40,8 @@ def make_workload(device: torch.device) -> gapless.Workload:
         torch.nn.Dropout(0.2),
         torch.nn.Linear(16 * 8 * 8, NUM_CLASSES),
     ).to(device)
-    # Capturable: its step counter lives on the GPU, where a captured step can count.
-    on_gpu = device.type == "cuda"
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=on_gpu)
+    # Fused: it counts its steps on the GPU, so that a captured step holds the update as well.
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     order = torch.Generator().manual_seed(1)
     batches = DataLoader(make_images(), batch_size=32, shuffle=True, generator=order)
 

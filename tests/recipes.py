@@ -217,13 +217,13 @@ def report_of(run: Run) -> str:
     return "\n".join([without_times(str(report)) for report in run.reports()])
 
 
-def examples_of(text: str) -> dict[str, tuple[str, str]]:
-    """Return the examples of a page, before and after, by the name of their section."""
-    found = {}
+def examples_of(text: str) -> list[tuple[str, tuple[str, str]]]:
+    """Return the examples of a page, each with the name of its section, before and after."""
+    found = []
     for section in re.split(r"^### ", text, flags=re.MULTILINE)[1:]:
         for language, code in blocks(section):
             if language == "diff":
-                found[section.split("`")[1]] = (_without(code, "+"), _without(code, "-"))
+                found.append((section.split("`")[1], (_without(code, "+"), _without(code, "-"))))
     return found
 
 

@@ -82,6 +82,7 @@ def test_a_forward_pass_before_the_backward_pass_runs_as_written(device):
             (first * second).sum().backward()
 
     assert [one.category for one in told] == [gapless.CaptureWarning]
+    assert "capture the whole step, or let go of the loss" in str(told[0].message)
     assert [one.kind for one in gapless.capture_report(model).refusals] == ["second_forward"]
     pairs = zip(model.parameters(), plain.parameters(), strict=True)
     assert all(torch.equal(one.grad, other.grad) for one, other in pairs)

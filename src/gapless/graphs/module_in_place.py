@@ -325,7 +325,8 @@ def _objection_to_hooks() -> Refusal | None:
 _SECOND_FORWARD = Refusal(
     "second_forward",
     "a forward pass came before the backward pass of the one before (or its loss is still held "
-    "with its graph), whose activations a replay would overwrite: it runs as written",
+    "with its graph), whose activations a replay would overwrite: it runs as written; capture the "
+    "whole step, or let go of the loss",
     name="a second forward pass",
     is_of_call=True,
 )

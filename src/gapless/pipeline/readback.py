@@ -60,14 +60,18 @@ class _PendingCopy:
 class DeferredLoss:
     """Collect the loss of every step, or several values by name, without waiting for them.
 
-    Can be used on any stream and any thread.
+    Can be used on any stream and any thread. Steps are counted from 0, and again after `reset`.
+
+    To log every so many steps, give `every` and `on_values`; `latest` is for what asks in every
+    step, such as a progress bar.
 
     Args:
         device: a device or its name.
         every: steps between two calls of `on_values`.
         on_values: is called with the values of steps `every` - 1, 2 * `every` - 1 and so on, in order,
             each once, when they have reached the host: by a later `add` on its thread, or by
-            `drain`, `mean` or `reset`. What it raises comes out of that call.
+            `drain`, `mean` or `reset`. With `every=10` these are steps 9, 19 and so on. What it
+            raises comes out of that call.
         warn_nonfinite: give a RuntimeWarning when the first value that is NaN or infinite is read.
         readback_stream: carries the copies to the host; a stream of its own by default.
         wait_stats: where host waits are counted.
@@ -148,7 +152,8 @@ class DeferredLoss:
             loss: one number: a tensor of any real dtype, or one of Python's or numpy's. A tensor is
                 copied: it may change afterwards, and the graph behind it is not kept alive.
             weight: of this step in the means, such as its number of tokens.
-            values: such numbers by name, instead of `loss`. Each step has those of the first.
+            values: such numbers by name, instead of `loss`, as in `add(loss=loss, lr=lr)` with the
+                rate of a schedule. Each step has those of the first.
 
         Raises:
             LossError: one of them is not one number, or the names are not those of the first step.
@@ -210,7 +215,8 @@ class DeferredLoss:
     def latest(self) -> StepValues | None:
         """Return the newest values that have reached the host, None before the first.
 
-        If nothing is on its way, newer values are sent, so that a later call returns them.
+        If nothing is on its way, newer values are sent, so that a later call returns them. They are
+        sent by these calls alone: called every 50 steps, it returns values that are 50 steps old.
 
         Sync: Does not block the host.
         """

@@ -10,7 +10,8 @@ class StepValues:
     """The values of one step.
 
     Attributes:
-        step: number of the `add` that gave them, from 0, since the last `reset`.
+        step: number of the `add` that gave them, from 0, since the last `reset`; each `DeferredLoss`
+            has numbers of its own.
         values: by name; a value that was given by position is named `loss`.
     """
 
