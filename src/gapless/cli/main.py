@@ -7,6 +7,7 @@ a command's extra is not installed.
 
 from __future__ import annotations
 
+import signal
 import sys
 import traceback
 from importlib import import_module
@@ -59,6 +60,8 @@ class Command(Protocol):
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 a mistake in what was asked."""
+    # Asks a run to save; one that has not begun, or is at its end, has nothing to.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     try:
         code = run_command(sys.argv[1:] if arguments is None else arguments)
         _give_up_unwritable_output()

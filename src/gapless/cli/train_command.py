@@ -38,7 +38,12 @@ def run(options: Namespace) -> int:
     """Train, and print the scores."""
     require_extra("nmt", "gapless train")
     with Signals() as signals:
-        return _train(options, signals)
+        try:
+            return _train(options, signals)
+        except Exception:
+            # An import that is interrupted raises errors of its own.
+            signals.check()
+            raise
 
 
 def _train(options: Namespace, signals: Signals) -> int:

@@ -31,8 +31,9 @@ def prepare_worker(worker: int) -> None:
     signal.set_wakeup_fd(-1)
     for number in _FOR_THE_TRAINING_PROCESS:
         signal.signal(number, signal.SIG_IGN)
-    # Torch writes lines of its own about it. The exit code says it as well.
-    signal.signal(signal.SIGBUS, signal.SIG_DFL)
+    # Torch would write lines of its own about these. The exit code says it as well.
+    for number in (signal.SIGBUS, signal.SIGSEGV, signal.SIGFPE):
+        signal.signal(number, signal.SIG_DFL)
     # The thread that hands batches over prints the end of the training process as an error.
     sys.excepthook = _say_nothing
     _die_with_parent()
