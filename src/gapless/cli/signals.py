@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 
 _STOP = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
-# `timeout -s INT` sends a signal to its process, and at once to the whole group.
-_SAME_SIGNAL_SECONDS = 0.02
+# A program that started us may pass on the Ctrl-C that the terminal has sent to us as well, and
+# `timeout` sends a signal to its process and to the whole group.
+_SAME_SIGNAL_SECONDS = 0.25
 
 # Erase the line, and show the cursor.
 _RESTORE = "\r\x1b[K\x1b[?25h"
@@ -41,8 +42,8 @@ class Interrupted(KeyboardInterrupt):
 class Signals:
     """Sees to it that a process which is asked to stop does end, inside a `with` block.
 
-    SIGTERM, SIGINT and SIGHUP raise `Interrupted` until somebody else takes them, as
-    `gapless.nmt.run.interrupt.StopRequest` does. From the first of them on a thread waits: it ends
+    From `may_raise` on SIGTERM, SIGINT and SIGHUP raise `Interrupted`, until somebody else takes
+    them, as `gapless.nmt.run.interrupt.StopRequest` does. From the first of them on a thread waits: it ends
     the process at once after a second SIGINT, or when the grace has passed. The thread works while
     the main thread is in the middle of a capture, or waits for a device or a disk. What was ignored
     at start stays so: SIGHUP under nohup, SIGINT in the background of a script.
@@ -57,7 +58,7 @@ class Signals:
         self.run_dir: Path | None = None
         self._former: dict[int, object] = {}
         self._first = 0
-        self._has_raised = False
+        self._is_asked = self._may_raise = False
         self._receiver, self._sender = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="gapless-signals", daemon=True)
 
@@ -81,20 +82,30 @@ class Signals:
             late = signal.SIG_IGN if self._first else handler
             signal.signal(number, late)  # type: ignore[arg-type]
 
-    def check(self) -> None:
-        """Raise what an import or a destructor may have swallowed.
+    def may_raise(self) -> None:
+        """Let signals raise from now on. Libraries that are being loaded may not survive that.
 
         Raises:
-            Interrupted: a signal asked the process to end.
+            Interrupted: a signal has asked the process to end.
         """
-        if self._has_raised:
+        self._may_raise = True
+        self.check()
+
+    def check(self) -> None:
+        """Raise what waited, or what a destructor has swallowed.
+
+        Raises:
+            Interrupted: a signal has asked the process to end.
+        """
+        if self._first:
             raise Interrupted(self._first)
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if not self._has_raised:
-            self._first, self._has_raised = number, True
-            raise Interrupted(number)
+        if not self._is_asked:
+            self._first, self._is_asked = number, True
+            if self._may_raise:
+                raise Interrupted(number)
 
     # --- in the thread ---
 

@@ -38,12 +38,7 @@ def run(options: Namespace) -> int:
     """Train, and print the scores."""
     require_extra("nmt", "gapless train")
     with Signals() as signals:
-        try:
-            return _train(options, signals)
-        except Exception:
-            # An import that is interrupted raises errors of its own.
-            signals.check()
-            raise
+        return _train(options, signals)
 
 
 def _train(options: Namespace, signals: Signals) -> int:
@@ -53,6 +48,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     from gapless.nmt.run.interrupt import StopRequest
     from gapless.nmt.run.trainer import Trainer
 
+    signals.may_raise()
     file = options.config
     if options.resume is not None:
         if file is not None or options.run_dir is not None:
