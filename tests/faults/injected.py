@@ -16,6 +16,19 @@ def slow_backward(*args, **kwargs):
 torch.autograd.backward = slow_backward
 """
 
+# The number of backward passes that have ended stands in the file `updates` of the working folder.
+COUNTED = """
+import os, torch
+counted, count = torch.autograd.backward, [0]
+number = os.open("updates", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC)
+def counted_backward(*args, **kwargs):
+    result = counted(*args, **kwargs)
+    count[0] += 1
+    os.pwrite(number, str(count[0]).encode(), 0)
+    return result
+torch.autograd.backward = counted_backward
+"""
+
 # Once the file `block` is in the working folder, every fsync takes ten minutes.
 BLOCKED_FSYNC = """
 import os, time

@@ -146,6 +146,8 @@ def judge_resume(launcher, whole, damage, run, folder):
     if "Traceback" in ended.err:
         return "resumed", [f"resume: a traceback: {ended.err[-300:]}"]
     found = [f"resume: silently differs in {text}" for text in differences(run, whole.reference)]
+    if "metrics.jsonl" in damage.name and "metrics.jsonl" in ended.out + ended.err:
+        found = [text for text in found if "its history" not in text]
     if f"/{newest}/" in f"/{damage.file}":
         if newest not in ended.err + ended.out:
             found.append(f"resume: the damage to {newest} was not named")
@@ -167,6 +169,8 @@ def run_cases(launchers, folder, count, *, report=print):
             found.append(judge(launchers[job], whole, cases[number], own))
             for text in found[-1][1]:
                 report(text, flush=True)
+            if len(found) % 100 == 0:
+                report(f"{len(found)} cases done", flush=True)
         return found
 
     with ThreadPoolExecutor(len(launchers)) as pool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 
+import pytest
 import safetensors
 import torch
 
@@ -119,4 +120,6 @@ def differences(run, reference):
 
 def check_same_run(run, reference):
     """Check that a run ended with the bits and the history of another."""
-    assert differences(run, reference) == []
+    found = differences(run, reference)
+    if found:
+        pytest.fail(f"{run.name} differs: {', '.join(found)}")

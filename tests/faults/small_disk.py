@@ -70,9 +70,13 @@ class SmallDisk:
         self._filler.unlink()
 
     def make_read_only(self):
-        """Let nobody write to the disk any more."""
+        """Let nobody open a file of the disk to write any more.
+
+        A second mount over the first: the first is in use and cannot be changed.
+        """
         enter = ["nsenter", "-t", str(self._holder.pid), "-U", "-m", "--preserve-credentials"]
-        subprocess.run([*enter, "mount", "-o", "remount,ro", self.path], check=True)
+        for options in (["--bind"], ["-o", "remount,bind,ro"]):
+            subprocess.run([*enter, "mount", *options, self.path, self.path], check=True)
 
     def close(self):
         self._holder.stdin.close()

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from checkpoint.damage import flip, remove, truncate
-from faults.marks import NOT_BUILT
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 TRANSLATE = ["--device", "cpu", "red dog"]
 MISHAPS = {
@@ -44,6 +43,15 @@ def test_the_average_at_the_end_of_a_run(run, finished_copy, mishap):
     ended.check_no_traceback()
     assert ended.code != 0
     assert "epoch-0002" in ended.err
+
+
+def test_an_average_over_a_gap(run, finished_copy):
+    """An epoch that is missing between others is not passed over for an older one."""
+    remove(finished_copy / "checkpoints" / "epoch-0002")
+
+    ended = run("translate", finished_copy, "--average", 2, *TRANSLATE)
+
+    ended.check_refused("epoch-0002")
 
 
 def test_an_average_that_needs_no_damaged_epoch(run, finished_copy):

@@ -7,11 +7,10 @@ import signal
 import pytest
 
 from faults.injected import SLOW
-from faults.marks import NOT_BUILT
 from faults.runs import check_same_run, newest_step, train_options, write_data
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 SPLITS = {"train": "train", "val": "valid", "test": "test"}
 

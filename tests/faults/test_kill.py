@@ -7,12 +7,11 @@ import signal
 
 import pytest
 
-from faults.marks import NOT_BUILT
 from faults.runs import UPDATES, check_same_run, checkpoints, newest_step, train_options
 from faults.trials import run_trial
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 PLANS = ["blocking", "deferred-loss", "events-interval", "four-stream", "full", "captured", "auto"]
 

@@ -8,11 +8,10 @@ import os
 import pytest
 import safetensors.torch
 
-from faults.marks import NOT_BUILT
 from faults.runs import SIZES, train_options, write_data
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 CPU = ["--device", "cpu"]
 

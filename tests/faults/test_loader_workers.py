@@ -8,12 +8,11 @@ import signal
 import pytest
 
 from faults.injected import SLOW, failing_worker
-from faults.marks import NOT_BUILT
 from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import check_same_run, newest_step, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 
 @pytest.fixture

@@ -7,12 +7,11 @@ import signal
 import pytest
 
 from faults.injected import JUMPING_CLOCK, SLOW
-from faults.marks import NOT_BUILT
 from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import check_same_run, newest_step, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 
 def test_a_clock_that_jumps(run, data, finished, tmp_path):
@@ -74,6 +73,7 @@ def killed(start, data, tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_another_number_of_threads(killed, run):
     """Sums in another order may round otherwise: a resume with other threads says so and goes on."""
     ended = run("train", "--resume", killed, before="import torch; torch.set_num_threads(2)")

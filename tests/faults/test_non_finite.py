@@ -9,11 +9,10 @@ import re
 import pytest
 import safetensors.torch
 
-from faults.marks import NOT_BUILT
 from faults.runs import newest_step, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 # Weights explode within a few updates.
 EXPLODING = ["--lr", "1e18", "--clip-norm", "0", "--warmup", "1", "--schedule", "constant"]

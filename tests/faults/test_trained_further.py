@@ -8,11 +8,10 @@ import signal
 import pytest
 
 from faults.injected import SLOW
-from faults.marks import NOT_BUILT
 from faults.runs import UPDATES, check_same_run, newest_step, tensors_in, train_options
 
 
-pytestmark = [NOT_BUILT, pytest.mark.xdist_group("processes")]
+pytestmark = pytest.mark.xdist_group("processes")
 
 
 @pytest.fixture

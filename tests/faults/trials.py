@@ -8,6 +8,7 @@ import signal
 import time
 from dataclasses import dataclass
 
+from faults.injected import COUNTED
 from faults.processes import LIMIT
 from faults.runs import differences, is_saving, newest_step, train_options
 
@@ -25,6 +26,7 @@ class Trial:
         plan: of the loop.
         workers: of the loader.
         kills: moment and newest saved update of each kill.
+        lost: updates that were done and not saved, for each kill.
         found: in what the run differs from one that was not killed; nothing is as it should be.
     """
 
@@ -32,6 +34,7 @@ class Trial:
     plan: str
     workers: int
     kills: list[str]
+    lost: list[int]
     found: list[str]
 
     @property
@@ -39,10 +42,11 @@ class Trial:
         """The trial as a line of a table."""
         outcome = "; ".join(self.found) or "same bits, same history"
         kills = ", ".join(self.kills)
-        return f"{self.number:5}  {self.plan:16}{self.workers:7}  {kills:44}  {outcome}"
+        lost = " ".join(map(str, self.lost))
+        return f"{self.number:5}  {self.plan:16}{self.workers:7}  {kills:44}  {lost:11}  {outcome}"
 
 
-HEADER = f"{'trial':5}  {'plan':16}{'workers':>7}  {'killed at':44}  outcome"
+HEADER = f"{'trial':5}  {'plan':16}{'workers':>7}  {'killed at':44}  {'lost':11}  outcome"
 
 
 def run_trial(launcher, *, number, data, reference, folder, plan, workers, more=(), real=False):
@@ -53,12 +57,14 @@ def run_trial(launcher, *, number, data, reference, folder, plan, workers, more=
     """
     draw = random.Random(number)
     run = folder / "run"
-    options = {"folder": folder, "real": real}
+    options = {"folder": folder, "real": real, "before": COUNTED}
     first = [*train_options(data, run, plan=plan, workers=workers), *more]
     again = ["train", "--resume", run]
-    kills, found = [], []
+    kills, lost, found = [], [], []
     for _ in range(draw.randint(1, 3)):
         has_run = (run / "config.yaml").exists()
+        began = newest_step(run)
+        (folder / "updates").unlink(missing_ok=True)
         process = launcher.start(*(again if has_run else first), **options)
         kills.append(kill(process, run, draw))
         ended = process.end()
@@ -67,6 +73,7 @@ def run_trial(launcher, *, number, data, reference, folder, plan, workers, more=
             if ended.code:
                 found = [f"exit code {ended.code}: {(ended.err or ended.out)[-200:]}"]
             break
+        lost.append(began + updates_in(folder) - newest_step(run))
         if run.exists() and not newest_step(run):
             # Nothing is lost but what was done since the start.
             kills[-1] += " (nothing saved)"
@@ -80,7 +87,13 @@ def run_trial(launcher, *, number, data, reference, folder, plan, workers, more=
             found = [f"a kill damaged something: {' '.join(ended.err[-300:].split())}"]
         else:
             found = differences(run, reference)
-    return Trial(number, plan, workers, kills, found)
+    return Trial(number, plan, workers, kills, lost, found)
+
+
+def updates_in(folder):
+    """Return how many updates a process has made."""
+    path = folder / "updates"
+    return int((path.read_text() if path.exists() else "") or 0)
 
 
 def kill(process, run, draw):
