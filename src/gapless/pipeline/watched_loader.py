@@ -10,6 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gapless.errors import LoaderError
 
@@ -75,8 +76,11 @@ class WatchedLoader(Generic[BatchT]):
             yield from self._loader
             return
         self._start_watch()
-        batches: Any = self._read(lambda: iter(self._loader))
-        _expect_no_signal(batches)
+        if self._loader._iterator is None:
+            self._loader._iterator = self._read(lambda: _start_workers(self._loader))
+            batches: Any = self._loader._iterator
+        else:
+            batches = self._read(lambda: iter(self._loader))
         while (batch := self._read(lambda: _next(batches))) is not _END:
             yield batch
 
@@ -159,6 +163,20 @@ class WatchedLoader(Generic[BatchT]):
                 for worker in self._workers():
                     worker.kill()
                 return
+
+
+def _start_workers(loader: DataLoader[Any]) -> Any:
+    """Return what `iter` of a loader would, which leaves workers behind when it fails half-way."""
+    iterator: Any = _MultiProcessingDataLoaderIter.__new__(_MultiProcessingDataLoaderIter)
+    try:
+        iterator.__init__(loader)
+    except BaseException:
+        iterator._shutdown = True
+        for worker in getattr(iterator, "_workers", ()):
+            worker.kill()
+        raise
+    _expect_no_signal(iterator)
+    return iterator
 
 
 def _next(batches: Any) -> Any:
