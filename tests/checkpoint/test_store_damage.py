@@ -29,7 +29,6 @@ from checkpoint.stores import (
     name_of,
     save_steps,
 )
-from faults.marks import NOT_BUILT
 
 
 FILES = ["manifest.json", "meta.json", "tensors.safetensors"]
@@ -89,7 +88,6 @@ def test_lost_ends(whole, tmp_path, name):
     go_through(whole, tmp_path, cuts_of(whole / name_of(NEW), name))
 
 
-@NOT_BUILT
 @pytest.mark.parametrize("name", FILES)
 def test_lost_and_replaced_files(whole, tmp_path, name):
     """A file that is gone, or where something else stands, is named."""
@@ -319,7 +317,6 @@ def test_none_is_whole(store, name, what):
     assert all(list_problems(store).values())
 
 
-@NOT_BUILT
 @pytest.mark.slow
 def test_pairs_of_damages(whole, tmp_path):
     """Two damages at once to the newest: they never cancel each other."""

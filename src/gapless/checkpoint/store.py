@@ -337,7 +337,7 @@ def list_checkpoint(path: Path, *, step: int = 0) -> Listed:
         path: its folder.
         step: that it says of itself, where its manifest cannot say it.
     """
-    size = sum(file.stat().st_size for file in path.iterdir()) if path.is_dir() else 0
+    size = sum(file.lstat().st_size for file in path.iterdir()) if path.is_dir() else 0
     try:
         manifest = _complete_manifest(path)
         step = manifest.step

@@ -47,7 +47,7 @@ def check_room(run_dir: Path, config: TrainConfig, step: TranslationStep) -> Non
     """
     weight_bytes = sum(weight.numel() * weight.itemsize for weight in step.model.parameters())
     needed = room_needed(config, weight_bytes)
-    used = sum(path.stat().st_size for path in run_dir.glob("checkpoints/*/*"))
+    used = sum(path.lstat().st_size for path in run_dir.glob("checkpoints/*/*"))
     # The folder of a new run is not there yet.
     there = next(path for path in (run_dir, *run_dir.absolute().parents) if path.exists())
     free = shutil.disk_usage(there).free
