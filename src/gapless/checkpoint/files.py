@@ -18,8 +18,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
-# Written and hashed at a time; small enough to stay in a processor's cache.
+# Written at a time, and the size below which parts are written together.
 PART_BYTES = 1 << 20
+_SMALL_BYTES = 1 << 16
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -113,13 +114,30 @@ def write_file(path: Path, parts: Sequence[memoryview], *, disk: Disk = DISK) ->
     with naming(path):
         file = disk.create(path)
         try:
-            for part in parts:
-                for start in range(0, len(part), PART_BYTES):
-                    disk.write(file, part[start : start + PART_BYTES])
+            for chunk in _chunks(parts):
+                disk.write(file, chunk)
             with _sync_errors():
                 disk.sync(file)
         finally:
             disk.close(file)
+
+
+def _chunks(parts: Sequence[memoryview]) -> Iterator[memoryview]:
+    """Yield what is written at a time: parts of large ones, and small ones together."""
+    small = bytearray()
+    for part in parts:
+        if len(part) < _SMALL_BYTES:
+            small += part
+            if len(small) < PART_BYTES:
+                continue
+        if small:
+            yield memoryview(bytes(small))
+            small.clear()
+        if len(part) >= _SMALL_BYTES:
+            for start in range(0, len(part), PART_BYTES):
+                yield part[start : start + PART_BYTES]
+    if small:
+        yield memoryview(bytes(small))
 
 
 def sync_folder(path: Path, *, disk: Disk = DISK) -> None:

@@ -200,11 +200,8 @@ class CheckpointStore:
 
     def _folders(self) -> dict[int, int]:
         """Return the inode of each checkpoint's folder by its step."""
-        found = {}
-        for step in self._steps():
-            with suppress(FileNotFoundError):
-                found[step] = self.path_of(step).lstat().st_ino
-        return found
+        inodes = {step: _inode(self.path_of(step)) for step in self._steps()}
+        return {step: inode for step, inode in inodes.items() if inode is not None}
 
     def list(self) -> Sequence[Listed]:
         """Return all checkpoints, newest last, each verified.
@@ -214,7 +211,7 @@ class CheckpointStore:
         """
         listed = [list_checkpoint(self.path_of(step), step=step) for step in sorted(self._steps())]
         # A writer may have removed some meanwhile.
-        return [item for item in listed if item.path.is_symlink() or item.path.exists()]
+        return [item for item in listed if _inode(item.path) is not None]
 
     def paths(self) -> Sequence[Path]:
         """Return the folders of all checkpoints, newest last, whole or not.
@@ -311,41 +308,67 @@ def _write_whole(
 def read_checkpoint(path: Path) -> Checkpoint:
     """Return a checkpoint; every file is verified before anything is used.
 
+    One that a writer replaces meanwhile is read again.
+
     Raises:
         CheckpointError: it is missing or damaged; the message names it and what is wrong.
 
     Sync: Does not block the host on the device.
     """
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is no folder of a checkpoint, or does not exist")
+    before = _inode(path)
     try:
-        manifest = _complete_manifest(path)
-        data = {
-            name: read_verified(path, name, content) for name, content in manifest.files.items()
-        }
-        tensors = read_tensors(data.pop(TENSORS))
-        meta = json.loads(data.pop(META))
+        return _read(path)
     except CheckpointError as error:
+        if _inode(path) != before:
+            return read_checkpoint(path)
+        if before is None:
+            raise CheckpointError(f"{path} does not exist") from error
         raise CheckpointError(f"{path} is damaged: {error}") from error
+
+
+def _read(path: Path) -> Checkpoint:
+    manifest = _complete_manifest(path)
+    data = {name: read_verified(path, name, content) for name, content in manifest.files.items()}
+    tensors = read_tensors(data.pop(TENSORS))
+    meta = json.loads(data.pop(META))
     return Checkpoint(step=manifest.step, tensors=tensors, meta=meta, files=data, path=path)
 
 
 def list_checkpoint(path: Path, *, step: int = 0) -> Listed:
-    """Return what is to be said of a checkpoint, verified.
+    """Return what is to be said of a checkpoint, verified; one that is replaced is read again.
 
     Args:
         path: its folder.
         step: that it says of itself, where its manifest cannot say it.
     """
-    size = sum(file.lstat().st_size for file in path.iterdir()) if path.is_dir() else 0
+    before = _inode(path)
+    problem = None
     try:
         manifest = _complete_manifest(path)
         step = manifest.step
         for name, content in manifest.files.items():
             read_verified(path, name, content)
     except CheckpointError as error:
-        return Listed(step=step, path=path, size=size, problem=str(error))
-    return Listed(step=step, path=path, size=size, problem=None)
+        if _inode(path) != before:
+            return list_checkpoint(path, step=step)
+        problem = str(error)
+    return Listed(step=step, path=path, size=_size(path), problem=problem)
+
+
+def _inode(path: Path) -> int | None:
+    """Return what tells a folder from another of its name; None if there is none."""
+    try:
+        return path.lstat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _size(path: Path) -> int:
+    size = 0
+    with suppress(FileNotFoundError, NotADirectoryError):
+        for file in path.iterdir():
+            size += file.lstat().st_size
+    return size
 
 
 def remove_checkpoint(path: Path, *, disk: Disk = DISK) -> None:

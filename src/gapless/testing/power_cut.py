@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 TEAR_BYTES = 4096
 
-# With more pending operations than this, not every combination is tried.
 MAX_EXHAUSTIVE = 12
 
 
@@ -211,20 +210,29 @@ class RecordedDisk(Disk):
 class PowerCuts:
     """The disks that a power cut may leave, each once.
 
-    Up to twelve pending operations every combination of them is lost; beyond that none, all, each
-    single one, and random combinations.
+    Of few pending operations every combination is lost; of more none, all, each single one, and
+    random combinations.
 
     Args:
         disk: on which something was saved.
-        samples: random combinations for a cut with more than twelve pending operations.
+        exhaustive: pending operations up to which every combination is lost.
+        samples: random combinations for a cut with more pending operations.
         seed: of those.
 
     Attributes:
         num_cases: combinations tried so far; many leave the same disk.
     """
 
-    def __init__(self, disk: RecordedDisk, *, samples: int = 500, seed: int = 0) -> None:
+    def __init__(
+        self,
+        disk: RecordedDisk,
+        *,
+        exhaustive: int = MAX_EXHAUSTIVE,
+        samples: int = 500,
+        seed: int = 0,
+    ) -> None:
         self._disk = disk
+        self._exhaustive = exhaustive
         self._samples = samples
         self._random = random.Random(seed)
         self.num_cases = 0
@@ -247,7 +255,7 @@ class PowerCuts:
                     yield found
 
     def _losses(self, pending: list[int]) -> Iterable[frozenset[int]]:
-        if len(pending) <= MAX_EXHAUSTIVE:
+        if len(pending) <= self._exhaustive:
             for size in range(len(pending) + 1):
                 yield from map(frozenset, itertools.combinations(pending, size))
             return

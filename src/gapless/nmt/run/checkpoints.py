@@ -315,7 +315,9 @@ def all_paths(run_dir: Path) -> list[Path]:
 
 def list_all(run_dir: Path) -> list[Listed]:
     """Return what is to be said of all checkpoints of a run, each verified."""
-    return [list_checkpoint(path) for path in all_paths(run_dir)]
+    listed = [list_checkpoint(path) for path in all_paths(run_dir)]
+    # A run that trains on may have removed some meanwhile.
+    return [item for item in listed if item.path.exists()]
 
 
 def newest_with(run_dir: Path, name: str) -> Path | None:

@@ -117,6 +117,19 @@ class Saver:
         writing = (self._jobs[number] for number, _ in self._writing)
         return any(job.is_state for job in (*self._copying, *writing))
 
+    def reserve(self, model: torch.nn.Module) -> None:
+        """Have page-locked memory made for a state, which takes long, before the device has work.
+
+        Torch keeps it when the buffers are given back. They are those of weights, and of the two
+        moments that Adam keeps of each.
+
+        Sync: Does not block the host on the device.
+        """
+        device = self._host_waits.device
+        size = sum(weight.numel() * weight.itemsize for weight in model.parameters())
+        buffers = [device.host_buffer(part, pinned=True) for part in (size, 2 * size)]
+        del buffers
+
     def copy_weights(self, model: torch.nn.Module) -> HostCopy:
         """Queue a copy of the weights; shared ones are copied once, under their first name.
 

@@ -131,6 +131,7 @@ class Trainer:
         self._forget_later()
         folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
         with run.loop, folder, self._saver, stop:
+            self._saver.reserve(run.model)
             self._capture_ahead()
             with closing(self._loader()) as loader:
                 self._run_epochs(loader, folder, stop)
