@@ -131,6 +131,19 @@ def test_one_batch_spoils_its_update(poison):
     assert num_skipped(step) == 1
 
 
+def test_a_trial_does_not_count(poison):
+    """What a capture tries and undoes is forgotten: its count, and its half of an update."""
+    poison()
+    step = make_step(accumulate=2)
+    train_on(step, make_batch(POISON, ends_update=False), make_batch(4))
+    with step.uncounted():
+        train_on(step, make_batch(4, ends_update=False), make_batch(POISON))
+        train_on(step, make_batch(POISON, ends_update=False))
+    train_on(step, make_batch(4))
+
+    assert num_skipped(step) == 1
+
+
 def test_looking_changes_no_bits():
     """Where every loss is finite, a step that would skip trains as one that would not."""
     steps = [make_step(on_nonfinite=choice) for choice in ("skip", "stop")]

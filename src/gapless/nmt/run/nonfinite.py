@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,7 +12,7 @@ from gapless.errors import NonFiniteLossError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from gapless.device.base import Device
     from gapless.pipeline.readback import DeferredLoss
@@ -32,8 +33,8 @@ class SkippedUpdates:
     """
 
     def __init__(self, device: Device) -> None:
-        numbers = device.device_buffer(8).view(torch.float32).zero_()
-        self.found, self.count = numbers.unbind()
+        self._numbers = device.device_buffer(8).view(torch.float32).zero_()
+        self.found, self.count = self._numbers.unbind()
 
     @torch.no_grad()
     def look_at(self, number: torch.Tensor) -> None:
@@ -51,6 +52,18 @@ class SkippedUpdates:
         self.count.add_(self.found)
         self.found.zero_()
 
+    @contextmanager
+    def uncounted(self) -> Iterator[None]:
+        """Forget what the body skips: a trial, whose updates are undone.
+
+        Sync: Does not block the host.
+        """
+        kept = self._numbers.clone()
+        try:
+            yield
+        finally:
+            self._numbers.copy_(kept)
+
 
 class LossWatch:
     """Looks at the losses that have arrived on the host, each once, in order.
@@ -60,8 +73,8 @@ class LossWatch:
         first_batch: number of the next batch, counted from 0 over the whole run.
         first_update: number of the update that begins with it, counted from 1.
         accumulate: batches in an update.
-        on_skipped: called with the number and the loss of each update that is skipped; None: the
-            run stops instead.
+        on_skipped: called with the number of each update that is skipped, and the first loss at
+            fault; None: the run stops instead.
     """
 
     def __init__(
@@ -79,6 +92,7 @@ class LossWatch:
         self._first_update = first_update
         self._accumulate = accumulate
         self._on_skipped = on_skipped
+        self._last_skipped = 0
 
     def look(self) -> None:
         """Look at the losses that arrived since the last call.
@@ -98,4 +112,6 @@ class LossWatch:
         if self._on_skipped is None:
             batch = self._first_batch + number
             raise NonFiniteLossError(batch, loss, place=f"update {update} (batch {batch})")
-        self._on_skipped(update, loss)
+        if update != self._last_skipped:
+            self._last_skipped = update
+            self._on_skipped(update, loss)

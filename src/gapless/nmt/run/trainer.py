@@ -179,14 +179,23 @@ class Trainer:
         examples = [pairs[micro] for micro in run.sampler.one_of_each()]
         run.model.train()
         self._observer.capturing_ahead(0, of=len(examples))
-        with self._naming_phase("capturing a step ahead", lower="`capture_memory`"):
+
+        def on_batch(done: int) -> None:
+            self._observer.capturing_ahead(done, of=len(examples))
+            for following in examples[done : done + 1]:
+                step.note_size(following)
+
+        for first in examples[:1]:
+            step.note_size(first)
+        naming = self._naming_phase("capturing a step ahead", lower=_OF_BATCHES)
+        with naming, run.loop.on_compute_stream(), step.uncounted():
             run.loop.capture_ahead(
                 examples,
                 step,
                 model=run.model,
                 optimizer=step.optimizer,
                 scaler=step.scaler if step.scaler.is_enabled() else None,
-                on_batch=lambda done: self._observer.capturing_ahead(done, of=len(examples)),
+                on_batch=on_batch,
             )
 
     def _note_decisions(self) -> None:

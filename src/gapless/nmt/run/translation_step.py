@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,8 @@ from gapless.pipeline.step import StepLoss
 
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from gapless.device.base import Device
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.config import TrainConfig
@@ -175,6 +178,17 @@ class TranslationStep:
             self._skipped.end_update()
         # A graph that adds to the gradients of earlier batches needs them at the same addresses.
         self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
+
+    def note_size(self, tokens: AnyBatch) -> None:
+        """Let `shape` tell the size of a batch that is captured ahead."""
+        self._sizes = sizes_of(tokens)
+
+    def uncounted(self) -> AbstractContextManager[None]:
+        """Let updates of a `with` body, which are undone, not count as skipped.
+
+        Sync: Does not block the host.
+        """
+        return nullcontext() if self._skipped is None else self._skipped.uncounted()
 
     def num_skipped(self, *, host_waits: HostWaits) -> int:
         """Return how many updates were skipped because a loss was not finite.
