@@ -344,6 +344,81 @@ def test_a_part_on_the_host_gets_what_the_step_gets(device):
     assert step.report.num_replays == 2
 
 
+class CountsItsRows:
+    """Its captured methods return sums; what it counts stands in its part on the host."""
+
+    def __init__(self):
+        self.num_rows = 0
+
+    def on_host(self, batch, scale=1.0):
+        self.num_rows += len(batch) * int(scale)
+
+    def step(self, batch, scale=1.0):
+        return batch.sum() * scale
+
+    @gapless.capture(device="cpu")
+    def decorated(self, batch):
+        return batch.sum()
+
+
+METHODS_OF_A_COUNTER = {
+    "a method": lambda counter, device: gapless.capture(counter.step, device=device),
+    "its decorator": lambda counter, device: counter.decorated,
+    "a part of its arguments": lambda counter, device: gapless.capture(
+        functools.partial(counter.step, scale=2.0), device=device
+    ),
+}
+
+
+@pytest.mark.parametrize("form", METHODS_OF_A_COUNTER)
+@pytest.mark.parametrize("where", ["on the cpu", "on the device"])
+def test_the_part_on_the_host_of_a_method_is_that_of_its_object(device, where, form):
+    """It is called before each call of the method, with the same arguments."""
+    counter = CountsItsRows()
+    step = METHODS_OF_A_COUNTER[form](counter, "cpu" if where == "on the cpu" else device)
+    data = batches(*[4] * 5)
+    if where == "on the device" and form != "its decorator":
+        data = gapless.prefetch(data, device)
+    for batch in data:
+        step(batch)
+
+    assert counter.num_rows == 20 * (2 if form == "a part of its arguments" else 1)
+
+
+def test_a_class_with_a_part_on_the_host_for_its_objects_has_none_for_its_class_methods():
+    """A class method has no object whose part it could be."""
+
+    class Counter(CountsItsRows):
+        @classmethod
+        def total(cls, batch):
+            return batch.sum()
+
+    assert gapless.capture(Counter.total, device="cpu")(torch.ones(3)).item() == 3.0
+
+
+def test_an_update_that_replays_call_is_told(device):
+    """One that counts on the host is no part of a graph; nobody would see that from the counts."""
+    for fused in (False, True):
+        weight = torch.nn.Parameter(on(device, torch.ones(3)))
+        optimizer = torch.optim.AdamW([weight], lr=0.1, fused=fused)
+
+        def step(x, optimizer=optimizer, weight=weight):
+            optimizer.zero_grad()
+            loss = (x * weight).sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        captured = gapless.capture(step, device=device, rates="tensor")
+        for x in gapless.prefetch([torch.ones(3)] * 6, device):
+            captured(x)
+
+        assert captured.report.num_replays > 0
+        said = "every replay calls AdamW.step() as written: it counts its steps on the host"
+        assert (said in str(captured.report)) != fused
+        assert captured.report.rates == ("tensor" if fused else "exact")
+
+
 def test_a_captured_step_within_another_is_a_part_of_it(device):
     """It runs as written there, is counted there, and by its own graphs elsewhere."""
     inner = gapless.capture(lambda batch: batch * 2.0, device=device)

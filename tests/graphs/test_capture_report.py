@@ -136,6 +136,7 @@ def test_json_has_the_texts_of_refusals():
         ],
         "changes": [],
         "batch_reads": [],
+        "updates_as_written": [],
         "proved": 0,
         "not_proved": 0,
         "proof_seconds": 0.0,

@@ -156,16 +156,52 @@ UNLIKE = {
 @pytest.mark.parametrize("case", UNLIKE)
 def test_batches_of_which_no_two_are_alike_are_told_from_what(device, case, monkeypatch):
     """If nothing is ever captured, the report says what differs between batches."""
-    monkeypatch.setattr("gapless.graphs.warm_ups._NUM_UNLIKE", 8)
+    monkeypatch.setattr("gapless.graphs.passing_kinds._NUM_WATCHED", 8)
     make, what = UNLIKE[case]
     step = gapless.capture(lambda batch: batch[0] * 1.0, device=device)
     for number, batch in enumerate(gapless.prefetch([make(n) for n in range(10)], device)):
-        assert (step.report.refusal is None) == (number < 8)
+        assert (step.report.refusal is None) == (number <= 8)
         step(batch)
 
-    assert step.report.refusal.text.startswith("no two of the first 8 calls are alike")
-    assert not step.report.forbids_all
+    assert step.report.refusal.text.startswith("none of the last kinds of calls came again")
     assert what in str(step.report)
+
+
+def run_with_weights(device, weights):
+    """Call a captured step with one number after the other; return the report."""
+    step = gapless.capture(lambda x, weight: x * weight, device=device)
+    (x,) = gapless.prefetch([torch.ones(2)], device)
+    for weight in weights:
+        step(x, weight)
+    return step.report
+
+
+@pytest.mark.parametrize("num_calls", [1, 2, 3, 4])
+def test_a_number_that_stays_for_a_few_calls_ends_watching_and_is_named(device, num_calls):
+    """As a weight on a schedule: each number would be a graph that is not used again."""
+    report = run_with_weights(device, [n // num_calls / 100 for n in range(100 * num_calls)])
+
+    assert "argument 'weight' (float) differs" in str(report.refusal)
+    assert report.num_graphs <= 12
+    assert report.num_replays <= 12
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        [n % 20 / 20 for n in range(200)],
+        [n * 7 % 11 / 11 for n in range(200)],
+        [n // 40 / 10 for n in range(400)],
+        [n // 3 % 5 / 5 for n in range(90)],
+    ],
+    ids=["in turns", "in another order", "for many calls", "for a few calls, and again"],
+)
+def test_numbers_that_come_again_or_stay_have_graphs(device, weights):
+    """They are worth their captures."""
+    report = run_with_weights(device, weights)
+
+    assert report.num_graphs == len(set(weights))
+    assert report.num_replays >= len(weights) - 4 * len(set(weights))
 
 
 LABELS = {

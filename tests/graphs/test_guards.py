@@ -203,7 +203,7 @@ def test_a_number_that_changes_too_often_ends_capturing(device):
     assert refusals[-1].kind == "too_many_changes"
     assert "self.alpha" in refusals[-1].text
     assert "changes so far: 4 times" in refusals[-1].text
-    assert "pass it as an argument of the step" in refusals[-1].text
+    assert "pass it to the step as a tensor on the device" in refusals[-1].text
 
 
 def test_after_too_many_changes_a_step_is_tried_again(device):

@@ -706,7 +706,7 @@ def test_torch_is_told_of_a_capture_that_it_would_refuse(device, monkeypatch, na
 
 
 REASONS = {
-    "Adam": "it counts its steps on the host; fused=True counts on the device",
+    "Adam": "it counts its steps on the host; with fused=True it is in the graph",
     "Adamax": "it counts its steps on the host",
     "a subclass": "it may use new numbers at every step",
     "of others": "it may use new numbers at every step",

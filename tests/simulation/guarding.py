@@ -448,3 +448,14 @@ def an_update_by_a_rate_on_the_device_is_part_of_the_graph(device):
     device.capture = capture_and_note
     check_case(device, kind=HasARateOnTheDevice, expected=(1, 9, None))
     assert [len(graph.parts) for graph in graphs] == [1]
+
+
+@scenario(only=ONE)
+def numbers_that_stay_for_two_calls_end_watching(device):
+    """None of them comes again, so none would be replayed; the number is named."""
+    step = gapless.capture(lambda x, weight: x * weight, device=device)
+    numbers = [number // 2 / 100 for number in range(80)]
+    for x, weight in gapless.prefetch([(torch.ones(1), number) for number in numbers], device):
+        step(x, weight)
+    assert step.report.num_replays == 0
+    assert "argument 'weight' (float) differs" in str(step.report.refusal)

@@ -32,7 +32,7 @@ from gapless.graphs.step_call import is_at_work, work_of
 from gapless.graphs.step_group import checked_group, is_of_one_shape, work_of_group
 from gapless.pipeline.call_tree import CallTrees
 from gapless.pipeline.prefetch import prefetch
-from gapless.pipeline.step import SplitStep, call_host_part, do_work
+from gapless.pipeline.step import SplitStep, call_host_part, do_work, host_part_of
 
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ class CapturedFunction:
         self._trees = CallTrees()
         limits = settings.limits()
         self._captured = settings.wrap(step, self._side, limits=limits, work=work_of(step))
-        self.report.rates = settings.rates
         self._group: CapturedStep | None = None
         if settings.steps_per_launch is not None:
             work = work_of_group(step)
@@ -156,7 +155,7 @@ class CapturedFunction:
         if self._runs_as_written:
             self.report.num_eager += 1
             return self._call_as_written(args, kwargs)
-        if hasattr(step, "on_host"):
+        if host_part_of(step) is not None:
             self._side.come_after_runs()
             call_host_part(step, *args, **kwargs)
         quick_call = self._captured.quick_call
@@ -191,7 +190,7 @@ class CapturedFunction:
                 self.report.num_eager += size - 1
 
     def _tree_of_group(self, group: CapturedStep, batches: Sequence[Any]) -> Tree | None:
-        if hasattr(group.step, "on_host"):
+        if host_part_of(group.step) is not None:
             self.report.note = "steps with a part on the host are launched one by one"
             return None
         if self.report.is_rest_over:
@@ -435,7 +434,8 @@ def capture(
 
     **A step** is called as before, with any arguments, and returns what it returns. What it does on
     the host (printing, counting, Python's random numbers) belongs in a method `on_host` of the
-    step, which is called before each call with the same arguments. Call schedulers of rates
+    step, or of the object whose method it is, which is called before each call with the same
+    arguments. Call schedulers of rates
     outside. Another optimizer needs a new `capture`.
 
     Also a decorator, `@gapless.capture` or `@gapless.capture(device="cuda")`, of functions and

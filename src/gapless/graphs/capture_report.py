@@ -53,6 +53,8 @@ class CaptureReport:
             name, its line of code and both values.
         batch_reads: `file:line` of values of a batch that runs as written read, and captures do not.
             They are read before each replay, and calls that differ in them have different graphs.
+        updates_as_written: updates of optimizers that replays call in Python, each in one line with
+            the reason.
         proved: graphs that gave the same bits as the step as written.
         not_proved: graphs that could not be compared, such as for want of memory.
         proof_seconds: time that the host spent on these proofs.
@@ -70,6 +72,7 @@ class CaptureReport:
     refusals: list[Refusal] = field(default_factory=list)
     changes: list[str] = field(default_factory=list)
     batch_reads: list[str] = field(default_factory=list)
+    updates_as_written: list[str] = field(default_factory=list)
     proved: int = 0
     not_proved: int = 0
     proof_seconds: float = 0.0
@@ -126,6 +129,10 @@ class CaptureReport:
         """Add reads of the batch that a capture did not make, unless they are there."""
         self.batch_reads += dict.fromkeys(site for site in sites if site not in self.batch_reads)
 
+    def note_updates_as_written(self, lines: Iterable[str]) -> None:
+        """Add updates that replays call, unless they are there."""
+        self.updates_as_written += [line for line in lines if line not in self.updates_as_written]
+
     def rest(self, refusal: Refusal) -> None:
         """Add a reason that is to be lifted after a number of steps, which doubles each time."""
         self.refuse(refusal)
@@ -175,6 +182,7 @@ class CaptureReport:
             parts.append(self.note)
         lines = ["; ".join(parts)]
         lines += [f"also: {text}" for text in texts[1:]]
+        lines += self.updates_as_written
         lines += [f"changed: {text}" for text in self.changes]
         lines += [
             f"{site} reads a value of the batch, but not while a graph is captured; it is read before "
@@ -229,6 +237,7 @@ class CaptureReport:
             "refusals": texts,
             "changes": list(self.changes),
             "batch_reads": list(self.batch_reads),
+            "updates_as_written": list(self.updates_as_written),
             "proved": self.proved,
             "not_proved": self.not_proved,
             "proof_seconds": self.proof_seconds,

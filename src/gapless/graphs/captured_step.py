@@ -14,6 +14,8 @@ to be copied out of it before the next replay overwrites it.
 
 from __future__ import annotations
 
+import inspect
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,6 +32,7 @@ from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.host_watch import HostWatch
 from gapless.graphs.known_optimizers import KnownOptimizers
 from gapless.graphs.observation import Observer
+from gapless.graphs.passing_kinds import PassingKinds
 from gapless.graphs.pay_off import PayOff
 from gapless.graphs.quick_call import quick_call
 from gapless.graphs.refusal import (
@@ -46,7 +49,7 @@ from gapless.graphs.trial import Trial
 from gapless.graphs.update_outside import Updates
 from gapless.graphs.warm_ups import WarmUps
 from gapless.graphs.weight_guards import KnownWeights
-from gapless.pipeline.tree import flatten
+from gapless.pipeline.tree import OF_SHAPE, flatten
 
 
 if TYPE_CHECKING:
@@ -176,7 +179,7 @@ class CapturedStep:
         as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
     ) -> None:
         self.step = step
-        self.report = CaptureReport(rates=rates) if report is None else report
+        self.report = CaptureReport() if report is None else report
         self.quick_call: QuickCall | None = None
         self._newest: CallGraph | None = None
         self._device = device
@@ -225,6 +228,8 @@ class CapturedStep:
             )
         )
         self._batch_reads = BatchReads(host_waits, device)
+        self._passing = PassingKinds()
+        self._former: Tree | None = None
         self._kinds: dict[Hashable, list[_Kind]] = {}
         # By the hash of a key: keys themselves hold every plain value of their batch. Whether
         # that is final.
@@ -239,6 +244,7 @@ class CapturedStep:
             of the batch on which it depends what the step does ("batch_value").
         """
         kind = self._kind_of(tree)
+        self._note_kind(kind, tree)
         graph = self._graphs.find(kind)
         if graph is not None and not graph.takes(tree):
             graph = None
@@ -353,6 +359,22 @@ class CapturedStep:
         self._refuse(base, [unlike_values(read.site)])
         return base
 
+    def _note_kind(self, kind: Hashable, tree: Tree) -> None:
+        """Capture nothing for a while if none of the last kinds of calls came again."""
+        num_steps, num_graphs = self.report.num_steps, self.report.num_graphs
+        if not self._passing.is_new(hash(kind), num_steps=num_steps, num_graphs=num_graphs):
+            return
+        former, self._former = self._former, None
+        if self.report.forbids_all:
+            return
+        if former is not None:
+            difference = former.difference(tree)
+            if difference != OF_SHAPE or self._passing.hardly_repeat(num_steps=num_steps):
+                self.report.rest(_unlike_calls(difference, self.step))
+        elif self._passing.are_passing(num_steps=num_steps, num_graphs=num_graphs):
+            # To be compared with the next; its tensors are not held.
+            self._former = tree.map(lambda leaf: leaf.new_empty(0))
+
     def _try_first(self, graph: CallGraph, tree: Tree) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
         if graph is not self._newest or self._batch_reads.belong_to(tree.key()):
@@ -452,8 +474,6 @@ class CapturedStep:
             tree = tree.map(torch.clone)
         out, refusals, watched = self._warm_ups.run(key, tree, self._work)
         self._refuse(key, refusals)
-        if self._warm_ups.unlike is not None:
-            self.report.refuse(self._warm_ups.unlike)
         if self._warm_ups.are_done(key) and not refusals:
             kind = _Kind(watched, self._host_watch.guards(carried=watched.kept))
             kinds = self._kinds.setdefault(key, [])
@@ -560,6 +580,9 @@ class CapturedStep:
             self.report.num_graphs += 1
             kind.pending = _Pending(tried.graph, tried.verdict)
             kind.num_steps = self.report.num_steps
+            self.report.note_updates_as_written(tried.updates_as_written)
+            if tried.reads_rates:
+                self.report.rates = "tensor"
             if tried.not_proved is not None:
                 self.report.not_proved += 1
                 self.report.note = f"not proved: {tried.not_proved}"
@@ -718,6 +741,29 @@ def _too_many_changes(failure: Failure, num_changes: int) -> Refusal:
         f"{failure.advice}",
         is_final=False,
     )
+
+
+def _unlike_calls(difference: str, step: object) -> Refusal:
+    return Refusal(
+        "unlike_calls",
+        "none of the last kinds of calls came again, and a graph takes calls of one kind: "
+        f"{_with_names(difference, step)} differs; pad tensors to fewer shapes, and pass a number that "
+        "changes as a tensor on the device",
+        is_final=False,
+    )
+
+
+def _with_names(difference: str, step: object) -> str:
+    """Call the arguments of a step by their names."""
+    try:
+        names = list(inspect.signature(step).parameters)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # code in C, or no function
+        return difference
+    found = re.fullmatch(r"(?:batch|argument (\d+)) (\(.*\))", difference)
+    if found is None:
+        return difference
+    number = int(found[1] or 1)
+    return f"argument {names[number - 1]!r} {found[2]}" if number <= len(names) else difference
 
 
 def _rate_changes_often(failure: Failure) -> Refusal:

@@ -68,6 +68,10 @@ class Text(str):
     __slots__ = ()
 
 
+# Where a tensor lies that was moved, in a difference.
+OTHER_MEMORY = Text("other memory")
+
+
 class HostState:
     """What stands in all places that a step reaches, as of now.
 
@@ -250,7 +254,7 @@ class HostState:
         for tensor, address, name, site in self._addresses:
             now = _address(tensor)
             if now != address:
-                before, after = Text("its memory"), Text("other memory")
+                before, after = Text("its memory"), OTHER_MEMORY
                 yield Difference(None, tensor, name, site, before, after)
 
     def _dict_differences(

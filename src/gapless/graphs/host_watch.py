@@ -38,7 +38,7 @@ from gapless.graphs.code_kinds import (
     site_of,
 )
 from gapless.graphs.code_reads import reads_of
-from gapless.graphs.host_state import Difference, HostState, RandomStates, Text
+from gapless.graphs.host_state import OTHER_MEMORY, Difference, HostState, RandomStates, Text
 from gapless.graphs.plain_values import (
     is_number_like,
     is_tensor_tree,
@@ -382,6 +382,8 @@ def _text(value: Any) -> str:
 
 def _advice(difference: Difference) -> str:
     after = difference.after
+    if after == OTHER_MEMORY:
+        return "write into it with `copy_()`, or change it outside the step"
     if isinstance(after, torch.Tensor):
         return "keep it on the device, or change it in `on_host`"
     return "change it in `on_host`, or outside the step"

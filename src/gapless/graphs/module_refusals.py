@@ -61,7 +61,8 @@ def keeps_unknown(name: str, site: str) -> Refusal:
     where = f"{site}: " if site else ""
     return Refusal(
         "keeps_unknown",
-        f"{where}the module keeps {name} from call to call; return it, and pass it as an argument",
+        f"{where}the module keeps {name} from call to call; write into it with `copy_()`, or return it "
+        "and pass it as an argument",
         site=site or None,
         name=name,
     )

@@ -110,12 +110,15 @@ def failure_of_reads(reads: ReadGuards, *, in_environment: bool = True) -> Failu
     Sync: Does not block the host.
     """
     change = reads.first_changed(in_environment=in_environment)
-    return None if change is None else Failure(_text_of(change), change.is_memory, _ADVICE)
+    if change is None:
+        return None
+    advice = _WRITE_INTO_IT if change.is_memory else _MAKE_A_TENSOR
+    return Failure(_text_of(change), change.is_memory, advice)
 
 
-_ADVICE = (
-    "pass it as an argument of the step, or keep it in a tensor on the device that is filled in "
-    "place"
+_WRITE_INTO_IT = "write new values into what is there, into a tensor by `copy_()`"
+_MAKE_A_TENSOR = (
+    "pass it to the step as a tensor on the device, or keep it in one that is filled in place"
 )
 
 

@@ -64,6 +64,8 @@ class Tried:
         refusals: why there is no graph.
         not_proved: why the graph is not proved, None if it is being proved.
         proof_seconds: of the host, for the proof.
+        updates_as_written: why a replay calls updates of optimizers, each in a line.
+        reads_rates: whether the graph reads rates on the device.
     """
 
     out: Any
@@ -72,6 +74,8 @@ class Tried:
     refusals: list[Refusal] = field(default_factory=list)
     not_proved: str | None = None
     proof_seconds: float = 0.0
+    updates_as_written: list[str] = field(default_factory=list)
+    reads_rates: bool = False
 
 
 class Trial:
@@ -136,7 +140,10 @@ class Trial:
         )
         if isinstance(found, list):
             return Tried(self._work(tree.value), refusals=found)
-        return self._proved(tree, found, watched, before=before, side=side, kept=kept)
+        tried = self._proved(tree, found, watched, before=before, side=side, kept=kept)
+        tried.updates_as_written = found.updates.lines_of_outside()
+        tried.reads_rates = bool(found.updates.rate_tensors())
+        return tried
 
     # --- capture ---
 

@@ -226,7 +226,7 @@ class Updates:
 
     def number_changed(self, optimizer: Optimizer) -> None:
         """Keep an optimizer outside from the next capture on: a number of it has changed."""
-        self._know(optimizer).moved = "a number of it changes from step to step"
+        self._know(optimizer).moved = "its rate or another number changes from step to step"
 
     def _know(self, optimizer: Optimizer) -> _Known:
         known = self._known.get(id(optimizer))
@@ -418,6 +418,13 @@ class CapturedUpdates:
     def rate_tensors(self) -> list[torch.Tensor]:
         """Return the tensors from which the graph reads rates."""
         return [rate.tensor for _, rates in self._rates for rate in rates]
+
+    def lines_of_outside(self) -> list[str]:
+        """Return for each update that a replay calls, why it is no part of the graph."""
+        return [
+            f"every replay calls {name_of(optimizer)}.step() as written: {reason}"
+            for optimizer, reason in self.outside.items()
+        ]
 
     def add_outside(self, optimizer: Optimizer, reason: str) -> None:
         """Note that a replay calls the update of an optimizer."""

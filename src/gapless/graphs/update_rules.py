@@ -105,7 +105,7 @@ def _counts_on_the_host(optimizer: Optimizer, group: dict[str, Any]) -> str | No
         or (kind in _HAVE_CAPTURABLE and group["capturable"])
     ):
         return None
-    advice = "; fused=True counts on the device" if kind in _HAVE_FUSED else ""
+    advice = "; with fused=True it is in the graph" if kind in _HAVE_FUSED else ""
     return f"it counts its steps on the host{advice}"
 
 

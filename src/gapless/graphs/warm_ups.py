@@ -44,9 +44,6 @@ _MAX_KEYS = 10_000
 # From here on the first run of a kind is not looked at, and does not count.
 _NUM_LOOKED_AT_ONCE = 50
 
-# Say so if this many batches are all of different keys.
-_NUM_UNLIKE = 32
-
 
 @dataclass(slots=True)
 class Watched:
@@ -88,7 +85,6 @@ class WarmUps:
         weights: that the step trains.
 
     Attributes:
-        unlike: what is to be told of calls of which no two are alike, None if some are.
         use_compiled_code: whether compiled code was seen to run.
         ran_backward: whether a backward pass was seen to run.
     """
@@ -103,7 +99,6 @@ class WarmUps:
         host_watch: HostWatch,
         weights: KnownWeights,
     ) -> None:
-        self.unlike: Refusal | None = None
         self.num_warmup = num_warmup
         self._device = device
         self._observer = observer
@@ -115,8 +110,6 @@ class WarmUps:
         # By the hash of a key: keys themselves hold every plain value of their batch.
         self._num_runs: Counter[int] = Counter()
         self._seen: set[int] = set()
-        self._num_calls = 0
-        self._former: Tree | None = None
 
     def are_done(self, key: Hashable) -> bool:
         """Return whether a kind had all of its runs."""
@@ -185,7 +178,6 @@ class WarmUps:
         # a function gets as arguments shows in two runs.
         if looks and host.is_complete and not (is_last and host.found_code):
             self._num_runs[number] += 1
-        self._note_unlike(tree)
         unused = {
             weight
             for weight, storage in storages.items()
@@ -219,19 +211,3 @@ class WarmUps:
             "too_many_keys",
             f"there are more than {_MAX_KEYS:,} kinds of batches, by shapes and plain values",
         )
-
-    def _note_unlike(self, tree: Tree) -> None:
-        """Say so if no two batches of the first many have one key."""
-        self._num_calls += 1
-        if len(self._seen) == _NUM_UNLIKE - 1:
-            self._former = tree
-        elif self._former and len(self._seen) == _NUM_UNLIKE == self._num_calls:
-            self.unlike = Refusal(
-                "unlike_calls",
-                f"no two of the first {_NUM_UNLIKE} calls are alike, and a graph takes calls of one "
-                f"kind: {self._former.difference(tree)} differs; pad tensors to fewer shapes, and "
-                "keep other values out of the batch",
-                is_final=False,
-                is_of_call=True,
-            )
-            self._former = None

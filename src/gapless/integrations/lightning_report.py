@@ -81,6 +81,7 @@ _ADDED_UP = frozenset(
         "num_quick",
         "num_eager",
         "seconds",
+        "captured_bytes",
         "proved",
         "not_proved",
         "proof_seconds",
@@ -100,5 +101,7 @@ def merged(reports: Sequence[CaptureReport]) -> CaptureReport:
             found.refuse(refusal)
         for change in report.changes:
             found.note_change(change)
+        found.note_batch_reads(report.batch_reads)
+        found.note_updates_as_written(report.updates_as_written)
         found.note = report.note or found.note
     return found

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
+from types import MethodType
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -68,12 +70,28 @@ class HostPart(Protocol):
 WholeStep: TypeAlias = "Callable[[Any], StepLoss | torch.Tensor]"
 
 
+def host_part_of(step: object) -> Callable[..., Any] | None:
+    """Return what a step does on the host for each batch, None if it does nothing there.
+
+    That is its `on_host`, or, of a method, the `on_host` of its object.
+    """
+    if isinstance(step, partial):
+        part = host_part_of(step.func)
+        return None if part is None else partial(part, *step.args, **step.keywords)
+    # Not isinstance, which takes microseconds for a protocol.
+    part = getattr(step, "on_host", None)
+    if part is None and isinstance(step, MethodType):
+        part = getattr(step.__self__, "on_host", None)
+        if isinstance(step.__self__, type) and not isinstance(part, MethodType):
+            return None  # a method of its objects
+    return part
+
+
 def call_host_part(step: object, /, *args: Any, **kwargs: Any) -> None:
     """Do what a step does on the host for each batch, if it does anything."""
-    # Not isinstance, which takes microseconds for a protocol.
-    on_host = getattr(step, "on_host", None)
-    if on_host is not None:
-        on_host(*args, **kwargs)
+    part = host_part_of(step)
+    if part is not None:
+        part(*args, **kwargs)
 
 
 def do_work(step: Any, /, *args: Any, **kwargs: Any) -> Any:

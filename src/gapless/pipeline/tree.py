@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from gapless.pipeline.containers import Container
 
 
+# What differs between batches of one structure.
+OF_SHAPE: Final = "the shape of its tensors"
+
 # Attributes of a container that are part of its key, beside its items or fields.
 _PLAIN_ATTRIBUTE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -100,7 +103,7 @@ class Tree:
         """Return in a few words where the key of another batch differs from this one's."""
         found = next(self._nodes().differences(other._nodes(), "batch"), None)
         if found is None:
-            return "the shape of its tensors"
+            return OF_SHAPE
         return _named_as_called(found) if isinstance(self.value, Call) else found
 
 
