@@ -139,6 +139,7 @@ def test_a_trial_does_not_count(poison):
     with step.uncounted():
         train_on(step, make_batch(4, ends_update=False), make_batch(POISON))
         train_on(step, make_batch(POISON, ends_update=False))
+        step.optimizer.zero_grad(set_to_none=False)
     train_on(step, make_batch(4))
 
     assert num_skipped(step) == 1
