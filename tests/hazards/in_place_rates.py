@@ -396,7 +396,7 @@ def gradients_stay(place):
 @in_place_case("Gradients with other strides in some steps.")
 def gradients_of_other_strides(place):
     model = mlp(place)
-    optimizer = place.capture(_adamw(model))
+    optimizer = place.capture(_sgd(model, momentum=0.9))
     scheduler, losses = _decayed(optimizer), []
     for number, (x, y) in enumerate(batches(place, NUM)):
         optimizer.zero_grad()
