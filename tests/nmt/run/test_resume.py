@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import os
 import random
 import shutil
@@ -235,6 +236,53 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_its_batch(settings, tmp_pa
     rows = [json.loads(line) for line in lines]
     assert rows[caught.value.step]["loss"] is None
     assert all(row["loss"] is not None for row in rows[: caught.value.step])
+
+
+def test_no_state_holds_what_is_not_finite(settings, tmp_path):
+    """States saved after the loss became NaN, but before it was read, are not kept."""
+    wild = {**settings, "lr": 1e30, "clip_norm": 0.0, "warmup": 0, "accumulate": 1}
+    with pytest.raises(NonFiniteLossError):
+        train({**wild, "save_every": "1", "plan": "gapless", "loss_interval": 9}, tmp_path / "run")
+
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        _, state = checkpoints.load_state(tmp_path / "run")
+        assert all(math.isfinite(loss) for loss in state["position"]["losses"]), path
+
+
+def test_a_state_inside_an_epoch_is_resumed_from(settings, tmp_path):
+    """Killed long before the end of the first epoch, a run goes on inside it, with the same bits."""
+    settings = {**settings, "save_every": "1", "epochs": 2}
+    whole = train(settings, tmp_path / "whole")
+    kill(settings, tmp_path / "killed", after=9, files=0)
+    _, state = checkpoints.load_state(tmp_path / "killed")
+    assert (state["position"]["epoch"], len(state["position"]["losses"]) > 0) == (0, True)
+
+    resumed = resume(tmp_path / "killed")
+
+    check_alike(tmp_path / "whole", tmp_path / "killed", whole, resumed)
+
+
+@pytest.mark.parametrize(
+    ("split", "message"),
+    [("val", "validation pairs are not the 4"), ("test", "test pairs are not the 5")],
+)
+def test_text_of_other_splits_does_not_change(settings, tmp_path, split, message):
+    """It is named, and allowed when that is asked for, with that resume alone."""
+    data = tmp_path / "data"
+    data.mkdir()
+    for name, count in (("train", 20), ("val", 4), ("test", 5)):
+        rows = "".join(f"a b {n}\tb a {n}\n" for n in range(count))
+        (data / f"{name}.tsv").write_text(rows)
+    run = tmp_path / "run"
+    train({**settings, "data": str(data)}, run, interrupt_after=3)
+    rows = (data / f"{split}.tsv").read_text().splitlines()
+    (data / f"{split}.tsv").write_text("".join(f"{row}\n" for row in reversed(rows)))
+
+    with pytest.raises(UserError, match=message):
+        resume(run)
+    resume(run, flags={"allow_changed_data": True}, interrupt_after=1)
+    assert "allow_changed_data: false" in (run / "config.yaml").read_text()
+    resume(run)
 
 
 def read_losses(run):

@@ -142,6 +142,58 @@ def test_one_state_is_saved_at_a_time(saver, monkeypatch):
         assert not saver.is_saving_state
 
 
+class Late:
+    """A part of a state that comes later, or is found to be of no use."""
+
+    def __init__(self, *, is_spoiled=False):
+        self.has_come, self.spoiled = False, is_spoiled
+
+    def is_done(self):
+        return self.has_come
+
+    def wait(self, host_waits, *, reason):
+        self.has_come = True
+
+    def is_spoiled(self):
+        return self.spoiled
+
+    def value(self):
+        return {"late": 3}
+
+
+def test_a_state_is_written_when_all_of_it_has_come(saver, tmp_path):
+    """Not before; and what it relies on is brought to the disk first."""
+    late, order = Late(), []
+    with saver:
+        weights = saver.copy_weights(torch.nn.Linear(3, 2))
+        saver.save_state(
+            {},
+            weights=weights,
+            step=1,
+            epoch=0,
+            late=late,
+            sync_first=lambda: order.append(list(tmp_path.rglob("step-*"))),
+        )
+        saver.poll()
+        assert not saver._writing
+        late.has_come = True
+        saver.poll()
+        assert saver._writing
+
+    assert order == [[]]
+    assert state_in(tmp_path)["late"] == 3
+
+
+def test_a_state_by_which_the_run_stops_is_not_kept(saver, tmp_path):
+    """Such as one whose losses turn out to be NaN: nobody should resume from it."""
+    with saver:
+        weights = saver.copy_weights(torch.nn.Linear(3, 2))
+        saver.save_state({}, weights=weights, step=1, epoch=0)
+        saver.save_state({}, weights=weights, step=2, epoch=0, late=Late(is_spoiled=True))
+
+    assert checkpoint.state_store(tmp_path).load_newest().step == 1
+
+
 def full(monkeypatch, tmp_path, *, times, where):
     """Let the disk be full for so many of the checkpoints whose name begins so."""
     real, left = files.Disk.make_folder, [times]

@@ -290,7 +290,7 @@ class Trainer:
         is_whole = not run.position.batches
         if is_whole:
             folder.log_epoch(record)
-        if is_best or not is_whole:
+        if (is_best or not is_whole) and self._saver.is_saving_state:
             # One state at a time. The device has waited for a validation as well.
             self._saver.drain()
         if self._saver.is_saving_state:
