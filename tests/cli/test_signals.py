@@ -112,7 +112,10 @@ def training(tiny_data):
 @pytest.mark.parametrize(
     ("numbers", "flags", "code", "text"),
     [
-        ([signal.SIGTERM], ["--grace", "0.5"], 143, "not done 0.5 s after SIGTERM"),
+        pytest.param(
+            *([signal.SIGTERM], ["--grace", "0.5"], 143, "not done 0.5 s after SIGTERM"),
+            marks=pytest.mark.slow,
+        ),
         ([signal.SIGTERM, signal.SIGINT], [], 130, "stopped at once"),
     ],
     ids=["after the grace", "a second signal"],

@@ -78,7 +78,14 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+# The others take seconds, or differ little.
+QUICK = ("killed", "raises", "cannot hand over", "stopped")
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [fault if fault in QUICK else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS],
+)
 def test_a_worker_at_fault(fault, capfd):
     """The pass ends with one error, the workers are gone, and they have printed nothing."""
     at_40, message = FAULTS[fault]
