@@ -116,7 +116,7 @@ def judge_verify(launcher, whole, damage, run, folder):
     if "Traceback" in both:
         return [f"verify: a traceback: {ended.err[-300:]}"]
     grown = "after its end" in damage.name and damage.file == "metrics.jsonl"
-    files = damage.name.partition(": swapped")[0].split(" and ")
+    files = damage.name.partition(": ")[0].split(" and ")
     if ended.code == 0 and not grown and not any(UNCOVERED.search(file) for file in files):
         return ["verify: all is whole, it says"]
     if ended.code not in (0, 1, 2):

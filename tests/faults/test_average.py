@@ -21,7 +21,18 @@ MISHAPS = {
 }
 
 
-@pytest.mark.parametrize("mishap", MISHAPS)
+@pytest.mark.parametrize(
+    "mishap",
+    [
+        "flipped",
+        "deleted",
+        *(
+            pytest.param(m, marks=pytest.mark.slow)
+            for m in list(MISHAPS)
+            if m not in ("flipped", "deleted")
+        ),
+    ],
+)
 def test_a_member_of_an_average(run, finished_copy, mishap):
     """A missing or damaged epoch in the middle is named, and no other average is made."""
     MISHAPS[mishap](finished_copy / "checkpoints" / "epoch-0002")
@@ -61,7 +72,9 @@ def test_an_average_that_needs_no_damaged_epoch(run, finished_copy):
     run("translate", finished_copy, "--average", 2, *TRANSLATE).check_done()
 
 
-@pytest.mark.parametrize("name", ["final", "best", "epoch-0002"])
+@pytest.mark.parametrize(
+    "name", ["final", *(pytest.param(n, marks=pytest.mark.slow) for n in ("best", "epoch-0002"))]
+)
 def test_damaged_weights_are_not_used(run, finished_copy, name):
     """Weights that were damaged are named, whoever asks for them."""
     MISHAPS["flipped"](finished_copy / "checkpoints" / name)

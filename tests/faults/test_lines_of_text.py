@@ -80,6 +80,7 @@ def test_escape_sequences_in_a_list_of_the_best(rude, translate, more):
     assert [len(line.split(" ||| ")) for line in lines] == [3] * 6
 
 
+@pytest.mark.slow
 def test_escape_sequences_in_scores(rude, run):
     """Nor does a score print what the model wrote as it is."""
     ended = run("evaluate", rude, *CPU)
@@ -105,6 +106,18 @@ INPUTS = {
 }
 
 
+def test_lines_of_all_kinds(finished, translate):
+    """Lines of every kind, one after the other, give as many lines, without control characters."""
+    inputs = [(text, count) for text, count in INPUTS.values() if text.endswith(b"\n")]
+
+    ended, out = translate(finished, b"".join(text for text, _ in inputs))
+
+    ended.check_done()
+    assert out.count(b"\n") == sum(count for _, count in inputs)
+    assert unwanted(out.decode()) == []
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", INPUTS)
 def test_a_line_for_a_line(finished, translate, name):
     """Whatever stands in a line, it gives one line, without control characters."""
@@ -146,7 +159,7 @@ def test_lines_are_answered_as_they_come(finished, start):
 
 def test_lines_that_were_asked_together_are_answered_in_order(finished, translate):
     """Many lines at once give the answers that each gives alone."""
-    lines = [b"red dog\n", b"\n", b"sun\n", b"old big man\n"] * 30
+    lines = [b"red dog\n", b"\n", b"sun\n", b"old big man\n"] * 5
     alone = {line: translate(finished, line)[1] for line in set(lines)}
 
     ended, out = translate(finished, b"".join(lines))
@@ -171,7 +184,9 @@ def test_an_answer_that_nobody_reads(finished, start, tmp_path):
 
 
 @pytest.mark.parametrize("command", ["translate", "evaluate"])
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+@pytest.mark.parametrize(
+    "value", ["nan", *(pytest.param(v, marks=pytest.mark.slow) for v in ("inf", "-inf"))]
+)
 def test_options_that_are_no_numbers(finished, run, command, value):
     """A length penalty that is not finite is refused."""
     text = ["red"] if command == "translate" else []

@@ -77,7 +77,9 @@ def test_a_folder_that_may_not_be_changed(start, run, data, finished, tmp_path):
     check_same_run(folder, finished)
 
 
-@pytest.mark.parametrize("name", ["train.en", "val.zh", "test.en"])
+@pytest.mark.parametrize(
+    "name", ["train.en", *(pytest.param(n, marks=pytest.mark.slow) for n in ("val.zh", "test.en"))]
+)
 def test_data_that_is_gone(run, tmp_path, name):
     """A resumed run names the file of its data that is not there any more."""
     data = write_data(tmp_path / "data")

@@ -48,11 +48,11 @@ def test_an_interval_that_cannot_be(run, data, tmp_path, value):
     ("flag", "value"),
     [
         ("--keep", "0"),
-        ("--keep", "-1"),
-        ("--grace", "-1"),
         ("--grace", "nan"),
-        ("--loader-timeout", "-1"),
-        ("--loader-timeout", "nan"),
+        pytest.param("--keep", "-1", marks=pytest.mark.slow),
+        pytest.param("--grace", "-1", marks=pytest.mark.slow),
+        pytest.param("--loader-timeout", "-1", marks=pytest.mark.slow),
+        pytest.param("--loader-timeout", "nan", marks=pytest.mark.slow),
     ],
 )
 def test_settings_that_cannot_be(run, data, tmp_path, flag, value):
@@ -82,6 +82,7 @@ def test_another_number_of_threads(killed, run):
     assert "threads" in ended.out + ended.err
 
 
+@pytest.mark.slow
 def test_another_torch(killed, run):
     """So does a resume with another torch."""
     version = "import torch; torch.__version__ = torch.torch_version.TorchVersion('2.99.0')"

@@ -51,6 +51,7 @@ def test_the_update_is_named(explode, plan):
     assert newest_step(folder) <= first, "no state after it is kept"
 
 
+@pytest.mark.slow
 def test_it_is_found_in_the_last_update(explode):
     """A loss of the very last update is found as well, though no other one is read after it."""
     _, folder = explode("first")
@@ -99,7 +100,7 @@ def test_skipping_changes_nothing_else(run, data, finished, tmp_path):
     ).read_bytes()
 
 
-@pytest.mark.parametrize("value", ["ignore", ""])
+@pytest.mark.parametrize("value", ["ignore", pytest.param("", marks=pytest.mark.slow)])
 def test_another_answer_is_refused(run, data, tmp_path, value):
     """Only stop and skip are answers."""
     ended = run(*train_options(data, tmp_path / "run"), "--on-nonfinite", value)

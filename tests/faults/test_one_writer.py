@@ -105,7 +105,14 @@ def test_workers_that_outlive_their_run_hold_no_lock(training, run, finished, tm
 
 
 @pytest.mark.parametrize(
-    "content", ["{host} {pid}", '{{"host": "{host}", "pid": {pid}}}', "", "\0"]
+    "content",
+    [
+        "{host} {pid}",
+        *(
+            pytest.param(c, marks=pytest.mark.slow)
+            for c in ('{{"host": "{host}", "pid": {pid}}}', "", "\0")
+        ),
+    ],
 )
 def test_a_lock_file_without_a_holder(run, finished_copy, content):
     """What a lock file says counts for nothing once nobody holds it."""

@@ -87,7 +87,9 @@ def test_a_whole_run_is_verified(finished_copy, run):
         assert name in listed.out
 
 
-@pytest.mark.parametrize("what", ["absent", "a file", "no run"])
+@pytest.mark.parametrize(
+    "what", ["absent", *(pytest.param(w, marks=pytest.mark.slow) for w in ("a file", "no run"))]
+)
 @pytest.mark.parametrize("command", ["list", "verify"])
 def test_what_is_no_run(run, tmp_path, command, what):
     """Another folder, a file or nothing is refused in one line."""
@@ -179,7 +181,11 @@ def test_a_damaged_record(copy, run, finished, damage):
 
 
 @pytest.mark.parametrize("name", ["config.yaml", "vocab.src.words.txt"])
-@pytest.mark.parametrize("damage", [lost_half, deleted], ids=lambda one: one.__name__)
+@pytest.mark.parametrize(
+    "damage",
+    [lost_half, pytest.param(deleted, marks=pytest.mark.slow)],
+    ids=lambda one: one.__name__,
+)
 def test_settings_and_words(copy, run, finished, name, damage):
     """Lost settings and vocabularies are named or restored, and no other run comes of it."""
     damage(copy / name)

@@ -13,7 +13,6 @@ import time
 import pytest
 
 from faults.injected import BLOCKED_FSYNC, SLOW
-from faults.marks import NOT_BUILT
 from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import UPDATES, check_same_run, newest_step, train_options
 
@@ -21,6 +20,13 @@ from faults.runs import UPDATES, check_same_run, newest_step, train_options
 pytestmark = pytest.mark.xdist_group("processes")
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
+
+# All of them, one of them among the quick tests.
+QUICK = [
+    signal.SIGTERM,
+    pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+    pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+]
 
 
 @pytest.fixture
@@ -47,7 +53,7 @@ def check_says_how_to_resume(ended, run):
     assert int(updates) == newest_step(run)
 
 
-@pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
+@pytest.mark.parametrize("number", QUICK, ids=lambda number: number.name)
 def test_a_signal_ends_a_run_and_loses_nothing(training, run, finished, tmp_path, number):
     """The step is finished and saved, the way on is named, and the resumed run is the same."""
     process = training()
@@ -79,6 +85,7 @@ def test_workers_end_with_their_run(training, run, finished, tmp_path, number, w
     check_same_run(tmp_path / "run", finished)
 
 
+@pytest.mark.slow
 def test_a_hangup_under_nohup(training, finished, tmp_path):
     """A SIGHUP that was ignored when the run began stays ignored."""
     process = training(ignored=["SIGHUP"])
@@ -136,7 +143,7 @@ def test_a_second_interrupt_while_the_first_saves(training, tmp_path):
     ended.check_no_traceback()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize("number", QUICK[::2], ids=lambda number: number.name)
 def test_a_save_that_outlasts_the_grace(training, run, finished, tmp_path, number):
     """A run ends when its grace is over, names what it has, and goes on from there."""
     process = training("--grace", 1, before=BLOCKED_FSYNC)
@@ -172,7 +179,6 @@ def test_two_interrupts_at_any_moment(start, data, tmp_path, seed):
     ended.check_no_traceback()
 
 
-@NOT_BUILT
 @pytest.mark.slow
 @pytest.mark.parametrize("delay", [0.3, 0.6, 0.9, 1.3, 1.8, 2.5])
 @pytest.mark.parametrize("number", CODES, ids=lambda number: number.name)
@@ -190,7 +196,11 @@ def test_a_signal_while_a_process_starts(start, data, tmp_path, number, delay):
         ended.check_no_traceback()
 
 
-@pytest.mark.parametrize("both", [False, True], ids=["stdout", "stdout and stderr"])
+@pytest.mark.parametrize(
+    "both",
+    [False, pytest.param(True, marks=pytest.mark.slow)],
+    ids=["stdout", "stdout and stderr"],
+)
 def test_output_that_nobody_reads_any_more(training, finished, tmp_path, both):
     """`gapless train | head -1` trains to its end."""
     reading, writing = os.pipe()

@@ -21,6 +21,7 @@ def short(run, data, tmp_path):
     return tmp_path / "run"
 
 
+@pytest.mark.slow
 def test_a_run_is_trained_further(short, run, finished):
     """Two epochs and one more end with the bits of three."""
     run("train", "--resume", short, "--epochs", 3).check_done()
@@ -44,6 +45,7 @@ def test_final_weights_go_when_training_goes_on(short, start, run, finished):
     check_same_run(short, finished)
 
 
+@pytest.mark.slow
 def test_a_finished_run_stays_finished(finished_copy, run, finished):
     """Resuming what is done changes nothing."""
     run("train", "--resume", finished_copy).check_done()
