@@ -1,0 +1,93 @@
+"""States that are saved while a device runs late: no waits, and the same bits from each of them."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from gapless.nmt.run import checkpoints, training_run
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.trainer import Trainer
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+
+
+class Silent:
+    """Says nothing of a run."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch, numerics):
+    """Train or resume in a folder, on a simulated device; return the summary."""
+    rows = [" ".join("abcdefgh"[n % 8 : n % 8 + 2 + n % 3]) for n in range(36)]
+    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    settings = {
+        "data": str(tmp_path / "d.tsv"),
+        "tokenizer": "none",
+        "workers": 0,
+        "beam": 1,
+        "d_model": 8,
+        "heads": 2,
+        "ffn": 8,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "batch_size": 4,
+        "dropout": 0.3,
+        "epochs": 1,
+        "warmup": 5,
+        "average": 1,
+        "keep": 50,
+        "compile": False,
+        "pack": False,
+        "fixed_shapes": False,
+        "max_length": 20,
+    }
+
+    def call(run, **more):
+        with SimulatedDevice(scheduler="asap") as device:
+            monkeypatch.setattr(training_run, "find_device", lambda name: device)
+            if run.exists():
+                config = make_config({}, file=run / "config.yaml")
+                return Trainer.resume(config, run, observer=Silent()).train()
+            config = make_config({**settings, **more, "run_dir": str(run)})
+            return Trainer.new(config, observer=Silent()).train()
+
+    return call
+
+
+def waits(summary):
+    """Return how often the host waited, by reason."""
+    stats = {**summary["host_waits"], **summary["host_waits_outside_training"]}
+    return {reason: each["count"] for reason, each in stats.items()}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"plan": "gapless", "accumulate": 2, "precision": "fp16"},
+        pytest.param({"plan": "captured"}, marks=pytest.mark.slow),
+        pytest.param({"plan": "four-stream"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda settings: settings["plan"],
+)
+def test_states_cost_no_wait_and_lead_to_the_same_end(train, tmp_path, settings):
+    """With the losses on the device, and a scaler: as many waits, and equal weights from each."""
+    plain = train(tmp_path / "plain", save_every="100000", **settings)
+    whole = tmp_path / "whole"
+    summary = train(whole, save_every="1", **settings)
+    states = checkpoints.state_store(whole).paths()
+
+    assert len(states) > 2
+    assert plain["loss"] == summary["loss"]
+    assert waits(plain) == waits(summary)
+    final = "checkpoints/final/tensors.safetensors"
+    for state in states[1:2]:
+        run = shutil.copytree(whole, tmp_path / state.name)
+        for later in checkpoints.state_store(run).paths():
+            if later.name > state.name:
+                shutil.rmtree(later)
+        assert train(run)["loss"] == summary["loss"]
+        assert (run / final).read_bytes() == (whole / final).read_bytes()
