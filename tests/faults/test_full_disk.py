@@ -7,7 +7,6 @@ import re
 import pytest
 
 from faults.injected import SLOW
-from faults.marks import NOT_BUILT
 from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import check_same_run, newest_step, train_options
 from faults.small_disk import SmallDisk
@@ -131,7 +130,6 @@ def test_no_room_for_a_workers_temporary_file(start, disk, data, finished, tmp_p
         ended.check_refused()
 
 
-@NOT_BUILT
 @pytest.mark.slow
 def test_no_room_for_shared_memory(start, disk, data, finished, tmp_path):
     """Batches of workers need shared memory; without room for it the run ends in a word."""

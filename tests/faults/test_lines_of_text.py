@@ -8,7 +8,8 @@ import os
 import pytest
 import safetensors.torch
 
-from faults.runs import SIZES, train_options, write_data
+from faults.runs import SIZES, UPDATES, train_options, write_data
+from gapless.checkpoint.store import write_checkpoint
 
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -197,23 +198,24 @@ def test_options_that_are_no_numbers(finished, run, command, value):
     assert ended.out == ""
 
 
-def test_weights_that_are_no_numbers(finished_copy, run):
-    """Weights that are not finite are refused before a word is translated.
-
-    They stand in an ordinary file of weights, as another program may have written it.
-    """
+@pytest.mark.parametrize("command", ["translate", "evaluate"])
+@pytest.mark.parametrize("value", ["nan", pytest.param("inf", marks=pytest.mark.slow)])
+def test_weights_that_are_no_numbers(finished_copy, run, command, value):
+    """Weights that are not finite are refused before a word is translated, whole as they are."""
     final = finished_copy / "checkpoints" / "final"
     tensors = safetensors.torch.load_file(final / "tensors.safetensors")
     name = next(name for name, tensor in tensors.items() if tensor.is_floating_point())
-    tensors[name].view(-1)[0] = float("nan")
-    given = finished_copy / "checkpoints" / "given.safetensors"
-    safetensors.torch.save_file(tensors, given)
+    tensors[name].view(-1)[0] = float(value)
+    others = ["meta.json", "manifest.json", "tensors.safetensors"]
+    files = {p.name: p.read_bytes() for p in final.iterdir() if p.name not in others}
+    meta = json.loads((final / "meta.json").read_text())
+    write_checkpoint(final, step=3 * UPDATES, tensors=tensors, meta=meta, files=files)
+    assert run("checkpoint", "verify", finished_copy).code == 0
 
-    for name in ("given.safetensors", "given"):
-        ended = run("translate", finished_copy, *CPU, "--checkpoint", name, "red")
-        ended.check_no_traceback()
-        assert ended.code != 0
-        assert ended.out == ""
+    ended = run(command, finished_copy, *CPU, *(["red"] if command == "translate" else []))
+
+    ended.check_refused("finite", finished_copy)
+    assert ended.out == ""
 
 
 def test_an_interrupt_between_two_lines(finished, start):
