@@ -33,6 +33,8 @@ _DEATH_SECONDS = 1.0
 
 _WATCH_SECONDS = 1.0
 
+_URGENT_SECONDS = 5.0
+
 _END: Any = object()
 
 
@@ -46,15 +48,23 @@ class WatchedLoader(Generic[BatchT]):
         loader: without workers, or with persistent ones.
         timeout_seconds: longest wait for one batch. Time in which this process was suspended does
             not count.
+        is_urgent: asked now and then; once it is true, no wait is longer than five seconds.
 
     Attributes:
         num_workers: processes of the loader.
     """
 
-    def __init__(self, loader: DataLoader[BatchT], *, timeout_seconds: float) -> None:
+    def __init__(
+        self,
+        loader: DataLoader[BatchT],
+        *,
+        timeout_seconds: float,
+        is_urgent: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.num_workers = loader.num_workers
         self._loader = loader
         self._timeout_seconds = timeout_seconds
+        self._is_urgent = is_urgent
         self._num_reads = 0
         self._is_reading = False
         self._is_silent = False
@@ -158,7 +168,8 @@ class WatchedLoader(Generic[BatchT]):
                 waited += period
             else:
                 number, waited = self._num_reads, 0.0
-            if waited >= self._timeout_seconds:
+            limit = self._timeout_seconds
+            if waited >= (min(limit, _URGENT_SECONDS) if self._is_urgent() else limit):
                 self._is_silent = True
                 for worker in self._workers():
                     worker.kill()

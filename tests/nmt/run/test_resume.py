@@ -126,6 +126,26 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batch
     assert losses[0] == losses[1]
 
 
+class StoppedInTest(Silent):
+    """Sends a signal when the final model begins to translate."""
+
+    def testing(self, count):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_run_that_is_stopped_while_it_tests(settings, tmp_path):
+    """It gives the test up, since nothing is lost, and a resumed run makes it again."""
+    whole = train(settings, tmp_path / "whole")
+    config = make_config({**settings, "run_dir": str(tmp_path / "parts")})
+    stopped = Trainer.new(config, observer=StoppedInTest()).train()
+    resumed = resume(tmp_path / "parts")
+
+    assert stopped["interrupted"]
+    assert stopped["bleu"] is None
+    assert whole["bleu"] == resumed["bleu"]
+    assert same_end(tmp_path / "whole", tmp_path / "parts")
+
+
 def test_packed_batches_go_on_as_they_were(settings, tmp_path):
     """The state keeps the layout, since a device may have chosen it and not the settings."""
     packed = {**settings, "batch_size": None, "batch_tokens": 40, "pack": True}

@@ -6,6 +6,7 @@ import signal
 import threading
 from typing import TYPE_CHECKING, Self
 
+from gapless.errors import LoaderError
 from gapless.pipeline.loaders import end_loader
 
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from types import FrameType, TracebackType
 
     from gapless.nmt.data.batch import AnyBatch
+
+
+class StopNow(Exception):  # noqa: N818  (nothing went wrong)
+    """Work that nothing is lost by is given up, since the run was asked to stop."""
 
 
 class StopRequest:
@@ -26,18 +31,29 @@ class StopRequest:
 
     Attributes:
         number: of the signal that asked the run to stop; None: it was not asked.
+        failure: of the loader, at the end of an update, which stops the run as well.
     """
 
     def __init__(self, *, second_raises: bool = True) -> None:
         self.number: int | None = None
+        self.failure: LoaderError | None = None
         self._second_raises = second_raises
         self._is_save_due = False
         self._former: dict[int, object] = {}
 
     @property
     def is_set(self) -> bool:
-        """Whether the run was asked to stop."""
-        return self.number is not None
+        """Whether the run was asked to stop, or has to."""
+        return self.number is not None or self.failure is not None
+
+    def check(self) -> None:
+        """Give up what is under way if the run was asked to stop.
+
+        Raises:
+            StopNow: it was.
+        """
+        if self.is_set:
+            raise StopNow
 
     def take_save(self) -> bool:
         """Return whether the run was asked to save since the last call."""
@@ -73,12 +89,21 @@ class StopRequest:
 
 
 def until_stopped(batches: Iterable[AnyBatch], stop: StopRequest) -> Iterator[AnyBatch]:
-    """Yield batches until a stop is requested and an update is complete."""
+    """Yield batches until a stop is requested, or the loader fails, and an update is complete.
+
+    Raises:
+        LoaderError: the loader failed within an update. At the end of one, the request takes it.
+    """
     source = iter(batches)
+    batch = None
     try:
         for batch in source:
             yield batch
             if stop.is_set and batch.ends_update:
                 return
+    except LoaderError as failure:
+        if batch is not None and not batch.ends_update:
+            raise
+        stop.failure = failure
     finally:
         end_loader(source)

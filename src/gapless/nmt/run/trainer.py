@@ -7,12 +7,12 @@ from contextlib import closing
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
-from gapless.errors import NonFiniteLossError
+from gapless.errors import LoaderError, NonFiniteLossError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.disk_troubles import DiskTroubles
 from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
-from gapless.nmt.run.interrupt import StopRequest, until_stopped
+from gapless.nmt.run.interrupt import StopNow, StopRequest, until_stopped
 from gapless.nmt.run.late_history import LateHistory
 from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.out_of_memory import naming_phase
@@ -133,9 +133,12 @@ class Trainer:
         with run.loop, folder, self._saver, stop:
             self._saver.reserve(run.model)
             self._capture_ahead()
-            with closing(self._loader()) as loader:
+            with closing(self._loader(stop)) as loader:
                 self._run_epochs(loader, folder, stop)
-            scores = None if stop.is_set else self._test(folder)
+            if stop.failure is not None and stop.number is None:
+                saved = f"update {run.step.num_updates} is saved"
+                raise LoaderError(f"{stop.failure}; {saved}") from stop.failure
+            scores = None if stop.is_set else self._test(folder, stop)
             summary = summarize(
                 run, scores, interrupted=stop.is_set, warm_up_seconds=self._warm_up_seconds
             )
@@ -213,12 +216,16 @@ class Trainer:
 
     # --- epochs ---
 
-    def _loader(self) -> WatchedLoader[AnyBatch]:
+    def _loader(self, stop: StopRequest) -> WatchedLoader[AnyBatch]:
         run = self.run
         loader = make_loader(
             run.task.train, run.sampler, workers=run.workers, prepare_worker=prepare_worker
         )
-        return WatchedLoader(loader, timeout_seconds=run.config.loader_timeout)
+        return WatchedLoader(
+            loader,
+            timeout_seconds=run.config.loader_timeout,
+            is_urgent=lambda: stop.is_set,
+        )
 
     def _run_epochs(
         self, loader: WatchedLoader[AnyBatch], folder: RunFolder, stop: StopRequest
@@ -320,8 +327,8 @@ class Trainer:
 
     # --- the end ---
 
-    def _test(self, folder: RunFolder) -> Scores:
-        """Score the mean of the newest weights, which becomes the final model."""
+    def _test(self, folder: RunFolder, stop: StopRequest) -> Scores | None:
+        """Score the mean of the newest weights, which becomes the final model; None if stopped."""
         run = self.run
         self._saver.finish()
         paths = checkpoints.averaged_paths(
@@ -335,7 +342,10 @@ class Trainer:
         pairs = run.task.corpus.test
         self._observer.testing(len(pairs))
         with naming_phase("translating the test sentences", lower="`beam`"):
-            scores = score_pairs(run, pairs, beam=run.config.beam)
+            try:
+                scores = score_pairs(run, pairs, beam=run.config.beam, on_batch=stop.check)
+            except StopNow:
+                return None
         folder.log("test", step=len(run.position.records), bleu=scores.bleu, chrf=scores.chrf)
         return scores
 

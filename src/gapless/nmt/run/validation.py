@@ -56,13 +56,20 @@ def _validation_loss(run: TrainingRun, *, on_batch: Callable[[], None]) -> float
     return losses.mean()
 
 
-def score_pairs(run: TrainingRun, pairs: Pairs, *, beam: int) -> Scores:
+def score_pairs(
+    run: TrainingRun,
+    pairs: Pairs,
+    *,
+    beam: int,
+    on_batch: Callable[[], None] = lambda: None,
+) -> Scores:
     """Translate the sources of these pairs with a run's model, and score the translations.
 
     Args:
         run: whose model translates, with its settings of the search.
         pairs: sources and references.
         beam: hypotheses kept; 1 is greedy search.
+        on_batch: called after each batch of translations.
 
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
@@ -77,4 +84,12 @@ def score_pairs(run: TrainingRun, pairs: Pairs, *, beam: int) -> Scores:
         early_stopping=config.early_stopping,
     )
     with run.loop.on_compute_stream(), eager_layers():
-        return evaluate(decoder, run.task.vocabs, pairs, settings, config=config).scores
+        found = evaluate(
+            decoder,
+            run.task.vocabs,
+            pairs,
+            settings,
+            config=config,
+            on_done=lambda _: on_batch(),
+        )
+    return found.scores
