@@ -64,12 +64,13 @@ def waits(summary):
     return {reason: each["count"] for reason, each in stats.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         {"plan": "gapless", "accumulate": 2, "precision": "fp16"},
-        pytest.param({"plan": "captured"}, marks=pytest.mark.slow),
-        pytest.param({"plan": "four-stream"}, marks=pytest.mark.slow),
+        {"plan": "captured"},
+        {"plan": "four-stream"},
     ],
     ids=lambda settings: settings["plan"],
 )
