@@ -109,13 +109,11 @@ def training(tiny_data):
     return ["train", "--data", tiny_data, *TINY, "--run-dir", "r"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("numbers", "flags", "code", "text"),
     [
-        pytest.param(
-            *([signal.SIGTERM], ["--grace", "0.5"], 143, "not done 0.5 s after SIGTERM"),
-            marks=pytest.mark.slow,
-        ),
+        ([signal.SIGTERM], ["--grace", "0.5"], 143, "not done 0.5 s after SIGTERM"),
         ([signal.SIGTERM, signal.SIGINT], [], 130, "stopped at once"),
     ],
     ids=["after the grace", "a second signal"],
@@ -136,6 +134,7 @@ def test_a_run_that_does_not_end(tiny_data, tmp_path, numbers, flags, code, text
     assert error == f"gapless: error: {text}; nothing is saved yet\n"
 
 
+@pytest.mark.slow
 def test_nobody_reads_the_output(tiny_data, tmp_path):
     """`gapless train | head -1` trains to its end."""
     with start(["-m", "gapless"], *training(tiny_data), folder=tmp_path) as running:

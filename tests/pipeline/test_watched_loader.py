@@ -79,7 +79,7 @@ FAULTS = {
 
 
 # The others take seconds, or differ little.
-QUICK = ("killed", "raises", "cannot hand over", "stopped")
+QUICK = ("killed", "raises", "cannot hand over")
 
 
 @pytest.mark.parametrize(

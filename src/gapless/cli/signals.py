@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import select
+import shutil
 import signal
 import socket
 import threading
@@ -136,6 +137,10 @@ class Signals:
 
         for child in multiprocessing.active_children():
             child.kill()
+        # Of the sockets of workers; Python would remove it at an end of its own.
+        folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         if os.isatty(1):
             _write(1, _RESTORE)
         _write(2, f"gapless: error: {why}{self._hint()}\n")
