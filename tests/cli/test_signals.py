@@ -13,6 +13,7 @@ import pytest
 
 import gapless
 from gapless.cli import progress
+from gapless.nmt.run.saver import Saver
 
 
 SRC = str(Path(gapless.__file__).parents[1])
@@ -145,3 +146,22 @@ def test_nobody_reads_the_output(tiny_data, tmp_path):
     assert running.returncode == 0
     assert error == "gapless: warning: standard output is closed; the run goes on without it\n"
     assert (tmp_path / "r" / "summary.json").is_file()
+
+
+def test_a_second_request_while_the_first_saves(
+    gapless, tiny_data, signal_after_a_batch, monkeypatch
+):
+    """Who asks again, as supervisors do, does not cut the save short."""
+    finish = Saver.finish
+
+    def finish_slowly(saver):
+        os.kill(os.getpid(), signal.SIGTERM)
+        finish(saver)
+
+    monkeypatch.setattr(Saver, "finish", finish_slowly)
+    signal_after_a_batch(signal.SIGTERM)
+    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+
+    assert outcome.code == 143
+    assert outcome.err == ""
+    assert [path.name for path in Path("r/checkpoints").glob("step-*")] == ["step-000000001"]

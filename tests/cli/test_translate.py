@@ -73,6 +73,7 @@ def start(tiny_run):
     )
 
 
+@pytest.mark.slow
 def test_lines_are_answered_as_they_come(tiny_run):
     """The answer to a line comes before the next one is asked; who stops to read ends it quietly."""
     with start(tiny_run) as running:

@@ -130,7 +130,8 @@ class Trainer:
         self._observer.started(describe_run(run))
         self._forget_later()
         folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
-        with run.loop, folder, self._saver, stop:
+        # The request is the last to go: a second SIGTERM must not cut the last save short.
+        with stop, run.loop, folder, self._saver:
             self._saver.reserve(run.model)
             self._capture_ahead()
             with closing(self._loader(stop)) as loader:
