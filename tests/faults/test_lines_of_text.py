@@ -69,6 +69,7 @@ def test_escape_sequences_are_neutralised(rude, translate):
     assert "owned" in lines[0], "the model writes its words, and they are not lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [["--n-best", "3", "--beam", "3"]])
 def test_escape_sequences_in_a_list_of_the_best(rude, translate, more):
     """Lists of the best are lines of three parts, however the model writes."""
@@ -158,6 +159,7 @@ def test_lines_are_answered_as_they_come(finished, start):
     process.end().check_done()
 
 
+@pytest.mark.slow
 def test_lines_that_were_asked_together_are_answered_in_order(finished, translate):
     """Many lines at once give the answers that each gives alone."""
     lines = [b"red dog\n", b"\n", b"sun\n", b"old big man\n"] * 5

@@ -44,6 +44,7 @@ def test_a_second_writer_is_refused(training, run, data, finished, tmp_path):
     check_same_run(tmp_path / "run", finished)
 
 
+@pytest.mark.slow
 def test_readers_of_a_run_that_trains(training, run, tmp_path):
     """Listing, verifying, translating and scoring need no lock and see whole checkpoints."""
     first = training()
