@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from gapless.errors import NonFiniteLossError, RunFolderError, UserError
+from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
@@ -124,6 +125,27 @@ def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batch
     ]
     losses = [[(r["step"], r["loss"]) for r in rows if r["kind"] == "train"] for rows in steps]
     assert losses[0] == losses[1]
+
+
+def test_a_run_that_is_stopped_while_it_captures(settings, tmp_path, monkeypatch):
+    """It gives the captures up and saves what it has, which is its beginning."""
+
+    def capture_ahead(self, examples, step, *, on_batch, **rest):
+        os.kill(os.getpid(), signal.SIGTERM)
+        on_batch(1)
+        pytest.fail("the captures went on")
+
+    whole = train(settings, tmp_path / "whole")
+    with monkeypatch.context() as patched:
+        patched.setattr(TrainLoop, "captures_ahead", True)
+        patched.setattr(TrainLoop, "capture_ahead", capture_ahead)
+        stopped = train(settings, tmp_path / "parts")
+    resumed = resume(tmp_path / "parts")
+
+    assert stopped["interrupted"]
+    assert stopped["steps"] == 0
+    assert whole["loss"] == resumed["loss"]
+    assert same_end(tmp_path / "whole", tmp_path / "parts")
 
 
 class StoppedInTest(Silent):

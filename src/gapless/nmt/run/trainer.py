@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing
+from contextlib import closing, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
@@ -133,7 +133,7 @@ class Trainer:
         # The request is the last to go: a second SIGTERM must not cut the last save short.
         with stop, run.loop, folder, self._saver:
             self._saver.reserve(run.model)
-            self._capture_ahead()
+            self._capture_ahead(stop)
             with closing(self._loader(stop)) as loader:
                 self._run_epochs(loader, folder, stop)
             if stop.failure is not None and stop.number is None:
@@ -169,15 +169,16 @@ class Trainer:
 
         return naming_phase(phase, lower=lower, shape=run.step.shape, graph_bytes=graph_bytes)
 
-    def _capture_ahead(self) -> None:
+    def _capture_ahead(self, stop: StopRequest) -> None:
         """Capture every fixed shape before the run, if the plan captures and the device can."""
         start = perf_counter()
         if self.run.loop.captures_ahead:
-            self._capture_each_shape()
+            with suppress(StopNow):
+                self._capture_each_shape(stop)
             self._note_decisions()
         self._warm_up_seconds = perf_counter() - start
 
-    def _capture_each_shape(self) -> None:
+    def _capture_each_shape(self, stop: StopRequest) -> None:
         run, step = self.run, self.run.step
         pairs = PairBatches(run.task.train)
         examples = [pairs[micro] for micro in run.sampler.one_of_each()]
@@ -186,6 +187,7 @@ class Trainer:
 
         def on_batch(done: int) -> None:
             self._observer.capturing_ahead(done, of=len(examples))
+            stop.check()
             for following in examples[done : done + 1]:
                 step.note_size(following)
 
