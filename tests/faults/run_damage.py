@@ -99,6 +99,11 @@ def judge(launcher, whole, damage: Damage, folder):
     return outcome, [f"{damage}: {text}" for text in wrong]
 
 
+def files_of(damage):
+    """Return the files that a damage is done to, one or two."""
+    return damage.name.partition(": ")[0].split(" and ")
+
+
 def said_badly(ended):
     """Return what is wrong with the way in which a command that failed says so."""
     if "Traceback" in ended.out + ended.err:
@@ -116,7 +121,7 @@ def judge_verify(launcher, whole, damage, run, folder):
     if "Traceback" in both:
         return [f"verify: a traceback: {ended.err[-300:]}"]
     grown = "after its end" in damage.name and damage.file == "metrics.jsonl"
-    files = damage.name.partition(": ")[0].split(" and ")
+    files = files_of(damage)
     if ended.code == 0 and not grown and not any(UNCOVERED.search(file) for file in files):
         return ["verify: all is whole, it says"]
     if ended.code not in (0, 1, 2):
@@ -142,7 +147,10 @@ def judge_resume(launcher, whole, damage, run, folder):
     newest = checkpoints(whole.run)[-1]
     ended = launcher.run("train", "--resume", run, folder=folder)
     if ended.code:
-        return "resume refused", [f"resume: {text}" for text in said_badly(ended)]
+        found = [f"resume: {text}" for text in said_badly(ended)]
+        if all(file.startswith("checkpoints/step-") for file in files_of(damage)):
+            found.append("resume: refused, though another state is whole")
+        return "resume refused", found
     if "Traceback" in ended.err:
         return "resumed", [f"resume: a traceback: {ended.err[-300:]}"]
     found = [f"resume: silently differs in {text}" for text in differences(run, whole.reference)]
