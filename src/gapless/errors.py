@@ -128,7 +128,8 @@ class NonFiniteLossError(GaplessError, ArithmeticError):
     def __init__(self, step: int, loss: float, *, place: str | None = None) -> None:
         super().__init__(
             f"the loss of {place or f'batch {step}'} is {loss}, expected a finite number; "
-            "lower the learning rate, clip gradients, or compute in bf16 or fp32"
+            "lower the learning rate, clip gradients, compute in bf16 or fp32, or skip such updates "
+            'by `on_nonfinite="skip"`'
         )
         self.step = step
         self.loss = loss
