@@ -162,10 +162,13 @@ class _Integrates:
         return max([*num_objects.values(), len(self._callbacks)], default=0)
 
     def num_replays(self, name):
-        """Return how many calls under this name were replays; a module's parts count as one."""
+        """Return how many calls under this name were replays, or updates by operations alone.
+
+        A module's parts count as one.
+        """
         of_callbacks = self._reports_of_callbacks() if name == "model" else []
         of_objects = [
-            max((report.num_replays for report in known), default=0)
+            max((report.num_replays + report.num_quick for report in known), default=0)
             for kind, _, known in self._watched.values()
             if kind == name
         ]
