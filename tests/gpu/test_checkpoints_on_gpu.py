@@ -30,7 +30,7 @@ def test_a_copy_has_the_values_of_its_moment():
     torch.cuda.synchronize()
 
     with forbid_waits(device):
-        device.delay(device.current_stream(), 50.0)
+        device.delay(device.current_stream(), 1000.0)  # far longer than to queue copies
         for _ in range(5):
             torch._foreach_add_(list(weights.values()), 1.0)
             half += 1
