@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.mark.slow
 def test_both_turns_run_and_all_saves_are_seen(tmp_path):
-    """A tiny run on a CPU: three states with saves every 20 updates, one without."""
+    """A tiny run on a CPU; both turns save at the ends of epochs and of the run."""
     draw = random.Random(0)
     rows = [
         " ".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 9))) for _ in range(900)
@@ -31,6 +31,6 @@ def test_both_turns_run_and_all_saves_are_seen(tmp_path):
     (line,) = out.read_text(encoding="utf-8").splitlines()
     found = json.loads(line)
     (saved,), (other,) = found["turns"]["with"], found["turns"]["without"]
-    assert (saved["num_saves"], other["num_saves"]) == (3, 1)
+    assert saved["num_saves"] == other["num_saves"] + 2  # after updates 20 and 40
     assert saved["host_waits"] == other["host_waits"]
     assert found["disk_bytes_per_second"] > 0
