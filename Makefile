@@ -2,11 +2,12 @@
 
 PYTHON ?= python3
 VENV ?= .venv
+MINUTES ?= 30
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check test-gpu mutants sweep lint clean
+.PHONY: demo test check test-gpu mutants sweep soak lint clean
 
 demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
 	@rm -rf runs/demo
@@ -36,6 +37,10 @@ mutants: $(VENV)/.installed-test  ## Remove every ordering operation in turn; al
 
 sweep: $(VENV)/.installed-test  ## Every scenario under every scheduler and 200 seeds.
 	cd tests && PYTHONPATH=.:../src ../$(BIN)/python -m simulation.sweep --seeds 200 --jobs 2
+
+soak: $(VENV)/.installed-test  ## Faults at random on one run, for MINUTES=30; nothing grows or is lost.
+	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 \
+	  ../$(BIN)/python -m faults.soak --minutes $(MINUTES)
 
 test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 	GAPLESS_REQUIRE_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu
