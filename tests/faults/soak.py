@@ -77,7 +77,7 @@ class Life:
         code = "-" if self.code is None else self.code
         faults = ", ".join(self.faults) or "none"
         return (
-            f"{self.workers:7}{self.seconds:9.1f}{self.updates:9}{code:6}{self.gone:7.1f}  "
+            f"{self.workers:7}{self.seconds:9.1f}{self.updates:9}{code:>6}{self.gone:7.1f}  "
             f"{self.thirds!s:48}{'; '.join([faults, *self.wrong])}"
         )
 
@@ -299,12 +299,12 @@ def main():
     options = parse()
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     launcher = Launcher()
-    # The record of a run grows by less than a megabyte in a minute.
+    # The record of a run grows by one to a few megabytes a minute.
     soak = Soak(
         launcher,
         folder,
         seed=options.seed,
-        kilobytes=32_000 + int(4_000 * options.minutes),
+        kilobytes=32_000 + int(8_000 * options.minutes),
         real=options.real,
     )
     if soak.disk is None:
