@@ -499,3 +499,23 @@ def a_module_whose_weights_keep_their_stream(device):
     """Autograd warns of weights that are used on another stream than at first."""
     report = check(device, KnowsItsStream, loop=OnOneStream)
     assert (report.num_graphs, report.refusals) == (1, []), str(report)
+
+
+@scenario(only=ONE)
+def updates_whose_rate_changes_at_every_step_are_quick(device):
+    """The rate of each step is the loop's own, and most steps run without torch's Python."""
+    with device.allow_waits():
+        weight = torch.nn.Parameter(on(device, torch.ones(3)))
+        gradient = on(device, torch.ones(3))
+    optimizer = torch.optim.SGD([weight], lr=1.0, momentum=0.5, foreach=True)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0 / (1 + step))
+    gapless.capture(optimizer, device=device)
+    expected, velocity = 1.0, 0.0
+    for number in range(16):
+        weight.grad = gradient
+        optimizer.step()
+        schedule.step()
+        velocity = 0.5 * velocity + 1.0 if number else 1.0
+        expected -= velocity / (1 + number)
+    assert torch.allclose(read_back(device, weight), torch.full((3,), expected))
+    assert gapless.capture_report(optimizer).num_quick > 8

@@ -15,6 +15,7 @@ from gapless.pipeline.batch_mover import BatchMover
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.transfer import TransferLane
+from gapless.pipeline.watched_loader import _end_workers
 from late_device import LateDevice
 from simulation.registry import scenario as any_scenario
 from simulation.workloads import Lent, Sums, make_prefetcher, numbered, read_back
@@ -572,3 +573,26 @@ def _look_ahead(device):
 
 def _fail(tensor):
     raise ZeroDivisionError
+
+
+@scenario(only="asap")
+def queues_of_workers_that_were_ended_are_closed(device):
+    """Each holds files open, and a thread."""
+    closed = []
+
+    class Queue:
+        def cancel_join_thread(self):
+            pass
+
+        def close(self):
+            closed.append(self)
+
+    queues = [Queue(), Queue(), Queue()]
+    iterator = SimpleNamespace(
+        _workers=[],
+        _index_queues=queues[:2],
+        _worker_result_queue=queues[2],
+        _worker_pids_set=False,
+    )
+    _end_workers(iterator, are_well=False)
+    assert closed == queues

@@ -129,7 +129,7 @@ class QuickUpdates:
         self._sets = [lists for lists in self._sets if lists.hold(self._optimizer)]
         if self._num_collected > _MAX_COLLECTED + self._num_updates / _MIN_UPDATES_PER_SET:
             self._is_over = True
-            self._sets.clear()
+            self._sets = []
         with torch.no_grad():
             lists = None if self._is_over else self._collected()
         if lists is None:
@@ -211,9 +211,12 @@ class QuickUpdates:
         on_device = [weights, *columns]
         on_host = on_device.pop() if way.counts_on_host else []
         needs_copy = self._device.needs_copy
+        expected = [(tensor, False) for tensor in chain(*on_device)]
+        expected += [(tensor, True) for tensor in on_host]
         return all(
-            _is_plain_tensor(tensor) and not needs_copy(tensor) for tensor in chain(*on_device)
-        ) and all(_is_plain_tensor(tensor) and needs_copy(tensor) for tensor in on_host)
+            _is_plain_tensor(tensor) and needs_copy(tensor) == is_on_host
+            for tensor, is_on_host in expected
+        )
 
 
 class _Part:

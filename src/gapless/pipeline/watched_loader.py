@@ -152,7 +152,7 @@ class WatchedLoader(Generic[BatchT]):
             # The workers keep sockets in the folder of this process, which removes it: one that is
             # killed could not remove its own.
             get_temp_dir()
-            self._is_closed.clear()
+            self._is_closed = threading.Event()
             self._is_silent = False
             self._watch = threading.Thread(
                 target=self._watch_reads, name="gapless-loader-watch", daemon=True
