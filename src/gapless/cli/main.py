@@ -67,6 +67,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _give_up_unwritable_output()
     except KeyboardInterrupt:
         code = 130
+    # All is done: an interrupt would only break what libraries do at the end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.exit(code)
 
 
