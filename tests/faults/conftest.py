@@ -3,11 +3,24 @@
 from __future__ import annotations
 
 import shutil
+from pathlib import Path
 
 import pytest
 
 from faults.processes import shared_launcher
 from faults.runs import train_options, write_data
+
+
+# Of the tests with processes, one in so many is run by `make test`; `make check` runs the others.
+_ONE_IN = 3
+
+
+def pytest_collection_modifyitems(items):
+    own = [item for item in items if Path(__file__).parent in item.path.parents]
+    quick = [item for item in own if item.get_closest_marker("slow") is None]
+    for number, item in enumerate(sorted(quick, key=lambda item: item.nodeid)):
+        if number % _ONE_IN:
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")

@@ -11,7 +11,7 @@ from hazards.themes import IN_PLACE_CASES
 
 
 # Of all cases, one in so many is run by `make test`; `make check` runs all, half under each schedule.
-_ONE_IN = 8
+_ONE_IN = 16
 
 
 def cases_on(kind):
