@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -45,6 +48,31 @@ def test_a_plan_equals_the_plain_loop_to_the_last_bit(plan):
 
     assert expected == result.losses
     assert all(map(torch.equal, expected_weights, model.parameters()))
+
+
+class Batches:
+    """A loader that can be waited to be gone, as its worker processes would be with it."""
+
+    def __iter__(self):
+        yield from make_training()[0][:4]
+
+
+@pytest.mark.parametrize("plan", gapless.PLANS)
+def test_an_epoch_that_ended_does_not_wait_for_a_garbage_collection(plan):
+    """Its loader, and so its worker processes, go with the last name that it has."""
+    _, step, _ = make_training()
+    batches = Batches()
+    is_there = weakref.ref(batches)
+    gc.collect()
+    gc.disable()
+    try:
+        with TrainLoop(plan=plan, device="cpu") as loop:
+            result = loop.run_epoch(batches, step)
+        del loop, batches
+        assert is_there() is None
+    finally:
+        gc.enable()
+    assert len(result.losses) == 4
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, ValueError, MemoryError])

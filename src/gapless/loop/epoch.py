@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,9 @@ class Epoch:
         self._runner = runner
         self._waits = waits
         engine.host_waits.stats.by_reason.clear()
-        self._progress = Progress(waits=engine.host_waits.stats, so_far=self._record)
+        # Not bound to itself: a cycle would keep the loader, and its worker processes, for a while.
+        this = weakref.proxy(self)
+        self._progress = Progress(waits=engine.host_waits.stats, so_far=lambda: this._record())
         self._running = RunningMean(engine.losses)
         self._first_loss = engine.losses.num_added
         self._meter_before = engine.meter.reading()

@@ -101,7 +101,8 @@ class Progress:
         gap_share: share of device time between steps so far; None on a CPU or before a reading.
         diagnosis: what plan `auto` found out last, None before and under other plans; a new
             object whenever it says something new.
-        so_far: returns the record of the batches whose losses were read so far.
+        so_far: returns the record of the batches whose losses were read so far; to be called during
+            the epoch.
     """
 
     batch: int = 0
