@@ -396,6 +396,18 @@ def test_a_class_with_a_part_on_the_host_for_its_objects_has_none_for_its_class_
     assert gapless.capture(Counter.total, device="cpu")(torch.ones(3)).item() == 3.0
 
 
+def test_an_attribute_of_that_name_that_is_no_function_is_left_alone():
+    """An object may have a flag of the name."""
+
+    class Trainer:
+        on_host = True
+
+        def step(self, batch):
+            return batch.sum()
+
+    assert gapless.capture(Trainer().step, device="cpu")(torch.ones(3)).item() == 3.0
+
+
 def test_an_update_that_replays_call_is_told(device):
     """One that counts on the host is no part of a graph; nobody would see that from the counts."""
     for fused in (False, True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pytest
 import torch
@@ -184,6 +185,44 @@ def test_a_number_that_stays_for_a_few_calls_ends_watching_and_is_named(device, 
     assert "argument 'weight' (float) differs" in str(report.refusal)
     assert report.num_graphs <= 12
     assert report.num_replays <= 12
+
+
+ODD_CALLS = {
+    "a mapping that cannot be made anew": lambda number, x: (
+        MappingProxyType({"x": x, "number": number}),
+    ),
+    "a list of numbers": lambda number, x: (x, [number, number]),
+    "an object": lambda number, x: (x, object(), number),
+}
+
+
+@pytest.mark.parametrize("form", ODD_CALLS)
+def test_odd_calls_with_numbers_that_never_come_again_run_on(device, form):
+    """To say what differs between them is not worth an error."""
+    step = gapless.capture(lambda *args: len(args), device=device)
+    with device.allow_waits():
+        x = on(device, torch.ones(2))
+        returned = [step(*ODD_CALLS[form](number // 2, x)) for number in range(90)]
+
+    assert returned == [len(ODD_CALLS[form](0, x))] * 90
+
+
+NAMED = {
+    "by its function": (lambda x, beta: x * 1.0, "argument 'beta' (int) differs"),
+    "by its place": (lambda *args: args[0] * 1.0, "argument 2 (int) differs"),
+}
+
+
+@pytest.mark.parametrize("form", NAMED)
+def test_an_argument_that_never_comes_again_is_named(device, form):
+    """What a function takes as `*args` has a number alone."""
+    function, said = NAMED[form]
+    step = gapless.capture(function, device=device)
+    (x,) = gapless.prefetch([torch.ones(2)], device)
+    for number in range(80):
+        step(x, number // 2)
+
+    assert said in str(step.report.refusal)
 
 
 @pytest.mark.parametrize(

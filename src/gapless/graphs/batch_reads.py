@@ -102,7 +102,7 @@ class BatchRead:
         """
         try:
             return _plain(self._origin.tensor(leaves, {}))
-        except (RuntimeError, IndexError) as error:
+        except Exception as error:
             return type(error).__name__
 
     def is_like(self, other: BatchRead) -> bool:
@@ -256,10 +256,6 @@ class BatchReads:
         self._reads: dict[Hashable, BatchRead] = {}
         self._values: dict[Hashable, set[Hashable]] = {}
 
-    def belong_to(self, kind: Hashable) -> bool:
-        """Return whether values of its batch belong to a kind."""
-        return isinstance(kind, _Valued)
-
     def kind_of(self, tree: Tree) -> Hashable:
         """Return the kind of a call, with the values of its batch that belong to it.
 
@@ -311,6 +307,11 @@ class BatchReads:
         for one in list(self._reads):
             if without_values(one) == base:
                 del self._reads[one], self._values[one]
+
+
+def has_values(kind: Hashable) -> bool:
+    """Return whether values of its batch belong to a kind."""
+    return isinstance(kind, _Valued)
 
 
 def without_values(kind: Hashable) -> Hashable:

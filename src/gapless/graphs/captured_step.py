@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +24,7 @@ import torch
 
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
-from gapless.graphs.batch_reads import BatchReads, without_values
+from gapless.graphs.batch_reads import BatchReads, has_values, without_values
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import MAX_VARIANTS, GraphCache
@@ -90,6 +90,8 @@ _TOO_FEW = ((3, 3), (10, 20))
 # Kinds of calls that are refused before no other is tried: if none was captured, and in any case.
 _MAX_REFUSED = 3
 _MOST_REFUSED = 100
+
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 # Proofs of a step that does not repeat itself, before it is refused.
 _MAX_PROOFS = 3
@@ -373,11 +375,12 @@ class CapturedStep:
                 self.report.rest(_unlike_calls(difference, self.step))
         elif self._passing.are_passing(num_steps=num_steps, num_graphs=num_graphs):
             # To be compared with the next; its tensors are not held.
-            self._former = tree.map(lambda leaf: leaf.new_empty(0))
+            with suppress(BatchError):  # a container that cannot be made anew
+                self._former = tree.map(lambda _: torch.empty(0))
 
     def _try_first(self, graph: CallGraph, tree: Tree) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
-        if graph is not self._newest or self._batch_reads.belong_to(tree.key()):
+        if graph is not self._newest or has_values(tree.key()):
             self._newest, self.quick_call = graph, None
             return
         known = self._graphs.quick_calls
@@ -753,12 +756,14 @@ def _unlike_calls(difference: str, step: object) -> Refusal:
     )
 
 
-def _with_names(difference: str, step: object) -> str:
-    """Call the arguments of a step by their names."""
+def _with_names(difference: str, step: Any) -> str:
+    """Call the arguments of a step, or of a module, by their names."""
+    function = step.forward if isinstance(step, torch.nn.Module) else step
     try:
-        names = list(inspect.signature(step).parameters)  # type: ignore[arg-type]
+        parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # code in C, or no function
         return difference
+    names = [one.name for one in parameters if one.kind in _BY_POSITION]
     found = re.fullmatch(r"(?:batch|argument (\d+)) (\(.*\))", difference)
     if found is None:
         return difference

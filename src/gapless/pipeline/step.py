@@ -82,8 +82,9 @@ def host_part_of(step: object) -> Callable[..., Any] | None:
     part = getattr(step, "on_host", None)
     if part is None and isinstance(step, MethodType):
         part = getattr(step.__self__, "on_host", None)
-        if isinstance(step.__self__, type) and not isinstance(part, MethodType):
-            return None  # a method of its objects
+        # Of a class it may be a method of its objects; of an object, something else of that name.
+        is_its_own = not isinstance(step.__self__, type) or isinstance(part, MethodType)
+        return part if is_its_own and callable(part) else None
     return part
 
 
