@@ -116,28 +116,20 @@ def test_a_failed_sync_writes_the_file_anew(tmp_path, which):
         assert re.search(rf"sync\(\d+<[^>]*{re.escape(name)}>\) += 0", after)
 
 
-@pytest.mark.slow
-def test_syncs_that_always_fail(tmp_path):
-    """A disk that never takes it: the save fails in a word, and the one before stays."""
-    folder, log = tmp_path / "store", tmp_path / "log"
-    save_steps(folder, 10)
-
-    done = save_traced(folder, log, "fsync,fdatasync:error=EIO:when=1+")
-
-    assert done.returncode == 1
-    last = done.stderr.splitlines()[-1]
-    assert last.startswith(("OSError", "gapless.errors.CheckpointError"))
-    check_is(load_newest(folder).checkpoint, 10)
-    assert [path.name for path in folder.iterdir()] == [name_of(10)]
+FAILING = {
+    "a disk that never takes a sync": "fsync,fdatasync:error=EIO:when=1+",
+    "no room for a name": "rename,renameat,renameat2:error=ENOSPC:when=1+",
+}
 
 
 @pytest.mark.slow
-def test_a_rename_that_fails(tmp_path):
-    """No room for a name: the save fails in a word, leaves nothing, and the one before stays."""
+@pytest.mark.parametrize("failing", FAILING)
+def test_what_always_fails(tmp_path, failing):
+    """The save fails in a word and leaves nothing, and the one before stays."""
     folder, log = tmp_path / "store", tmp_path / "log"
     save_steps(folder, 10)
 
-    done = save_traced(folder, log, "rename,renameat,renameat2:error=ENOSPC:when=1+")
+    done = save_traced(folder, log, FAILING[failing])
 
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]

@@ -24,6 +24,7 @@ from gapless.graphs.captor import captor_of
 from gapless.graphs.in_place import capture_report, release
 from gapless.loop.train_loop import TrainLoop
 from gapless.testing.simulated.simulated_device import SimulatedDevice
+from optimizer_loops import OptimizerLoop, both
 from toy_steps import on
 from update_loops import INSIDE, OUTSIDE
 
@@ -42,72 +43,6 @@ adamw = partial(AdamW, lr=0.1, fused=True)
 NUM_BEFORE_REPLAYS = 3
 
 
-class Loop:
-    """Weights whose gradients follow from them and from the number of the step.
-
-    Args:
-        device: where they are.
-        make: takes the weights; returns the optimizer.
-        is_captured: whether the optimizer is.
-        options: of the capture.
-
-    Attributes:
-        values: of the weights, and of their gradients, after each step.
-    """
-
-    def __init__(self, device, make, *, is_captured=True, **options):
-        self.device, self.is_captured, self.options = device, is_captured, options
-        self.weights = [
-            torch.nn.Parameter(on(device, torch.full(shape, 0.5))) for shape in ((3, 2), (2,), ())
-        ]
-        self.optimizer = make(self.weights)
-        self.count, self.values = 0, []
-        self.capture()
-
-    def capture(self):
-        if self.is_captured:
-            assert gapless.capture(self.optimizer, device=self.device, **self.options) is (
-                self.optimizer
-            )
-
-    def release(self):
-        if self.is_captured:
-            assert release(self.optimizer) is self.optimizer
-
-    @property
-    def report(self):
-        return capture_report(self.optimizer)
-
-    def run(self, num=8, *, step=None, weights=None):
-        for _ in range(num):
-            self.count += 1
-            weights_now = self.weights if weights is None else weights
-            gradients = [
-                weight.detach() * 0.1 + 0.01 * self.count * number
-                for number, weight in enumerate(weights_now, start=1)
-            ]
-            for weight, gradient in zip(weights_now, gradients, strict=True):
-                weight.grad = gradient
-            self.optimizer.step() if step is None else step()
-            assert all(
-                weight.grad is gradient
-                for weight, gradient in zip(weights_now, gradients, strict=True)
-            )
-            tensors = [*self.weights, *gradients]
-            self.values.append([tensor.detach().flatten().tolist() for tensor in tensors])
-
-
-def both(device, make, play, **options):
-    """Play with a loop as written and with a captured one; they have the same bits."""
-    expected = Loop(device, make, is_captured=False)
-    play(expected)
-    found = Loop(device, make, **options)
-    play(found)
-
-    assert found.values == expected.values
-    return found
-
-
 def reasons(loop):
     return " ".join(refusal.text for refusal in loop.report.refusals)
 
@@ -118,7 +53,7 @@ def reasons(loop):
 @pytest.mark.parametrize("name", INSIDE)
 def test_steps_are_replays(device, name):
     """With the same bits, and each weight keeps the gradient that the loop gave to it."""
-    report = both(device, INSIDE[name], Loop.run).report
+    report = both(device, INSIDE[name], OptimizerLoop.run).report
 
     assert (report.num_replays, report.num_eager) == (5, NUM_BEFORE_REPLAYS)
     assert (report.num_graphs, report.proved, report.refusals) == (1, 1, [])
@@ -128,7 +63,7 @@ def test_steps_are_replays(device, name):
 def test_an_update_with_new_numbers_at_every_step_runs_as_written(device, name):
     """The report says why, and so does a warning."""
     with pytest.warns(CaptureWarning, match=r"\w+\.step is not captured: the update of"):
-        report = both(device, OUTSIDE[name], Loop.run).report
+        report = both(device, OUTSIDE[name], OptimizerLoop.run).report
 
     assert (report.num_replays, report.num_eager) == (0, 8)
     assert report.refusal.kind == "update"
@@ -136,10 +71,14 @@ def test_an_update_with_new_numbers_at_every_step_runs_as_written(device, name):
 
 def test_a_warning_stands_at_the_line_of_the_loop(device):
     """Also where a scheduler has wrapped the step since."""
-    loop = Loop(device, partial(torch.optim.Adam, lr=0.1))
+    loop = OptimizerLoop(device, partial(torch.optim.Adam, lr=0.1))
     ExponentialLR(loop.optimizer, 0.5)
+
+    def step():
+        loop.optimizer.step()
+
     with pytest.warns(CaptureWarning) as told:
-        loop.run()
+        loop.run(step=step)
 
     assert [one.filename for one in told] == [__file__]
 
@@ -153,7 +92,10 @@ def test_rates_on_the_device_follow_a_schedule(device):
             loop.run(1)
             scheduler.step()
 
-    expected, found = Loop(device, adamw, is_captured=False), Loop(device, adamw, rates="tensor")
+    expected, found = (
+        OptimizerLoop(device, adamw, is_captured=False),
+        OptimizerLoop(device, adamw, rates="tensor"),
+    )
     play(expected)
     play(found)
 
@@ -201,7 +143,7 @@ class Inherits(SGD):
 @pytest.mark.parametrize("make", [Signs, partial(Signs, decay=0.5)])
 def test_a_users_own_optimizer_is_captured(device, make):
     """What it writes into gradients shows in those of the loop."""
-    report = both(device, make, Loop.run).report
+    report = both(device, make, OptimizerLoop.run).report
 
     assert (report.num_replays, report.refusals) == (5, [])
 
@@ -303,7 +245,7 @@ def test_a_change_of_a_users_own_optimizer(device, change):
 def test_a_users_own_optimizer_that_counts_is_refused(device):
     """A replay would not count; the report names the line."""
     with pytest.warns(CaptureWarning):
-        loop = both(device, Counts, Loop.run)
+        loop = both(device, Counts, OptimizerLoop.run)
 
     assert loop.optimizer.num_steps == 8
     lines, first = inspect.getsourcelines(Counts)
@@ -440,7 +382,7 @@ def test_a_step_that_somebody_has_replaced_runs_as_written(device, make):
         return optimizer
 
     with pytest.warns(CaptureWarning, match="the update of"):
-        loop = both(device, made, Loop.run)
+        loop = both(device, made, OptimizerLoop.run)
 
     assert (loop.report.num_replays, loop.report.num_eager) == (0, 8)
 
@@ -455,7 +397,7 @@ def test_what_is_refused_for_good_is_called_where_the_loop_is(device):
             return super().step(closure)
 
     with pytest.warns(CaptureWarning):
-        Loop(device, CountsAndLooks).run()
+        OptimizerLoop(device, CountsAndLooks).run()
 
     assert seen[0] is not device.current_stream()
     assert seen[-1] is device.current_stream()
@@ -463,7 +405,7 @@ def test_what_is_refused_for_good_is_called_where_the_loop_is(device):
 
 def test_gradients_that_no_graph_can_take(device):
     """Such a step runs as written, and the report says why."""
-    loop = Loop(device, momentum)
+    loop = OptimizerLoop(device, momentum)
     loop.run(5)
     before = loop.weights[0].tolist()
     gradients = [(weight.detach() * 2).requires_grad_() for weight in loop.weights]
@@ -484,7 +426,7 @@ class OfAnotherKind(torch.Tensor):
 
 def test_gradients_of_other_kinds(device):
     """A graph has one piece of memory for each gradient; the simulated device has no others."""
-    loop = Loop(device, momentum)
+    loop = OptimizerLoop(device, momentum)
     objection = captor_of(loop.optimizer)._objection_to_gradients
 
     assert objection([None, loop.weights[0].detach()]) is None
@@ -511,7 +453,7 @@ def test_weights_on_the_host(device):
 
 def test_on_refusal_raises_when_the_step_is_done(device):
     """The weights are updated, and have their gradients."""
-    loop = Loop(device, Counts, on_refusal="raise")
+    loop = OptimizerLoop(device, Counts, on_refusal="raise")
     loop.run(1)
     with pytest.raises(CaptureRefused, match=r"Counts\.step") as caught:
         loop.run(1)
@@ -528,7 +470,7 @@ def test_an_exception_of_a_step_leaves_gradients_where_they_are(device):
         def step(self, closure=None):
             raise ArithmeticError
 
-    loop = Loop(device, Fails)
+    loop = OptimizerLoop(device, Fails)
     gradients = [torch.ones_like(weight) for weight in loop.weights]
     for weight, gradient in zip(loop.weights, gradients, strict=True):
         weight.grad = gradient
@@ -553,8 +495,8 @@ def test_within_a_captured_step_it_is_a_part_of_that(device):
         return step, [weight.tolist() for weight in loop.weights]
 
     for make in (momentum, Signs):
-        _, expected = train(Loop(device, make, is_captured=False), is_captured=False)
-        loop = Loop(device, make)
+        _, expected = train(OptimizerLoop(device, make, is_captured=False), is_captured=False)
+        loop = OptimizerLoop(device, make)
         ExponentialLR(loop.optimizer, 0.5)
         step, found = train(loop, is_captured=True)
 
@@ -565,7 +507,7 @@ def test_within_a_captured_step_it_is_a_part_of_that(device):
 
 def test_within_a_loop_that_captures_it_is_a_part_of_the_step(device):
     """As within any captured step."""
-    loop = Loop(device, momentum)
+    loop = OptimizerLoop(device, momentum)
 
     def step(x):
         loop.optimizer.zero_grad()
@@ -625,7 +567,7 @@ def test_a_rate_that_changes_in_each_short_epoch(device):
 
 def test_a_scheduler_that_steps_first_warns_as_written(device):
     """It asks whether the optimizer was called."""
-    loop = Loop(device, momentum)
+    loop = OptimizerLoop(device, momentum)
     scheduler = StepLR(loop.optimizer, 6)
     with pytest.warns(UserWarning, match=r"`lr_scheduler.step\(\)` before `optimizer.step\(\)`"):
         scheduler.step()
@@ -653,7 +595,7 @@ def test_a_gradient_scaler(device, make):
     """Steps of both kinds of optimizers are replays, and one is left out after an overflow."""
 
     def train(is_captured):
-        loop = Loop(device, make, is_captured=is_captured)
+        loop = OptimizerLoop(device, make, is_captured=is_captured)
         scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=4)
         seen = []
         for number in range(10):
@@ -681,7 +623,10 @@ def test_a_gradient_scaler(device, make):
 
 def test_an_optimizer_is_what_it_was(device):
     """Its type, its text, its state, and the form of its step."""
-    loop, other = Loop(device, momentum), Loop(device, momentum, is_captured=False)
+    loop, other = (
+        OptimizerLoop(device, momentum),
+        OptimizerLoop(device, momentum, is_captured=False),
+    )
     loop.run()
     other.run()
 
@@ -706,7 +651,7 @@ def test_a_copy_is_an_ordinary_optimizer(device, kind, copied):
     """It steps its own weights, and has no report."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CaptureWarning)
-        loop = Loop(device, partial(kind, lr=0.1, momentum=0.9))
+        loop = OptimizerLoop(device, partial(kind, lr=0.1, momentum=0.9))
         loop.run()
         other = copied(loop.optimizer)
         num_steps, before = loop.report.num_steps, loop.weights[0].tolist()
@@ -730,7 +675,7 @@ def test_a_copy_keeps_a_method_of_its_own(device):
             for weight in optimizer.param_groups[0]["params"]:
                 weight.mul_(0.5)
 
-    loop = Loop(device, momentum, is_captured=False)
+    loop = OptimizerLoop(device, momentum, is_captured=False)
     optimizer = KeepsAll(loop.weights, lr=0.1)
     optimizer.step = MethodType(halve, optimizer)
     gapless.capture(optimizer, device=device)
@@ -762,7 +707,7 @@ def test_a_file_leaves_the_graphs_out(kind):
 @pytest.mark.parametrize("has_scheduler", [True, False])
 def test_release_leaves_nothing_behind(device, has_scheduler):
     """The attributes are those of before; to release again does no harm."""
-    loop = Loop(device, momentum, is_captured=False)
+    loop = OptimizerLoop(device, momentum, is_captured=False)
     if has_scheduler:
         ExponentialLR(loop.optimizer, 0.5)
     loop.run(2)
@@ -781,7 +726,7 @@ def test_release_leaves_nothing_behind(device, has_scheduler):
 
 def test_graphs_end_with_the_optimizer(device):
     """Nobody else holds them, or its weights."""
-    loop = Loop(device, momentum)
+    loop = OptimizerLoop(device, momentum)
     loop.run()
     weight, optimizer = weakref.ref(loop.weights[0]), weakref.ref(loop.optimizer)
     del loop
@@ -792,7 +737,7 @@ def test_graphs_end_with_the_optimizer(device):
 
 def test_captured_again(device):
     """With the same settings nothing changes; with others it begins anew."""
-    loop = Loop(device, momentum)
+    loop = OptimizerLoop(device, momentum)
     loop.run(5)
     report = loop.report
     gapless.capture(loop.optimizer, device=device)
@@ -811,7 +756,7 @@ def test_where_nothing_is_captured(device, monkeypatch):
     weight.grad = torch.ones(2)
     optimizer.step()
     monkeypatch.setenv("GAPLESS_CAPTURE", "off")
-    loop = Loop(device, momentum)
+    loop = OptimizerLoop(device, momentum)
     loop.run()
 
     found = [

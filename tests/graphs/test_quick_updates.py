@@ -18,7 +18,7 @@ from gapless.graphs import update_operations
 from gapless.graphs.in_place import capture_report, release
 from gapless.graphs.noted_calls import NotedCalls
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-from toy_steps import on
+from optimizer_loops import OptimizerLoop, both
 
 
 @pytest.fixture
@@ -49,53 +49,9 @@ KINDS = {
 }
 
 
-class Loop:
-    """Weights whose gradients follow from them and from the number of the step.
-
-    Args:
-        device: where they are.
-        make: takes the weights; returns the optimizer.
-        is_captured: whether the optimizer is.
-        options: of the capture.
-
-    Attributes:
-        values: of weights and state after each step.
-    """
-
-    def __init__(self, device, make, *, is_captured=True, **options):
-        self.weights = [
-            torch.nn.Parameter(on(device, torch.full(shape, 0.5))) for shape in ((3, 2), (2,), ())
-        ]
-        self.optimizer = make(self.weights)
-        self.is_captured, self.count, self.values = is_captured, 0, []
-        if is_captured:
-            gapless.capture(self.optimizer, device=device, **options)
-
-    @property
-    def report(self):
-        return capture_report(self.optimizer)
-
-    def run(self, num=8, *, rate=0.9):
-        for _ in range(num):
-            self.count += 1
-            for number, weight in enumerate(self.weights, start=1):
-                weight.grad = weight.detach() * 0.1 + 0.01 * self.count * number
-            self.optimizer.step()
-            for group in self.optimizer.param_groups:
-                group["lr"] *= rate
-            state = [part for known in self.optimizer.state.values() for part in known.values()]
-            self.values.append([one.tolist() for one in (*self.weights, *state)])
-
-
-def both(device, make, play, **options):
-    """Play with a loop as written and with a captured one; they have the same bits."""
-    expected = Loop(device, make, is_captured=False)
-    play(expected)
-    found = Loop(device, make, **options)
-    play(found)
-
-    assert found.values == expected.values
-    return found
+def run(loop, num=8, *, rate=0.9):
+    """Take steps, each with another rate."""
+    loop.run(num, rate=rate)
 
 
 def counts(loop):
@@ -106,7 +62,7 @@ def counts(loop):
 @pytest.mark.parametrize("name", KINDS)
 def test_updates_are_quick_where_the_rate_changes_at_every_step(device, name):
     """The first step shows no change, the second is noted; no graph is captured."""
-    loop = both(device, KINDS[name], Loop.run)
+    loop = both(device, KINDS[name], run)
 
     assert counts(loop) == (0, 6, 2)
     assert (loop.report.num_graphs, loop.report.refusals) == (0, [])
@@ -120,9 +76,9 @@ def test_a_graph_gives_way_at_the_first_change(device, make):
     """One rate is in a graph; from the first new one on updates are quick, and its memory is free."""
 
     def play(loop):
-        loop.run(6, rate=1.0)
-        loop.run(1, rate=0.5)
-        loop.run(6, rate=1.0)
+        run(loop, 6, rate=1.0)
+        run(loop, 1, rate=0.5)
+        run(loop, 6, rate=1.0)
 
     loop = both(device, make, play)
 
@@ -132,7 +88,7 @@ def test_a_graph_gives_way_at_the_first_change(device, make):
 
 def test_counts_on_the_host_are_quick_at_any_rate(device):
     """No graph can hold them."""
-    loop = both(device, foreach_adam, partial(Loop.run, rate=1.0))
+    loop = both(device, foreach_adam, partial(run, rate=1.0))
 
     assert counts(loop) == (0, 6, 2)
 
@@ -142,8 +98,8 @@ def test_counts_on_the_host_are_quick_at_any_rate(device):
 )
 def test_who_asks_for_graphs_gets_them(device, options):
     """By one of two options."""
-    loop = Loop(device, adamw, **options)
-    loop.run(8, rate=1.0)
+    loop = OptimizerLoop(device, adamw, **options)
+    run(loop, 8, rate=1.0)
 
     assert loop.report.num_quick == 0
     assert loop.report.num_replays == 5
@@ -160,7 +116,7 @@ def test_an_operation_that_is_another_than_torchs_is_never_called(device, monkey
     way = update_operations._FUSED_ADAM
     other_way = update_operations.Way(other, way.state, is_fused=True)
     monkeypatch.setattr(update_operations, "_FUSED_ADAM", other_way)
-    loop = both(device, adamw, partial(Loop.run, num=40))
+    loop = both(device, adamw, partial(run, num=40))
 
     assert loop.report.num_quick == 0
     assert 0 < len(called) < 20
@@ -171,7 +127,7 @@ def test_what_changes_in_every_step_ends_quick_updates(device):
 
     def play(loop):
         for number in range(40):
-            loop.run(1)
+            run(loop, 1)
             for known in loop.optimizer.state.values():
                 known["note"] = torch.tensor(float(number))
 
@@ -202,11 +158,11 @@ def test_sets_of_weights_in_turns(device):
 
 def test_state_that_is_gone_is_let_go(device):
     """The lists do not keep it beyond the next step."""
-    loop = Loop(device, momentum)
-    loop.run(4)
+    loop = OptimizerLoop(device, momentum)
+    run(loop, 4)
     before = weakref.ref(loop.optimizer.state[loop.weights[0]]["momentum_buffer"])
     loop.optimizer.load_state_dict(copy.deepcopy(loop.optimizer.state_dict()))
-    loop.run(1)
+    run(loop, 1)
     gc.collect()
 
     assert before() is None
@@ -214,9 +170,9 @@ def test_state_that_is_gone_is_let_go(device):
 
 def test_gradients_are_let_go(device):
     """Neither the noted step nor a quick one keeps them."""
-    loop = Loop(device, adamw)
+    loop = OptimizerLoop(device, adamw)
     for num in (2, 3):
-        loop.run(num)
+        run(loop, num)
         before = weakref.ref(loop.weights[0].grad)
         loop.optimizer.zero_grad()
 
@@ -225,9 +181,9 @@ def test_gradients_are_let_go(device):
 
 def test_release_copies_and_files(device):
     """As of any captured optimizer."""
-    loop = Loop(device, adamw)
-    attributes = set(vars(Loop(device, adamw, is_captured=False).optimizer))
-    loop.run()
+    loop = OptimizerLoop(device, adamw)
+    attributes = set(vars(OptimizerLoop(device, adamw, is_captured=False).optimizer))
+    run(loop)
     copied, loaded = copy.deepcopy(loop.optimizer), pickle.loads(pickle.dumps(loop.optimizer))
     release(loop.optimizer)
 
@@ -241,11 +197,11 @@ def test_release_copies_and_files(device):
 def test_a_scheduler_is_content(device, recwarn):
     """Made before the capture or after it."""
     for captures_first in (True, False):
-        loop = Loop(device, adamw, is_captured=captures_first)
+        loop = OptimizerLoop(device, adamw, is_captured=captures_first)
         scheduler = ExponentialLR(loop.optimizer, 0.9)
         gapless.capture(loop.optimizer, device=device)
         for _ in range(6):
-            loop.run(1, rate=1.0)
+            run(loop, 1, rate=1.0)
             scheduler.step()
 
         assert loop.report.num_quick == 4
@@ -254,10 +210,10 @@ def test_a_scheduler_is_content(device, recwarn):
 
 def test_a_profile_has_the_step(device):
     """By the name that it has as written."""
-    loop = Loop(device, adamw)
-    loop.run(4)
+    loop = OptimizerLoop(device, adamw)
+    run(loop, 4)
     with torch.profiler.profile() as profile:
-        loop.run(1)
+        run(loop, 1)
 
     assert loop.report.num_quick == 3
     assert "Optimizer.step#AdamW.step" in {one.key for one in profile.key_averages()}
@@ -265,9 +221,9 @@ def test_a_profile_has_the_step(device):
 
 def test_integrations_that_try_no_new_rates_have_quick_updates(device):
     """Nothing is tried."""
-    loop = Loop(device, adamw)
+    loop = OptimizerLoop(device, adamw)
     vars(loop.optimizer)["_gapless_captor"].tries_new_rates = False
-    loop.run()
+    run(loop)
 
     assert counts(loop) == (0, 6, 2)
     assert loop.report.refusals == []

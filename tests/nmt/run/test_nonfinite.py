@@ -18,6 +18,7 @@ from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
+from tiny_run import tiny_config
 
 
 POISON = 5
@@ -182,23 +183,7 @@ def run(tmp_path):
     (tmp_path / "d.tsv").write_text(text)
 
     def train(**settings):
-        config = make_config(
-            {
-                "data": str(tmp_path / "d.tsv"),
-                "tokenizer": "none",
-                "device": "cpu",
-                "workers": 0,
-                "d_model": 8,
-                "heads": 2,
-                "ffn": 8,
-                "encoder_layers": 1,
-                "decoder_layers": 1,
-                "batch_size": 1,
-                "epochs": 1,
-                "run_dir": str(tmp_path / "run"),
-                **settings,
-            }
-        )
+        config = tiny_config(tmp_path, **{"batch_size": 1, **settings})
         observer = Listening()
         try:
             return observer, Trainer.new(config, observer=observer).train()

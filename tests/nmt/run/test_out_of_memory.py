@@ -11,9 +11,9 @@ from gapless.device.memory_errors import asked_bytes, is_out_of_memory
 from gapless.errors import OutOfMemoryError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import trainer
-from gapless.nmt.run.config import make_config
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.translation_step import TranslationStep
+from tiny_run import tiny_config
 
 
 OF_CUDA = (
@@ -72,22 +72,7 @@ def test_each_phase_is_named(tmp_path, monkeypatch, phase):
     """The one line has phase, bytes, shape, memory of graphs, and the settings to lower."""
     owner, name, lower = PLACES[phase]
     (tmp_path / "d.tsv").write_text("".join(f"a b c {n}\tA B {n}\n" for n in range(40)))
-    config = make_config(
-        {
-            "data": str(tmp_path / "d.tsv"),
-            "tokenizer": "none",
-            "device": "cpu",
-            "workers": 0,
-            "d_model": 8,
-            "heads": 2,
-            "ffn": 8,
-            "encoder_layers": 1,
-            "decoder_layers": 1,
-            "batch_size": 4,
-            "epochs": 1,
-            "run_dir": str(tmp_path / "run"),
-        }
-    )
+    config = tiny_config(tmp_path, batch_size=4)
     monkeypatch.setattr(owner, name, fail)
     held = SimpleNamespace(captured_bytes=12_345, refusal=None, note=None)
     monkeypatch.setattr(TrainLoop, "capture_report", held)

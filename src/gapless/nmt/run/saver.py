@@ -67,8 +67,9 @@ class Saver:
     training does not wait for them. Checkpoints are written in the order of the calls, each whole
     or not at all. One state at a time is under way.
 
-    A disk that is full may have room again: `disk_troubles` are told, training goes on, and what is still needed is tried again with the next checkpoint and at the end. After any other error
-    no more are written, and the next `poll` raises.
+    A disk that is full may have room again: `disk_troubles` are told, training goes on, and what is
+    still needed is tried again with the next checkpoint and at the end. After any other error no
+    more are written, and the next `poll` raises.
 
     Args:
         run_dir: of the run.
