@@ -274,6 +274,7 @@ def run_command(*arguments):
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_leaves_its_rounds(tmp_path):
     """Files are whole after every round, and say that there were to be more."""
     options = ["--tiny", "--device", "cpu", "--workers", "0", "--out", str(tmp_path)]
@@ -351,6 +352,7 @@ def test_padding_is_counted_in_both_layouts():
     assert counts[0]["padding_share"] < counts[1]["padding_share"] < 1.0
 
 
+@pytest.mark.slow
 def test_the_command_runs_rows_in_processes_and_writes_three_files(
     tmp_path, capsys, restored_environment
 ):

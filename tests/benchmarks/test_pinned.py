@@ -49,6 +49,7 @@ def test_every_training_is_written_down():
     assert all(set(found) == set(cases()) for found in pinned().values())
 
 
+@pytest.mark.slow
 def test_another_plan_or_schedule_gives_the_same_bits():
     """What is computed does not depend on where and when it runs."""
     chosen = ["plan blocking, cpu", "plan gapless, simulated", "plan captured, simulated"]

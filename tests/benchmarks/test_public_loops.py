@@ -61,6 +61,7 @@ def measured(monkeypatch, made):
     return public_loops.measured("made-up", device=CPU, options=options, tell=lambda line: None)
 
 
+@pytest.mark.slow
 def test_every_loop_gives_the_same_bits_with_gapless(tmp_path):
     """All six run from end to end, and each call adds an entry to the file."""
     file = tmp_path / "found.json"

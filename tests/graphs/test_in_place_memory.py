@@ -113,6 +113,7 @@ def test_graphs_that_are_gone_do_not_count(device):
     assert (report.num_graphs, num_graphs_of(model)) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_budget_is_respected(device):
     """The last graph may need more than was expected of it, and none comes after it."""
     model = model_on(device)
