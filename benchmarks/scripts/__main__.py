@@ -16,7 +16,7 @@ from time import perf_counter
 
 from benchmarks.facts import place_and_time
 from benchmarks.processes import replace_text
-from benchmarks.scripts.race import Options, Race
+from benchmarks.scripts.race import Options, Race, run_all
 from benchmarks.scripts.table import table
 from benchmarks.scripts.variants import AS_WRITTEN, NAMES, VARIANTS, EditError, load, shown
 
@@ -31,8 +31,8 @@ def append(path, entry):
     replace_text(path, json.dumps([*entries, entry], indent=1) + "\n")
 
 
-def measured(name, arguments, *, options, facts, tell):
-    """Return the entry of one script; None, with a word, if it cannot run here."""
+def race_of(name, arguments, *, options, tell):
+    """Return the race of one script; None, with a word, if it cannot run here."""
     try:
         module = load(name, AS_WRITTEN)
     except ImportError as error:
@@ -40,15 +40,26 @@ def measured(name, arguments, *, options, facts, tell):
         return None
     steps = arguments.steps or (SMALL_STEPS if options.is_small else module.STEPS)
     variants = [v for v in VARIANTS if v == AS_WRITTEN or v in arguments.variants]
-    race = Race(name, variants, steps=steps, options=options, tell=tell)
+    return Race(name, variants, steps=steps, options=options, tell=tell)
+
+
+def entry_of(race, *, facts, beside):
+    """Return what a race found, as JSON holds it.
+
+    Args:
+        race: has been run.
+        facts: about the machine, the commit and the command.
+        beside: names of all races that were set up side by side, this one included.
+    """
     return {
         **facts,
-        "script": name,
-        "title": module.TITLE,
-        "steps": steps,
-        "rounds": options.rounds,
-        "is_small": options.is_small,
-        "variants": race.run(),
+        "script": race.name,
+        "title": load(race.name, AS_WRITTEN).TITLE,
+        "steps": race.steps,
+        "rounds": race.options.rounds,
+        "is_small": race.options.is_small,
+        "set_up_beside": [name for name in beside if name != race.name],
+        "variants": race.found(),
     }
 
 
@@ -87,16 +98,25 @@ def main(command_line=None):
         folder=folder,
     )
     entries = []
-    for name in arguments.only:
-        entry = measured(name, arguments, options=options, facts=facts, tell=tell)
-        if entry is None:
-            continue
-        entries.append(entry)
-        if arguments.json:
-            append(arguments.json, entry)
+    for names in batched(arguments.only, arguments.at_once):
+        found = [race_of(name, arguments, options=options, tell=tell) for name in names]
+        races = [race for race in found if race is not None]
+        if races:
+            run_all(races, tell)
+        beside = [race.name for race in races]
+        for race in races:
+            entry = entry_of(race, facts=facts, beside=beside)
+            entries.append(entry)
+            if arguments.json:
+                append(arguments.json, entry)
     if entries:
         print(table(entries))
     return 1 if any(map(is_wrong, entries)) else 0
+
+
+def batched(names, size):
+    """Return lists of at most `size` names, in order."""
+    return [names[at : at + size] for at in range(0, len(names), size)]
 
 
 def _show(name, variant):
@@ -117,6 +137,11 @@ def _parser():
     )  # fmt: skip
     parser.add_argument("--device", default="auto")
     parser.add_argument("--rounds", type=int, default=5, help="timed epochs of each variant")
+    parser.add_argument(
+        "--at-once", type=int, default=1, metavar="N",
+        help="scripts that compile and end side by side, which is quicker; their timed epochs are not, "
+        "but seconds until the first fast step are longer",
+    )  # fmt: skip
     parser.add_argument("--steps", type=int, help="of an epoch; by default each script's own")
     parser.add_argument("--json", type=Path, metavar="FILE", help="to append to")
     parser.add_argument("--small", action="store_true", help="on a CPU: does it all run?")

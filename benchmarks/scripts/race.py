@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median, quantiles
@@ -149,7 +150,7 @@ class Entrant:
 
 
 class Race:
-    """Measures the variants of one script.
+    """Measures the variants of one script, stage by stage: see `run_all`.
 
     Args:
         name: of the script.
@@ -188,32 +189,32 @@ class Race:
         )
         return Entrant(task, self.options)
 
-    def run(self) -> dict[str, dict[str, Any]]:
+    def found(self) -> dict[str, dict[str, Any]]:
         """Return what was found of each variant."""
-        stages = (self._set_up, self._take_rounds, self._look_closer, self._compare_bits)
-        try:
-            for stage in stages:
-                start = perf_counter()
-                stage()
-                took = f"{stage.__name__.strip('_').replace('_', ' ')} took"
-                self.tell(f"{self.name}: {took} {perf_counter() - start:.1f} s")
-        finally:
-            for entrant in self.entrants.values():
-                entrant.close()
         reasons = {variant: {"left_out": why} for variant, why in self.left_out.items()}
         return {variant: self._summary(e) for variant, e in self.entrants.items()} | reasons
 
-    def _set_up(self) -> None:
-        """Train the first epochs: those that compile side by side, the others one by one."""
+    def close(self) -> None:
+        """End the processes."""
+        for entrant in self.entrants.values():
+            entrant.close()
+
+    def begin_to_compile(self) -> None:
+        """Start the first epoch of what compiles."""
         for entrant in self._running():
             self._attempt(entrant, entrant.answer)
-        compiled = [entrant for entrant in self._running() if entrant.variant in COMPILED]
-        for entrant in compiled:
+        for entrant in self._compiled():
             entrant.tell(worker.FIRST)
+
+    def set_up(self) -> None:
+        """Train the first epochs of the others, one by one."""
         for entrant in self._running():
-            if entrant not in compiled:
+            if entrant.variant not in COMPILED:
                 self._first_epochs(entrant)
-        for entrant in compiled:
+
+    def end_compiling(self) -> None:
+        """Train the first epochs of what compiles to their end."""
+        for entrant in self._compiled():
             self._first_epochs(entrant, is_begun=True)
 
     def _first_epochs(self, entrant: Entrant, *, is_begun: bool = False) -> None:
@@ -228,7 +229,7 @@ class Race:
             seconds = sum(found["end"] for found in entrant.first)
             self.tell(f"{self.name}: {entrant.variant}: first epochs in {seconds:.1f} s")
 
-    def _take_rounds(self) -> None:
+    def take_rounds(self) -> None:
         """Time an epoch of each in turn; every round begins with another one."""
         for number in range(self.options.rounds):
             entrants = self._running()
@@ -243,10 +244,13 @@ class Race:
             )
             self.tell(f"{self.name}: round {number + 1}: {speeds} steps/s")
 
-    def _look_closer(self) -> None:
-        """Profile one by one; count waits, and end the trainings, side by side."""
+    def profile(self) -> None:
+        """Profile an epoch of each, one by one."""
         for entrant in self._running():
             self._keep(entrant, self._attempt(entrant, lambda e=entrant: e.ask(worker.PROFILE)))
+
+    def end_training(self) -> None:
+        """Count waits, and end the trainings, side by side."""
         # What counts waits would have them compiled anew.
         counted = [entrant for entrant in self._running() if entrant.variant not in COMPILED]
         for entrant, found in self._all_at_once(counted, worker.WAITS):
@@ -265,7 +269,7 @@ class Race:
             entrant.tell(command)
         return [(entrant, self._attempt(entrant, entrant.answer)) for entrant in entrants]
 
-    def _compare_bits(self) -> None:
+    def compare_bits(self) -> None:
         """Train a few steps again with deterministic algorithms, all side by side."""
         found = {
             entrant.variant: answer["bits"]
@@ -298,6 +302,9 @@ class Race:
         found = self._attempt(entrant, lambda: entrant.ask(command))
         return None if found is None else found["bits"]
 
+    def _compiled(self) -> list[Entrant]:
+        return [entrant for entrant in self._running() if entrant.variant in COMPILED]
+
     def _running(self) -> list[Entrant]:
         return [entrant for entrant in self.entrants.values() if entrant.problem is None]
 
@@ -314,6 +321,34 @@ class Race:
         if entrant.turns:
             found |= times_of(entrant, self.steps)
         return found
+
+
+def run_all(races: list[Race], tell: Callable[[str], None]) -> None:
+    """Take races through their stages, side by side where no time is measured or decides.
+
+    What a race found is there when this returns; its processes have ended.
+    """
+    stages = (
+        (Race.begin_to_compile, True),
+        (Race.set_up, False),
+        (Race.end_compiling, True),
+        (Race.take_rounds, False),
+        (Race.profile, False),
+        (Race.end_training, True),
+        (Race.compare_bits, True),
+    )
+    names = " ".join(race.name for race in races)
+    try:
+        for stage, is_side_by_side in stages:
+            start = perf_counter()
+            with ThreadPoolExecutor(len(races) if is_side_by_side else 1) as threads:
+                # Lists, so that errors are raised.
+                list(threads.map(stage, races))
+            took = f"{stage.__name__.replace('_', ' ')} took {perf_counter() - start:.1f} s"
+            tell(f"{names}: {took}")
+    finally:
+        for race in races:
+            race.close()
 
 
 def reason_to_leave_out(variant: str, options: Options) -> str | None:
