@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.cli.extras import require_extra
 from gapless.cli.output import say
+from gapless.cli.ranks import refuse_ranks
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.errors import UserError
@@ -36,6 +37,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Train, and print the scores."""
+    refuse_ranks("gapless train")
     require_extra("nmt", "gapless train")
     with Signals() as signals:
         return _train(options, signals)
