@@ -83,6 +83,29 @@ def test_memory_is_a_plans_own_although_others_are_there():
     one.close()
 
     assert alone == one.peak_memory_bytes == 170
+    assert one.grown_memory_bytes == 0
+
+
+def test_memory_that_a_plan_keeps_in_its_rounds_is_growth():
+    """Ten bytes a step stay, whatever others take between the rounds."""
+    device = CountingDevice()
+
+    def make(torch_device, plan):
+        workload = small_workload()(torch_device, plan)
+
+        def step(batch):
+            device.hold(10, peak=70)
+            return workload.step(batch)
+
+        return replace(workload, step=step)
+
+    one = entrant_of(make, steps=4, device=device)
+    one.take_round()
+    device.hold(5000, peak=0)
+    one.take_round()
+    one.close()
+
+    assert one.grown_memory_bytes == 80
 
 
 STARTS_SECONDS = 0.4

@@ -65,7 +65,11 @@ def test_figures_of_a_trace_are_a_step_and_the_gap_is_the_rest():
     plain = row_of("gapless", rounds_of("gapless"))
     wall_ms = plain.ms_per_step.median
     trace = KernelTrace(
-        num_kernels=800, busy_ms=2.0 * wall_ms, kernel_ms=2.5 * wall_ms, span_ms=4.0
+        num_kernels=800,
+        busy_ms=2.0 * wall_ms,
+        kernel_ms=2.5 * wall_ms,
+        ms_of_streams=(1.5 * wall_ms, 1.0 * wall_ms),
+        span_ms=4.0,
     )
 
     row = with_kernels(plain, trace, steps=8)
@@ -73,6 +77,7 @@ def test_figures_of_a_trace_are_a_step_and_the_gap_is_the_rest():
     assert (row.kernels_per_step, row.busy_ms_per_step) == (100.0, pytest.approx(wall_ms / 4))
     assert (row.gap_share, row.busy_share) == (pytest.approx(0.75), pytest.approx(0.25))
     assert row.overlap_share == pytest.approx(0.2)
+    assert row.stream_shares == pytest.approx((0.6, 0.4))
 
 
 def with_gaps(rounds, *, busy_ms, gap_ms):
@@ -97,10 +102,12 @@ def test_the_gap_by_event_pairs_is_a_share_of_the_devices_time(busy_ms, gap_ms, 
 
 def test_processor_time_is_over_all_rounds_and_unknown_if_they_are_short():
     """Half a core in rounds of 150 ms shows in two of them; one is too short for 10 ms ticks."""
-    one = replace(rounds_of("gapless")[0], elapsed_ms=150.0, cpu_seconds=0.0)
-    other = replace(one, cpu_seconds=0.15)
+    one = replace(rounds_of("gapless")[0], elapsed_ms=150.0, cpu_seconds=0.0, own_cpu_seconds=0.0)
+    other = replace(one, cpu_seconds=0.15, own_cpu_seconds=0.12)
 
-    assert row_of("gapless", [one, other]).host_cpu_percent == pytest.approx(50.0)
+    both = row_of("gapless", [one, other])
+    assert both.host_cpu_percent == pytest.approx(50.0)
+    assert both.own_cpu_percent == pytest.approx(40.0)
     assert row_of("gapless", [other]).host_cpu_percent is None
 
 

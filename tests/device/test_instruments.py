@@ -55,8 +55,8 @@ def _spin(ready, leave):
     leave.wait()
 
 
-def event(start, end, cat="kernel"):
-    return {"ph": "X", "cat": cat, "ts": start, "dur": end - start}
+def event(start, end, cat="kernel", stream=7):
+    return {"ph": "X", "cat": cat, "ts": start, "dur": end - start, "args": {"stream": stream}}
 
 
 def test_kernels_side_by_side_count_once():
@@ -65,7 +65,16 @@ def test_kernels_side_by_side_count_once():
 
     found = summarise([event(*span) for span in spans])
 
-    assert found == KernelTrace(num_kernels=5, busy_ms=5.0, kernel_ms=6.4, span_ms=6.0)
+    assert found == KernelTrace(
+        num_kernels=5, busy_ms=5.0, kernel_ms=6.4, ms_of_streams=(6.4,), span_ms=6.0
+    )
+
+
+def test_kernel_time_is_kept_apart_by_stream():
+    """The stream with most of the time comes first."""
+    spans = [(0, 1000, "kernel", 7), (1000, 4000, "kernel", 13), (4000, 5000, "kernel", 7)]
+
+    assert summarise([event(*span) for span in spans]).ms_of_streams == (3.0, 2.0)
 
 
 def test_fills_are_busy_but_no_kernels():

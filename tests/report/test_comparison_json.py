@@ -24,9 +24,12 @@ reproducible in_turns
 
 ROW_KEYS = """
 plan identical ms_per_step steps_per_epoch throughput waits_per_step waited_ms_per_step
-waits_by_reason data_wait_ms_per_step launch_ms_per_step host_cpu_percent busy_ms_per_step
-overlap_share kernels_per_step gap_share meter_busy_ms_per_step meter_gap_share nvml_percent
-peak_memory_bytes held_memory_bytes capture_seconds compile_seconds capture diagnosis late_captures
+waits_by_reason data_wait_ms_per_step launch_ms_per_step host_cpu_percent own_cpu_percent
+busy_ms_per_step
+overlap_share stream_shares kernels_per_step gap_share meter_busy_ms_per_step meter_gap_share
+nvml_percent
+peak_memory_bytes held_memory_bytes grown_memory_bytes capture_seconds compile_seconds capture
+diagnosis late_captures
 settings tokens_per_second busy_share
 """
 

@@ -49,6 +49,7 @@ class Entrant:
         rounds: the timed rounds so far.
         peak_memory_bytes: most memory that its tensors held so far, what others hold left out.
         held_memory_bytes: memory that torch took from the device for it, after the warm-up rounds.
+        grown_memory_bytes: by how much the memory that its tensors hold grew in the timed rounds.
         num_warmup_rounds: warm-up rounds that were taken, or of which the batches were skipped.
     """
 
@@ -66,6 +67,7 @@ class Entrant:
         self.rounds: list[Round] = []
         self.peak_memory_bytes = 0
         self.held_memory_bytes = 0
+        self.grown_memory_bytes = 0
         self.num_warmup_rounds = 0
 
     @property
@@ -157,10 +159,12 @@ class Entrant:
         """
         device = self._device
         device.reset_peak_memory()
-        held_by_others = device.peak_memory_bytes() - self._kept_bytes
+        held = device.peak_memory_bytes()
         self.rounds.append(self._take())
-        peak = device.peak_memory_bytes() - held_by_others
+        peak = device.peak_memory_bytes() - (held - self._kept_bytes)
         self.peak_memory_bytes = max(self.peak_memory_bytes, peak)
+        device.reset_peak_memory()
+        self.grown_memory_bytes += device.peak_memory_bytes() - held
 
     def row(self) -> PlanRow:
         """Return what the rounds of this plan did, without what is measured apart from them.
@@ -176,6 +180,7 @@ class Entrant:
             with_device_times(row, self.rounds),
             peak_memory_bytes=self.peak_memory_bytes,
             held_memory_bytes=self.held_memory_bytes,
+            grown_memory_bytes=self.grown_memory_bytes,
             capture=capture,
             capture_seconds=None if capture is None else capture["seconds"],
         )

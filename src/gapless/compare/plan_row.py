@@ -49,7 +49,8 @@ def row_of_rounds(plan: Plan, rounds: Sequence[Round], *, unit: str) -> PlanRow:
         waits_by_reason=_by_reason(rounds),
         data_wait_ms_per_step=per_step(lambda found: found.total.data_wait_ms),
         launch_ms_per_step=per_step(lambda found: found.total.launch_ms),
-        host_cpu_percent=_host_cpu_percent(rounds),
+        host_cpu_percent=_percent_of_time(rounds, lambda found: found.cpu_seconds),
+        own_cpu_percent=_percent_of_time(rounds, lambda found: found.own_cpu_seconds),
         settings=_settings_of(plan),
     )
 
@@ -82,18 +83,19 @@ def with_kernels(row: PlanRow, trace: KernelTrace, *, steps: int) -> PlanRow:
         row,
         busy_ms_per_step=busy_ms,
         overlap_share=1.0 - trace.busy_ms / trace.kernel_ms,
+        stream_shares=tuple(ms / trace.kernel_ms for ms in trace.ms_of_streams),
         kernels_per_step=trace.num_kernels / steps,
         # Not below 0: the trace is of another round, in which kernels may have taken longer.
         gap_share=max(0.0, 1.0 - busy_ms / row.ms_per_step.median),
     )
 
 
-def _host_cpu_percent(rounds: Sequence[Round]) -> float | None:
+def _percent_of_time(rounds: Sequence[Round], used: Callable[[Round], float]) -> float | None:
     """Return it over all rounds together: one may be too short for the clocks of some systems."""
     elapsed_ms = sum(found.elapsed_ms for found in rounds)
     if elapsed_ms < _LEAST_CPU_MS:
         return None
-    return 100_000.0 * sum(found.cpu_seconds for found in rounds) / elapsed_ms
+    return 100_000.0 * sum(used(found) for found in rounds) / elapsed_ms
 
 
 def _by_reason(rounds: Sequence[Round]) -> dict[str, dict[str, float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.device.instruments.clocks import cpu_seconds
@@ -49,7 +49,8 @@ def take_round(
 
     Sync: Blocks the host as the plan says, and until workers that a loader started have ended.
     """
-    graphs, start, cpu = _num_graphs(loop), perf_counter(), cpu_seconds()
+    graphs, start = _num_graphs(loop), perf_counter()
+    cpu, own_cpu = cpu_seconds(), process_time()
     epochs, done, start_ms = list[EpochRecord](), 0, 0.0
     while done < steps:
         on_batch = None if after_step is None else partial(_after_batch, after_step, done)
@@ -68,6 +69,7 @@ def take_round(
         start_ms=start_ms,
         elapsed_ms=(perf_counter() - start) * 1000.0,
         cpu_seconds=cpu_seconds() - cpu,
+        own_cpu_seconds=process_time() - own_cpu,
         num_graphs=_num_graphs(loop) - graphs,
     )
 

@@ -67,6 +67,7 @@ class Round:
         start_ms: time until the first batch of each pass, if the loader started workers for it.
         elapsed_ms: time of the whole round, starting and ending workers included.
         cpu_seconds: processor time of this process and its loader workers in `elapsed_ms`.
+        own_cpu_seconds: of this process alone.
         num_graphs: number of graphs captured in this round.
     """
 
@@ -75,6 +76,7 @@ class Round:
     start_ms: float
     elapsed_ms: float
     cpu_seconds: float
+    own_cpu_seconds: float
     num_graphs: int
 
     @property
@@ -101,8 +103,11 @@ class PlanRow:
         launch_ms_per_step: time the host spent in steps, queueing them (on a CPU: doing them).
         host_cpu_percent: processor time of this process and its loader workers over the time of
             all rounds together; 100 is one core. None if the rounds are too short to tell.
+        own_cpu_percent: the same of this process alone, without loader workers.
         busy_ms_per_step: time in which the device ran kernels, from a trace.
         overlap_share: share of kernel time in which another kernel ran as well, from the trace.
+        stream_shares: share of the kernel time on each stream that ran kernels, largest first, from
+            the trace.
         kernels_per_step: number of kernels, from the trace.
         gap_share: 1 - busy / wall, 0 to 1: idle time inside steps and between them.
         meter_busy_ms_per_step: time from the first to the last work of a step, from event pairs.
@@ -112,6 +117,7 @@ class PlanRow:
             built to its last round.
         held_memory_bytes: device memory that torch took for this plan: tensors, blocks cached for
             the next step, and the memory of captured graphs.
+        grown_memory_bytes: by how much the memory that its tensors hold grew over the timed rounds.
         capture_seconds: time spent capturing.
         compile_seconds: time spent compiling the code that all plans share.
         capture: what was captured, `CaptureReport` as a dictionary.
@@ -131,8 +137,10 @@ class PlanRow:
     data_wait_ms_per_step: float
     launch_ms_per_step: float
     host_cpu_percent: float | None
+    own_cpu_percent: float | None = None
     busy_ms_per_step: float | None = None
     overlap_share: float | None = None
+    stream_shares: tuple[float, ...] | None = None
     kernels_per_step: float | None = None
     gap_share: float | None = None
     meter_busy_ms_per_step: float | None = None
@@ -140,6 +148,7 @@ class PlanRow:
     nvml_percent: float | None = None
     peak_memory_bytes: int | None = None
     held_memory_bytes: int | None = None
+    grown_memory_bytes: int | None = None
     capture_seconds: float | None = None
     compile_seconds: float | None = None
     capture: dict[str, Any] | None = None

@@ -33,12 +33,14 @@ class KernelTrace:
         busy_ms: time during which at least one kernel, fill or copy within the device ran. Copies
             from and to the host do not count: they use engines of their own.
         kernel_ms: sum of the kernels' times; more than `busy_ms` if some ran side by side.
+        ms_of_streams: sum of the kernels' times on each stream that ran some, largest first.
         span_ms: from the start of the first to the end of the last.
     """
 
     num_kernels: int
     busy_ms: float
     kernel_ms: float
+    ms_of_streams: tuple[float, ...]
     span_ms: float
 
 
@@ -73,7 +75,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> KernelTrace | None:
     """Return the totals of trace events of one device; None if there are none.
 
     Args:
-        events: with `cat`, and with `ts` and `dur` in microseconds.
+        events: with `cat`, the stream in `args`, and with `ts` and `dur` in microseconds.
     """
     found = list(events)
     spans = sorted((event["ts"], event["ts"] + event["dur"]) for event in found)
@@ -83,8 +85,17 @@ def summarise(events: Iterable[dict[str, Any]]) -> KernelTrace | None:
         num_kernels=sum(event["cat"] == "kernel" for event in found),
         busy_ms=_covered(spans) / 1000.0,
         kernel_ms=sum(end - start for start, end in spans) / 1000.0,
+        ms_of_streams=_by_stream(found),
         span_ms=(max(end for _, end in spans) - spans[0][0]) / 1000.0,
     )
+
+
+def _by_stream(events: Iterable[dict[str, Any]]) -> tuple[float, ...]:
+    totals: dict[Any, float] = {}
+    for event in events:
+        stream = event.get("args", {}).get("stream")
+        totals[stream] = totals.get(stream, 0.0) + event["dur"] / 1000.0
+    return tuple(sorted(totals.values(), reverse=True))
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
