@@ -94,8 +94,8 @@ def _by_stream(events: Iterable[dict[str, Any]]) -> tuple[float, ...]:
     totals: dict[Any, float] = {}
     for event in events:
         stream = event.get("args", {}).get("stream")
-        totals[stream] = totals.get(stream, 0.0) + event["dur"] / 1000.0
-    return tuple(sorted(totals.values(), reverse=True))
+        totals[stream] = totals.get(stream, 0.0) + event["dur"]
+    return tuple(sorted((us / 1000.0 for us in totals.values()), reverse=True))
 
 
 def _covered(spans: list[tuple[float, float]]) -> float:
