@@ -1,0 +1,1 @@
+"""Does `gapless train` with nothing but data learn as well as a search over its flags?"""
