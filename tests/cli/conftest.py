@@ -6,6 +6,7 @@ import contextlib
 import os
 import pty
 import random
+import re
 import subprocess
 import sys
 import threading
@@ -27,12 +28,17 @@ TINY = [
 ]
 
 
+# Lines of progress, which come where there is no terminal to draw a bar on.
+_PROGRESS = re.compile(r"^\d+:\d\d:\d\d  .*  \d+/\d+\n", re.MULTILINE)
+
+
 @dataclass(frozen=True)
 class Outcome:
     code: int
     out: str
     err: str
     new_files: list[str]
+    progress: str = ""
 
     def check_refused(self, *parts):
         """Check that there is one line of error that holds all parts, and nothing else."""
@@ -58,7 +64,13 @@ def gapless(capsys, monkeypatch, tmp_path, numerics):
         code = run_command([str(argument) for argument in arguments])
         out, err = capsys.readouterr()
         new = sorted(str(path.relative_to(tmp_path)) for path in files() - before)
-        return Outcome(code=code, out=out, err=err, new_files=[n for n in new if n != "cache"])
+        return Outcome(
+            code=code,
+            out=out,
+            err=_PROGRESS.sub("", err),
+            new_files=[n for n in new if n != "cache"],
+            progress="".join(_PROGRESS.findall(err)),
+        )
 
     return call
 

@@ -135,6 +135,9 @@ def test_the_files_workload_under_every_plan(compare):
     outcome = compare("--workload", "c.py:make", *QUICK, "--json", "out.json")
 
     assert (outcome.code, outcome.err, outcome.new_files) == (0, "", ["out.json"])
+    # Without a terminal there are lines instead of a bar.
+    assert "same bits? a plain loop, first run  1/4\n" in outcome.progress
+    assert "warm-up of gapless" in outcome.progress
     assert outcome.out.rstrip().endswith("written to out.json")
     found = json.loads(Path("out.json").read_text())
     assert [row["plan"] for row in found["rows"]] == list(PLANS)

@@ -218,6 +218,7 @@ def test_the_files_workload_is_identical(verify):
     outcome = verify("interval", "--steps", "20", "--workload", "w.py:make")
 
     assert (outcome.code, outcome.err, outcome.new_files) == (0, "", [])
+    assert "a plain loop, first run  1/20\n" in outcome.progress
     assert "workload  w.py:make" in outcome.out
     assert "a plain loop against itself: bit-identical (20 losses, 11 tensors x 20 steps)" in (
         outcome.out

@@ -285,11 +285,12 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     """Print every verdict as soon as it is known; return the report."""
     from gapless.cli.progress import StepBar
+    from gapless.cli.step_lines import StepLines
     from gapless.cli.user_workload import users_errors
     from gapless.compare.compare_plans import run_comparison
     from gapless.report.verification_text import verdict_lines
 
-    bar = StepBar("done")
+    bar = StepBar("done") if sys.stderr.isatty() else StepLines()
 
     def progress(title: str, done: int, total: int) -> None:
         bar.show(title, done, of=total)
@@ -306,7 +307,7 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
                 name=work.name,
                 make_for_plan=work.make,
                 training=None if work.config is None else asdict(work.config),
-                on_progress=progress if sys.stderr.isatty() else None,
+                on_progress=progress,
                 on_verdict=verdict,
             )
     finally:

@@ -161,11 +161,12 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
     """Print every verdict as soon as it is known; return them all."""
     from gapless.cli.progress import StepBar
+    from gapless.cli.step_lines import StepLines
     from gapless.cli.user_workload import users_errors
     from gapless.compare.verify_plan import run_verification
     from gapless.report.verification_text import verdict_lines
 
-    bar = StepBar("steps")
+    bar = StepBar("steps") if sys.stderr.isatty() else StepLines()
 
     def progress(title: str, done: int, total: int) -> None:
         bar.show(title, done, of=total)
@@ -179,7 +180,7 @@ def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
             return run_verification(
                 make,
                 settings,
-                on_progress=progress if sys.stderr.isatty() else None,
+                on_progress=progress,
                 on_verdict=verdict,
             )
     finally:

@@ -144,7 +144,7 @@ def run_comparison(
     """
     verification = None
     if settings.rounds.verify_steps:
-        verification = _verify(make, settings, on_progress=on_progress, on_verdict=on_verdict)
+        verification = compare_bits(make, settings, on_progress=on_progress, on_verdict=on_verdict)
     result = run_bench(
         make_for_plan or (lambda device, plan: make(device)), settings, on_progress=on_progress
     )
@@ -170,14 +170,27 @@ def run_comparison(
     )
 
 
-def _verify(
+def compare_bits(
     make: WorkloadFunction,
     settings: CompareSettings,
     *,
-    on_progress: OnProgress | None,
-    on_verdict: OnVerdict | None,
+    on_progress: OnProgress | None = None,
+    on_verdict: OnVerdict | None = None,
 ) -> Verification:
-    """Compare bits on the first few batches, which are passed over several times."""
+    """Compare the bits of plans on the first few batches, which are passed over several times.
+
+    Args:
+        make: builds the workload.
+        settings: what is compared; bits in at least one step.
+        on_progress: called with what is under way, how much of it is done, and how much there is.
+        on_verdict: called with each verdict as soon as it is known.
+
+    Raises:
+        UserError: the workload cannot be used.
+        Exception: whatever the workload raises.
+
+    Sync: Blocks the host as the plans say, and once at the end of every run.
+    """
     steps = settings.rounds.verify_steps
     num_batches = -(-steps // _PASSES[settings.run.device.is_accelerator])
 
