@@ -32,7 +32,7 @@ FIRST_LESSON_PAIRS = 300
 # sacrebleu's tokenisers of the languages of these corpora.
 TOKENISERS = {"zh": "zh", "en": "13a", "de": "13a"}
 
-_FILES = {
+_FILES: dict[str, tuple[str, str, list[tuple[str, ...]]]] = {
     "tatoeba-zh-en": ("en", "zh", [("train.tsv.gz",), ("val.tsv.gz",), ("test.tsv.gz",)]),
     "pydocs-zh-en": ("en", "zh", [("train.tsv.gz",), ("val.tsv.gz",), ("test.tsv.gz",)]),
     "multi30k": (
@@ -45,7 +45,6 @@ _FILES = {
         ],
     ),
 }
-CORPORA = tuple(_FILES)
 
 Pair = tuple[str, str]
 
