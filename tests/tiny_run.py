@@ -11,6 +11,7 @@ def tiny_config(folder, **settings):
         {
             "data": str(folder / "d.tsv"),
             "tokenizer": "none",
+            "check_columns": False,  # sources are often copied
             "device": "cpu",
             "workers": 0,
             "d_model": 8,

@@ -92,9 +92,11 @@ def test_json_that_is_no_list_of_pairs(gapless, tmp_path, content, part):
 
 def test_an_unknown_ending(gapless, tmp_path):
     """A file with an unknown ending is refused with the endings that are read."""
-    data = write(tmp_path / "d", pairs__csv="a,b\n")
+    data = write(tmp_path / "d", pairs__txt="a,b\n")
 
-    gapless("train", "--data", data / "pairs.csv", *TINY).check_refused(".tsv, .json, .jsonl")
+    gapless("train", "--data", data / "pairs.txt", *TINY).check_refused(
+        ".tsv, .csv, .json, .jsonl"
+    )
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,8 @@ def test_only_validation_sentences_that_are_too_long(gapless, tmp_path):
     """A maximum length that no validation pair meets is refused: no model would be the best."""
     for name, words in (("train", 2), ("val", 9), ("test", 2)):
         for side in ("en", "zh"):
-            rows = [" ".join("abcdefghi"[n % 3 :][:words]) for n in range(20)]
+            letters = "abcdefghi" if side == "en" else "bcdefghij"
+            rows = [" ".join(letters[n % 3 :][:words]) for n in range(20)]
             (tmp_path / f"{name}.{side}").write_text("\n".join(rows) + "\n")
 
     outcome = gapless(

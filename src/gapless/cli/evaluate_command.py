@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import unicodedata
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_decode_options
 from gapless.cli.extras import require_extra
+from gapless.cli.language_question import ask_language
 from gapless.cli.parser import one_of
-from gapless.errors import DataError
+from gapless.errors import DataError, LanguageError
 
 
 if TYPE_CHECKING:
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.score import Evaluation
+    from gapless.nmt.run.scoring import Scoring
 
 
 DETAILS = ""
@@ -41,32 +44,100 @@ def add_options(parser: Parser) -> None:
         **one_of(("train", "val", "test")),
         help="train, val or test [default: test]",
     )
+    data.add_argument(
+        "--columns",
+        metavar="TEXT",
+        help="names of the first columns of --data, in order; none: as trained",
+    )
+    data.add_argument(
+        "--check-columns",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="refuse sides that hold no sentences; none: as trained",
+    )
+    scores = parser.add_argument_group("scores")
+    scores.add_argument(
+        "--tgt-language",
+        metavar="TEXT",
+        help="language of the references: zh, Chinese, ...; none: as trained",
+    )
+    scores.add_argument(
+        "--score-tokenizer",
+        metavar="NAME",
+        help="sacrebleu tokenizer of BLEU; none: as the language needs",
+    )
+    scores.add_argument(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="folder for sources, references and hypotheses; none: the run folder",
+    )
 
 
 def run(options: Namespace) -> int:
-    """Translate a split, print its scores, and write the translations into the run's folder."""
+    """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
     from gapless.cli.trained_model import decode_settings, load_for_decoding
     from gapless.nmt.run.score import evaluate
 
     loaded = load_for_decoding(options)
-    config = loaded.config
+    config = _with_options(loaded.config, options)
     settings = decode_settings(config, options)
     pairs = _pairs(config, data=options.data, split=options.split)
-    result = evaluate(loaded.decoder, loaded.vocabs, pairs, settings, config=config)
-    output = options.run / f"hypotheses.{options.split}.txt"
-    replace_file(output, "".join(f"{line}\n" for line in result.hypotheses).encode())
+    scoring = _scoring(config, pairs)
+    result = evaluate(
+        loaded.decoder, loaded.vocabs, pairs, settings, config=config, scoring=scoring
+    )
     figures = {
         **asdict(result.scores),
-        **_without_width(result, config),
+        **_without_width(result, scoring),
         "beam": settings.beam,
         "length_penalty": settings.length_penalty,
         "early_stopping": settings.early_stopping,
         "length_penalty_formula": "score / length ** length_penalty",
-        "hypotheses": str(output),
+        **_write(result, pairs, folder=options.out or options.run, split=options.split),
     }
     print(json.dumps(figures, ensure_ascii=False) if options.json else _text(figures))
     return 0
+
+
+def _with_options(config: TrainConfig, options: Namespace) -> TrainConfig:
+    """Return the settings of a run with those of this evaluation.
+
+    A language that is given decides the tokenizer, whatever the run was trained with.
+    """
+    names = ("columns", "check_columns", "tgt_language", "score_tokenizer")
+    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    if "tgt_language" in given:
+        given.setdefault("score_tokenizer", None)
+    return replace(config, **given)
+
+
+def _scoring(config: TrainConfig, pairs: Pairs) -> Scoring:
+    """Return how to score; ask for the language if it is not known."""
+    from gapless.nmt.run.scoring import decide_scoring
+
+    while True:
+        try:
+            return decide_scoring(config, pairs.tgt)
+        except LanguageError as error:
+            config = replace(config, tgt_language=ask_language(error), score_tokenizer=None)
+
+
+def _write(result: Evaluation, pairs: Pairs, *, folder: Path, split: str) -> dict[str, str]:
+    """Write what was translated, compared and found, a sentence a line; return the paths."""
+    from gapless.nmt.run.score import one_line
+
+    folder.mkdir(parents=True, exist_ok=True)
+    texts = {
+        "sources": pairs.src,
+        "references": result.references,
+        "hypotheses": result.hypotheses,
+    }
+    paths = {name: folder / f"{name}.{split}.txt" for name in texts}
+    for name, path in paths.items():
+        replace_file(path, "".join(f"{one_line(line)}\n" for line in texts[name]).encode())
+    return {name: str(path) for name, path in paths.items()}
 
 
 def _pairs(config: TrainConfig, *, data: Path | None, split: str) -> Pairs:
@@ -77,24 +148,28 @@ def _pairs(config: TrainConfig, *, data: Path | None, split: str) -> Pairs:
         pairs: Pairs = getattr(read_corpus(config), split)
         return pairs
     found = load_split(
-        data, split=split, src=config.src, tgt=config.tgt, columns=config.column_names()
+        data,
+        split=split,
+        src=config.src,
+        tgt=config.tgt,
+        columns=config.column_names(),
+        checks=config.check_columns,
     )
     if found is None:
         raise DataError(f"{data} has no {split} split for {config.src} and {config.tgt}")
     return found
 
 
-def _without_width(result: Evaluation, config: TrainConfig) -> dict[str, Any]:
+def _without_width(result: Evaluation, scoring: Scoring) -> dict[str, Any]:
     """Return BLEU of Chinese with full-width marks made plain on both sides, labelled as such."""
-    from gapless.nmt.run.score import bleu_tokenizer, score
+    from gapless.nmt.run.score import score
 
-    if bleu_tokenizer(config.tgt, tokenised=config.tokenizer == "none") != "zh":
+    if scoring.tokenizer != "zh":
         return {}
     scores = score(
         [unicodedata.normalize("NFKC", line) for line in result.hypotheses],
         [unicodedata.normalize("NFKC", line) for line in result.references],
-        tgt_lang=config.tgt,
-        tokenised=False,
+        scoring=scoring,
     )
     return {"bleu_nfkc_both_sides": scores.bleu}
 
@@ -110,5 +185,5 @@ def _text(figures: dict[str, Any]) -> str:
         lines.append(f"note: {figures['note']}")
     if "bleu_nfkc_both_sides" in figures:
         lines.append(f"BLEU with NFKC on both sides: {figures['bleu_nfkc_both_sides']:.2f}")
-    lines.append(f"hypotheses: {figures['hypotheses']}")
+    lines += [f"{name}: {figures[name]}" for name in ("sources", "references", "hypotheses")]
     return "\n".join(lines)

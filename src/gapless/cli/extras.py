@@ -9,7 +9,10 @@ from gapless.errors import UserError
 
 # Packages by their import names; pyproject.toml lists them by their names on the package index.
 PACKAGES = {
-    "nmt": ("numpy", "sentencepiece", "sacrebleu", "safetensors", "yaml", "tensorboard"),
+    "nmt": (
+        *("numpy", "sentencepiece", "sacrebleu", "safetensors", "yaml", "tensorboard"),
+        *("langcodes", "language_data"),
+    ),
 }
 
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapless.cli.extras import require_extra
+from gapless.cli.language_question import ask_language
 from gapless.cli.output import say
 from gapless.cli.ranks import refuse_ranks
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
-from gapless.errors import UserError
+from gapless.errors import LanguageError, UserError
 from gapless.report.text import duration, share
 
 
@@ -18,6 +20,9 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from gapless.cli.parser import Parser
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.observer import Observer
+    from gapless.nmt.run.trainer import Trainer
 
 
 DETAILS = ""
@@ -48,7 +53,6 @@ def _train(options: Namespace, signals: Signals) -> int:
     from gapless.nmt.run.config import make_config
     from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.interrupt import StopRequest
-    from gapless.nmt.run.trainer import Trainer
 
     signals.may_raise()
     file = options.config
@@ -59,10 +63,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     config = make_config(given_settings(options), file=file)
     signals.grace_seconds = config.grace
     with make_observer() as observer:
-        if options.resume is None:
-            trainer = Trainer.new(config, observer=observer)
-        else:
-            trainer = Trainer.resume(config, options.resume, observer=observer)
+        trainer = _trainer(config, options.resume, observer)
         signals.check()
         signals.run_dir = trainer.run.run_dir
         stop = StopRequest(second_raises=False)
@@ -70,6 +71,19 @@ def _train(options: Namespace, signals: Signals) -> int:
     for line in _result_lines(summary, trainer.run.run_dir):
         say(line)
     return 0 if stop.number is None else 128 + stop.number
+
+
+def _trainer(config: TrainConfig, resume: Path | None, observer: Observer) -> Trainer:
+    """Return the trainer of a new or a resumed run; ask for the language if it is not known."""
+    from gapless.nmt.run.trainer import Trainer
+
+    while True:
+        try:
+            if resume is None:
+                return Trainer.new(config, observer=observer)
+            return Trainer.resume(config, resume, observer=observer)
+        except LanguageError as error:
+            config = replace(config, tgt_language=ask_language(error))
 
 
 def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:

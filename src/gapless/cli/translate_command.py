@@ -83,7 +83,7 @@ def run(options: Namespace) -> int:
 def _lines(text: list[str], file: Path | None) -> Iterator[list[str]]:
     """Yield all lines, or of standard input those that have arrived."""
     from gapless.nmt.data.arriving_lines import arriving_lines
-    from gapless.nmt.data.corpus import check_text, read_lines
+    from gapless.nmt.data.text_files import check_text, read_lines
 
     if text:
         yield [check_text(line, where=f"sentence {n}") for n, line in enumerate(text, start=1)]

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import Pairs, decode_text, load_corpus, load_split, read_lines
+from gapless.nmt.data.corpus import Pairs, load_corpus, load_split
+from gapless.nmt.data.text_files import decode_text, read_lines
 
 
 PAIRS = [
@@ -340,7 +341,7 @@ def test_too_few_sentences_to_hold_out_are_refused(tmp_path):
         ("a.json", "[]", r"a\.json holds no pair"),
         ("a.jsonl", '{"en": "x", "zh": "y"}\n\n{"en": "x", "de": "y"}\n', r"line 3 is not a pair"),
         ("a.jsonl", '["x", "y"]\n["x"\n', r"a\.jsonl is not JSON at line 2"),
-        ("a.csv", "x,y\n", r"a\.csv .*, expected \.tsv, \.json, \.jsonl"),
+        ("a.txt", "x,y\n", r"a\.txt .*, expected \.tsv, \.csv, \.json, \.jsonl"),
         ("a.tsv", "", r"a\.tsv is empty"),
         ("a.json", " \n", r"a\.json is empty"),
     ],

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import Corpus, load_corpus, load_split, read_lines
+from gapless.nmt.data.corpus import Corpus, load_corpus, load_split
+from gapless.nmt.data.text_files import read_lines
 
 
 if TYPE_CHECKING:
@@ -162,14 +163,14 @@ def test_an_empty_json_file_is_said_to_be_empty(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "part"), [("pairs", "nothing known"), ("p.gz", ".gz"), ("a.csv", ".csv")]
+    ("name", "part"), [("pairs", "nothing known"), ("p.gz", ".gz"), ("a.txt", ".txt")]
 )
 def test_an_unknown_ending(tmp_path: Path, name: str, part: str) -> None:
     """The message names the ending found and those accepted."""
     path = tmp_path / name
     path.write_text("a\t一\n", "utf-8")
 
-    assert f"{path} ends in {part}, expected .tsv, .json, .jsonl (each also" in refusal(path)
+    assert f"{path} ends in {part}, expected .tsv, .csv, .json, .jsonl (each also" in refusal(path)
 
 
 def test_an_offset_counts_the_byte_order_mark(tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from gapless.errors import DataError
-from gapless.nmt.data.corpus import split_lines
+from gapless.nmt.data.text_files import split_lines
 
 
 if TYPE_CHECKING:

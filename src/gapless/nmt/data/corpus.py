@@ -1,20 +1,21 @@
 """Read parallel text into sentence pairs.
 
-Accepted: a folder of parallel text files (`train.en`, `train.zh`), a folder of TSV, JSON or
+Accepted: a folder of parallel text files (`train.en`, `train.zh`), a folder of TSV, CSV, JSON or
 JSON-lines files (`train.tsv`), or one such file. Everything may be compressed with gzip.
 """
 
 from __future__ import annotations
 
-import gzip
-import json
 import random
-import zlib
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
+from gapless.nmt.data.languages import matching_name
+from gapless.nmt.data.tables import ENDINGS, read_table
+from gapless.nmt.data.text_columns import why_no_pair, why_no_text
+from gapless.nmt.data.text_files import read_lines
 
 
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ SPLIT_NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test",),
 }
-
-TABLE_ENDINGS = (".tsv", ".json", ".jsonl")
 
 _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
@@ -80,7 +79,8 @@ def load_corpus(
     *,
     src: str,
     tgt: str,
-    columns: tuple[str, str] | None = None,
+    columns: tuple[str, ...] | None = None,
+    checks: bool = False,
     seed: int = 0,
 ) -> Corpus:
     """Read a corpus; hold out validation and test pairs from train where they are missing.
@@ -92,13 +92,15 @@ def load_corpus(
         path: folder or file.
         src: name of the source side: a file ending, a column or a JSON key.
         tgt: name of the target side.
-        columns: names of the first two columns of TSV and JSON pairs; `(src, tgt)` by default.
+        columns: names of the first columns of TSV, CSV and JSON pairs, in order; None: a header or
+            the keys name them, or else they are `src` and `tgt`.
+        checks: whether to refuse sides that do not look like sentences in two languages.
         seed: of the choice of pairs to hold out.
 
     Raises:
         DataError: anything about the files or their content that cannot be used.
     """
-    train = load_split(path, split="train", src=src, tgt=tgt, columns=columns)
+    train = load_split(path, split="train", src=src, tgt=tgt, columns=columns, checks=checks)
     assert train is not None
     kept = [n for n in range(len(train)) if train.src[n].strip() and train.tgt[n].strip()]
     dropped = len(train) - len(kept)
@@ -106,7 +108,7 @@ def load_corpus(
     if not len(train):
         raise DataError(f"{path} holds no training pair with text on both sides")
     found = {
-        split: load_split(path, split=split, src=src, tgt=tgt, columns=columns)
+        split: load_split(path, split=split, src=src, tgt=tgt, columns=columns, checks=checks)
         for split in ("val", "test")
         if path.is_dir()
     }
@@ -127,7 +129,13 @@ def load_corpus(
 
 
 def load_split(
-    path: Path, *, split: str, src: str, tgt: str, columns: tuple[str, str] | None = None
+    path: Path,
+    *,
+    split: str,
+    src: str,
+    tgt: str,
+    columns: tuple[str, ...] | None = None,
+    checks: bool = False,
 ) -> Pairs | None:
     """Read one split of a folder, or a whole file.
 
@@ -136,7 +144,8 @@ def load_split(
         split: `train`, `val` or `test`.
         src: name of the source side.
         tgt: name of the target side.
-        columns: names of the first two columns.
+        columns: names of the first columns, in order.
+        checks: whether to refuse sides that do not look like sentences in two languages.
 
     Returns:
         The pairs; None if the folder has no such split, unless it is `train`.
@@ -149,87 +158,20 @@ def load_split(
     if not path.exists():
         raise DataError(f"{path} does not exist; `data` takes a folder or a file")
     if path.is_file():
-        return _read_table(path, src=src, tgt=tgt, columns=columns)
+        return _read_table(path, src=src, tgt=tgt, columns=columns, checks=checks)
     alone = False
     for name in _names(path, split):
-        table = _find(path, name, TABLE_ENDINGS)
+        table = _find(path, name, ENDINGS)
         if table is not None:
-            return _read_table(table, src=src, tgt=tgt, columns=columns)
+            return _read_table(table, src=src, tgt=tgt, columns=columns, checks=checks)
         # Both sides must have the same name: sides of two test sets are no translations.
-        src_path, tgt_path = (_find(path, name, (f".{side}",)) for side in (src, tgt))
-        if src_path is not None and tgt_path is not None:
-            return _read_sides(src_path, tgt_path)
+        src_path, tgt_path = (_find_side(path, name, side) for side in (src, tgt))
+        if src_path is not None and tgt_path is not None and src_path != tgt_path:
+            return _read_sides(src_path, tgt_path, checks=checks)
         alone = alone or src_path is not None or tgt_path is not None
     if split == "train" or alone:
         raise _missing_split(path, split, src=src, tgt=tgt)
     return None
-
-
-def read_lines(path: Path) -> list[str]:
-    r"""Read a UTF-8 text file, plain or gzip, one sentence a line, empty lines kept.
-
-    Only `\n` and `\r\n` end a line: other line separators of Unicode may occur in a sentence.
-
-    Raises:
-        DataError: the file is missing, a folder, empty, not UTF-8, or a broken archive.
-    """
-    lines = split_lines(_read_text(path))
-    if not lines:
-        raise DataError(f"{path} is empty, expected one sentence a line")
-    return lines
-
-
-def split_lines(text: str) -> list[str]:
-    r"""Return the lines of a text, which end in `\n` or `\r\n`."""
-    lines = text.split("\n")
-    if lines[-1] == "":
-        lines.pop()
-    return [line.removesuffix("\r") for line in lines]
-
-
-def decode_text(raw: bytes, *, name: str) -> str:
-    """Return UTF-8 text, without a byte order mark.
-
-    Args:
-        raw: the bytes.
-        name: where they come from.
-
-    Raises:
-        DataError: the bytes are not UTF-8; the message names the first bad one.
-    """
-    try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as error:
-        line = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}, "
-            f"line {line}; convert it with iconv -t UTF-8"
-        ) from error
-
-
-def check_text(text: str, *, where: str) -> str:
-    """Return the text if it can be written as UTF-8.
-
-    Raises:
-        DataError: it holds half a surrogate pair, as JSON escapes and shell arguments can.
-    """
-    if any("\ud800" <= sign <= "\udfff" for sign in text):
-        raise DataError(f"{where} is not Unicode text: {text[:40]!a} holds a lone surrogate")
-    return text
-
-
-def _read_text(path: Path) -> str:
-    if path.is_dir():
-        raise DataError(f"{path} is a folder, expected a text file")
-    if not path.is_file():
-        raise DataError(f"{path} does not exist, expected a text file")
-    try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from error
-    return decode_text(raw, name=str(path))
 
 
 def _names(folder: Path, split: str) -> list[str]:
@@ -246,105 +188,59 @@ def _find(folder: Path, name: str, endings: Sequence[str]) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
+def _find_side(folder: Path, name: str, side: str) -> Path | None:
+    """Return the file of a side, whose ending is its name or a name of the same language."""
+    found = _find(folder, name, (f".{side}",))
+    if found is None:
+        files = [path.name.removesuffix(".gz") for path in folder.glob(f"{name}.*")]
+        endings = sorted({file.removeprefix(f"{name}.") for file in files} - {name})
+        ending = matching_name(side, endings)
+        found = None if ending is None else _find(folder, name, (f".{ending}",))
+    return found
+
+
 def _missing_split(folder: Path, split: str, *, src: str, tgt: str) -> DataError:
     present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
     return DataError(
-        f"{folder} has no {split}.{src} and {split}.{tgt}, nor {split}.tsv, .json or .jsonl "
+        f"{folder} has no {split}.{src} and {split}.{tgt}, nor {split}.tsv, .csv, .json or .jsonl "
         f"(each also with .gz); it holds {present}; name the sides with `src` and `tgt`"
     )
 
 
-def _read_sides(src_path: Path, tgt_path: Path) -> Pairs:
+def _read_sides(src_path: Path, tgt_path: Path, *, checks: bool) -> Pairs:
     src, tgt = read_lines(src_path), read_lines(tgt_path)
     if len(src) != len(tgt):
         raise DataError(
             f"{src_path} has {len(src)} lines, but {tgt_path} has {len(tgt)}; "
             "parallel files must have the same number of lines"
         )
+    if checks:
+        _check_sides(src_path, tgt_path, src, tgt)
     return Pairs(src=src, tgt=tgt)
 
 
-def _read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, str] | None) -> Pairs:
-    columns = columns or (src, tgt)
-    for side in (src, tgt):
-        if side not in columns:
-            raise DataError(
-                f"side {side!r} is not among the columns {columns[0]!r} and {columns[1]!r}; "
-                "`columns` names the first two columns of the file, in order"
-            )
-    ending = path.name.removesuffix(".gz").rpartition(".")[2]
-    if f".{ending}" not in TABLE_ENDINGS:
-        raise DataError(
-            f"{path} ends in {path.suffix or 'nothing known'}, expected "
-            f"{', '.join(TABLE_ENDINGS)} (each also with .gz) or a folder; rename or convert it"
-        )
-    rows = _tsv_rows(path) if ending == "tsv" else _json_rows(path, ending, columns)
-    if not rows:
-        raise DataError(f"{path} holds no pair")
-    at = columns.index(src)
-    return Pairs(src=[row[at] for row in rows], tgt=[row[1 - at] for row in rows])
-
-
-def _tsv_rows(path: Path) -> list[tuple[str, str]]:
-    rows = []
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip(" "):
-            continue
-        cells = line.split("\t")
-        if len(cells) < 2:
-            raise DataError(
-                f"{path} line {number} has one column, expected two separated by a tab"
-            )
-        rows.append((cells[0], cells[1]))
-    return rows
-
-
-def _json_rows(path: Path, ending: str, columns: tuple[str, str]) -> list[tuple[str, str]]:
-    if ending == "jsonl":
-        lines = enumerate(read_lines(path), start=1)
-        return [
-            _json_pair(_parse(line, path, number), columns, where=f"{path} line {number}")
-            for number, line in lines
-            if line.strip()
-        ]
-    text = _read_text(path)
-    if not text.strip():
-        raise DataError(f"{path} is empty, expected a JSON list of pairs")
-    items = _parse(text, path, 1)
-    if not isinstance(items, list):
-        raise DataError(
-            f"{path} holds a JSON {type(items).__name__}, expected a list of pairs; "
-            "give it the ending .jsonl if it has one pair a line"
-        )
-    return [
-        _json_pair(item, columns, where=f"{path} item {number}")
-        for number, item in enumerate(items)
-    ]
-
-
-def _parse(text: str, path: Path, first_line: int) -> Any:
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        line = first_line + error.lineno - 1
-        raise DataError(
-            f"{path} is not JSON at line {line}, column {error.colno}: {error.msg}"
-        ) from error
-    except RecursionError as error:
-        raise DataError(f"{path} is nested too deeply, expected pairs of text") from error
-
-
-def _json_pair(item: Any, columns: tuple[str, str], *, where: str) -> tuple[str, str]:
-    if isinstance(item, dict):
-        nested = item.get("translation")
-        keyed = nested if isinstance(nested, dict) else item
-        item = [keyed.get(column) for column in columns]
-    if isinstance(item, list) and len(item) >= 2 and all(isinstance(s, str) for s in item[:2]):
-        return check_text(item[0], where=where), check_text(item[1], where=where)
-    raise DataError(
-        f'{where} is not a pair; expected ["...", "..."] or an object with the keys '
-        f"{columns[0]!r} and {columns[1]!r}"
+def _check_sides(src_path: Path, tgt_path: Path, src: list[str], tgt: list[str]) -> None:
+    advice = (
+        "other files are read with `src` and `tgt`, and these all the same with "
+        "`check_columns=False`"
     )
+    for path, lines in ((src_path, src), (tgt_path, tgt)):
+        found = why_no_text(lines)
+        if found is not None:
+            raise DataError(f"{path} {found}; {advice}")
+    found = why_no_pair(src, tgt)
+    if found is not None:
+        raise DataError(f"both sides, {src_path} and {tgt_path}, {found}; {advice}")
+
+
+def _read_table(
+    path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None, checks: bool
+) -> Pairs:
+    table = read_table(path, src=src, tgt=tgt, columns=columns)
+    sources, targets = table.read_sides()
+    if checks:
+        table.check(sources, targets)
+    return Pairs(src=sources, tgt=targets)
 
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:

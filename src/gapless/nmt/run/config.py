@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 _MAX_SEED = 2**63 - 1
 
+# The value of `tgt_language` that leaves it to the text.
+AUTO = "auto"
+
 
 def _setting(
     group: str,
@@ -77,7 +80,25 @@ class TrainConfig:
     src: str = _setting("data", "en", "source side: a file ending, column or JSON key")
     tgt: str = _setting("data", "zh", "target side")
     columns: str | None = _setting(
-        "data", None, "names of the first two columns of a TSV or JSON: en,zh"
+        "data",
+        None,
+        "names of the first columns of a TSV, CSV or JSON, in order: en,zh or _,en,zh",
+    )
+    check_columns: bool = _setting(
+        "data", True, "refuse sides that hold no sentences, such as numbers, or are the same text"
+    )
+    tgt_language: str | None = _setting(
+        "data",
+        None,
+        "language of the target side: zh, Chinese, ...; none: as tgt says; auto: as its text is written",
+        compare=False,
+    )
+    score_tokenizer: str | None = _setting(
+        "data",
+        None,
+        "sacrebleu tokenizer of BLEU; none: as the target language needs",
+        choices=("13a", "zh", "ja-mecab", "ko-mecab", "char", "intl"),
+        compare=False,
     )
     tokenizer: str = _setting(
         "data",
@@ -312,18 +333,20 @@ class TrainConfig:
         """Return the budget for captures in bytes, None if it is not set."""
         return None if self.capture_memory is None else int(self.capture_memory * 2**30)
 
-    def column_names(self) -> tuple[str, str] | None:
-        """Return the two names in `columns`.
+    def column_names(self) -> tuple[str, ...] | None:
+        """Return the names in `columns`.
 
         Raises:
-            DataError: there are not two.
+            DataError: there are not two or more.
         """
         if self.columns is None:
             return None
         names = [name.strip() for name in self.columns.split(",")]
-        if len(names) != 2 or not all(names):
-            raise DataError(f"`columns` must be two names such as en,zh, but is {self.columns!r}")
-        return names[0], names[1]
+        if len(names) < 2 or not all(names):
+            raise DataError(
+                f"`columns` must be two names or more, such as en,zh, but is {self.columns!r}"
+            )
+        return tuple(names)
 
 
 def _check(item: Field[Any], value: Any) -> None:
@@ -382,6 +405,9 @@ def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainC
     given |= {name: value for name, value in flags.items() if value is not None}
     is_demo = given.get("data") is None
     settings: dict[str, Any] = {**(DEMO if is_demo else {}), **given}
+    if not is_demo and "tgt" not in given:
+        # Nobody said that it is Chinese.
+        settings.setdefault("tgt_language", AUTO)
     config = TrainConfig(**settings)
     if config.batch_size is None and config.batch_tokens is None:
         config = replace(config, batch_tokens=_DEFAULT_BATCH_TOKENS)

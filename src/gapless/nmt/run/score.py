@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.model.decode import Decoder, DecodeSettings
     from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Vocabs
 
 
@@ -117,18 +118,15 @@ class Scores:
     note: str = ""
 
 
-def score(
-    hypotheses: Sequence[str], references: Sequence[str], *, tgt_lang: str, tokenised: bool
-) -> Scores:
+def score(hypotheses: Sequence[str], references: Sequence[str], *, scoring: Scoring) -> Scores:
     """Score translations against one reference each.
 
     Args:
         hypotheses: one translation for each sentence.
         references: as many; used as they are.
-        tgt_lang: target language. Chinese is split into characters (`zh`), others by `13a`.
-        tokenised: whether both sides are tokenised text, which is not tokenised again.
+        scoring: says which tokenizer cuts both sides into words.
     """
-    bleu = BLEU(tokenize=bleu_tokenizer(tgt_lang, tokenised=tokenised), force=tokenised)
+    bleu = BLEU(tokenize=scoring.tokenizer, force=scoring.is_tokenised)
     chrf = CHRF()
     bleu_score = bleu.corpus_score(list(hypotheses), [list(references)])
     chrf_score = chrf.corpus_score(list(hypotheses), [list(references)])
@@ -141,15 +139,8 @@ def score(
         chrf_signature=str(chrf.get_signature()),
         exact_match=sum(a.strip() == b.strip() for a, b in pairs) / max(1, len(pairs)),
         count=len(pairs),
-        note="tokenised text, not comparable with 13a" if tokenised else "",
+        note=scoring.note,
     )
-
-
-def bleu_tokenizer(tgt_lang: str, *, tokenised: bool) -> str:
-    """Return sacrebleu's tokenizer for a target language."""
-    if tokenised:
-        return "none"
-    return "zh" if tgt_lang.rpartition(".")[2].lower().startswith("zh") else "13a"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,6 +165,7 @@ def evaluate(
     settings: DecodeSettings,
     *,
     config: TrainConfig,
+    scoring: Scoring,
     on_done: Callable[[int], None] | None = None,
 ) -> Evaluation:
     """Translate the source side of some pairs and score it against the target side.
@@ -183,12 +175,12 @@ def evaluate(
         vocabs: of the decoder's model.
         pairs: source sentences and references.
         settings: of the search.
-        config: of the run; says how its text was tokenised.
+        config: of the run.
+        scoring: how to score.
         on_done: called with the number of sentences finished after each batch.
 
     Sync: Blocks the host, counted as "decode".
     """
-    tokenised = config.tokenizer == "none"
     found = translate_lines(
         decoder,
         vocabs,
@@ -198,8 +190,9 @@ def evaluate(
         on_done=on_done,
     )
     hypotheses = [best[0].text for best in found]
-    references = [join_subwords(line) for line in pairs.tgt] if tokenised else pairs.tgt
-    scores = score(hypotheses, references, tgt_lang=config.tgt, tokenised=tokenised)
+    is_joined = not scoring.is_tokenised
+    references = pairs.tgt if is_joined else [join_subwords(line) for line in pairs.tgt]
+    scores = score(hypotheses, references, scoring=scoring)
     return Evaluation(hypotheses=hypotheses, references=references, scores=scores)
 
 

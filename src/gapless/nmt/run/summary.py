@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.resolved import Resolved
     from gapless.nmt.run.score import Scores
+    from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.plans import Plan
@@ -28,6 +29,7 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
         f"torch {torch.__version__}, {run.config.precision}",
         "plan": describe_plan(run.resolved, device=run.device, workers=run.workers),
         "data": describe_data(run.config, run.task),
+        "scores": describe_scoring(run.scoring),
         "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
         f"{len(vocabs.tgt)}",
         "batches": f"{len(run.sampler)} an epoch, {run.sampler.describe()}",
@@ -61,6 +63,12 @@ def describe_data(config: TrainConfig, task: Task) -> str:
         f"{len(task.train)} training pairs{skipped}, {len(task.corpus.val)} validation, "
         f"{len(task.corpus.test)} test"
     )
+
+
+def describe_scoring(scoring: Scoring) -> str:
+    """Return how translations are scored, with what to know before scores are compared."""
+    note = f"; {scoring.note}" if scoring.note else ""
+    return f"BLEU with tokenizer {scoring.tokenizer}, as {scoring.because}{note}"
 
 
 def plan_settings(plan: Plan) -> dict[str, Any]:

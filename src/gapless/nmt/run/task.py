@@ -139,6 +139,7 @@ def read_corpus(config: TrainConfig) -> Corpus:
             src=config.src,
             tgt=config.tgt,
             columns=config.column_names(),
+            checks=config.check_columns,
             seed=config.seed,
         )
     if {config.src, config.tgt} != {"en", "zh"}:
@@ -161,17 +162,20 @@ def read_corpus(config: TrainConfig) -> Corpus:
     )
 
 
-def prepare(config: TrainConfig, *, vocabs: Vocabs | None = None) -> Task:
+def prepare(
+    config: TrainConfig, *, corpus: Corpus | None = None, vocabs: Vocabs | None = None
+) -> Task:
     """Read the corpus, make the vocabularies and encode the pairs.
 
     Args:
         config: of the run.
+        corpus: of it; None: read it.
         vocabs: those of a run that is resumed; None: make them from the corpus.
 
     Raises:
         DataError: anything about the data that cannot be used.
     """
-    corpus = read_corpus(config)
+    corpus = corpus or read_corpus(config)
     vocabs = vocabs or _make_vocabs(corpus.train, config)
     train, skipped = _encode(corpus.train, vocabs, max_length=config.max_length)
     val, skipped_val = _encode(corpus.val, vocabs, max_length=config.max_length)

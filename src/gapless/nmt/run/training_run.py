@@ -28,7 +28,8 @@ from gapless.nmt.run.position import Position
 from gapless.nmt.run.resolved import resolve
 from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
 from gapless.nmt.run.room import check_room
-from gapless.nmt.run.task import Vocabs, check_pairs, prepare
+from gapless.nmt.run.scoring import decide_scoring, settle_language
+from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.pipeline.host_waits import HostWaits
 
 
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.resolved import Resolved
+    from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.translation_step import TranslationStep
 
@@ -70,6 +72,7 @@ class TrainingRun:
         resolved: what they mean on this device.
         device: where it runs.
         task: what it learns.
+        scoring: how its translations are scored.
         run_dir: folder of its files.
         loop: moves its work.
         sampler: of its training batches.
@@ -89,6 +92,7 @@ class TrainingRun:
     resolved: Resolved
     device: Device
     task: Task
+    scoring: Scoring
     run_dir: Path
     loop: TrainLoop
     sampler: MicrobatchSampler
@@ -212,12 +216,16 @@ def new_run(config: TrainConfig) -> TrainingRun:
     clock = WallClock()
     device = _device_of(config)
     resolved = resolve(config, is_accelerator=device.is_accelerator)
-    task = prepare(config)
+    corpus = read_corpus(config)
+    config = settle_language(config, corpus.train.tgt)
+    scoring = decide_scoring(config, corpus.train.tgt)
+    task = prepare(config, corpus=corpus)
     run = _assemble(
         config,
         resolved,
         device=device,
         task=task,
+        scoring=scoring,
         run_dir=choose_run_dir(config),
         clock=clock,
     )
@@ -268,10 +276,21 @@ def _read_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     resolved = resolve_resumed(config, state["layout"])
-    task = prepare(config, vocabs=vocabs)
+    corpus = read_corpus(config)
+    config = settle_language(config, corpus.train.tgt)
+    scoring = decide_scoring(config, corpus.train.tgt)
+    task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
-    run = _assemble(config, resolved, device=device, task=task, run_dir=run_dir, clock=clock)
+    run = _assemble(
+        config,
+        resolved,
+        device=device,
+        task=task,
+        scoring=scoring,
+        run_dir=run_dir,
+        clock=clock,
+    )
     run.notes = notes
     with run.loop.on_compute_stream():
         run.load_state(state, path=saved.path)
@@ -301,6 +320,7 @@ def _assemble(
     *,
     device: Device,
     task: Task,
+    scoring: Scoring,
     run_dir: Path,
     clock: WallClock,
 ) -> TrainingRun:
@@ -325,6 +345,7 @@ def _assemble(
         resolved=resolved,
         device=device,
         task=task,
+        scoring=scoring,
         run_dir=run_dir,
         loop=loop,
         sampler=sampler,

@@ -90,6 +90,7 @@ def score_pairs(
             pairs,
             settings,
             config=config,
+            scoring=run.scoring,
             on_done=lambda _: on_batch(),
         )
     return found.scores

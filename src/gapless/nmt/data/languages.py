@@ -1,0 +1,295 @@
+"""What language a name means, and in which script some text is written."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import langcodes
+
+
+# What people write for a language though it is neither its code nor its name.
+_INFORMAL = {
+    **dict.fromkeys(("cn", "chs", "汉语", "漢語", "华语", "華語", "国语", "國語"), "zh"),
+    **dict.fromkeys(("zhs", "zhcn"), "zh-Hans"),
+    **dict.fromkeys(("cht", "zht", "zhtw"), "zh-Hant"),
+    **dict.fromkeys(("粤语", "粵語", "廣東話", "广东话"), "yue"),
+    "jp": "ja",
+    "한국말": "ko",
+    "中文 简体": "zh-Hans",
+    **dict.fromkeys(("中文 繁體", "中文 繁体"), "zh-Hant"),
+    **dict.fromkeys(("us", "gb"), "en"),
+    "cz": "cs",
+    "dk": "da",
+    "gr": "el",
+    "ua": "uk",
+    "vn": "vi",
+    # Scripts in which one language alone is written.
+    "hans": "zh-Hans",
+    "hant": "zh-Hant",
+    "hani": "zh",
+    "hira": "ja",
+    "kana": "ja",
+    "jpan": "ja",
+    "kore": "ko",
+    "hang": "ko",
+}
+
+# Codes of small languages that are mostly meant as a country, whose text is scored otherwise.
+AMBIGUOUS = {
+    "ch": "the code of Chamorro, of Switzerland, and short for Chinese",
+    "kr": "the code of Kanuri and of Korea",
+    "tw": "the code of Twi and of Taiwan",
+}
+
+# Names of columns. Some of them are codes of small languages as well.
+SOURCE_WORDS = frozenset(("source", "src"))
+TARGET_WORDS = frozenset(("target", "tgt", "trg"))
+COLUMN_WORDS = frozenset(
+    {
+        *SOURCE_WORDS,
+        *TARGET_WORDS,
+        *("a", "answer", "author", "b", "col", "column", "content", "date", "domain", "first"),
+        *("hyp", "in", "index", "inp", "input", "key", "label", "lang", "language", "left"),
+        *("licence", "license", "line", "name", "new", "nr", "num", "number", "old", "orig"),
+        *("original", "out", "output", "par", "pre", "question", "raw", "ref", "reference"),
+        *("right", "row", "score", "second", "sent", "sentence", "side", "split", "sub", "text"),
+        *("time", "to", "translated", "translation", "txt", "url", "value", "x", "y"),
+    }
+)
+
+# A language with fewer speakers is not what a short name of a column means.
+_MANY_SPEAKERS = 1_000_000
+
+_NO_LANGUAGE = frozenset(("mis", "mul", "und", "zxx"))
+
+# Scripts, by their ISO codes and by Unicode's words, whose text has no spaces between words.
+_UNSPACED = {
+    "Thai": "Thai",
+    "Laoo": "Lao",
+    "Khmr": "Khmer",
+    "Mymr": "Myanmar",
+    "Tibt": "Tibetan",
+    "Lana": "Tai",
+    "Tale": "Tai",
+    "Talu": "New",
+    "Yiii": "Yi",
+}
+
+_TOKENIZER_OF_SCRIPT = {
+    **dict.fromkeys(("Hans", "Hant", "Hani", "Hanb", "Bopo"), "zh"),
+    **dict.fromkeys(("Jpan", "Hira", "Kana", "Hrkt"), "ja-mecab"),
+    **dict.fromkeys(("Kore", "Hang", "Jamo"), "ko-mecab"),
+    **dict.fromkeys(_UNSPACED, "char"),
+}
+
+_TOKENIZER_OF_WRITING = {
+    "Chinese": "zh",
+    "Japanese": "ja-mecab",
+    "Korean": "ko-mecab",
+    **dict.fromkeys(_UNSPACED.values(), "char"),
+}
+
+# Writings of one well-known language each.
+_LANGUAGE_OF_WRITING = {
+    "Chinese": "zh",
+    "Japanese": "ja",
+    "Korean": "ko",
+    "Thai": "th",
+    "Lao": "lo",
+    "Khmer": "km",
+    "Myanmar": "my",
+    "Tibetan": "bo",
+    "Greek": "el",
+    "Hebrew": "he",
+    "Armenian": "hy",
+    "Georgian": "ka",
+}
+
+_FEWEST_LETTERS = 10
+# Latin words stand in Chinese text, as names of functions do; a character is worth several letters.
+_CJK_SHARE = 0.3
+_MIXED_SHARE = 0.05
+_KANA_SHARE = 0.1
+_HANGUL_SHARE = 0.3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Language:
+    """A language in its script.
+
+    Attributes:
+        tag: its BCP 47 tag, such as zh-Hant.
+        name: its English name.
+        tokenizer: of sacrebleu for its text: zh, ja-mecab, ko-mecab, char where words are not set
+            apart, or 13a.
+    """
+
+    tag: str
+    name: str
+    tokenizer: str
+
+    @property
+    def family(self) -> str:
+        """Its code without script and country; all kinds of Chinese share theirs."""
+        return _parsed(self.tag).prefer_macrolanguage().language or self.tag
+
+
+@cache
+def find_language(name: str, *, is_declared: bool = False) -> Language | None:
+    """Return the language that a name means, None if that cannot be known.
+
+    Names are tags of BCP 47, codes of ISO 639, names in any language, scripts of one language, and
+    a few that people use, such as `cn`. Letter case, `_` for `-`, and words such as "text" beside
+    the name change nothing; of a name with dots the last part counts.
+
+    Args:
+        name: such as zh_TW, zho_Hans, Chinese, 中文, text_zh or lc.tok.de.
+        is_declared: whether it can be nothing but a language. Otherwise it may be the name of a
+            column, and codes that few people mean are not taken.
+    """
+    words = _words(name.rpartition(".")[2])
+    found = _of_words(words, is_declared=is_declared)
+    if found is not None or is_declared:
+        return found
+    rest = [word for word in words if word not in COLUMN_WORDS and not word.isdigit()]
+    return _of_words(rest, is_declared=False) if rest and rest != words else None
+
+
+def _words(name: str) -> list[str]:
+    text = unicodedata.normalize("NFKC", name).casefold()
+    return [word for word in re.split(r"[\s_\-(),:/|]+", text) if word]
+
+
+def _of_words(words: list[str], *, is_declared: bool) -> Language | None:
+    text = " ".join(words)
+    if (
+        not text.isprintable()
+        or not text
+        or text in AMBIGUOUS
+        or (text in COLUMN_WORDS and not is_declared)
+    ):
+        return None
+    if text in _INFORMAL:
+        return _language(_parsed(_INFORMAL[text]))
+    found = _of_code("-".join(words)) or _of_name(text)
+    if found is None or (found.language or "und") in _NO_LANGUAGE:
+        return None
+    return _language(found) if is_declared or _is_well_known(found) else None
+
+
+def _of_code(tag: str) -> langcodes.Language | None:
+    import langcodes
+
+    return _parsed(tag) if langcodes.tag_is_valid(tag) else None
+
+
+def _of_name(text: str) -> langcodes.Language | None:
+    import langcodes
+
+    language, _, kind = text.rpartition(" ")
+    is_turned = kind in ("simplified", "traditional")
+    for order in [f"{kind} {language}"] * is_turned + [text]:
+        try:
+            return langcodes.find(order)
+        except LookupError:
+            continue
+    return None
+
+
+def _parsed(tag: str) -> langcodes.Language:
+    import langcodes
+
+    return langcodes.get(tag)
+
+
+def _is_well_known(language: langcodes.Language) -> bool:
+    code = language.prefer_macrolanguage().language or ""
+    return len(code) == 2 or language.speaking_population() >= _MANY_SPEAKERS
+
+
+def _language(found: langcodes.Language) -> Language:
+    script = found.maximize().script or ""
+    return Language(
+        tag=found.to_tag(),
+        name=found.display_name(),
+        tokenizer=_TOKENIZER_OF_SCRIPT.get(script, "13a"),
+    )
+
+
+def matching_name(wanted: str, names: Sequence[str]) -> str | None:
+    """Return which of some names is the one wanted, None if none is or several are.
+
+    The same name comes first, then one that differs in letter case, then the one name of the same
+    language.
+
+    Args:
+        wanted: a name of a side, such as zh.
+        names: of columns, keys or files.
+    """
+    if wanted in names:
+        return wanted
+    folded = [name for name in names if name.strip().casefold() == wanted.strip().casefold()]
+    if folded:
+        return folded[0] if len(folded) == 1 else None
+    language = find_language(wanted)
+    if language is None:
+        return None
+    spoken = {name: found for name in names if (found := find_language(name)) is not None}
+    same = [name for name, found in spoken.items() if found.tag == language.tag]
+    same = same or [name for name, found in spoken.items() if found.family == language.family]
+    return same[0] if len(same) == 1 else None
+
+
+# --- text ---
+
+
+def written_in(sentences: Iterable[str]) -> str | None:
+    """Return in what some text is written: Chinese, Japanese, Korean, or a script such as Latin.
+
+    None where that cannot be said: there are few letters, or no script has most of them. Chinese
+    stands for all that is written in Han characters without kana or hangul.
+    """
+    letters: Counter[str] = Counter()
+    for sign, count in Counter("".join(sentences)).items():
+        if sign.isalpha():
+            letters[_script(sign)] += count
+    total = letters.total()
+    if total < _FEWEST_LETTERS:
+        return None
+    kana, hangul = letters["Kana"], letters["Hangul"]
+    cjk = letters["Han"] + kana + hangul
+    if cjk < _CJK_SHARE * total:
+        script, most = letters.most_common(1)[0]
+        return script if cjk < _MIXED_SHARE * total and most > total / 2 else None
+    if hangul >= _HANGUL_SHARE * cjk:
+        return "Korean"
+    return "Japanese" if kana >= _KANA_SHARE * cjk else "Chinese"
+
+
+@cache
+def _script(letter: str) -> str:
+    """Return the script of a letter, as the first word of its Unicode name says it."""
+    words = unicodedata.name(letter, "UNKNOWN").split()
+    first = words[1] if words[0] in ("FULLWIDTH", "HALFWIDTH") else words[0]
+    if first.startswith(("HIRAGANA", "KATAKANA")):
+        return "Kana"
+    return "Han" if first in ("CJK", "IDEOGRAPHIC") else first.capitalize()
+
+
+def tokenizer_of_writing(writing: str) -> str:
+    """Return sacrebleu's tokenizer for text that is written so, as `written_in` says it."""
+    return _TOKENIZER_OF_WRITING.get(writing, "13a")
+
+
+def language_of_writing(writing: str | None) -> str | None:
+    """Return the code of the one well-known language that is written so, None if many are."""
+    return _LANGUAGE_OF_WRITING.get(writing or "")

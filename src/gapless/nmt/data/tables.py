@@ -1,0 +1,394 @@
+"""Read sentence pairs from one file: TSV, CSV, JSON or JSON lines.
+
+The sides are columns of a table or keys of JSON objects. They are found by the names in a header or
+of the keys, by the names that `columns` gives, or are the first two columns.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import dataclass
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from gapless.errors import DataError
+from gapless.nmt.data.languages import (
+    COLUMN_WORDS,
+    SOURCE_WORDS,
+    TARGET_WORDS,
+    find_language,
+    matching_name,
+)
+from gapless.nmt.data.text_columns import why_no_pair, why_no_text
+from gapless.nmt.data.text_files import check_text, read_lines, read_text
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+
+ENDINGS = (".tsv", ".csv", ".json", ".jsonl")
+
+# A column without a name of its own, in `columns`.
+UNNAMED = "_"
+
+_DELIMITERS = ",;\t"
+_ROWS_TO_LOOK_AT = 50
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Rows of a file, and where the sides are in them.
+
+    Attributes:
+        path: of the file.
+        rows: cells of each row; those of JSON may be anything.
+        places: of each row in the file, for messages.
+        names: of the columns, from a header or of JSON keys; None: they have none.
+        sides: names of the source and the target side, as asked for.
+        at: columns of them, counted from 0.
+    """
+
+    path: Path
+    rows: list[list[Any]]
+    places: list[str]
+    names: list[str] | None
+    sides: tuple[str, str]
+    at: tuple[int, int]
+
+    def read_sides(self) -> tuple[list[str], list[str]]:
+        """Return the source and the target side.
+
+        Raises:
+            DataError: there is no row, or one of them lacks a side.
+        """
+        if not self.rows:
+            raise DataError(f"{self.path} holds no pair")
+        for row, place in zip(self.rows, self.places, strict=True):
+            for number in self.at:
+                cell = row[number] if number < len(row) else None
+                if not isinstance(cell, str):
+                    raise self._no_pair(place, number, cell)
+                check_text(cell, where=f"{self.path} {place}")
+        src, tgt = ([row[number] for row in self.rows] for number in self.at)
+        return src, tgt
+
+    def check(self, src: list[str], tgt: list[str]) -> None:
+        """Check that the sides look like sentences in two languages.
+
+        Raises:
+            DataError: they do not; the message says what was found, and how other columns are read.
+        """
+        for number, cells in zip(self.at, (src, tgt), strict=True):
+            found = why_no_text(cells)
+            if found is not None:
+                raise DataError(f"{self._label(number)} of {self.path} {found}; {self._advice()}")
+        found = why_no_pair(src, tgt)
+        if found is not None:
+            sides = " and ".join(self._label(number) for number in self.at)
+            raise DataError(f"both sides, {sides} of {self.path}, {found}; {self._advice()}")
+
+    def _label(self, number: int) -> str:
+        return f"column {number + 1}" if self.names is None else f"column {self.names[number]!r}"
+
+    def _no_pair(self, place: str, number: int, cell: Any) -> DataError:
+        if cell is None:
+            found = f"it has no {self._label(number)}"
+        else:
+            found = f"its {self._label(number)} is {_json_kind(cell)}, {str(cell)[:40]}"
+        return DataError(f"{self.path} {place} is not a pair: {found}, expected text")
+
+    def _advice(self) -> str:
+        """Return how to read the columns that look like text."""
+        width = max(map(len, self.rows))
+        columns = [
+            [row[number] if number < len(row) else "" for row in self.rows]
+            for number in range(width)
+        ]
+        good = [
+            number
+            for number, cells in enumerate(columns)
+            if all(isinstance(cell, str) for cell in cells) and why_no_text(cells) is None
+        ]
+        good = [
+            number
+            for n, number in enumerate(good)
+            if all(why_no_pair(columns[before], columns[number]) is None for before in good[:n])
+        ]
+        anyway = "or read them all the same with `check_columns=False`"
+        if len(good) < 2:
+            return f"no two columns look like text in two languages; name other data, {anyway}"
+        if self.names is not None:
+            first, second = (self.names[number] for number in good[:2])
+            return f"other columns are read with `src={first}` `tgt={second}`, {anyway}"
+        names = [UNNAMED] * (good[1] + 1)
+        names[good[0]], names[good[1]] = self.sides
+        return (
+            f"columns {good[0] + 1} and {good[1] + 1} look like text: "
+            f"name the columns in order, as in `columns={','.join(names)}`, {anyway}"
+        )
+
+
+def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None) -> Table:
+    """Read a file of pairs.
+
+    Args:
+        path: of the file; its ending says what it is.
+        src: name of the source side.
+        tgt: name of the target side.
+        columns: names of the first columns, in order; None: a header or the keys name them, or else
+            they are `src` and `tgt`.
+
+    Raises:
+        DataError: anything about the file or its content that cannot be used.
+    """
+    for side in (src, tgt):
+        if columns is not None and side not in columns:
+            raise DataError(
+                f"side {side!r} is not among the columns {' and '.join(map(repr, columns))}; "
+                "`columns` names the first columns of the file, in order"
+            )
+    ending = path.name.removesuffix(".gz").rpartition(".")[2]
+    if f".{ending}" not in ENDINGS:
+        raise DataError(
+            f"{path} ends in {path.suffix or 'nothing known'}, expected "
+            f"{', '.join(ENDINGS)} (each also with .gz) or a folder; rename or convert it"
+        )
+    if ending in ("tsv", "csv"):
+        numbered = list(_tsv_rows(path) if ending == "tsv" else _csv_rows(path))
+        return _delimited(path, numbered, src=src, tgt=tgt, columns=columns)
+    items = _json_items(path, ending)
+    return _of_json(path, items, src=src, tgt=tgt, columns=columns or (src, tgt))
+
+
+# --- rows of cells ---
+
+
+def _delimited(
+    path: Path,
+    numbered: list[tuple[int, list[str]]],
+    *,
+    src: str,
+    tgt: str,
+    columns: tuple[str, ...] | None,
+) -> Table:
+    if not numbered:
+        raise DataError(f"{path} holds no pair")
+    first = [cell.strip() for cell in numbered[0][1]]
+    has_header = _is_header(first) or _are_names(numbered[:2], {src, tgt})
+    if columns is not None:
+        names, at = None, (columns.index(src), columns.index(tgt))
+    elif has_header:
+        names, at = first, _find_sides(path, first, src=src, tgt=tgt, kind="columns")
+    else:
+        names, at = None, (0, 1)
+    kept = numbered[has_header:]
+    return Table(
+        path=path,
+        rows=[row for _, row in kept],
+        places=[f"line {number}" for number, _ in kept],
+        names=names,
+        sides=(src, tgt),
+        at=at,
+    )
+
+
+def _find_sides(
+    path: Path, names: Sequence[str], *, src: str, tgt: str, kind: str
+) -> tuple[int, int]:
+    """Return which of the names are those of the sides.
+
+    Raises:
+        DataError: they are not two of them.
+    """
+    first, second = matching_name(src, names), matching_name(tgt, names)
+    if first is None or second is None:
+        source = [name for name in names if name.casefold() in SOURCE_WORDS]
+        target = [name for name in names if name.casefold() in TARGET_WORDS]
+        if len(source) == len(target) == 1:
+            first, second = source[0], target[0]
+    if first is None or second is None or first == second:
+        missing = [side for side in (src, tgt) if matching_name(side, names) is None]
+        raise DataError(
+            f"{path} has the {kind} {', '.join(map(repr, names))}, but no "
+            f"{' and '.join(map(repr, missing or [tgt]))}; name two of them with `src` and `tgt`"
+        )
+    return names.index(first), names.index(second)
+
+
+def _are_names(numbered: list[tuple[int, list[str]]], sides: set[str]) -> bool:
+    """Return whether the first of two rows names both sides, which no other row does."""
+    wanted = {side.casefold() for side in sides}
+    found = [wanted & {cell.strip().casefold() for cell in row} for _, row in numbered]
+    return found[0] == wanted and wanted not in found[1:]
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    """Return whether the cells of a row are names of columns, such as id, source, zh or Chinese."""
+    languages = [found.family for cell in cells if (found := find_language(cell)) is not None]
+    is_word_and_translation = len(languages) == 2 and len(set(languages)) == 1
+    return (
+        len(set(cells)) == len(cells) > 1
+        and all(_is_name(cell) for cell in cells)
+        and not is_word_and_translation
+    )
+
+
+def _is_name(cell: str) -> bool:
+    cell = cell.casefold()
+    words = cell.replace("-", "_").replace(" ", "_").split("_")
+    named = [word for word in words if not word.isdigit()]
+    is_of_words = named != [] and all(
+        word == "id" or (word in COLUMN_WORDS and len(word) > 1) for word in named
+    )
+    return is_of_words or cell in COLUMN_WORDS or find_language(cell) is not None
+
+
+def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each line with its number. Quotes are characters like others."""
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip(" "):
+            continue
+        cells = line.split("\t")
+        if len(cells) < 2:
+            raise DataError(
+                f"{path} line {number} has one column, expected two separated by a tab"
+            )
+        yield number, cells
+
+
+def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield the cells of each row with the number of its first line; line ends become spaces."""
+    text = read_text(path)
+    if not text.strip():
+        raise DataError(f"{path} is empty, expected one pair a line")
+    delimiter = _delimiter(text)
+    width, first = 0, 0
+    for number, cells in _parsed_rows(path, text, delimiter):
+        if not any(cell.strip() for cell in cells):
+            continue
+        if len(cells) < 2:
+            raise DataError(f"{path} line {number} has one column, expected two, as in a,b")
+        width, first = width or len(cells), first or number
+        if len(cells) != width:
+            raise DataError(
+                f"{path} line {number} has {len(cells)} columns, but line {first} has {width}; "
+                f'text with a {delimiter!r} must stand in quotes, "..."'
+            )
+        yield number, [" ".join(cell.split("\n")) if "\n" in cell else cell for cell in cells]
+
+
+def _parsed_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(_lines_of(text), delimiter=delimiter, strict=True)
+    while True:
+        number = reader.line_num + 1
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            is_open = "end of data" in str(error) or "field larger" in str(error)
+            found = "a quote opens and never closes" if is_open else f"not CSV: {error}"
+            raise DataError(
+                f'{path} line {number}: {found}; a quote within quotes is written twice, ""'
+            ) from error
+        yield number, cells
+
+
+def _lines_of(text: str) -> io.StringIO:
+    return io.StringIO(text.replace("\r\n", "\n"), newline="")
+
+
+def _delimiter(text: str) -> str:
+    """Return what separates the columns: what gives the first rows equally many, or a comma."""
+    for delimiter in _DELIMITERS:
+        reader = csv.reader(_lines_of(text), delimiter=delimiter)
+        try:
+            widths = {len(row) for row in islice(reader, _ROWS_TO_LOOK_AT) if row}
+        except csv.Error:
+            continue
+        if len(widths) == 1 and min(widths) > 1:
+            return delimiter
+    return ","
+
+
+# --- JSON ---
+
+
+def _json_items(path: Path, ending: str) -> list[tuple[str, Any]]:
+    """Return the items of a file with their places."""
+    if ending == "jsonl":
+        return [
+            (f"line {number}", _parse(line, path, number))
+            for number, line in enumerate(read_lines(path), start=1)
+            if line.strip()
+        ]
+    text = read_text(path)
+    if not text.strip():
+        raise DataError(f"{path} is empty, expected a JSON list of pairs")
+    items = _parse(text, path, 1)
+    if not isinstance(items, list):
+        raise DataError(
+            f"{path} holds a JSON {type(items).__name__}, expected a list of pairs; "
+            "give it the ending .jsonl if it has one pair a line"
+        )
+    return [(f"item {number}", item) for number, item in enumerate(items)]
+
+
+def _parse(text: str, path: Path, first_line: int) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        line = first_line + error.lineno - 1
+        raise DataError(
+            f"{path} is not JSON at line {line}, column {error.colno}: {error.msg}"
+        ) from error
+    except RecursionError as error:
+        raise DataError(f"{path} is nested too deeply, expected pairs of text") from error
+
+
+def _of_json(
+    path: Path, items: list[tuple[str, Any]], *, src: str, tgt: str, columns: tuple[str, ...]
+) -> Table:
+    names = next((list(_keyed(item)) for _, item in items[:1] if isinstance(item, dict)), None)
+    if names is None:
+        at = columns.index(src), columns.index(tgt)
+    else:
+        at = _find_sides(path, names, src=src, tgt=tgt, kind="keys")
+    rows = []
+    for place, item in items:
+        if isinstance(item, dict) and names is not None:
+            keyed = _keyed(item)
+            rows.append([keyed.get(name) for name in names])
+        elif isinstance(item, list) and names is None:
+            rows.append(item)
+        else:
+            raise DataError(
+                f'{path} {place} is not a pair; expected ["...", "..."] or an object with the keys '
+                f"{src!r} and {tgt!r}"
+            )
+    return Table(
+        path=path,
+        rows=rows,
+        places=[place for place, _ in items],
+        names=names,
+        sides=(src, tgt),
+        at=at,
+    )
+
+
+def _keyed(item: dict[str, Any]) -> dict[str, Any]:
+    """Return the object that holds the sides; data sets keep it under "translation"."""
+    nested = item.get("translation")
+    return nested if isinstance(nested, dict) else item
+
+
+def _json_kind(value: Any) -> str:
+    if isinstance(value, bool):
+        return "true or false"
+    if isinstance(value, int | float):
+        return "a number"
+    return "a list" if isinstance(value, list) else "an object"

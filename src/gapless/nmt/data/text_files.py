@@ -1,0 +1,85 @@
+"""Read text files: UTF-8, plain or gzip, one sentence a line."""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from typing import TYPE_CHECKING
+
+from gapless.errors import DataError
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def read_lines(path: Path) -> list[str]:
+    r"""Read a UTF-8 text file, plain or gzip, one sentence a line, empty lines kept.
+
+    Only `\n` and `\r\n` end a line: other line separators of Unicode may occur in a sentence.
+
+    Raises:
+        DataError: the file is missing, a folder, empty, not UTF-8, or a broken archive.
+    """
+    lines = split_lines(read_text(path))
+    if not lines:
+        raise DataError(f"{path} is empty, expected one sentence a line")
+    return lines
+
+
+def split_lines(text: str) -> list[str]:
+    r"""Return the lines of a text, which end in `\n` or `\r\n`."""
+    lines = text.split("\n")
+    if lines[-1] == "":
+        lines.pop()
+    return [line.removesuffix("\r") for line in lines]
+
+
+def decode_text(raw: bytes, *, name: str) -> str:
+    """Return UTF-8 text, without a byte order mark.
+
+    Args:
+        raw: the bytes.
+        name: where they come from.
+
+    Raises:
+        DataError: the bytes are not UTF-8; the message names the first bad one.
+    """
+    try:
+        return raw.decode("utf-8").removeprefix("\ufeff")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(
+            f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}, "
+            f"line {line}; convert it with iconv -t UTF-8"
+        ) from error
+
+
+def check_text(text: str, *, where: str) -> str:
+    """Return the text if it can be written as UTF-8.
+
+    Raises:
+        DataError: it holds half a surrogate pair, as JSON escapes and shell arguments can.
+    """
+    if any("\ud800" <= sign <= "\udfff" for sign in text):
+        raise DataError(f"{where} is not Unicode text: {text[:40]!a} holds a lone surrogate")
+    return text
+
+
+def read_text(path: Path) -> str:
+    """Read a UTF-8 text file, plain or gzip, without a byte order mark.
+
+    Raises:
+        DataError: the file is missing, a folder, not UTF-8, or a broken archive.
+    """
+    if path.is_dir():
+        raise DataError(f"{path} is a folder, expected a text file")
+    if not path.is_file():
+        raise DataError(f"{path} does not exist, expected a text file")
+    try:
+        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+        raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    return decode_text(raw, name=str(path))

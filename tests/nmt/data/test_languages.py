@@ -1,0 +1,150 @@
+"""Names of languages, as people write them, and the scripts of text."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from gapless.nmt.data.languages import (
+    COLUMN_WORDS,
+    find_language,
+    language_of_writing,
+    matching_name,
+    tokenizer_of_writing,
+    written_in,
+)
+
+
+CASES = tomllib.loads(
+    (Path(__file__).parents[2] / "cli" / "languages.toml").read_text(encoding="utf-8")
+)
+ENGLISH = ["The train is late again.", "Where did you put my keys?"]
+CHINESE = ["火车又晚点了。", "你把我的钥匙放哪儿了？"]
+JAPANESE = ["電車がまた遅れている。", "私の鍵をどこに置きましたか。"]
+KOREAN = ["기차가 또 늦는다.", "내 열쇠를 어디에 두었습니까?"]
+
+
+def tokenizer(name, **options):
+    language = find_language(name, **options)
+    return "ask" if language is None else language.tokenizer
+
+
+@pytest.mark.parametrize(("name", "expected"), CASES["names"].items())
+def test_forty_names_lead_to_their_tokenizer_or_to_a_question(name, expected):
+    """Codes, names and scripts are understood; placeholders and ambiguous codes are not guessed."""
+    spellings = [name, name.upper(), name.replace("-", "_"), f" {name} "]
+
+    assert {expected} == {tokenizer(spelling) for spelling in spellings}
+
+
+@pytest.mark.parametrize("name", CASES["no_spaces_between_words"]["names"])
+def test_languages_without_spaces_are_not_scored_by_words(name):
+    """13a would count a whole sentence as one word."""
+    assert tokenizer(name) in CASES["no_spaces_between_words"]["right"]
+
+
+@pytest.mark.parametrize("name", sorted(COLUMN_WORDS))
+def test_words_for_columns_are_no_languages(name):
+    """A column may be called `src`, which is also the code of a small language."""
+    assert find_language(name) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tgt", "tgt"),
+        ("quz", "quz"),
+        ("kr", None),
+        ("und", None),
+        ("xx", None),
+        ("source", None),
+        ("Chinese (Simplified)", "zh-Hans"),
+        ("中文（简体）", "zh-Hans"),
+        ("zh-Latn-pinyin", "zh-Latn-pinyin"),
+    ],
+)
+def test_what_is_declared_a_language_may_be_a_small_one(name, expected):
+    """Every code is taken where nothing but a language can be meant, unless it is ambiguous."""
+    language = find_language(name, is_declared=True)
+
+    assert expected == (language and language.tag)
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [("text_zh", "zh"), ("target-Chinese", "zh"), ("lc.norm.tok.de", "de"), ("en_text", "en")],
+)
+def test_words_beside_a_language_change_nothing(name, tag):
+    """Endings of files and names of columns say more than the language."""
+    assert find_language(name).tag == tag
+
+
+def test_romanised_text_is_scored_by_words():
+    """The script decides, not the language."""
+    assert [tokenizer(name) for name in ("zh-Latn", "ja-Latn", "ko-Latn")] == ["13a"] * 3
+
+
+@given(name=st.text(max_size=12), is_declared=st.booleans())
+@settings(deadline=None, max_examples=100)
+def test_any_text_is_a_language_or_none(name, is_declared):
+    """No name raises; what is found without being declared is found when it is."""
+    found = find_language(name, is_declared=is_declared)
+
+    assert found is None or found.tokenizer in ("zh", "ja-mecab", "ko-mecab", "char", "13a")
+
+
+# --- which name is meant ---
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "expected"),
+    [
+        ("zh", ["en", "zh"], "zh"),
+        ("zh", ["EN", " ZH"], " ZH"),
+        ("zh", ["English", "中文"], "中文"),
+        ("chinese", ["eng", "cmn"], "cmn"),
+        ("zh-Hant", ["zh-CN", "zh-Hant"], "zh-Hant"),
+        ("zh", ["zh-CN", "zh-TW"], None),
+        ("zh", ["en", "fr"], None),
+        ("target", ["source", "zh"], None),
+        ("source", ["Source", "zh"], "Source"),
+    ],
+)
+def test_a_side_is_found_by_its_name_or_its_language(wanted, names, expected):
+    """Where two names are of one language, nobody chooses."""
+    assert expected == matching_name(wanted, names)
+
+
+# --- text ---
+
+
+@pytest.mark.parametrize(
+    ("sentences", "expected"),
+    [
+        (ENGLISH, "Latin"),
+        (CHINESE, "Chinese"),
+        (JAPANESE, "Japanese"),
+        (KOREAN, "Korean"),
+        (["Поезд снова опаздывает."], "Cyrillic"),
+        (["รถไฟมาสายอีกแล้ว"], "Thai"),
+        (["如果 n < 0 则引发 ValueError。", "返回 None。"], "Chinese"),
+        (["Ｆｕｌｌ ｗｉｄｔｈ ｌｅｔｔｅｒｓ"], "Latin"),
+        (ENGLISH * 3 + CHINESE, None),
+        (["1 2 3", "犬"], None),
+        ([], None),
+    ],
+)
+def test_text_shows_its_script(sentences, expected):
+    """Chinese, Japanese and Korean are told apart; mixtures and too few letters say nothing."""
+    assert expected == written_in(sentences)
+
+
+def test_what_is_written_so_is_scored_so():
+    """The tokenizer of a script is that of the language that it suggests."""
+    for sentences in (CHINESE, JAPANESE, KOREAN, ["รถไฟมาสายอีกแล้ว"]):
+        writing = written_in(sentences)
+        assert tokenizer(language_of_writing(writing)) == tokenizer_of_writing(writing)
+    assert (tokenizer_of_writing("Latin"), language_of_writing("Latin")) == ("13a", None)

@@ -1,0 +1,249 @@
+"""Tables as people bring them: which are read, and what is said of the others."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import random
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings, strategies as st
+
+from gapless.errors import DataError
+from gapless.nmt.data.corpus import load_split
+from gapless.nmt.data.text_columns import why_no_pair, why_no_text
+
+
+CASES = tomllib.loads(
+    (Path(__file__).parents[2] / "cli" / "columns.toml").read_text(encoding="utf-8")
+)["case"]
+# Its sides are read; the question about the languages is asked later.
+ASKED = "columns whose names are no languages lead to a question about the languages"
+
+WORDS = [
+    "a",
+    "red",
+    "dog",
+    "sees",
+    "two",
+    "big",
+    "trees",
+    "and",
+    "some",
+    "small",
+    "birds",
+    "near",
+    "our",
+    "old",
+    "house",
+    "today",
+]
+
+
+def one_space(text):
+    return re.sub(r"\s+", " ", text).strip()
+
+
+def read(path, *, src="en", tgt="zh", **options):
+    return load_split(path, split="train", src=src, tgt=tgt, checks=True, **options)
+
+
+def refusal(path, **options):
+    with pytest.raises(DataError) as caught:
+        read(path, **options)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
+def test_a_table_is_read_whole_or_refused_with_what_was_found(tmp_path, case):
+    """Every table of the list has its verdict: its pairs, or an error that names what to look at."""
+    raw = case["text"].encode(case.get("encoding", "utf-8"))
+    path = tmp_path / case["file"]
+    path.write_bytes(gzip.compress(raw) if case.get("gzip") else raw)
+    options = dict(zip(case["options"][::2], case["options"][1::2], strict=True))
+    sides = {"src": options["--src"], "tgt": options["--tgt"]}
+
+    try:
+        pairs = read(path, **sides)
+    except DataError as error:
+        text = str(error).replace(str(tmp_path), "")
+        missing = [part for part in case["names"] if not re.search(part, text, re.IGNORECASE)]
+        assert missing == [], text
+        return
+    rows = [
+        [one_space(src), one_space(tgt)] for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
+    ]
+    rows = [row for row in rows if all(row)]
+    if case["name"] == ASKED:
+        assert len(rows) == 5
+        return
+    assert (case["pairs"], case["first"], case["last"]) == (len(rows), rows[0], rows[-1])
+    assert case.get("contains", rows[0]) in rows
+
+
+CELLS = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\r\ufeff"), min_size=1
+)
+ROWS = st.lists(st.tuples(CELLS, CELLS, CELLS), min_size=1, max_size=8)
+
+
+@given(rows=ROWS, delimiter=st.sampled_from(",;"), packed=st.booleans())
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_any_csv_reads_back_as_it_was_written(tmp_path_factory, rows, delimiter, packed):
+    """Quotes, separators and line ends within a cell survive; a line end becomes a space."""
+    text = io.StringIO(newline="")
+    writer = csv.writer(text, delimiter=delimiter, quoting=csv.QUOTE_ALL)
+    writer.writerows([("en", "id", "zh"), *rows])
+    raw = text.getvalue().encode()
+    path = tmp_path_factory.mktemp("csv") / f"p.csv{'.gz' if packed else ''}"
+    path.write_bytes(gzip.compress(raw) if packed else raw)
+    expected = [row for row in rows if any(cell.strip() for cell in row)]
+
+    if not expected:
+        assert "holds no pair" in refusal(path)
+        return
+    pairs = load_split(path, split="train", src="en", tgt="zh")
+    assert pairs.src == [row[0].replace("\n", " ") for row in expected]
+    assert pairs.tgt == [row[2].replace("\n", " ") for row in expected]
+
+
+def test_a_comma_outside_of_quotes_is_not_cut_off(tmp_path):
+    """A row with more columns than the first is refused: its text would be cut at the comma."""
+    path = tmp_path / "p.csv"
+    path.write_text("en,zh\nYes.,是。\nWell, yes.,嗯。\n", encoding="utf-8")
+
+    assert "line 3 has 3 columns, but line 1 has 2; text with a ',' must stand" in refusal(path)
+
+
+def test_the_advice_of_a_refusal_reads_the_right_columns(tmp_path):
+    """What the message proposes is taken, and gives the text."""
+    rows = [(str(n), f"{word} {n}", "x", f"{word.upper()} {n}") for n, word in enumerate(WORDS)]
+    path = tmp_path / "p.tsv"
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+    columns = re.search(r"`columns=(\S+)`", refusal(path)).group(1)
+
+    pairs = read(path, columns=tuple(columns.split(",")))
+
+    assert columns == "_,en,_,zh"
+    assert (pairs.src, pairs.tgt) == ([row[1] for row in rows], [row[3] for row in rows])
+
+
+def test_the_advice_for_named_columns(tmp_path):
+    """Other columns of a header, or keys, are proposed by their names."""
+    rows = [
+        {"en": n, "zh": n, "first": f"{w} {n}", "other": f"{w} {n}!"} for n, w in enumerate(WORDS)
+    ]
+    texts = [{**row, "en": str(row["en"]), "zh": f"id-{row['zh']}"} for row in rows]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
+
+    message = refusal(tmp_path / "p.jsonl")
+
+    assert "column 'en'" in message
+    assert "`src=first` `tgt=other`" in message
+
+
+@pytest.mark.parametrize(
+    "first", ["no\tsi", "a 0\tb 0", "English\t英语", "hello\tbonjour", "I\t我"]
+)
+def test_a_first_pair_of_words_is_a_pair(tmp_path, first):
+    """Single words, and names of one language twice, are no header."""
+    path = tmp_path / "p.tsv"
+    path.write_text(f"{first}\nTwo words.\t二\n", encoding="utf-8")
+    if first == "no\tsi":
+        assert "has the columns 'no', 'si'" in refusal(path)
+        assert read(path, src="no", tgt="si").src == ["Two words."]
+    else:
+        assert len(read(path)) == 2
+
+
+def test_sides_in_files_are_found_by_their_language(tmp_path):
+    """`--src en --tgt zh` finds train.eng and train.zh-CN."""
+    (tmp_path / "train.eng").write_text("A dog.\n")
+    (tmp_path / "train.zh-CN").write_text("狗。\n", encoding="utf-8")
+
+    assert read(tmp_path) == load_split(tmp_path, split="train", src="eng", tgt="zh-CN")
+
+
+def test_files_that_hold_no_text_are_refused(tmp_path):
+    """A file of a side is looked at as a column is."""
+    for side in ("en", "zh"):
+        (tmp_path / f"train.{side}").write_text("".join(f"{n}\n" for n in range(9)))
+
+    assert "train.en holds numbers, such as '0', '1', '2'" in refusal(tmp_path)
+
+
+# --- what is text ---
+
+SENTENCES = st.lists(
+    st.lists(st.sampled_from(WORDS), min_size=2, max_size=8).map(" ".join), min_size=5, max_size=40
+)
+ODD = {
+    "numbers": lambda draw, n: f"{draw.randint(0, 10**6)}" if n % 2 else f"{draw.random():.4f}",
+    "addresses": lambda draw, n: f"https://example.org/{draw.randint(0, 10**6)}.html",
+    "times or dates": lambda draw, n: f"202{n % 7}-0{1 + n % 9}-11 12:33:{10 + n % 50}",
+    "keys": lambda draw, n: f"{draw.choice(WORDS)}-{n:06}",
+    "names of files": lambda draw, n: f"clips/{draw.choice(WORDS)}{n}.wav",
+    "no letters": lambda draw, n: "*" * (1 + n),
+}
+
+
+@given(sentences=SENTENCES)
+def test_sentences_are_text(sentences):
+    """Sentences of several words are text, unless nearly all are one."""
+    most = max(map(sentences.count, sentences))
+
+    found = why_no_text(sentences)
+
+    assert (found is None) == (most <= 0.9 * len(sentences))
+
+
+@given(kind=st.sampled_from(sorted(ODD)), seed=st.integers(0, 1000), count=st.integers(5, 60))
+def test_what_is_no_text_is_named(kind, seed, count):
+    """Columns of numbers, keys, times, addresses and files are named, with an example."""
+    draw = random.Random(seed)
+    cells = [ODD[kind](draw, n) for n in range(count)]
+
+    found = why_no_text(cells)
+
+    assert f"holds {kind}" in found
+    assert repr(cells[0]) in found
+
+
+@given(sentences=SENTENCES, share=st.floats(0, 1))
+def test_a_column_is_empty_where_most_cells_are(sentences, share):
+    """More than half of the rows must have text."""
+    num_empty = int(share * len(sentences))
+    cells = [""] * num_empty + sentences[num_empty:]
+
+    found = why_no_text(cells)
+
+    if 2 * num_empty > len(cells):
+        assert f"is empty in {num_empty} of {len(cells)} rows" == found
+    else:
+        assert found is None or "empty" not in found
+
+
+@given(sentences=SENTENCES, num_copied=st.integers(0, 40))
+def test_sides_are_alike_where_nearly_all_rows_are(sentences, num_copied):
+    """Up to nine rows in ten may be the same on both sides, as names are."""
+    num_copied = min(num_copied, len(sentences))
+    other = sentences[:num_copied] + [f"{line}." for line in sentences[num_copied:]]
+
+    found = why_no_pair(sentences, other)
+
+    assert (found is not None) == (num_copied > 0.9 * len(sentences))
+
+
+def test_few_values_in_many_rows_are_labels():
+    """Names of classes are no sentences; a few repeated sentences in a small table are."""
+    cells = ["positive", "negative", "neutral"] * 100
+
+    assert "holds only 3 values in 300 rows, 'positive'" in why_no_text(cells)
+    assert why_no_text(cells[:60]) is None
