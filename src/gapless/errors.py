@@ -20,6 +20,7 @@
     UserWarning
     +-- CaptureWarning            a step, or some kind of its calls, runs as written
     +-- CheckpointWarning         a damaged checkpoint, instead of which the one before is used
+    +-- TranslationWarning        a sentence that is too long, or a translation that is cut
 
 Every message names the thing, what was found, what was expected and what to do. Parameters stand in
 backticks, with a value where there is one, as in `device="cpu"`: the command line says --device cpu.
@@ -116,6 +117,10 @@ class CaptureWarning(UserWarning):
 
 class CheckpointWarning(UserWarning):
     """A checkpoint is damaged, and the one before it is used; the text names it and what is wrong."""
+
+
+class TranslationWarning(UserWarning):
+    """Not all of a sentence is translated, or a translation is cut; the text says which and why."""
 
 
 class ForbiddenWaitError(GaplessError, AssertionError):

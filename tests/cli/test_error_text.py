@@ -73,7 +73,7 @@ def test_a_bug_of_ours(gapless, tiny_run, monkeypatch, command):
         raise KeyError("unforeseen")
 
     monkeypatch.setattr("gapless.nmt.run.trainer.new_run", fail)
-    monkeypatch.setattr("gapless.cli.trained_model.load_model", fail)
+    monkeypatch.setattr("gapless.nmt.run.translator.load_model", fail)
     name, *rest = command
     outcome = gapless(name, *([] if name == "train" else [tiny_run]), *rest)
 

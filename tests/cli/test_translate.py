@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import gapless
-from gapless.cli import trained_model
 from gapless.errors import DataError
 from gapless.nmt.data.arriving_lines import arriving_lines
 from gapless.nmt.data.vocab import SubwordVocab
+from gapless.nmt.run import translator
 
 
 def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):
@@ -34,28 +34,28 @@ def test_what_a_model_writes_stays_on_its_line(gapless, tiny_run, monkeypatch):
 @pytest.mark.parametrize("number", [float("nan"), float("inf")])
 def test_weights_that_are_not_finite(gapless, tiny_run, monkeypatch, command, number):
     """They are refused, and the first one is named."""
-    load = trained_model.load_model
+    load = translator.load_model
 
     def load_spoilt(*arguments, **options):
         config, vocabs, model = load(*arguments, **options)
         model.generator.weight.data[2, 3] = number
         return config, vocabs, model
 
-    monkeypatch.setattr(trained_model, "load_model", load_spoilt)
+    monkeypatch.setattr(translator, "load_model", load_spoilt)
     name, *rest = command
     gapless(name, tiny_run, *rest).check_refused("are not finite", "NaN or infinite numbers")
 
 
 def test_a_search_without_result(gapless, tiny_run, monkeypatch):
     """A line for which the model finds nothing, as where its numbers overflow, gives an empty line."""
-    load = trained_model.load_model
+    load = translator.load_model
 
     def load_huge(*arguments, **options):
         config, vocabs, model = load(*arguments, **options)
         model.generator.weight.data.fill_(3e38)
         return config, vocabs, model
 
-    monkeypatch.setattr(trained_model, "load_model", load_huge)
+    monkeypatch.setattr(translator, "load_model", load_huge)
     outcome = gapless("translate", tiny_run, "cat", "dog 2.")
 
     assert outcome.code == 0, outcome.err

@@ -11,6 +11,8 @@ from gapless.cli.parser import finite_number, positive_number
 
 if TYPE_CHECKING:
     from gapless.cli.parser import Parser
+    from gapless.nmt.model.decode import DecodeSettings
+    from gapless.nmt.run.translator import Translator
 
 
 def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
@@ -44,8 +46,49 @@ def add_decode_options(parser: Parser) -> argparse._ArgumentGroup:
         default=None,
         help="end a search when as many as the beam have ended; none: as trained",
     )
+    search.add_argument(
+        "--max-length",
+        type=positive_number,
+        metavar="N",
+        help="most tokens of a translation; none: as trained",
+    )
+    search.add_argument(
+        "--batch",
+        type=positive_number,
+        metavar="N",
+        help="most sentences on the device at once; none: as suits their lengths",
+    )
     add_device_option(parser)
     return search
+
+
+def make_translator(options: argparse.Namespace) -> Translator:
+    """Return the translator of the run that the options name.
+
+    Sync: Blocks the host while weights are copied.
+    """
+    from gapless.nmt.run.translator import Translator
+
+    return Translator(
+        options.run,
+        device=options.device,
+        checkpoint=options.checkpoint,
+        average=options.average,
+    )
+
+
+def decode_settings(
+    translator: Translator, options: argparse.Namespace, *, n_best: int = 1
+) -> DecodeSettings:
+    """Return how to search: as the options say, or else as the run was trained."""
+    return translator.settings(
+        beam=options.beam,
+        length_penalty=options.length_penalty,
+        early_stopping=options.early_stopping,
+        max_length=options.max_length,
+        batch=options.batch,
+        n_best=n_best,
+    )
 
 
 def add_device_option(parser: Parser) -> argparse._ArgumentGroup:

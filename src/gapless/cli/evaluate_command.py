@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gapless.checkpoint.files import replace_file
-from gapless.cli.decode_options import add_decode_options
+from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.parser import one_of
@@ -77,20 +77,21 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
-    from gapless.cli.trained_model import decode_settings, load_for_decoding
     from gapless.nmt.run.score import evaluate
 
-    loaded = load_for_decoding(options)
-    config = _with_options(loaded.config, options)
-    settings = decode_settings(config, options)
+    translator = make_translator(options)
+    config = _with_options(translator.config, options)
+    settings = decode_settings(translator, options)
     pairs = _pairs(config, data=options.data, split=options.split)
     scoring = _scoring(config, pairs)
     result = evaluate(
-        loaded.decoder, loaded.vocabs, pairs, settings, config=config, scoring=scoring
+        translator.decoder, translator.vocabs, pairs, settings, config=config, scoring=scoring
     )
     figures = {
         **asdict(result.scores),
         **_without_width(result, scoring),
+        "cut": [number + 1 for number in result.cut],
+        "max_length": settings.max_length,
         "beam": settings.beam,
         "length_penalty": settings.length_penalty,
         "early_stopping": settings.early_stopping,
@@ -174,6 +175,14 @@ def _without_width(result: Evaluation, scoring: Scoring) -> dict[str, Any]:
     return {"bleu_nfkc_both_sides": scores.bleu}
 
 
+def _cut_line(cut: list[int], *, of: int, most: int) -> str:
+    lines = ", ".join(map(str, cut[:10])) + (", ..." if len(cut) > 10 else "")
+    return (
+        f"{len(cut)} of {of} hypotheses are cut at {most} tokens, in lines {lines}; "
+        "--max-length lets them be longer"
+    )
+
+
 def _text(figures: dict[str, Any]) -> str:
     lines = [
         f"BLEU  {figures['bleu']:.2f}  {figures['bleu_signature']}",
@@ -181,6 +190,8 @@ def _text(figures: dict[str, Any]) -> str:
         f"exact match {figures['exact_match']:.1%} of {figures['count']} pairs",
         f"beam {figures['beam']}, score / length ** {figures['length_penalty']:g}",
     ]
+    if figures["cut"]:
+        lines.append(_cut_line(figures["cut"], of=figures["count"], most=figures["max_length"]))
     if figures["note"]:
         lines.append(f"note: {figures['note']}")
     if "bleu_nfkc_both_sides" in figures:

@@ -101,6 +101,11 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
             else []
         ),
         f"exact match {summary['exact_match']:.1%} of {summary['test_sentences']} held-out pairs",
+        *(
+            [f"{cut} of their translations were cut at --max-length tokens"]
+            if (cut := summary["cut_translations"])
+            else []
+        ),
         f"BLEU {summary['bleu']:.2f}  {summary['signature']}",
         f"chrF {summary['chrf']:.2f}  {summary['chrf_signature']}",
         f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, of which "

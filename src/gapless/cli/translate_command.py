@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from gapless.cli.decode_options import add_decode_options
+from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.parser import whole_number
 from gapless.errors import UserError
@@ -57,26 +57,23 @@ def run(options: Namespace) -> int:
     if options.file is not None and options.text:
         raise UserError("give sentences or --file, not both")
     require_extra("nmt", "gapless translate")
-    from gapless.cli.trained_model import decode_settings, load_for_decoding
-    from gapless.nmt.run.score import longest_source, translate_lines
+    from gapless.nmt.run.score import longest_source
 
-    loaded = load_for_decoding(options)
-    settings = decode_settings(loaded.config, options, n_best=options.n_best)
-    most = longest_source(loaded.config)
-    num_done = 0
+    translator = make_translator(options)
+    settings = decode_settings(translator, options, n_best=options.n_best)
+    most = longest_source(translator.config)
+    num_done = num_cut = 0
     for lines in _lines(options.text, options.file):
-        found = translate_lines(
-            loaded.decoder,
-            loaded.vocabs,
-            lines,
-            settings,
-            max_source=most,
-            on_long=partial(_warn_long, first=num_done, most=most),
-        )
-        for at, translations in enumerate(found, start=num_done):
+        warn_long = partial(_warn_long, first=num_done, most=most)
+        for translations in translator.search(lines, settings, on_long=warn_long):
             for translation in translations:
-                print(_line(at, translation, with_score=options.n_best > 1), flush=True)
-        num_done += len(lines)
+                print(_line(num_done, translation, with_score=options.n_best > 1), flush=True)
+            num_done += 1
+            if translations[0].is_cut:
+                num_cut += 1
+                _warn(f"the translation of line {num_done} is cut at {settings.max_length} tokens")
+    if num_cut:
+        _warn(f"{num_cut} of {num_done} translations are cut; --max-length lets them be longer")
     return 0
 
 
@@ -100,8 +97,11 @@ def _line(number: int, translation: Translation, *, with_score: bool) -> str:
 
 
 def _warn_long(line: int, tokens: int, *, first: int, most: int) -> None:
-    print(
-        f"gapless: warning: line {first + line + 1} has {tokens} tokens, more than {most}; "
-        "the rest of it is not translated",
-        file=sys.stderr,
+    _warn(
+        f"line {first + line + 1} has {tokens} tokens, more than {most}; "
+        "the rest of it is not translated"
     )
+
+
+def _warn(text: str) -> None:
+    print(f"gapless: warning: {text}", file=sys.stderr)

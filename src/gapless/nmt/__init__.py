@@ -1,7 +1,8 @@
-"""The translation trainer, and names that other trainers know: `Batch`, `LossCompute`, `StreamManager`.
+"""The translation trainer: `Translator`, and names that other trainers know, such as `StreamManager`.
 
 `data` makes batches from parallel text, `model` is the Transformer, `run` is a training run.
-Names are loaded when first used, so that `import gapless.nmt` is quick and needs torch alone.
+Names are loaded when first used, so that `import gapless.nmt` is quick and needs torch alone;
+`Translator` needs the extra `nmt`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,14 @@ if TYPE_CHECKING:
     from gapless.loop.train_loop import run_epoch as run_epoch
     from gapless.nmt.data.batch import Batch as Batch
     from gapless.nmt.model.loss import LossCompute as LossCompute
+    from gapless.nmt.run.translator import Translator as Translator
     from gapless.nmt.stream_manager import StreamManager as StreamManager
 
 _HOME = {
     "Batch": "gapless.nmt.data.batch",
     "LossCompute": "gapless.nmt.model.loss",
     "StreamManager": "gapless.nmt.stream_manager",
+    "Translator": "gapless.nmt.run.translator",
     "run_epoch": "gapless.loop.train_loop",
 }
 

@@ -258,3 +258,33 @@ def test_greedy_search_of_a_transformer_equals_decoding_by_hand():
                 target.pop()
                 break
         assert target[1:] == best.ids
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 10_000), sources, st.integers(1, 5), st.integers(0, 6))
+def test_a_translation_is_cut_where_the_model_would_have_gone_on(seed, source, beam, max_length):
+    """It has as many tokens as are allowed, and its end is not the likeliest next token."""
+    model = TableModel(seed)
+    search = DecodeSettings(beam=beam, n_best=beam, max_length=max_length)
+
+    (found,) = make_decoder(model).translate([source], search)
+
+    for hypothesis in found:
+        scores = model.log_probs(source, hypothesis.ids)
+        goes_on = max(scores, key=scores.get) != EOS
+        assert hypothesis.is_cut == (len(hypothesis.ids) == max_length and goes_on)
+
+
+@pytest.mark.parametrize("most", [1, 3])
+def test_a_batch_has_no_more_sentences_than_asked_for(most):
+    """`batch_sentences` limits a batch beside the budget of tokens."""
+    sizes = []
+
+    make_decoder(TableModel(1)).translate(
+        [[4], [5, 4], [4, 4, 4], [5]] * 2,
+        DecodeSettings(batch_sentences=most),
+        on_done=sizes.append,
+    )
+
+    assert sum(sizes) == 8
+    assert max(sizes) == most

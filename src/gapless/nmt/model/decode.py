@@ -39,6 +39,7 @@ class DecodeSettings:
             those.
         n_best: translations returned for each sentence, at most `beam`.
         batch_tokens: budget of a batch: sentences times beam times source length.
+        batch_sentences: most sentences of a batch; None: as many as the budget allows.
     """
 
     beam: int = 5
@@ -47,6 +48,7 @@ class DecodeSettings:
     early_stopping: bool = False
     n_best: int = 1
     batch_tokens: int = 16_384
+    batch_sentences: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,10 +58,12 @@ class Hypothesis:
     Attributes:
         ids: token ids without marks.
         score: log probability / length ** a.
+        is_cut: whether it ended at the longest length allowed, where the model would have gone on.
     """
 
     ids: list[int]
     score: float
+    is_cut: bool = False
 
 
 class Decoder:
@@ -162,6 +166,8 @@ class _Beams:
         self._log_probs[:, 0] = 0.0
         self._ended_ids = torch.full((*shape, 1), PAD, dtype=torch.long, device=device)
         self._ended_scores = torch.full(shape, _NEVER, device=device)
+        self._none = torch.zeros(shape, dtype=torch.bool, device=device)
+        self._ended_are_cut = self._none
         self._num_ended = torch.zeros(count, dtype=torch.long, device=device)
         self._is_done = torch.zeros(count, dtype=torch.bool, device=device)
 
@@ -184,12 +190,16 @@ class _Beams:
         Returns:
             The row that each new hypothesis continues, [N * K].
         """
-        log_probs = self._next_log_probs(logits, must_end=must_end)
+        log_probs = self._next_log_probs(logits)
+        is_cut = self._none
+        if must_end:
+            is_cut = log_probs.argmax(dim=2) != EOS
+            log_probs = self._only_ends(log_probs)
         vocab = log_probs.shape[-1]
         totals = (self._log_probs.unsqueeze(2) + log_probs).flatten(1)
         best, picks = totals.topk(min(2 * self._beam, totals.shape[1]), dim=1)
         rows, tokens = picks // vocab, picks % vocab
-        self._keep_ended(best, rows, tokens)
+        self._keep_ended(best, rows, tokens, is_cut=is_cut)
         return self._keep_alive(best, rows, tokens)
 
     def results(self) -> list[list[Hypothesis]]:
@@ -198,26 +208,35 @@ class _Beams:
         index = order.unsqueeze(2).expand(-1, -1, self._ended_ids.shape[2])
         ids = self._ended_ids.gather(1, index).tolist()
         scores = self._ended_scores.gather(1, order).tolist()
+        are_cut = self._ended_are_cut.gather(1, order).tolist()
         return [
             [
-                Hypothesis(ids=[i for i in row if i > EOS or i == 1], score=score)
-                for row, score in zip(sentence_ids, sentence_scores, strict=True)
+                Hypothesis(ids=[i for i in row if i > EOS or i == 1], score=score, is_cut=is_cut)
+                for row, score, is_cut in zip(*sentence, strict=True)
                 if score > _NEVER
             ]
-            for sentence_ids, sentence_scores in zip(ids, scores, strict=True)
+            for sentence in zip(ids, scores, are_cut, strict=True)
         ]
 
-    def _next_log_probs(self, logits: torch.Tensor, *, must_end: bool) -> torch.Tensor:
+    def _next_log_probs(self, logits: torch.Tensor) -> torch.Tensor:
         log_probs = logits.float().log_softmax(dim=-1)
         log_probs[:, PAD] = _NEVER
         log_probs[:, BOS] = _NEVER
-        if must_end:
-            ends = log_probs[:, EOS].clone()
-            log_probs.fill_(_NEVER)
-            log_probs[:, EOS] = ends
         return log_probs.view(self._count, self._beam, -1)
 
-    def _keep_ended(self, best: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> None:
+    def _only_ends(self, log_probs: torch.Tensor) -> torch.Tensor:
+        ends = torch.full_like(log_probs, _NEVER)
+        ends[:, :, EOS] = log_probs[:, :, EOS]
+        return ends
+
+    def _keep_ended(
+        self,
+        best: torch.Tensor,
+        rows: torch.Tensor,
+        tokens: torch.Tensor,
+        *,
+        is_cut: torch.Tensor,
+    ) -> None:
         length = self._ids.shape[2]
         ends = (tokens == EOS)[:, : self._beam] & (best[:, : self._beam] > _NEVER / 2)
         ends &= ~self._is_done.unsqueeze(1)
@@ -227,6 +246,9 @@ class _Beams:
         kept = torch.nn.functional.pad(self._ended_ids, (0, ids.shape[2] - length), value=PAD)
         all_scores = torch.cat((self._ended_scores, scores), dim=1)
         self._ended_scores, picks = all_scores.topk(self._beam, dim=1)
+        new_are_cut = is_cut.gather(1, rows[:, : self._beam])
+        are_cut = torch.cat((self._ended_are_cut, new_are_cut), dim=1)
+        self._ended_are_cut = are_cut.gather(1, picks)
         index = picks.unsqueeze(2).expand(-1, -1, ids.shape[2])
         self._ended_ids = torch.cat((kept, ids), dim=1).gather(1, index)
 
@@ -269,7 +291,9 @@ def _by_length(sources: Sequence[Sequence[int]], settings: DecodeSettings) -> li
     batches: list[list[int]] = []
     for number in order:
         longest = len(sources[batches[-1][0]]) + 1 if batches else 0
-        if batches and (len(batches[-1]) + 1) * longest * settings.beam <= settings.batch_tokens:
+        count = len(batches[-1]) + 1 if batches else 0
+        has_room = settings.batch_sentences is None or count <= settings.batch_sentences
+        if batches and has_room and count * longest * settings.beam <= settings.batch_tokens:
             batches[-1].append(number)
         else:
             batches.append([number])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sacrebleu.metrics.bleu import BLEU
@@ -34,10 +34,12 @@ class Translation:
     Attributes:
         text: the translation, one line without control characters.
         score: log probability / length ** a; 0 for an empty line.
+        is_cut: whether it ended at the longest length allowed, where the model would have gone on.
     """
 
     text: str
     score: float
+    is_cut: bool = False
 
 
 def translate_lines(
@@ -78,7 +80,11 @@ def translate_lines(
     for number, hypotheses in zip(full, found, strict=True):
         if hypotheses:
             results[number] = [
-                Translation(text=one_line(vocabs.tgt.decode(best.ids)), score=best.score)
+                Translation(
+                    text=one_line(vocabs.tgt.decode(best.ids)),
+                    score=best.score,
+                    is_cut=best.is_cut,
+                )
                 for best in hypotheses
             ]
     return results
@@ -106,6 +112,8 @@ class Scores:
         exact_match: share of hypotheses that equal their reference, 0 to 1.
         count: number of sentences.
         note: with what the scores cannot be compared, if anything.
+        num_cut: hypotheses that ended at the longest length allowed, where the model would have
+            gone on.
     """
 
     bleu: float
@@ -116,6 +124,7 @@ class Scores:
     exact_match: float
     count: int
     note: str = ""
+    num_cut: int = 0
 
 
 def score(hypotheses: Sequence[str], references: Sequence[str], *, scoring: Scoring) -> Scores:
@@ -150,11 +159,13 @@ class Evaluation:
     Attributes:
         hypotheses: one for each source sentence.
         references: that they are compared with.
+        cut: numbers of those hypotheses, counted from 0, that ended at the longest length allowed.
         scores: of the whole set.
     """
 
     hypotheses: list[str]
     references: list[str]
+    cut: list[int]
     scores: Scores
 
 
@@ -192,8 +203,9 @@ def evaluate(
     hypotheses = [best[0].text for best in found]
     is_joined = not scoring.is_tokenised
     references = pairs.tgt if is_joined else [join_subwords(line) for line in pairs.tgt]
-    scores = score(hypotheses, references, scoring=scoring)
-    return Evaluation(hypotheses=hypotheses, references=references, scores=scores)
+    cut = [number for number, best in enumerate(found) if best[0].is_cut]
+    scores = replace(score(hypotheses, references, scoring=scoring), num_cut=len(cut))
+    return Evaluation(hypotheses=hypotheses, references=references, cut=cut, scores=scores)
 
 
 def longest_source(config: TrainConfig) -> int:

@@ -125,6 +125,7 @@ def summarize(
         "bleu_detail": scores and scores.bleu_detail,
         "exact_match": scores and scores.exact_match,
         "test_sentences": scores and scores.count,
+        "cut_translations": scores and scores.num_cut,
         "parameters": run.num_parameters,
         "skipped_long": run.task.skipped_long,
         "dropped_empty": run.task.corpus.dropped_empty,

@@ -213,6 +213,9 @@ class Trainer:
             text = f"steps that are not captured run eagerly: {capture.refusal or capture.note}"
         else:
             return
+        self._note_once(text)
+
+    def _note_once(self, text: str) -> None:
         if text not in self._noted:
             self._noted.add(text)
             self._observer.noted(text)
@@ -295,6 +298,11 @@ class Trainer:
             with self._naming_phase("validating", lower=_OF_BATCHES):
                 record.validation.update(validate(run, on_batch=self._saver.poll))
             self._check_validation(record.validation["val_loss"])
+            if "val_cut" in record.validation:
+                self._note_once(
+                    f"val_cut: validation translations that were cut at {run.config.max_length} "
+                    "tokens, where the model would have gone on"
+                )
         is_best = self._is_best(record)
         # The end of a run inside an epoch is logged once more when it is resumed.
         is_whole = not run.position.batches

@@ -40,6 +40,7 @@ def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, flo
         "val_loss": loss,
         "val_bleu": scores.bleu,
         "val_exact_match": scores.exact_match,
+        **({"val_cut": float(scores.num_cut)} if scores.num_cut else {}),
     }
 
 

@@ -1,0 +1,176 @@
+"""What `gapless train` and `gapless evaluate` do about the language of the target side."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gapless.cli import language_question
+
+
+SRC = str(Path(__file__).parents[2] / "src")
+
+FLAGS = [
+    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
+    *("--decoder-layers", "1", "--vocab-size", "300", "--warmup", "5", "--beam", "1"),
+    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--max-length", "20"),
+    *("--epochs", "1", "--average", "1", "--run-dir", "r"),
+]
+
+
+@pytest.fixture
+def table(tmp_path, tiny_data):
+    """The training pairs of `tiny_data` as a table with a header, or the other way round."""
+    lines = [
+        (tiny_data / f"train.{side}").read_text("utf-8").splitlines() for side in ("en", "zh")
+    ]
+
+    def write(*header, turned=False, name="pairs.tsv"):
+        rows = list(zip(*(lines[::-1] if turned else lines), strict=True))
+        text = "".join("\t".join(row) + "\n" for row in [*([header] if header else []), *rows])
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return ["--data", tmp_path / name]
+
+    return write
+
+
+@pytest.fixture
+def answers(monkeypatch):
+    """Lets somebody sit at the terminal who answers so."""
+
+    def give(*lines):
+        monkeypatch.setattr(language_question, "_is_terminal", lambda: True)
+        monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
+
+    return give
+
+
+def settings(run="r"):
+    return yaml.safe_load((Path(run) / "config.yaml").read_text("utf-8"))
+
+
+def test_names_of_columns_lead_to_a_question(gapless, table):
+    """Without a terminal the question is an error, which says what to add; nothing is trained."""
+    words = [*table("source", "target"), "--src", "source", "--tgt", "target"]
+
+    outcome = gapless("train", *words, *FLAGS)
+
+    outcome.check_refused("'target' is not known", "--tgt-language zh", "--score-tokenizer zh")
+
+
+def test_whoever_sits_at_the_terminal_answers(gapless, table, answers):
+    """What is no language is asked again; the answer is kept with the run."""
+    words = [*table("source", "target"), "--src", "source", "--tgt", "target"]
+    answers("gibberish", "Chinese")
+
+    outcome = gapless("train", *words, *FLAGS)
+
+    assert outcome.code == 0, outcome.err
+    assert "The language of the target side 'target' is not known" in outcome.err
+    assert "Which language is the text of the target side in? [zh] " in outcome.err
+    assert "'gibberish' is not a language" in outcome.err
+    assert "tok:zh" in outcome.out
+    assert settings()["tgt_language"] == "Chinese"
+    assert "tok:zh" in gapless("evaluate", "r").out
+
+
+def test_an_empty_answer_takes_the_suggestion(gapless, table, answers):
+    """The text's script is proposed, and Enter takes it."""
+    answers("")
+
+    outcome = gapless("train", *table("src", "tgt"), "--src", "src", "--tgt", "tgt", *FLAGS)
+
+    assert outcome.code == 0, outcome.err
+    assert settings()["tgt_language"] == "zh"
+
+
+def test_no_answer_is_an_error(gapless, table, answers):
+    """The end of the input, as of a terminal that went away, ends the command."""
+    answers()
+
+    outcome = gapless("train", *table("src", "tgt"), "--src", "src", "--tgt", "tgt", *FLAGS)
+
+    assert outcome.code == 2
+    assert outcome.err.splitlines()[-1].endswith("with --score-tokenizer zh")
+    assert not Path("r").exists()
+
+
+def test_sides_that_are_exchanged_are_refused(gapless, table):
+    """A table whose first column is Chinese is not trained on as English to Chinese."""
+    words = [*table(turned=True), "--src", "en", "--tgt", "zh"]
+
+    outcome = gapless("train", *words, *FLAGS)
+
+    outcome.check_refused(
+        "would be Chinese, but its text is written in Latin letters", "--columns"
+    )
+
+
+@pytest.mark.parametrize(("turned", "tokenizer"), [(False, "zh"), (True, "13a")])
+def test_with_no_flag_at_all_the_text_decides(gapless, table, turned, tokenizer):
+    """A table without header is trained from its first column to its second, and scored so."""
+    outcome = gapless("train", *table(turned=turned), *FLAGS)
+    evaluated = gapless("evaluate", "r")
+
+    assert outcome.code == 0, outcome.err
+    assert f"BLEU with tokenizer {tokenizer}" in outcome.out
+    assert f"tok:{tokenizer}" in outcome.out
+    assert f"tok:{tokenizer}" in evaluated.out
+    kept = "zh" if tokenizer == "zh" else None
+    assert settings()["tgt_language"] == kept
+
+
+def test_an_older_run_is_asked_about_when_it_is_evaluated(gapless, tiny_run, tmp_path, answers):
+    """Flags of `evaluate` answer, or whoever sits there."""
+    refused = gapless("evaluate", tiny_run, "--tgt-language", "kr", "--out", tmp_path / "o")
+    refused.check_refused("'kr' is not known (the code of Kanuri and of Korea)", "--tgt-language")
+    answers("zh")
+    asked = gapless("evaluate", tiny_run, "--tgt-language", "kr", "--out", tmp_path / "o")
+    chosen = gapless(
+        "evaluate", tiny_run, "--score-tokenizer", "char", "--out", tmp_path / "o", "--json"
+    )
+
+    assert "tok:zh" in asked.out
+    assert "tok:char" in chosen.out
+
+
+def test_columns_without_text_are_refused_until_they_are_wanted(gapless, tmp_path):
+    """`--no-check-columns` trains on what does not look like text."""
+    rows = "".join(f"{n}\t{n + 1}\n" for n in range(40))
+    (tmp_path / "n.tsv").write_text(rows)
+    words = ["--data", tmp_path / "n.tsv", "--tokenizer", "none", "--vocab-size", "20"]
+
+    gapless("train", *words, *FLAGS).check_refused("holds numbers", "--no-check-columns")
+    flags = [flag for flag in FLAGS if flag not in ("--vocab-size", "300")]
+    assert gapless("train", *words[:-2], "--no-check-columns", *flags).code == 0
+
+
+@pytest.mark.slow
+def test_a_real_terminal_is_asked(tiny_data, tmp_path, table):
+    """The question goes to the terminal, and a line typed there answers it."""
+    master, slave = os.openpty()
+    words = [*table("source", "target"), "--src", "source", "--tgt", "target", *FLAGS]
+    with subprocess.Popen(
+        [sys.executable, "-m", "gapless", "train", *map(str, words)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": SRC},
+        stdin=slave,
+        stderr=slave,
+        stdout=subprocess.DEVNULL,
+    ) as running:
+        os.close(slave)
+        seen = b""
+        while b"[zh] " not in seen:
+            seen += os.read(master, 1 << 12)
+        os.write(master, b"\n")
+        code = running.wait(timeout=300)
+    os.close(master)
+
+    assert code == 0
+    assert settings(tmp_path / "r")["tgt_language"] == "zh"

@@ -1,0 +1,163 @@
+"""How translations are scored: by the language of the target side, in agreement with its text."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from gapless.errors import LanguageError, UserError
+from gapless.nmt.run import scoring
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.score import score
+from gapless.nmt.run.scoring import Scoring, decide_scoring, settle_language
+
+
+CASES = tomllib.loads(
+    (Path(__file__).parents[2] / "cli" / "languages.toml").read_text(encoding="utf-8")
+)
+ENGLISH = ["The train is late again.", "Where did you put my keys?"]
+CHINESE = ["火车又晚点了。", "你把我的钥匙放哪儿了？"]
+JAPANESE = ["電車がまた遅れている。", "私の鍵をどこに置きましたか。"]
+KOREAN = ["기차가 또 늦는다.", "내 열쇠를 어디에 두었습니까?"]
+THAI = ["รถไฟมาสายอีกแล้ว"]
+TEXTS = {"zh": CHINESE, "ja-mecab": JAPANESE, "ko-mecab": KOREAN, "13a": ENGLISH, "char": THAI}
+
+
+def make(**settings):
+    return make_config({"data": "somewhere", **settings})
+
+
+@pytest.fixture(params=[True, False], ids=["with mecab", "without mecab"])
+def has_mecab(request, monkeypatch):
+    """The packages that two tokenizers need are there, or are not."""
+    monkeypatch.setattr(scoring, "_missing", lambda tokenizer: [] if request.param else ["MeCab"])
+    return request.param
+
+
+@pytest.mark.parametrize(("name", "expected"), CASES["names"].items())
+def test_every_name_leads_to_its_tokenizer_or_to_a_question(has_mecab, name, expected):
+    """Where a package is missing characters are counted, and a note names it."""
+    config = make(tgt=name)
+    if expected == "ask":
+        with pytest.raises(LanguageError, match=r"`tgt_language=.*`score_tokenizer="):
+            decide_scoring(config, ENGLISH)
+        return
+
+    found = decide_scoring(config, TEXTS[expected])
+
+    fallback = {} if has_mecab else CASES["without_mecab"]
+    assert found.tokenizer == fallback.get(expected, expected)
+    assert ("pip install" in found.note) == (expected in fallback)
+
+
+@pytest.mark.parametrize(
+    ("text", "parts", "suggestion"),
+    [
+        (
+            CHINESE,
+            ["'target'", "looks Chinese", "`tgt_language=zh`", "`score_tokenizer=zh`"],
+            "zh",
+        ),
+        (KOREAN, ["looks Korean", "`tgt_language=ko`"], "ko"),
+        (ENGLISH, ["is written in Latin letters", "=CODE`", "`score_tokenizer=13a`"], None),
+        (["1", "2"], ["BLEU depends on it; name it"], None),
+    ],
+)
+def test_a_question_says_what_the_text_looks_like(text, parts, suggestion):
+    """The script of the text is a suggestion, not an answer."""
+    with pytest.raises(LanguageError) as caught:
+        decide_scoring(make(tgt="target"), text)
+
+    assert [part for part in parts if part not in str(caught.value)] == []
+    assert caught.value.suggestion == suggestion
+
+
+@pytest.mark.parametrize(
+    ("settings", "text", "tokenizer"),
+    [
+        ({"tgt": "target", "tgt_language": "Chinese"}, CHINESE, "zh"),
+        ({"tgt": "target", "score_tokenizer": "zh"}, CHINESE, "zh"),
+        ({"tgt": "zh", "score_tokenizer": "char"}, CHINESE, "char"),
+        ({"tgt": "target", "tokenizer": "none"}, CHINESE, "none"),
+        ({"tgt": "ja", "score_tokenizer": "char"}, JAPANESE, "char"),
+        ({"tgt": "zh"}, ["1", "2"], "zh"),
+        ({"tgt": "th"}, THAI, "char"),
+        ({"tgt": "sr"}, ["Поезд снова опаздывает."], "13a"),
+    ],
+)
+def test_what_is_set_is_not_asked(settings, text, tokenizer):
+    """A language, a tokenizer, and text that is tokenised already answer the question."""
+    assert decide_scoring(make(**settings), text).tokenizer == tokenizer
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "looks"),
+    [
+        ("zh", ENGLISH, "is written in Latin letters"),
+        ("en", CHINESE, "looks Chinese"),
+        ("de", KOREAN, "looks Korean"),
+        ("zh", JAPANESE, "looks Japanese"),
+        ("ko", CHINESE, "looks Chinese"),
+        ("en", THAI, "is written in Thai letters"),
+    ],
+)
+def test_text_in_another_language_is_not_scored(name, text, looks):
+    """Sides that were exchanged are found before anything is trained."""
+    for settings in ({"tgt": name}, {"tgt": "target", "tgt_language": name}):
+        with pytest.raises(LanguageError, match=f"but its text {looks}: exchange the names"):
+            decide_scoring(make(**settings), text)
+
+
+def test_a_dictionary_of_kanji_may_be_japanese():
+    """Words without kana do not contradict the name."""
+    assert decide_scoring(make(tgt="ja"), ["犬猫水火山川犬猫水火山川"]).note.startswith(
+        "BLEU counts"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "language", "tokenizer"),
+    [
+        (CHINESE, "zh", None),
+        (JAPANESE, "ja", None),
+        (THAI, "th", None),
+        (ENGLISH, None, "13a"),
+        (["1", "2"], None, None),
+    ],
+)
+def test_where_nobody_named_the_target_its_text_does(text, language, tokenizer):
+    """A run without `tgt` is settled by the script; its settings say how, and serve again."""
+    config = make()
+    settled = settle_language(config, text)
+
+    assert config.tgt_language == "auto"
+    assert (settled.tgt_language, settled.score_tokenizer) == (language, tokenizer)
+    assert decide_scoring(config, text) == decide_scoring(settled, text) or tokenizer
+    assert decide_scoring(config, text).tokenizer == decide_scoring(settled, text).tokenizer
+
+
+def test_who_names_the_target_is_taken_at_his_word():
+    """The embedded corpus, and a target that is named, leave nothing open."""
+    assert make_config({}).tgt_language is None
+    assert make(tgt="zh").tgt_language is None
+    assert make(tgt="zh", tgt_language="auto").tgt_language == "auto"
+
+
+@pytest.mark.skipif(find_spec("MeCab") is not None, reason="mecab-python3 is installed")
+def test_a_tokenizer_without_its_package_is_refused():
+    """What was asked for by name is not replaced."""
+    with pytest.raises(UserError, match=r'needs pip install "sacrebleu\[ja\]", or take'):
+        decide_scoring(make(tgt="ja", score_tokenizer="ja-mecab"), JAPANESE)
+
+
+@pytest.mark.parametrize("tokenizer", ["zh", "char", "13a", "intl"])
+def test_the_signature_says_the_tokenizer(tokenizer):
+    """Chinese is scored by characters under zh, and not at all by words."""
+    found = score(
+        CHINESE, [*CHINESE[:1], "别的。"], scoring=Scoring(tokenizer=tokenizer, because="set")
+    )
+
+    assert f"tok:{tokenizer}" in found.bleu_signature
