@@ -49,6 +49,9 @@ def test_the_update_is_named(explode, plan):
     first = next(n for n, loss in enumerate(found) if loss is None or not math.isfinite(loss))
     assert int(named) in (first, first + 1), "counted from 0 or from 1"
     assert newest_step(folder) <= first, "no state after it is kept"
+    [logged] = (folder / "errors.log").read_text().splitlines()
+    assert re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ  update \d+  error: ", logged)
+    assert f"update {named}" in logged.partition("error: ")[2]
 
 
 @pytest.mark.slow
@@ -83,6 +86,8 @@ def test_updates_are_skipped(explode, plan):
 
     ended.check_no_traceback()
     assert "skipped" in ended.out + ended.err
+    logged = (folder / "errors.log").read_text().splitlines()
+    assert all("warning: the loss of update" in line for line in logged)
     for path in folder.glob("checkpoints/step-*/tensors.safetensors"):
         for name, tensor in safetensors.torch.load_file(path).items():
             if tensor.is_floating_point() and "loss" not in name:

@@ -11,6 +11,7 @@ from gapless.errors import LoaderError, NonFiniteLossError
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.disk_troubles import DiskTroubles
+from gapless.nmt.run.error_log import ErrorLog
 from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
 from gapless.nmt.run.interrupt import StopNow, StopRequest, until_stopped
 from gapless.nmt.run.late_history import LateHistory
@@ -57,7 +58,8 @@ class Trainer:
         self.run = run
         self._observer = observer
         self._files = files_of_run(run.config, run.task.vocabs)
-        self._disk_troubles = DiskTroubles(observer.warned)
+        self._error_log = ErrorLog(run.run_dir)
+        self._disk_troubles = DiskTroubles(self._warn)
         self._saver = Saver(
             run.run_dir,
             host_waits=run.host_waits,
@@ -122,6 +124,9 @@ class Trainer:
         """
         try:
             return self._train(stop or StopRequest())
+        except Exception as error:
+            self._error_log.error(error, update=self.run.step.num_updates)
+            raise
         finally:
             self.run.lock.release()
 
@@ -158,7 +163,11 @@ class Trainer:
             is_finished=run.is_finished,
         )
         for note in [*run.notes, *([damage] if damage else [])]:
-            self._observer.warned(note)
+            self._warn(note)
+
+    def _warn(self, text: str) -> None:
+        self._observer.warned(text)
+        self._error_log.warning(text, update=self.run.step.num_updates)
 
     def _naming_phase(self, phase: str, *, lower: str) -> AbstractContextManager[None]:
         run = self.run
@@ -329,7 +338,9 @@ class Trainer:
         return True
 
     def _note_skipped(self, update: int, loss: float) -> None:
-        self._observer.noted(f"the loss of update {update} is {loss}; the update is skipped")
+        text = f"the loss of update {update} is {loss}; the update is skipped"
+        self._observer.noted(text)
+        self._error_log.warning(text, update=self.run.step.num_updates)
 
     def _check_validation(self, loss: float) -> None:
         if not math.isfinite(loss) and self.run.config.on_nonfinite == "stop":
