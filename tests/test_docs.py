@@ -24,6 +24,7 @@ PAGES = [
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "docs" / "recipes").glob("*.md")),
+    *sorted((ROOT / "docs" / "zh").glob("*.md")),
 ]
 
 _FENCED = re.compile(r"^```.*?$(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -1,0 +1,394 @@
+"""Render what was measured of the origin's plans and claims, in English and in Chinese.
+
+    python3 -m benchmarks.origin_page docs/results
+
+Reads `origin-fp32.json`, `origin-tf32.json` and `origin-bf16.json` of a folder, as far as they are
+there, and writes `origin.md` beside them. In a checkout it also fills `docs/zh/origin.md` between
+its marks. The same files give the same pages. Needs neither torch nor gapless.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from benchmarks.origin_claims import CLAIMS, DOCUMENTS, Claim, Result, check_claims, counts
+from benchmarks.origin_words import CONFIRMED, NOT_MEASURABLE, REFUTED, VERDICTS, Language
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+
+PRECISIONS = ("fp32", "tf32", "bf16")
+PAGE = "origin.md"
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "docs" / "results"
+CHINESE = ROOT / "docs" / "zh" / "origin.md"
+
+# Of the files of a folder, by precision.
+Files: TypeAlias = dict[str, dict[str, Any]]
+
+# What plans are called in the origin's documents.
+ORIGINS_NAMES = {
+    "blocking": "优化前",
+    "deferred-loss": "延迟 loss 提取",
+    "events": "方案 2",
+    "interval": "方案 3",
+    "events-interval": "方案 2+3, 阶段 1",
+    "four-stream": "方案 1, 阶段 2",
+    "full": "方案 4, 阶段 3",
+}
+
+_COMMAND = "PYTHONPATH=src python3 -m benchmarks.origin --precision {} --out docs/results"
+
+_WORDS: dict[Language, dict[str, str]] = {
+    "en": {
+        "missing": "not measured yet",
+        "table": "| plan | the origin's name | same bits | waits a batch | ms waited a batch | CPU, "
+        "of one core (of all) | CPU with loader workers | GPU: NVML | GPU: kernels | 1,000 batches, s | "
+        "peak memory, MiB | times 优化前 |",
+        "yes": "yes",
+        "no": "NO",
+        "unknown": "not compared",
+        "na": "n/a",
+        "ours": "ours",
+        "claim": "| claim | {} |",
+        "apart": "Timed in another call than the others: {}.",
+        "problem": "Not measured, {}: {}.",
+        "spread": "Rounds differ by more than 10 %, read with care: {}.",
+        "sentences": "sentences a batch",
+        "every": "every {}",
+        "untuned": "Not measured yet: the command above with `--tuning`.",
+        "verdicts": "{}: {} confirmed, {} refuted, {} not measurable here.",
+        "line": "line",
+        "lines": "lines",
+        "conditions": "{hardware}, {host}, {versions}, commit {commit}, {date}; `{command}`.",
+    },
+    "zh": {
+        "missing": "尚未测量",
+        "table": "| 方案 | 原文的名字 | 结果逐位相同 | 每 batch 等待次数 | 每 batch 等待 ms | CPU，单核百分比（占全部核） | "
+        "CPU，含加载进程 | GPU：NVML | GPU：kernel 在跑的时间 | 1000 个 batch，秒 | 峰值显存 MiB | 相对优化前的速度 |",
+        "yes": "是",
+        "no": "否",
+        "unknown": "未比对",
+        "na": "无",
+        "ours": "本项目",
+        "claim": "| 原文 | {} |",
+        "apart": "与其他方案不在同一次运行中计时：{}。",
+        "problem": "未能测量 {}：{}。",
+        "spread": "各轮相差超过 10 %，读数须谨慎：{}。",
+        "sentences": "每 batch 句数",
+        "every": "每 {} 个",
+        "untuned": "尚未测量：在上面的命令后加 `--tuning`。",
+        "verdicts": "{}：{} 条属实，{} 条不成立，{} 条此处无法测量。",
+        "line": "第",
+        "lines": "第",
+        "conditions": "{hardware}，{host}，{versions}，commit {commit}，{date}；`{command}`。",
+    },
+}
+
+
+def read_files(folder: Path) -> Files:
+    """Return what was measured, by precision; nothing for a file that is not there.
+
+    Raises:
+        OSError: a file cannot be read.
+        ValueError: a file is no JSON.
+    """
+    paths = {name: folder / f"origin-{name}.json" for name in PRECISIONS}
+    return {
+        name: json.loads(path.read_text(encoding="utf-8"))
+        for name, path in paths.items()
+        if path.exists()
+    }
+
+
+def write_page(folder: Path) -> Path:
+    """Write `origin.md` of a folder's files, and return where; see the module for the other page."""
+    files = read_files(folder)
+    page = folder / PAGE
+    page.write_text(page_text(files), encoding="utf-8")
+    if folder.resolve() == RESULTS and CHINESE.exists():
+        text = CHINESE.read_text(encoding="utf-8")
+        CHINESE.write_text(filled(text, files), encoding="utf-8")
+    return page
+
+
+# --- the English page ---
+
+
+def page_text(files: Files) -> str:
+    """Return the English page."""
+    return "\n".join(_page(files)) + "\n"
+
+
+def _page(files: Files) -> Iterator[str]:
+    yield from _INTRODUCTION.splitlines()
+    for name in _shown(files):
+        yield from ("", f"## The plans, {name}", "")
+        yield from plans_lines(files.get(name), "en", name)
+    yield from ("", "## The claims", "")
+    yield from _CLAIMS_TEXT.splitlines()
+    yield ""
+    yield from verdict_lines(files, "en")
+    for document in DOCUMENTS:
+        yield from ("", f"### {document.number} {document.title}", "")
+        yield f"{document.topic.capitalize()}; compared with `{document.before}`."
+        yield ""
+        yield from claims_lines(files, document.number, "en")
+    yield from ("", "## How often to read losses", "")
+    yield from _TUNING_TEXT.splitlines()
+    yield ""
+    yield from tuning_lines(files, "en")
+
+
+_INTRODUCTION = f"""# The origin's plans and claims, measured
+
+This project was made from five documents in Chinese, which describe a training system in C++ and
+claim what each of its plans would gain, before anything was measured. Here every plan runs on the
+workload of those documents, a Transformer of width 512 with 8 heads and 6 + 6 layers and batches of
+32 sentences, and every claim stands with its verdict and the reason. [What became of the
+system, in Chinese](../zh/origin.md). [Which plan for whom](../which-plan.md).
+
+```
+{_COMMAND.format("fp32")}
+{_COMMAND.format("bf16")}
+{_COMMAND.format("fp32")} --tuning
+```
+
+This page is written by these commands, from `origin-fp32.json` and `origin-bf16.json`;
+`python3 -m benchmarks.origin_page docs/results` writes it again.
+
+* Data: synthetic pairs with lengths log-normal around 28 tokens, two vocabularies of 32,000; 93.3
+  million parameters, dropout 0.1, label-smoothed loss, fused Adam. Rows are padded to few shapes, for
+  all plans the same, because `captured` needs that.
+* Same bits: every loss and, after every step, every tensor against a plain loop, with deterministic
+  algorithms. Times are of rounds in turns, without them.
+* CPU: processor time of the training process over the time of the rounds, in percent of one core, and
+  of all cores in brackets; then the same with the loader's worker processes.
+* GPU: NVML is what nvidia-smi shows, as the origin measured it: the share of sample windows in which any
+  kernel ran. Kernels is the share of time in which one ran, from a trace.
+* Waits, ms waited and times: medians over the rounds; peak memory is of a plan's own tensors."""
+
+_CLAIMS_TEXT = """Each claim has the lines of the document where it stands, its own words, and its own
+numbers. A claim is confirmed if the figure lies in the range that it names, and refuted if it is less
+or more. A time has to differ by more than the middle halves of the rounds. What a document calls
+"before" is its own: 004 starts from a loop that reads every loss, 000 to 002 from one that has 004's
+late reads already, and 003 from the plan of 000. A refuted claim is no fault of a plan.
+
+Some claims contradict one another, so that no measurement can confirm both: 003 expects 6 to 10 % of two
+stages together (line 249), where 001 and 002 expect 10 to 15 % of the second alone; 001 says that 20 to
+30 s of 1,000 batches are wasted (line 9), which of the 120 s of 004 (line 162) is a fifth, and that 3
+to 5 % can be saved; 002 says of plan 2 that it gains 3 to 5 % (line 10) and little (line 113)."""
+
+_TUNING_TEXT = """004 advises (lines 249 to 251) to read losses every 20 to 30 batches where a batch has fewer
+than 20 sentences, every 5 to 10 above 50, and every 10 otherwise. Milliseconds a batch under `deferred-loss`,
+with the interval as its only difference; bold: the fastest, and those whose rounds overlap with its own."""
+
+
+# --- parts, in both languages ---
+
+
+def plans_lines(found: Mapping[str, Any] | None, language: Language, name: str) -> Iterator[str]:
+    """Return the table of the plans of one file, with its conditions."""
+    words = _WORDS[language]
+    if found is None or not found.get("rows"):
+        yield f"{words['missing']}: `{_COMMAND.format(name)}`"
+        return
+    yield words["conditions"].format(**found["facts"])
+    yield ""
+    yield words["table"]
+    yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
+    first = next((row for row in found["rows"] if row["plan"] == "blocking"), None)
+    for row in found["rows"]:
+        yield f"| {' | '.join(_cells(row, first, found.get('cores'), words))} |"
+    notes = list(_notes(found, words))
+    if notes:
+        yield ""
+        yield from notes
+
+
+def _cells(
+    row: Mapping[str, Any],
+    first: Mapping[str, Any] | None,
+    cores: int | None,
+    words: dict[str, str],
+) -> Iterator[str]:
+    na = words["na"]
+    same = {True: words["yes"], False: words["no"], None: words["unknown"]}
+    ms, own = row["ms_per_step"]["median"], row.get("own_cpu_percent")
+    of_all = f" ({own / cores:.0f} %)" if own is not None and cores else ""
+    busy, peak = row["busy_share"], row["peak_memory_bytes"]
+    yield f"`{row['plan']}`"
+    yield ORIGINS_NAMES.get(row["plan"], words["ours"])
+    yield same[row["identical"]]
+    yield f"{row['waits_per_step']:.2f}"
+    yield f"{row['waited_ms_per_step']:.2f}"
+    yield na if own is None else f"{own:.0f} %{of_all}"
+    yield _percent(row["host_cpu_percent"], na)
+    yield _percent(row["nvml_percent"], na)
+    yield na if busy is None else f"{100.0 * busy:.0f} %"
+    yield f"{ms:.2f}"
+    yield na if not peak else f"{peak / 2**20:,.0f}"
+    yield na if first is None else f"{first['ms_per_step']['median'] / ms:.2f}x"
+
+
+def _percent(value: float | None, na: str) -> str:
+    return na if value is None else f"{value:.0f} %"
+
+
+def _notes(found: Mapping[str, Any], words: dict[str, str]) -> Iterator[str]:
+    yield from found.get("notes", [])
+    apart = [row["plan"] for row in found["rows"] if row["facts"] != found["facts"]]
+    if apart:
+        yield words["apart"].format(", ".join(apart))
+    unsteady = [row["plan"] for row in found["rows"] if _is_unsteady(row["ms_per_step"])]
+    if unsteady and found["is_accelerator"]:
+        yield words["spread"].format(", ".join(unsteady))
+    for what, problem in found.get("problems", {}).items():
+        yield words["problem"].format(what, problem)
+
+
+def _is_unsteady(spread: Mapping[str, Any]) -> bool:
+    return bool(spread["max"] - spread["min"] > 0.1 * spread["median"])
+
+
+def verdict_lines(files: Files, language: Language) -> Iterator[str]:
+    """Return how many claims have each verdict, a line for each precision."""
+    words = _WORDS[language]
+    for name in _shown(files):
+        found = _results(files, name)
+        if found is None:
+            yield f"* {name}: {words['missing']}"
+            continue
+        of = counts(found)
+        text = words["verdicts"].format(name, of[CONFIRMED], of[REFUTED], of[NOT_MEASURABLE])
+        yield f"* {text}"
+
+
+def claims_lines(files: Files, document: str, language: Language) -> Iterator[str]:
+    """Return the table of the claims of one document."""
+    names = _shown(files)
+    yield _WORDS[language]["claim"].format(" | ".join(names))
+    yield f"|---|{'---|' * len(names)}"
+    found = {name: _results(files, name) for name in names}
+    for at, claim in enumerate(CLAIMS):
+        if claim.document == document:
+            cells = [_verdict(results and results[at], language) for results in found.values()]
+            yield f"| {_said(claim, language)} | {' | '.join(cells)} |"
+
+
+def _said(claim: Claim, language: Language) -> str:
+    if language == "zh":
+        return f"第 {claim.lines} 行「{claim.quote}」（`{claim.plan}`）"
+    word = _WORDS["en"]["line" if claim.lines.isdigit() else "lines"]
+    where = f"{claim.heading}, {word} {claim.lines}"
+    return f"`{claim.plan}`: {claim.text}. 「{claim.quote}」 ({where})"
+
+
+def _verdict(result: Result | None, language: Language) -> str:
+    if result is None:
+        return _WORDS[language]["missing"]
+    colon, stop = ("：", "。") if language == "zh" else (": ", ". ")
+    measured, reason = result.measured(language), result.reason(language)
+    figures = f"{colon}{measured}{stop}" if measured else stop
+    return f"**{VERDICTS[language][result.verdict]}**{figures}{reason}"
+
+
+def tuning_lines(files: Files, language: Language) -> Iterator[str]:
+    """Return the tables of the intervals."""
+    words = _WORDS[language]
+    tuned = {name: found for name, found in files.items() if found.get("tuning")}
+    if not tuned:
+        yield words["untuned"]
+    for name, found in tuned.items():
+        intervals = [item["interval"] for item in found["tuning"][0]["intervals"]]
+        yield f"{name}, {words['conditions'].format(**found['tuning_facts'])}"
+        yield ""
+        yield f"| {words['sentences']} | {' | '.join(words['every'].format(n) for n in intervals)} |"
+        yield f"|--:|{'--:|' * len(intervals)}"
+        for row in found["tuning"]:
+            yield f"| {row['sentences']} | {' | '.join(_tuned(row['intervals']))} |"
+
+
+def _tuned(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    best = min(items, key=lambda item: float(item["ms"]))
+    for item in items:
+        near = item["q1"] <= best["q3"] and best["q1"] <= item["q3"]
+        yield f"**{item['ms']:.2f}**" if near else f"{item['ms']:.2f}"
+
+
+def _shown(files: Files) -> list[str]:
+    return [name for name in PRECISIONS if name in files or name != "tf32"]
+
+
+def _results(files: Files, name: str) -> list[Result] | None:
+    found = files.get(name)
+    return check_claims(found) if found and found.get("rows") else None
+
+
+# --- the Chinese page ---
+
+
+def filled(text: str, files: Files) -> str:
+    """Return a page with what was measured between its marks, `<!-- measured: NAME -->` to `end`.
+
+    Args:
+        text: of the page.
+        files: of a folder.
+
+    Raises:
+        ValueError: a mark has no end, or names nothing that can be filled in.
+    """
+    parts = text.split(_MARK)
+    kept = [parts[0]]
+    for part in parts[1:]:
+        name, closed, rest = part.partition(" -->\n")
+        _, ended, after = rest.partition(_END)
+        if not closed or not ended or name not in _PARTS:
+            raise ValueError(f"{_MARK}{name!r} is no mark with a {_END}; the names are {_PARTS}")
+        body = "\n".join(_part(name, files))
+        kept.append(f"{name} -->\n\n{body}\n\n{_END}{after}")
+    return _MARK.join(kept)
+
+
+_MARK = "<!-- measured: "
+_END = "<!-- end -->"
+_PARTS = ("plans", "verdicts", "tuning", *(document.number for document in DOCUMENTS))
+
+
+def _part(name: str, files: Files) -> Iterator[str]:
+    if name == "plans":
+        for number, precision in enumerate(_shown(files)):
+            yield from ("",) if number else ()
+            yield from (f"**{precision}**", "")
+            yield from plans_lines(files.get(precision), "zh", precision)
+    elif name == "verdicts":
+        yield from verdict_lines(files, "zh")
+    elif name == "tuning":
+        yield from tuning_lines(files, "zh")
+    else:
+        yield from claims_lines(files, name, "zh")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the pages; return 0, or 2 if a file cannot be used."""
+    parser = argparse.ArgumentParser(
+        prog="python3 -m benchmarks.origin_page", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("folder", type=Path, nargs="?", default=RESULTS)
+    folder = parser.parse_args(arguments).folder
+    try:
+        print(f"written: {write_page(folder)}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        print(f"{folder} cannot be rendered: {type(error).__name__}: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

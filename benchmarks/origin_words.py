@@ -1,0 +1,125 @@
+"""What a page about the origin says, in English and in Chinese: reasons, verdicts, columns.
+
+The numbers in braces come with the finding. Needs neither torch nor gapless.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+
+Language: TypeAlias = Literal["en", "zh"]
+
+_LAUNCH_EN = "launching a step takes the host {launch:.1f} ms, running it the device {busy:.1f}"
+_DEVICE_EN = "the device needs {busy:.1f} ms for a step, the host {launch:.1f} to launch it"
+_LAUNCH_ZH = "主机发射一步要 {launch:.1f} ms，设备执行它只要 {busy:.1f} ms"
+_DEVICE_ZH = "设备执行一步要 {busy:.1f} ms，主机发射它只要 {launch:.1f} ms"
+
+REASONS: dict[Language, dict[str, str]] = {
+    "en": {
+        "counted": "Waits are counted, not timed: the plan waits where its settings say.",
+        "waits_launch": f"{_LAUNCH_EN}: when the host asks, the device is all but done.",
+        "waits_device": f"{_DEVICE_EN}: the host has to wait for the difference somewhere.",
+        "time_launch": f"{_LAUNCH_EN}: the waits took {{waited:.2f}} ms of {{ms:.1f}}, and more "
+        "than that cannot be saved by removing them.",
+        "time_device": "The device is busy {share:.0%} of the time before: no plan that runs the "
+        "same kernels can save more than the other {rest:.1f} ms of {ms:.1f}.",
+        "busy_launch": f"{_LAUNCH_EN}: between kernels the device waits for launches, not for a "
+        "host that waits. NVML counts a sample window as used if any kernel ran in it.",
+        "busy_device": f"{_DEVICE_EN}, so kernels follow one another. NVML counts a sample window "
+        "as used if any kernel ran in it.",
+        "idle_launch": f"{_LAUNCH_EN}: the idle time is that of launches.",
+        "idle_device": f"{_DEVICE_EN}: the idle time is that in which the host waits and reads.",
+        "spins": "One thread launches kernels without a break, and spins while it waits: both "
+        "count as processor time.",
+        "read_after_wait": "The host has waited for the batch before it reads, so a read only "
+        "fetches a number.",
+        "held_once": "Weights, optimizer state and activations are held once under every plan; "
+        "what streams hold in addition is batches of token ids.",
+        "rounds_alike": "Memory of tensors after the timed rounds, less that before them.",
+        "autograd_streams": "Autograd runs each backward operation on the stream of its forward "
+        "operation, and the next forward pass needs the updated weights.",
+        "compared": "Every loss and, after every step, the bits of every tensor were compared with "
+        "those of a plain loop.",
+        "only_time": "Every plan is one setting here, so only its speed counts.",
+        "timed": "No trace of kernels says why.",
+        "effort": "It is about the origin's own work on its code; here every plan is one setting.",
+        "usage": "What others do or recommend is not found out by a run.",
+        "tuning": "See the intervals below.",
+        "cpu": "A CPU works in the host's own order: nothing to wait for, no device to keep busy.",
+        "absent": "The plan was not compared.",
+        "no_waits_before": "There was no wait before.",
+        "no_reads": "No loss was read by itself.",
+        "no_others": "No other plan of the origin was compared.",
+        "no_utilisation": "There is no figure of the device's use here.",
+        "no_memory": "There is no memory of the device's own here.",
+        "short_rounds": "The rounds are too short to tell processor time.",
+        "not_compared": "Bits were not compared.",
+    },
+    "zh": {
+        "counted": "这里数的是次数，不是时间：方案在设定的地方等待。",
+        "waits_launch": f"{_LAUNCH_ZH}：主机去等的时候，设备几乎已经做完了。",
+        "waits_device": f"{_DEVICE_ZH}：这个差额，主机总要在某处等。",
+        "time_launch": f"{_LAUNCH_ZH}：{{ms:.1f}} ms 里等待只占 {{waited:.2f}} ms，去掉等待最多也只能省下这么多。",
+        "time_device": "优化前设备已有 {share:.0%} 的时间在忙：只要跑的 kernel 相同，{ms:.1f} ms 里最多只能省下其余的 {rest:.1f} ms。",
+        "busy_launch": f"{_LAUNCH_ZH}：kernel 之间设备等的是发射，不是在等主机结束等待。NVML 的采样窗口里只要有一个 kernel 在跑，就算在用。",
+        "busy_device": f"{_DEVICE_ZH}，所以 kernel 一个接一个。NVML 的采样窗口里只要有一个 kernel 在跑，就算在用。",
+        "idle_launch": f"{_LAUNCH_ZH}：空闲是发射造成的。",
+        "idle_device": f"{_DEVICE_ZH}：空闲是主机等待和读取造成的。",
+        "spins": "只有一个线程在不停地发射 kernel，等待时它也在自旋：两者都算作 CPU 时间。",
+        "read_after_wait": "读取之前主机已经等过这个 batch，读取只是取回一个数。",
+        "held_once": "无论哪个方案，权重、优化器状态和激活值都只存一份；多个 stream 多存的只是几个 batch 的 token 编号。",
+        "rounds_alike": "计时轮次结束后张量占用的内存，减去开始前的。",
+        "autograd_streams": "autograd 让每个反向算子跑在其前向算子的 stream 上，而下一个前向要用更新后的权重。",
+        "compared": "每个 loss 以及每一步之后每个张量的每一位，都与朴素循环比对过。",
+        "only_time": "在这里每个方案都只是一个选项，所以只看速度。",
+        "timed": "没有 kernel 记录，说不出原因。",
+        "effort": "这说的是原项目自己改代码的工作量；在这里每个方案都只是一个选项。",
+        "usage": "别人怎么做、怎么推荐，跑一次实验看不出来。",
+        "tuning": "见下面的间隔实测。",
+        "cpu": "CPU 按主机自己的顺序执行：没有要等的设备，也没有要喂饱的设备。",
+        "absent": "没有测这个方案。",
+        "no_waits_before": "优化前就没有等待。",
+        "no_reads": "没有单独读取 loss。",
+        "no_others": "没有测原文的其他方案。",
+        "no_utilisation": "这里没有设备利用率的数据。",
+        "no_memory": "这里没有设备自己的内存。",
+        "short_rounds": "轮次太短，量不出 CPU 时间。",
+        "not_compared": "没有比对各位是否相同。",
+    },
+}
+
+CONFIRMED = "confirmed"
+REFUTED = "refuted"
+NOT_MEASURABLE = "not measurable here"
+
+VERDICTS: dict[Language, dict[str, str]] = {
+    "en": {name: name for name in (CONFIRMED, REFUTED, NOT_MEASURABLE)},
+    "zh": {CONFIRMED: "属实", REFUTED: "不成立", NOT_MEASURABLE: "此处无法测量"},
+}
+
+# Of the texts of findings, which are numbers but for these.
+_PHRASES = {
+    "within the spread of the rounds": "在各轮的波动之内",
+    "bit-identical": "逐位相同",
+    "different bits": "不同",
+    "more than claimed": "比原文多",
+    "less than claimed": "比原文少",
+    "% of one core": "%（单核）",
+    " cores": " 个核",
+    "% of ": "%／",
+}
+
+
+def in_language(text: str, language: Language) -> str:
+    """Return the text of a finding in a language."""
+    if language == "zh":
+        for phrase, said in _PHRASES.items():
+            text = text.replace(phrase, said)
+    return text
+
+
+def reason_text(name: str, numbers: dict[str, float], language: Language) -> str:
+    """Return the sentence of a reason with its numbers."""
+    text = REASONS[language][name].format(**numbers)
+    return text[:1].upper() + text[1:] if language == "en" else text

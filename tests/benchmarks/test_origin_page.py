@@ -1,0 +1,144 @@
+"""The pages about the origin, from made-up files and from those of the results."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from benchmarks.origin_claims import CLAIMS, DOCUMENTS
+from benchmarks.origin_page import CHINESE, RESULTS, filled, main, page_text, read_files
+
+from origin_rows import comparison_of, origins_dream
+
+
+ROOT = Path(__file__).parents[2]
+FACTS = {
+    "hardware": "NVIDIA H200",
+    "host": "x86_64, 16 cores, Python 3.12",
+    "versions": "torch 2.11.0",
+    "commit": "abc1234",
+    "date": "2026-11-23",
+    "command": "python -m benchmarks.origin",
+}
+
+
+def file_of(rows=None, **changed):
+    found = comparison_of(origins_dream() if rows is None else rows) | {"facts": FACTS}
+    for row in found["rows"]:
+        row["facts"] = FACTS
+    return found | changed
+
+
+def test_the_page_has_every_plan_and_every_claim():
+    """Each plan is a row of the table, and each claim stands under its document, in order."""
+    text = page_text({"fp32": file_of()})
+
+    assert "| `blocking` | 优化前 | yes | 2.00 | 25.00 | 62 % (4 %) | 70 % | 70 % | 70 % |" in text
+    assert "| `events-interval` | 方案 2+3, 阶段 1 | yes | 0.12 | 2.50 | 83 % (5 %) |" in text
+    assert "| 93.10 | 0 | 1.07x |" in text
+    parts = re.split(r"^### (\d{3}) .*$", text, flags=re.MULTILINE)
+    for number, part in zip(parts[1::2], parts[2::2], strict=True):
+        places = [part.index(claim.quote) for claim in CLAIMS if claim.document == number]
+        assert len(places) > 5
+    assert parts[1::2] == [document.number for document in DOCUMENTS]
+    assert "NVIDIA H200, x86_64, 16 cores, Python 3.12, torch 2.11.0, commit abc1234" in text
+    assert "* fp32: " in text
+    assert "* bf16: not measured yet" in text
+
+
+def test_what_failed_or_was_measured_apart_is_said():
+    """A plan that could not be measured, other conditions, other bits and a wide spread are named."""
+    rows = origins_dream()
+    rows["events"] = replace(rows["events"], identical=False)
+    del rows["full"]
+    found = file_of(rows, problems={"full": "OutOfMemoryError: no room"})
+    found["rows"][1]["facts"] = FACTS | {"date": "2026-11-24"}
+    found["rows"][2]["ms_per_step"] |= {"min": 80.0, "max": 100.0}
+
+    text = page_text({"fp32": found})
+
+    assert "Not measured, full: OutOfMemoryError: no room." in text
+    assert "Timed in another call than the others: deferred-loss." in text
+    assert "read with care: events." in text
+    assert "| `events` | 方案 2 | NO |" in text
+
+
+def test_intervals_are_bold_where_they_are_fastest_or_equal():
+    """The fastest interval is bold, and one whose rounds overlap with its own."""
+    items = [
+        {"interval": n, "ms": ms, "q1": ms - 0.1, "q3": ms + 0.1}
+        for n, ms in ((1, 12.0), (10, 10.0), (20, 10.1))
+    ]
+    found = {"tuning": [{"sentences": 16, "intervals": items}], "tuning_facts": FACTS}
+
+    text = page_text({"bf16": found})
+
+    assert "| sentences a batch | every 1 | every 10 | every 20 |" in text
+    assert "| 16 | 12.00 | **10.00** | **10.10** |" in text
+    assert (
+        "not measured yet: `PYTHONPATH=src python3 -m benchmarks.origin --precision bf16" in text
+    )
+
+
+def test_the_chinese_page_is_filled_between_its_marks():
+    """What stands between marks is replaced, what stands around them stays, and twice is once."""
+    page = "甲\n<!-- measured: 004 -->\nold\n<!-- end -->\n乙\n<!-- measured: plans -->\n<!-- end -->\n"
+    files = {"fp32": file_of()}
+
+    once = filled(page, files)
+
+    assert "old" not in once
+    assert once.startswith("甲\n<!-- measured: 004 -->\n\n| 原文 | fp32 | bf16 |\n")
+    assert "\n<!-- end -->\n乙\n" in once
+    assert "**属实**：NVML 70 %, kernels 70 % -> NVML 76 %, kernels 70 % (+6)。" in once
+    assert "| `four-stream` | 方案 1, 阶段 2 | 是 |" in once
+    assert filled(once, files) == once
+
+
+@pytest.mark.parametrize(
+    "page", ["<!-- measured: plans -->\n", "<!-- measured: x -->\n<!-- end -->"]
+)
+def test_a_mark_that_cannot_be_filled_is_refused(page):
+    """A mark without an end, or of no part, is an error and no silent gap."""
+    with pytest.raises(ValueError, match="is no mark"):
+        filled(page, {})
+
+
+def test_the_pages_are_what_their_files_give():
+    """The pages in the documentation are rendered from the files beside them."""
+    files = read_files(RESULTS)
+
+    assert (RESULTS / "origin.md").read_text(encoding="utf-8") == page_text(files)
+    chinese = CHINESE.read_text(encoding="utf-8")
+    assert filled(chinese, files) == chinese
+    marks = re.findall(r"<!-- measured: (\w+) -->", chinese)
+    assert sorted(marks) == sorted(["plans", "verdicts", "tuning", *(d.number for d in DOCUMENTS)])
+
+
+def test_the_program_renders_a_folder_without_torch(tmp_path):
+    """The page needs the files alone."""
+    (tmp_path / "origin-bf16.json").write_text(json.dumps(file_of()))
+
+    subprocess.run(
+        [sys.executable, "-S", "-m", "benchmarks.origin_page", str(tmp_path)],
+        check=True,
+        capture_output=True,
+        cwd=ROOT,
+        env={"PYTHONIOENCODING": "utf-8"},
+    )
+
+    written = (tmp_path / "origin.md").read_text(encoding="utf-8")
+    assert written == page_text({"bf16": file_of()})
+
+
+def test_a_file_that_is_no_result_is_refused(tmp_path, capsys):
+    """The folder is named in one line, and the exit code is 2."""
+    (tmp_path / "origin-fp32.json").write_text("{")
+
+    assert main([str(tmp_path)]) == 2
+    assert f"{tmp_path} cannot be rendered" in capsys.readouterr().err
