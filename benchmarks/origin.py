@@ -55,7 +55,7 @@ COMPARED = tuple(name for name in PLANS if name != "auto")
 
 # Ten minutes are the most that a call may take on some machines: no round begins after so long,
 # and what comes after the rounds takes about a minute and a half.
-_ROUNDS_SECONDS = 240.0
+_ROUNDS_SECONDS = 180.0
 
 # Of the origin's advice on how often to read losses, by sentences a batch.
 _TUNED_BATCHES = (16, 32, 64)
@@ -96,7 +96,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=_ROUNDS_SECONDS,
-        help="begin no round after so long [default: 240]",
+        help="begin no round after so long [default: 180]",
     )
     parser.add_argument("--small", action="store_true", help="a tiny model, for seconds on a CPU")
     parser.add_argument("--commit", help="commit of the tree, where git cannot tell it")
@@ -127,7 +127,7 @@ class _Run:
                 steps=steps,
                 rounds=options.rounds or (2 if self._small else 5),
                 warmup_rounds=1 if self._small else 2,
-                verify_steps=6 if self._small else 24,
+                verify_steps=6 if self._small else 18,
             ),
             plans=plans,
             weights=make_weights({}),

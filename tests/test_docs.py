@@ -20,6 +20,7 @@ DESIGN = ROOT / "docs" / "design.md"
 # Results are of their own day and CHANGELOG.md lists former names.
 PAGES = [
     README,
+    ROOT / "README.zh.md",
     ROOT / "CONTRIBUTING.md",
     ROOT / "benchmarks" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
