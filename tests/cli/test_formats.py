@@ -131,6 +131,21 @@ def test_a_run_folder_holds_everything(tiny_run):
     assert yaml.safe_load((tiny_run / "config.yaml").read_text())["epochs"] == 2
 
 
+def test_the_figures_of_an_epoch_account_for_its_waits_and_its_time(tiny_run):
+    """Each line of an epoch has its own waits, by reason, and together they are those of the run."""
+    summary = json.loads((tiny_run / "summary.json").read_text())
+    lines = [json.loads(line) for line in (tiny_run / "metrics.jsonl").read_text().splitlines()]
+    epochs = [line for line in lines if line["kind"] == "epoch"]
+
+    for name in ("data_wait_ms", "launch_ms", "busy_ms"):
+        assert summary[name] == pytest.approx(sum(line[name] for line in epochs))
+    for reason, wait in summary["host_waits"].items():
+        assert wait["count"] == sum(line["waits"][reason]["count"] for line in epochs)
+    assert [line["num_waits"] for line in epochs] == [1, 1]
+    # A CPU is busy with the host's own work.
+    assert {(line["busy_share"], line["gap_share"]) for line in epochs} == {(None, None)}
+
+
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_summary_counts_the_waits_of_a_hundred_batches(
     gapless, tmp_path, expected_waits, plan

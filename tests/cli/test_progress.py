@@ -4,80 +4,54 @@ from __future__ import annotations
 
 import io
 import sys
+from collections import Counter
 
 import pytest
+import torch
 
-from gapless.cli import progress as shown
-from gapless.records.epoch_record import EpochRecord, Progress
-from gapless.records.training import TrainingEpoch
-from gapless.records.wait_stats import WaitStats
-
-
-EPOCH = TrainingEpoch(
-    number=1,
-    work=EpochRecord(
-        num_batches=4,
-        mean_loss=2.5,
-        weight=4000,
-        waits=WaitStats.of_dict({"epoch_end": {"count": 1, "ms": 3.0}}),
-        data_wait_ms=8.0,
-        launch_ms=16.0,
-        wall_ms=2000.0,
-        busy_ms=90.0,
-        gap_ms=10.0,
-    ),
-    peak_memory_bytes=3 << 20,
-    validation={"val_loss": 1.5},
-)
+from gapless.cli import bar, progress as shown
+from gapless.loop.train_loop import TrainLoop
+from gapless.records.epoch_record import Progress
+from gapless.records.training import RunProgress
+from gapless.testing import SimulatedDevice, count_waits
+from toys import made_up_epoch
 
 
-@pytest.mark.parametrize("kind", [shown.PlainObserver, shown.TerminalObserver])
-def test_an_epoch_ends_in_its_account(kind, capsys, monkeypatch):
-    """Step, loss, speed, waits, gap and time left are shown, then the table of the epoch."""
-    monkeypatch.setattr(shown, "_LINE_SECONDS", 0.0)
-    monkeypatch.setattr(shown, "_BAR_SECONDS", 0.0)
-    observer = kind()
-    observer.started({"run": "runs/x", "plan": "gapless"})
-    for done in range(4):
-        observer.capturing_ahead(done, of=3)
-    observer.noted("auto: launch-bound")
-    observer.epoch_started(1, num_batches=4, num_epochs=2)
-    for batch in range(1, 5):
-        progress = Progress(batch=batch, mean_loss=3.25, weight=1000.0 * batch, gap_share=0.125)
-        observer.batch_queued(progress, num_updates=batch)
-    observer.epoch_ended(EPOCH)
-    observer.testing(12)
+def queue(observer, *, batch, **changes):
+    """Tell an observer of a batch; without changes, its loss was read."""
+    values = {"loss": 3.5, "mean_loss": 3.25, "weight": 1000.0 * batch, **changes}
+    progress = Progress(batch=batch, **values)
+    run = RunProgress(num_updates=batch, total_updates=8, learning_rate=1e-3, seconds_left=62.0)
+    observer.batch_queued(progress, run=run)
 
-    out = capsys.readouterr().out
-    for part in (
-        "runs/x",
-        "auto: launch-bound",
-        "epoch_end",
-        "data wait",
-        "launch",
-        "device busy",
-        "gap 10.0%",
-    ):
-        assert part in out
-    assert "2,000 target tokens/s" in out
-    assert "peak memory 3 MiB" in out
-    assert "12 test sentences" in out
-    if kind is shown.PlainObserver:
-        assert out.count("prepared 3 shapes\n") == 1
-        assert "step 4  loss 3.2500" in out
-        assert "0.00 waits/batch  gap 12.5%  epoch ends in 0:00:0" in out
+
+@pytest.fixture
+def always_due(monkeypatch):
+    """Let everything that is told be shown."""
+    monkeypatch.setattr(shown, "_LINE_SECONDS", (0.0, 1e-9))
+    monkeypatch.setattr(bar.Timer, "is_due", lambda timer: True)
 
 
 class Terminal(io.StringIO):
-    """Keeps what is written, in an encoding of its own."""
+    """Keeps what is written."""
 
-    def __init__(self, encoding):
-        super().__init__()
-        self._encoding = encoding
+    def isatty(self):
+        return True
 
-    @property
-    def encoding(self):
-        return self._encoding
+
+@pytest.fixture
+def open_terminal(monkeypatch):
+    """Puts a terminal of 80 columns in the place of standard output.
+
+    By the test itself: pytest takes standard output back when a fixture is done.
+    """
+
+    def call():
+        monkeypatch.setenv("COLUMNS", "80")
+        monkeypatch.setattr(sys, "stdout", Terminal())
+        return sys.stdout
+
+    return call
 
 
 def on_screen(written):
@@ -85,67 +59,165 @@ def on_screen(written):
     return written.split("\r\x1b[K")[-1]
 
 
-@pytest.mark.parametrize(("encoding", "mark"), [("utf-8", "━"), ("ascii", "=")])
-def test_a_bar_is_one_line_that_is_written_over(monkeypatch, encoding, mark):
-    """It fits the terminal and its encoding, and closing it leaves nothing behind."""
+@pytest.mark.parametrize("kind", [shown.PlainObserver, shown.TerminalObserver])
+def test_a_run_is_told_in_order(kind, capsys, always_due):
+    """What is in force, decisions, each batch, and a line for each epoch."""
+    observer = kind()
+    observer.started({"run": "runs/x", "plan": "gapless"})
+    for done in range(4):
+        observer.capturing_ahead(done, of=3)
+    observer.noted("auto: launch-bound")
+    observer.epoch_started(1, num_batches=4, num_epochs=2)
+    for batch in range(1, 5):
+        queue(observer, batch=batch)
+    observer.validating()
+    observer.validated({"val_bleu": 12.3})
+    observer.epoch_ended(made_up_epoch(epoch=1, validation={"val_bleu": 12.3}))
+    observer.epoch_started(2, num_batches=4, num_epochs=2)
+    queue(observer, batch=1)
+    observer.testing(12)
+
+    out = capsys.readouterr().out
+    told = ["runs/x", "auto: launch-bound", "loss 3.50  mean 3.25  lr 1.0e-3", "epoch 1/2  loss"]
+    told += ["BLEU 12.30  3.0k tok/s  gap 10.0%\n", "BLEU 12.3  ETA 1m02s", "12 test sentences"]
+    places = [out.find(part) for part in told]
+    assert -1 not in places
+    assert places == sorted(places)
+    # It stands at the end of the run.
+    assert "host waits" not in out
+    if kind is shown.PlainObserver:
+        assert out.count("prepared 3 shapes\n") == 1
+        assert "\x1b" not in out
+        assert out.count("epoch 1/2  batch ") == 4
+
+
+@pytest.mark.parametrize("kind", [shown.PlainObserver, shown.TerminalObserver])
+def test_waits_are_shown_after_each_epoch_where_that_was_asked_for(kind, capsys):
+    """The account of that epoch, below its line."""
+    observer = kind(waits_each_epoch=True)
+    observer.epoch_ended(made_up_epoch())
+
+    out = capsys.readouterr().out
+    assert out.index("tok/s") < out.index("host waits") < out.index("epoch_end  ")
+
+
+def test_lines_of_a_file_become_rarer(capsys, monkeypatch):
+    """One every ten seconds for ten minutes, and one a minute after an hour."""
+    now = [0.0]
+    monkeypatch.setattr(bar, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(shown, "perf_counter", lambda: now[0])
+    observer = shown.PlainObserver()
+    observer.epoch_started(1, num_batches=10**6, num_epochs=2)
+    counts = []
+    for _ in range(8):
+        for batch in range(600):
+            now[0] += 1.0
+            queue(observer, batch=batch + 1)
+        counts.append(capsys.readouterr().out.count("\n"))
+
+    assert counts[0] == 60
+    assert counts[-1] == 10
+
+
+def test_the_speed_is_that_of_the_newest_read(open_terminal, always_due, monkeypatch):
+    """Time that has passed since does not count: its tokens are not known yet."""
+    stdout = open_terminal()
+    now = [0.0]
+    monkeypatch.setattr(shown, "perf_counter", lambda: now[0])
+    observer = shown.TerminalObserver()
+    observer.epoch_started(1, num_batches=4, num_epochs=2)
+    for batch, seconds in ((1, 2.0), (2, 50.0)):
+        now[0] = seconds
+        queue(observer, batch=batch, weight=4000.0)
+
+    assert "  2.0k tok/s" in on_screen(stdout.getvalue())
+
+
+def test_a_bar_is_one_line_that_is_written_over(monkeypatch):
+    """It fits the terminal, and closing it leaves nothing behind."""
     monkeypatch.setenv("COLUMNS", "60")
-    monkeypatch.setattr(shown, "_BAR_SECONDS", 0.0)
-    monkeypatch.setattr(sys, "stderr", Terminal(encoding))
-    bar = shown.StepBar("steps")
+    monkeypatch.setattr(bar, "BAR_SECONDS", 0.0)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    steps = bar.StepBar("steps")
 
-    bar.show("half", 2, of=4)
+    steps.show("half", 2, of=4)
     half = on_screen(sys.stderr.getvalue())
-    bar.show("a title longer than the whole terminal is wide: " * 2, 4, of=4)
+    steps.show("名字很长的工作负载" * 4, 4, of=4)
     cut = on_screen(sys.stderr.getvalue())
-    bar.close()
+    steps.close()
 
-    assert half == f"half {mark * 20}{' ' * 20} 2/4 steps"
-    assert len(cut) == 59
+    assert half == f"half {'=' * 20}{'-' * 20} 2/4 steps"
+    # Each of its characters takes two columns of the 57.
+    assert len(cut) == 28
     assert on_screen(sys.stderr.getvalue()) == ""
     assert "\n" not in sys.stderr.getvalue()
 
 
 def test_a_bar_is_drawn_a_few_times_a_second_at_most(monkeypatch):
     """A new title is shown at once; steps in between are not."""
-    monkeypatch.setattr(shown, "_BAR_SECONDS", 3600.0)
-    monkeypatch.setattr(sys, "stderr", Terminal("utf-8"))
-    bar = shown.StepBar("steps")
+    monkeypatch.setattr(bar, "BAR_SECONDS", 3600.0)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    steps = bar.StepBar("steps")
     for step in range(100):
-        bar.show("first", step, of=100)
-    bar.show("second", 0, of=100)
+        steps.show("first", step, of=100)
+    steps.show("second", 0, of=100)
 
     drawn = sys.stderr.getvalue().split("\r\x1b[K")[1:]
     assert [line.split()[0] for line in drawn] == ["first", "second"]
 
 
-def test_an_error_leaves_no_bar_behind(monkeypatch):
+def test_an_error_leaves_no_bar_behind(open_terminal):
     """What Python or the command prints next begins on a line of its own."""
-    monkeypatch.setattr(sys, "stdout", Terminal("utf-8"))
-
+    stdout = open_terminal()
     with pytest.raises(ValueError, match="broken"), shown.TerminalObserver() as observer:
         observer.epoch_started(1, num_batches=4, num_epochs=2)
         observer.noted("a line above the bar")
-        before = sys.stdout.getvalue()
+        before = stdout.getvalue()
         raise ValueError("broken")
 
-    assert on_screen(before).startswith("epoch 1/2 ")
-    assert "\r\x1b[Ka line above the bar\n\r\x1b[Kepoch 1/2 " in before
-    assert on_screen(sys.stdout.getvalue()) == ""
+    assert on_screen(before).startswith("epoch 1/2")
+    assert "\r\x1b[Ka line above the bar\n\r\x1b[Kepoch 1/2" in before
+    assert on_screen(stdout.getvalue()) == ""
 
 
-def test_a_terminal_gets_a_bar(tiny_data, process, terminal):
-    """The real command on a real terminal draws a bar and ends in the scores."""
-    screen, read = terminal
-    # Large enough for an epoch that lasts longer than the bar waits before it is drawn.
-    sizes = ["--d-model", "128", "--heads", "4", "--ffn", "512", "--encoder-layers", "3"]
-    rest = ["--decoder-layers", "3", "--vocab-size", "300", "--device", "cpu", "--epochs", "1"]
-    done = process(
-        *("train", "--data", tiny_data, *sizes, *rest, "--batch-size", "1"),
-        stdout=screen,
-        stderr=screen,
-    )
-    seen = read()
+def test_long_texts_are_broken_at_spaces(open_terminal):
+    """Facts go on below their text, and no line is wider than the terminal."""
+    stdout = open_terminal()
+    observer = shown.TerminalObserver()
+    observer.started({"plan": "short", "data": "many words " * 20})
 
-    assert done.returncode == 0, seen
-    assert "━" in seen
-    assert "exact match" in seen
+    lines = stdout.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    assert lines[2].startswith("      words many")
+
+
+def counted_waits(plan, observer):
+    """Return the host waits of an epoch on a simulated device, by call and by reason."""
+    weight = torch.ones(1)
+
+    def show(progress):
+        queue(observer, batch=progress.batch, **{name: getattr(progress, name) for name in READ})
+
+    on_batch = None if observer is None else show
+    with (
+        SimulatedDevice(scheduler="asap") as device,
+        count_waits(device) as waits,
+        TrainLoop(plan=plan, device=device) as loop,
+    ):
+        loop.run_epoch([weight] * 40, lambda batch: batch.sum(), on_batch=on_batch)
+    return Counter(call for call, _ in waits.by_site.elements()), waits.by_reason
+
+
+READ = ("loss", "mean_loss", "weight", "waits", "gap_share")
+
+
+@pytest.mark.parametrize("plan", ["gapless", "deferred-loss"])
+def test_showing_progress_makes_nobody_wait_for_the_device(open_terminal, always_due, plan):
+    """A loop that shows the loss of each batch waits as often as one that shows nothing."""
+    stdout = open_terminal()
+    without = counted_waits(plan, None)
+    observer = shown.TerminalObserver()
+
+    assert without == counted_waits(plan, observer)
+    assert (without[0].total() > 0) == (plan == "deferred-loss")
+    assert "loss 1.00  mean 1.00  lr" in on_screen(stdout.getvalue())

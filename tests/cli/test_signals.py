@@ -24,7 +24,7 @@ TINY = [
     *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--epochs", "1"),
 ]
 
-NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1]
+NUMBERS = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
 
 # A run whose validation never ends, as if a disk or a device did not answer.
 STUCK = """
@@ -57,8 +57,8 @@ def signal_after_a_batch(monkeypatch, handlers):
     def send(number):
         seen = []
 
-        def batch_queued(self, record, *, num_updates):
-            seen.append(num_updates)
+        def batch_queued(self, record, *, run):
+            seen.append(run.num_updates)
             if len(seen) == 1:
                 os.kill(os.getpid(), number)
 
@@ -91,6 +91,16 @@ def test_a_hang_up_that_is_ignored(gapless, tiny_data, signal_after_a_batch):
     assert outcome.code == 0
     assert len(seen) > 1
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+
+
+def test_a_run_that_is_asked_for_its_waits(gapless, tiny_data, signal_after_a_batch):
+    """It prints the waits so far, and goes on to the table at its end."""
+    seen = signal_after_a_batch(signal.SIGUSR2)
+    outcome = gapless("train", "--data", tiny_data, *TINY, "--run-dir", "r")
+
+    assert outcome.code == 0
+    assert len(seen) > 1
+    assert outcome.out.count("host waits  ") == 2
 
 
 def start(code, *arguments, folder):

@@ -130,8 +130,8 @@ def test_workers_ignore_the_signals_that_stop_a_run():
     batches = iter(loader)
     found = [int(next(batches)[0])]
     for process in multiprocessing.active_children():
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
-            os.kill(process.pid, number)
+        for number in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
+            os.kill(process.pid, signal.Signals[number])
     found += [int(batch[0]) for batch in batches]
 
     assert list(range(60)) == found

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import math
 
-from gapless.report.epoch_text import epoch_line, epoch_table
+from gapless.report.epoch_text import epoch_line, waits_table
 from toys import made_up_epoch
 
 
 def test_a_table_accounts_for_every_wait_and_time():
     """Each reason has its count, total and time a batch; then come the times of the epoch."""
-    lines = epoch_table(made_up_epoch()).splitlines()
-    cells = [line.split() for line in lines[1:]]
+    cells = [line.split() for line in waits_table(made_up_epoch().work).splitlines()]
 
-    assert lines[0].startswith("epoch 2: loss 3.1416, 100 batches, 3,000 target tokens/s")
     assert ["interval", "10", "25.0", "0.250"] in cells
     assert ["epoch_end", "1", "0.5", "0.005"] in cells
     assert ["data", "wait", "7.0", "0.070"] in cells
@@ -23,7 +21,7 @@ def test_a_table_accounts_for_every_wait_and_time():
 
 def test_the_columns_of_a_table_are_aligned():
     """Numbers end in the same column, and no line ends in spaces."""
-    lines = epoch_table(made_up_epoch()).splitlines()[1:]
+    lines = waits_table(made_up_epoch().work).splitlines()
 
     assert len({len(line) for line in lines}) == 1
     assert [line.rstrip() for line in lines] == lines
@@ -32,27 +30,29 @@ def test_the_columns_of_a_table_are_aligned():
 def test_an_epoch_without_waits_says_none():
     """A table without waits has the row "none"."""
     assert ["none", "0", "0.0", "0.000"] in [
-        line.split() for line in epoch_table(made_up_epoch(waits={})).splitlines()
+        line.split() for line in waits_table(made_up_epoch(waits={}).work).splitlines()
     ]
 
 
 def test_an_epoch_without_batches_divides_by_nothing():
-    """An epoch without batches has a table too."""
+    """An epoch without batches has a line and a table too."""
     empty = made_up_epoch(num_batches=0, target_tokens=0, wall_ms=0.0, loss=math.nan, busy_ms=0.0)
 
-    assert "loss nan, 0 batches, 0 target tokens/s, gap n/a" in epoch_table(empty)
+    assert epoch_line(empty, num_epochs=2) == "epoch 2/2  loss nan  0 tok/s"
+    assert "launch" in waits_table(empty.work)
 
 
-def test_the_headline_holds_the_validation():
-    """Figures of the validation stand between the loss and the batches."""
-    line = epoch_line(made_up_epoch(validation={"val_loss": 2.5, "val_bleu": 31.25}))
+def test_the_line_of_an_epoch_holds_its_validation_and_fits_80_columns():
+    """Also where every figure is long."""
+    figures = {"val_loss": 12.5, "val_bleu": 31.256, "val_exact_match": 0.1}
+    line = epoch_line(made_up_epoch(epoch=123, validation=figures), num_epochs=456)
 
-    assert line == (
-        "loss 3.1416, val_loss 2.5, val_bleu 31.25, 100 batches, 3,000 target tokens/s, "
-        "gap 10.0%, peak memory 3 MiB"
+    assert (
+        line == "epoch 123/456  loss 3.1416  val loss 12.5000  BLEU 31.26  3.0k tok/s  gap 10.0%"
     )
+    assert len(line) < 80
 
 
 def test_the_gap_of_a_cpu_does_not_exist():
-    """A gap that does not exist is n/a, not zero."""
-    assert "gap n/a" in epoch_line(made_up_epoch(gap_ms=None))
+    """A CPU has no gap that could be shown."""
+    assert "gap" not in epoch_line(made_up_epoch(gap_ms=None), num_epochs=2)

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.report.text import columns, counted, duration, megabytes, share
+from gapless.report.text import (
+    columns,
+    counted,
+    cut,
+    display_width,
+    duration,
+    megabytes,
+    share,
+    short_number,
+    time_left,
+    wrapped,
+)
 
 
 def test_rows_are_left_and_right_aligned():
@@ -34,3 +45,60 @@ def test_a_share_is_a_percentage():
 def test_nouns_agree_with_their_numbers():
     """One is singular, all other numbers are plural."""
     assert [counted(n, "graph") for n in (0, 1, 2)] == ["0 graphs", "1 graph", "2 graphs"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.2, "0s"),
+        (-3.0, "0s"),
+        (59.4, "59s"),
+        (59.6, "1m00s"),
+        (3600, "1h00m"),
+        (11565, "3h12m"),
+        (86400 * 3 + 3600, "3d01h"),
+    ],
+)
+def test_a_time_that_is_left_has_its_two_largest_units(seconds, text):
+    """A time that has passed already is none."""
+    assert text == time_left(seconds)
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [
+        (0, "0"),
+        (7.6, "8"),
+        (999.4, "999"),
+        (999.6, "1.0k"),
+        (8230, "8.2k"),
+        (9960, "10k"),
+        (82_345, "82k"),
+        (999_600, "1.0M"),
+        (3.2e9, "3.2G"),
+        (5e12, "5T"),
+    ],
+)
+def test_a_short_number_has_at_most_four_characters(number, text):
+    """With a unit, and two digits at least where there is one."""
+    assert text == short_number(number)
+
+
+def test_chinese_characters_take_two_columns():
+    """Marks that are drawn over the character before them take none."""
+    assert display_width("a中文e\u0301") == 6
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"), [(0, ""), (1, "a"), (2, "a"), (3, "a中"), (4, "a中b")]
+)
+def test_a_cut_does_not_cut_through_a_wide_character(columns, text):
+    """What is left fits."""
+    assert text == cut("a中b", columns)
+
+
+def test_a_long_line_is_broken_at_spaces():
+    """Later lines are indented, long words stay whole, and a line that fits is left alone."""
+    assert wrapped("data  中文 and more", 15, indent=6) == ["data  中文 and", "      more"]
+    assert wrapped("a /a/long/path b", 8, indent=2) == ["a", "  /a/long/path", "  b"]
+    assert wrapped("  two   spaces", 14) == ["  two   spaces"]

@@ -284,7 +284,7 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     """Print every verdict as soon as it is known; return the report."""
-    from gapless.cli.progress import StepBar
+    from gapless.cli.bar import StepBar
     from gapless.cli.step_lines import StepLines
     from gapless.cli.user_workload import users_errors
     from gapless.compare.compare_plans import run_comparison

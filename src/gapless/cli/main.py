@@ -60,8 +60,9 @@ class Command(Protocol):
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 a mistake in what was asked."""
-    # Asks a run to save; one that has not begun, or is at its end, has nothing to.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # Ask a run to save, or to say how it is; one that has not begun, or is at its end, has nothing to.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
     try:
         code = run_command(sys.argv[1:] if arguments is None else arguments)
         _give_up_unwritable_output()

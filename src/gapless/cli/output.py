@@ -35,6 +35,15 @@ def write(stream: TextIO | None, text: str) -> None:
                 write(sys.stderr, f"gapless: warning: {notice}\n")
 
 
+def terminal_columns(stream: TextIO) -> int:
+    """Return the width of the terminal that a stream leads to; COLUMNS wins, as elsewhere."""
+    try:
+        asked = int(os.environ.get("COLUMNS") or 0)
+        return asked or os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
+
+
 def throw_away(stream: TextIO) -> None:
     """Let a stream lead nowhere, so that neither we nor Python at its end fail on it."""
     null = os.open(os.devnull, os.O_WRONLY)

@@ -2,67 +2,64 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from time import perf_counter
-from typing import TYPE_CHECKING, Self, TextIO
+from typing import TYPE_CHECKING, Self
 
-from gapless.cli.output import say, write
-from gapless.report.epoch_text import epoch_table
-from gapless.report.text import duration, share
+from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
+from gapless.cli.output import say, terminal_columns, write
+from gapless.report.epoch_text import epoch_line, waits_table
+from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
+from gapless.report.text import wrapped
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gapless.records.epoch_record import Progress
-    from gapless.records.training import TrainingEpoch
+    from gapless.records.training import RunProgress, TrainingEpoch
 
 
-_BAR_SECONDS = 0.2
-_LINE_SECONDS = 10.0
-_BAR_WIDTH = 40
-
-# To the start of the line, and erase it.
-_CLEAR = "\r\x1b[K"
+# Between two lines of a file: rarely enough that days of training can be read.
+_LINE_SECONDS = (10.0, 60.0)
 
 
-def make_observer() -> PlainObserver | TerminalObserver:
-    """Return the observer that suits standard output."""
+def make_observer(*, waits_each_epoch: bool = False) -> PlainObserver | TerminalObserver:
+    """Return the observer that suits standard output.
+
+    Args:
+        waits_each_epoch: print the table of waits after each epoch.
+    """
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    return TerminalObserver() if is_terminal else PlainObserver()
+    kind = TerminalObserver if is_terminal else PlainObserver
+    return kind(waits_each_epoch=waits_each_epoch)
 
 
-class _EpochClock:
-    """When an epoch began, and when something was last shown."""
+def _titled(facts: dict[str, str]) -> list[tuple[str, int]]:
+    """Return facts as lines, each with the column where its text begins."""
+    width = max(map(len, facts)) + 2
+    return [(f"{name.ljust(width)}{text}", width) for name, text in facts.items()]
 
-    def __init__(self, *, every_seconds: float) -> None:
-        self._every = every_seconds
+
+class _ReadClock:
+    """Knows when the newest losses and weights of an epoch were read; they come in bulk."""
+
+    def __init__(self) -> None:
         self.start()
 
     def start(self) -> None:
-        self._began = self._shown = perf_counter()
+        """Begin an epoch."""
+        self._began = self._read_at = perf_counter()
+        self._weight = 0.0
 
-    def is_due(self) -> bool:
-        if perf_counter() - self._shown < self._every:
-            return False
-        self._shown = perf_counter()
-        return True
+    def note(self, progress: Progress) -> None:
+        """Take note of a read; to be called after each batch."""
+        if progress.weight != self._weight:
+            self._weight, self._read_at = progress.weight, perf_counter()
 
     def seconds(self) -> float:
-        return perf_counter() - self._began
-
-
-def _figures(progress: Progress, *, num_updates: int, seconds: float) -> str:
-    loss = "-" if progress.mean_loss is None else f"{progress.mean_loss:.4f}"
-    waits = progress.waits.count / max(1, progress.batch)
-    return (
-        f"step {num_updates}  loss {loss}  {progress.weight / seconds:,.0f} tokens/s  "
-        f"{waits:.2f} waits/batch  gap {share(progress.gap_share)}"
-    )
-
-
-def _facts(facts: dict[str, str]) -> str:
-    width = max(map(len, facts))
-    return "\n".join(f"{name.ljust(width)}  {text}" for name, text in facts.items())
+        """Return the time from the beginning of the epoch to the newest read."""
+        return self._read_at - self._began
 
 
 def _warn(text: str) -> None:
@@ -70,16 +67,24 @@ def _warn(text: str) -> None:
 
 
 class PlainObserver:
-    """Prints lines: one every ten seconds, and a table at each epoch's end."""
+    """Prints lines: one every ten seconds, later every minute, and one at each epoch's end.
 
-    def __init__(self) -> None:
-        self._clock = _EpochClock(every_seconds=_LINE_SECONDS)
-        self._epoch = ""
-        self._num_batches = 0
+    Args:
+        waits_each_epoch: print the table of waits after each epoch.
+    """
+
+    def __init__(self, *, waits_each_epoch: bool = False) -> None:
+        self._waits_each_epoch = waits_each_epoch
+        self._timer = Timer(every_seconds=_LINE_SECONDS[0])
+        self._run_began = perf_counter()
+        self._clock = _ReadClock()
+        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0)
+        self._validation: Mapping[str, float] = {}
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
-        say(_facts(facts))
+        for line, _ in _titled(facts):
+            say(line)
 
     def noted(self, text: str) -> None:
         """Print it."""
@@ -96,24 +101,35 @@ class PlainObserver:
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """Start the epoch's clock."""
-        self._epoch = f"epoch {epoch}/{num_epochs}"
-        self._num_batches = num_batches
+        self._title = EpochTitle(number=epoch, num_epochs=num_epochs, num_batches=num_batches)
         self._clock.start()
+        self._timer.restart()
 
-    def batch_queued(self, progress: Progress, *, num_updates: int) -> None:
+    def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
         """Print a line if the last one is long ago."""
-        if self._clock.is_due():
-            seconds = self._clock.seconds()
-            left = seconds / progress.batch * (self._num_batches - progress.batch)
-            say(
-                f"{self._epoch}  batch {progress.batch}/{self._num_batches}  "
-                f"{_figures(progress, num_updates=num_updates, seconds=seconds)}  "
-                f"epoch ends in {duration(left)}"
-            )
+        self._clock.note(progress)
+        if not self._timer.is_due():
+            return
+        often, rarely = _LINE_SECONDS
+        run_seconds = perf_counter() - self._run_began
+        self._timer.every_seconds = min(rarely, max(often, run_seconds / rarely))
+        seconds = self._clock.seconds()
+        say(
+            progress_line(self._title, progress, run, seconds=seconds, validation=self._validation)
+        )
+
+    def validating(self) -> None:
+        """Do nothing: a line says what came out."""
+
+    def validated(self, figures: Mapping[str, float]) -> None:
+        """Keep the figures for the lines to come."""
+        self._validation = figures
 
     def epoch_ended(self, record: TrainingEpoch) -> None:
-        """Print the epoch's table."""
-        say(epoch_table(record))
+        """Print the epoch's line."""
+        say(epoch_line(record, num_epochs=self._title.num_epochs))
+        if self._waits_each_epoch:
+            say(waits_table(record.work))
 
     def testing(self, count: int) -> None:
         """Say that the test set is being translated."""
@@ -127,21 +143,27 @@ class PlainObserver:
 
 
 class TerminalObserver:
-    """Draws a bar for the running epoch, and prints a table at its end.
+    """Draws a bar for the running epoch, and prints a line at its end.
 
     To leave its `with` block takes the bar away.
+
+    Args:
+        waits_each_epoch: print the table of waits after each epoch.
     """
 
-    def __init__(self) -> None:
-        self._bar = _Bar(sys.stdout)
-        self._clock = _EpochClock(every_seconds=_BAR_SECONDS)
-        self._title = ""
-        self._num_batches = 0
+    def __init__(self, *, waits_each_epoch: bool = False) -> None:
+        self._waits_each_epoch = waits_each_epoch
+        self._bar = Bar(sys.stdout)
+        self._timer = Timer(every_seconds=BAR_SECONDS)
+        self._clock = _ReadClock()
+        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0)
+        self._validation: Mapping[str, float] = {}
         self._shapes = StepBar("shapes")
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
-        self._say(_facts(facts))
+        for line, indent in _titled(facts):
+            self._say(line, indent=indent)
 
     def noted(self, text: str) -> None:
         """Print it, above the bar if there is one."""
@@ -161,27 +183,41 @@ class TerminalObserver:
             self._shapes.close()
 
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
-        """Draw an empty bar."""
-        self._title = f"epoch {epoch}/{num_epochs}"
-        self._num_batches = num_batches
-        self._bar.draw(self._title, 0, of=num_batches)
+        """Show which epoch begins."""
+        self._title = EpochTitle(number=epoch, num_epochs=num_epochs, num_batches=num_batches)
+        self._bar.show(str(self._title))
         self._clock.start()
 
-    def batch_queued(self, progress: Progress, *, num_updates: int) -> None:
+    def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
         """Move the bar if it has not moved for a while."""
-        if not self._clock.is_due():
+        self._clock.note(progress)
+        if not self._timer.is_due():
             return
-        seconds = self._clock.seconds()
-        figures = _figures(progress, num_updates=num_updates, seconds=seconds)
-        left = seconds / progress.batch * (self._num_batches - progress.batch)
-        self._bar.draw(
-            self._title, progress.batch, of=self._num_batches, rest=f" {figures}  {duration(left)}"
+        self._bar.show(
+            progress_bar(
+                self._title,
+                progress,
+                run,
+                seconds=self._clock.seconds(),
+                validation=self._validation,
+                columns=self._bar.columns(),
+            )
         )
 
+    def validating(self) -> None:
+        """Say so where the bar was."""
+        self._bar.show(f"{self._title}  validating")
+
+    def validated(self, figures: Mapping[str, float]) -> None:
+        """Keep the figures for the bars to come."""
+        self._validation = figures
+
     def epoch_ended(self, record: TrainingEpoch) -> None:
-        """Take the bar away and print the epoch's table."""
+        """Take the bar away and print the epoch's line."""
         self._bar.clear()
-        self._say(epoch_table(record))
+        self._say(epoch_line(record, num_epochs=self._title.num_epochs))
+        if self._waits_each_epoch:
+            self._say(waits_table(record.work))
 
     def testing(self, count: int) -> None:
         """Say that the test set is being translated."""
@@ -195,83 +231,11 @@ class TerminalObserver:
         self._bar.clear()
         self._shapes.close()
 
-    def _say(self, text: str) -> None:
+    def _say(self, text: str, *, indent: int = 2) -> None:
+        """Print a text above the bar, its lines broken at spaces where the terminal ends."""
         shown = self._bar.text
         self._bar.clear()
-        say(text)
+        columns = terminal_columns(sys.stdout)
+        for line in text.splitlines():
+            say("\n".join(wrapped(line, columns, indent=indent)))
         self._bar.show(shown)
-
-
-class StepBar:
-    """Shows on a terminal's standard error what is under way and how far it is.
-
-    Draws only when it is called, a few times a second at most: a thread that draws would take
-    time from what is measured.
-
-    Args:
-        unit: what is counted.
-    """
-
-    def __init__(self, unit: str) -> None:
-        self._unit = unit
-        self._title = ""
-        self._bar = _Bar(sys.stderr)
-        self._clock = _EpochClock(every_seconds=_BAR_SECONDS)
-
-    def show(self, title: str, done: int, *, of: int) -> None:
-        """Move the bar of this title, or draw it."""
-        if title != self._title:
-            self._title = title
-            self._clock.start()
-        elif self._bar.text and not self._clock.is_due():
-            return
-        self._bar.draw(title, done, of=of, rest=self._unit)
-
-    def close(self) -> None:
-        """Take the bar away."""
-        self._bar.clear()
-        self._title = ""
-
-
-class _Bar:
-    """One line of a terminal that is written over and over."""
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.text = ""
-
-    def draw(self, title: str, done: int, *, of: int, rest: str = "") -> None:
-        """Show how much is done, as a bar and in numbers."""
-        full = _BAR_WIDTH * min(done, of) // max(1, of)
-        bar = self._drawable("━" * full, "=" * full) + " " * (_BAR_WIDTH - full)
-        self.show(f"{title} {bar} {done}/{of} {rest}".rstrip())
-
-    def show(self, text: str) -> None:
-        """Write a line over the last one."""
-        self.text = text
-        if text:
-            # Cut, because a line that wraps could not be taken away.
-            write(self._stream, f"{_CLEAR}{text[: _columns(self._stream) - 1]}")
-
-    def clear(self) -> None:
-        """Take the line away."""
-        if self.text:
-            write(self._stream, _CLEAR)
-        self.text = ""
-
-    def _drawable(self, text: str, plain: str) -> str:
-        try:
-            text.encode(self._stream.encoding or "ascii")
-        except UnicodeEncodeError:
-            return plain
-        return text
-
-
-def _columns(stream: TextIO) -> int:
-    """Return the width of the terminal; COLUMNS wins, as elsewhere."""
-    try:
-        return (
-            int(os.environ.get("COLUMNS") or os.get_terminal_size(stream.fileno()).columns) or 80
-        )
-    except (OSError, ValueError):
-        return 80

@@ -69,7 +69,8 @@ class Signals:
         for number in _STOP:
             if signal.getsignal(number) is not signal.SIG_IGN:
                 self._former[number] = signal.signal(number, self._interrupt)
-        self._former[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, _ignore)
+        for number in (signal.SIGUSR1, signal.SIGUSR2):
+            self._former[number] = signal.signal(number, _ignore)
         self._thread.start()
         return self
 

@@ -13,7 +13,9 @@ from gapless.cli.ranks import refuse_ranks
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.errors import LanguageError, UserError
-from gapless.report.text import duration, share
+from gapless.records.epoch_record import total
+from gapless.report.epoch_text import waits_table
+from gapless.report.text import duration, megabytes, share
 
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ def add_options(parser: Parser) -> None:
         help="config.yaml of an earlier run; flags win over it",
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="run folder to go on with")
+    parser.add_argument(
+        "--waits",
+        action="store_true",
+        help="print host waits after each epoch too, not only at the end",
+    )
     add_setting_options(parser)
 
 
@@ -62,12 +69,15 @@ def _train(options: Namespace, signals: Signals) -> int:
         file = settings_file(options.resume)
     config = make_config(given_settings(options), file=file)
     signals.grace_seconds = config.grace
-    with make_observer() as observer:
+    with make_observer(waits_each_epoch=options.waits) as observer:
         trainer = _trainer(config, options.resume, observer)
         signals.check()
         signals.run_dir = trainer.run.run_dir
         stop = StopRequest(second_raises=False)
         summary = trainer.train(stop=stop)
+    works = [record.work for record in trainer.run.position.records]
+    if works:
+        say(waits_table(total(works)))
     for line in _result_lines(summary, trainer.run.run_dir):
         say(line)
     return 0 if stop.number is None else 128 + stop.number
@@ -92,8 +102,9 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
             f"stopped after {summary['steps']} updates; go on with",
             f"  gapless train --resume {run_dir}",
         ]
-    waits = sum(wait["count"] for wait in summary["host_waits"].values())
     skipped = summary["skipped_updates"]
+    # A CPU has none.
+    gap = "" if summary["gap_share"] is None else f", gap {share(summary['gap_share'])}"
     return [
         *(
             [f"{skipped} updates were skipped, as their loss or gradient was not finite"]
@@ -108,8 +119,8 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         ),
         f"BLEU {summary['bleu']:.2f}  {summary['signature']}",
         f"chrF {summary['chrf']:.2f}  {summary['chrf_signature']}",
-        f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, of which "
-        f"{summary['train_seconds']:.1f} s training, {summary['tokens_per_second']:,.0f} target tokens/s, {waits:.0f} host waits in "
-        f"{summary['batches']} batches, gap {share(summary['gap_share'])}",
+        f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, training "
+        f"{summary['train_seconds']:.1f} s, {summary['tokens_per_second']:,.0f} target tokens/s",
+        f"peak memory {megabytes(summary['peak_memory_bytes'])}{gap}",
         f"written to {run_dir}; try: gapless translate {run_dir}",
     ]

@@ -160,7 +160,7 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
 
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
     """Print every verdict as soon as it is known; return them all."""
-    from gapless.cli.progress import StepBar
+    from gapless.cli.bar import StepBar
     from gapless.cli.step_lines import StepLines
     from gapless.cli.user_workload import users_errors
     from gapless.compare.verify_plan import run_verification

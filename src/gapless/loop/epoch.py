@@ -105,6 +105,7 @@ class Epoch:
         progress = self._progress
         progress.diagnosis = self._runner.diagnosis
         progress.mean_loss = self._running.update()
+        progress.loss = self._running.newest
         progress.weight = self._running.weight
         reading = self._engine.meter.reading() - self._meter_before
         progress.gap_share = reading.gap_share if self._engine.device.is_accelerator else None

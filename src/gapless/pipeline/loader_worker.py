@@ -15,7 +15,10 @@ from torch._utils import ExceptionWrapper
 
 # Reach every process of a terminal or of a batch job. The training process decides what they mean,
 # and needs its workers until the update is complete.
-_FOR_THE_TRAINING_PROCESS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+_FOR_THE_TRAINING_PROCESS = (
+    *(signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *(signal.SIGUSR1, signal.SIGUSR2),
+)
 
 _PR_SET_PDEATHSIG = 1
 

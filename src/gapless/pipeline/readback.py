@@ -441,6 +441,10 @@ class RunningMean:
 
     Args:
         losses: given by position.
+
+    Attributes:
+        weight: of all losses taken in.
+        newest: the last loss taken in, None before the first.
     """
 
     def __init__(self, losses: DeferredLoss) -> None:
@@ -448,6 +452,7 @@ class RunningMean:
         self._num_seen = losses.num_added
         self._total = 0.0
         self.weight = 0.0
+        self.newest: float | None = None
 
     def update(self) -> float | None:
         """Take in what was read since; return the mean, None before the first loss.
@@ -460,5 +465,7 @@ class RunningMean:
                 continue
             self._total += loss * weight
             self.weight += weight
+        if new:
+            self.newest = new[-1][0]
         self._num_seen += len(new)
         return self._total / self.weight if self.weight else None

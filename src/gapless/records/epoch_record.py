@@ -47,6 +47,28 @@ class EpochRecord:
         """Share of device time between steps, 0 to 1; None on a CPU."""
         return gap_share(self.busy_ms, self.gap_ms)
 
+    @property
+    def busy_share(self) -> float | None:
+        """Share of the wall time in which the device ran steps, 0 to 1; None on a CPU."""
+        if self.gap_ms is None or not self.wall_ms:
+            return None
+        return self.busy_ms / self.wall_ms
+
+    def utilisation(self) -> dict[str, float | None]:
+        """Return where the time went, as plain values for the files of a run."""
+        return {
+            "num_batches": self.num_batches,
+            "wall_ms": self.wall_ms,
+            "data_wait_ms": self.data_wait_ms,
+            "launch_ms": self.launch_ms,
+            "busy_ms": self.busy_ms,
+            "gap_ms": self.gap_ms,
+            "busy_share": self.busy_share,
+            "gap_share": self.gap_share,
+            "num_waits": self.waits.count,
+            "wait_ms": self.waits.ms,
+        }
+
     def followed_by(self, later: EpochRecord) -> EpochRecord:
         """Return the record of this epoch and the one after it together."""
         weight = self.weight + later.weight
@@ -95,6 +117,7 @@ class Progress:
 
     Attributes:
         batch: number of batches queued so far in this epoch.
+        loss: the newest that was read, None before the first read.
         mean_loss: weighted mean of the losses read so far, None before the first read.
         weight: sum of the weights read so far, such as target tokens.
         waits: host waits of this epoch so far.
@@ -106,6 +129,7 @@ class Progress:
     """
 
     batch: int = 0
+    loss: float | None = None
     mean_loss: float | None = None
     weight: float = 0.0
     waits: WaitStats = field(default_factory=WaitStats)

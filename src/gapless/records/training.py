@@ -14,6 +14,23 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RunProgress:
+    """How far a training run is.
+
+    Attributes:
+        num_updates: made so far.
+        total_updates: of the whole run, if nothing ends it earlier.
+        learning_rate: of the next update.
+        seconds_left: until training ends, validations included; None before there is an estimate.
+    """
+
+    num_updates: int
+    total_updates: int
+    learning_rate: float
+    seconds_left: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainingEpoch:
     """One epoch of a training run.
 

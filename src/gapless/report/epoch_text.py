@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.report.text import columns, megabytes, share
+from gapless.report.text import columns, share, short_number
 
 
 if TYPE_CHECKING:
+    from gapless.records.epoch_record import EpochRecord
     from gapless.records.training import TrainingEpoch
 
 
-def epoch_table(epoch: TrainingEpoch) -> str:
-    """Return the accounting of one epoch: waits by reason, then where its time went."""
-    work = epoch.work
+def waits_table(work: EpochRecord) -> str:
+    """Return the account of an epoch, or of several: waits by reason, then where time went."""
     batches = max(1, work.num_batches)
     rows = [("host waits", "count", "total ms", "ms a batch")]
     rows += [
@@ -25,19 +25,23 @@ def epoch_table(epoch: TrainingEpoch) -> str:
     times = [("data wait", work.data_wait_ms), ("launch", work.launch_ms)]
     times.append(("device busy", work.busy_ms))
     rows += [(name, "", f"{ms:.1f}", f"{ms / batches:.3f}") for name, ms in times]
-    lines = [f"epoch {epoch.number}: {epoch_line(epoch)}", *columns(rows)]
-    return "\n".join(lines)
+    return "\n".join(columns(rows))
 
 
-def epoch_line(epoch: TrainingEpoch) -> str:
-    """Return the headline of one epoch."""
-    work = epoch.work
-    parts = [
-        f"loss {work.mean_loss:.4f}",
-        *(f"{name} {value:.4g}" for name, value in epoch.validation.items()),
-        f"{work.num_batches} batches",
-        f"{epoch.tokens_per_second:,.0f} target tokens/s",
-        f"gap {share(work.gap_share)}",
-        f"peak memory {megabytes(epoch.peak_memory_bytes)}",
-    ]
-    return ", ".join(parts)
+def epoch_line(epoch: TrainingEpoch, *, num_epochs: int) -> str:
+    """Return an epoch in one line of less than 80 columns.
+
+    Args:
+        epoch: that ended.
+        num_epochs: of the run.
+    """
+    work, validation = epoch.work, epoch.validation
+    parts = [f"epoch {epoch.number}/{num_epochs}", f"loss {work.mean_loss:.4f}"]
+    if "val_loss" in validation:
+        parts.append(f"val loss {validation['val_loss']:.4f}")
+    if "val_bleu" in validation:
+        parts.append(f"BLEU {validation['val_bleu']:.2f}")
+    parts.append(f"{short_number(epoch.tokens_per_second)} tok/s")
+    if work.gap_share is not None:
+        parts.append(f"gap {share(work.gap_share)}")
+    return "  ".join(parts)

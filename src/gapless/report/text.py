@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from typing import TYPE_CHECKING
 
 
@@ -40,3 +41,63 @@ def duration(seconds: float) -> str:
 def counted(number: int, noun: str) -> str:
     """Return a number with its noun, such as `1 graph` or `2 graphs`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def time_left(seconds: float) -> str:
+    """Return a time in its two largest units, such as 3h12m."""
+    minutes, rest = divmod(max(0, round(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days}d{hours:02d}h"
+    if hours:
+        return f"{hours}h{minutes:02d}m"
+    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+
+
+def short_number(number: float) -> str:
+    """Return a number in at most four characters, such as 8.2k or 82k; in more from 10^12 on."""
+    for unit in ("", "k", "M", "G"):
+        if unit and number < 9.95:
+            return f"{number:.1f}{unit}"
+        if round(number) < 1000:
+            return f"{number:.0f}{unit}"
+        number /= 1000.0
+    return f"{number:.0f}T"
+
+
+def display_width(text: str) -> int:
+    """Return the columns that a text takes on a terminal; those of Chinese take two each."""
+    return sum(map(_columns_of, text))
+
+
+def cut(text: str, columns: int) -> str:
+    """Return the beginning of a text that fits into so many columns."""
+    used = 0
+    for at, character in enumerate(text):
+        used += _columns_of(character)
+        if used > columns:
+            return text[:at]
+    return text
+
+
+def wrapped(line: str, columns: int, *, indent: int = 0) -> list[str]:
+    """Return a line as several that fit, broken at spaces; the later ones are indented.
+
+    Words that are longer than a line stay whole, so that paths can still be copied.
+    """
+    if display_width(line) <= columns:
+        return [line]
+    lines: list[str] = []
+    for word in line.split(" "):
+        if lines and display_width(f"{lines[-1]} {word}") <= columns:
+            lines[-1] += f" {word}"
+        else:
+            lines.append(f"{' ' * indent}{word}" if lines else word)
+    return lines
+
+
+def _columns_of(character: str) -> int:
+    if unicodedata.east_asian_width(character) in "WF":
+        return 2
+    return 0 if unicodedata.category(character) in ("Mn", "Me", "Cf", "Cc") else 1

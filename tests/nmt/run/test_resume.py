@@ -46,11 +46,17 @@ class Silent:
     def epoch_started(self, epoch, *, num_batches, num_epochs):
         pass
 
-    def batch_queued(self, progress, *, num_updates):
+    def batch_queued(self, progress, *, run):
         if self.left is not None:
             self.left -= 1
             if self.left == 0:
                 os.kill(os.getpid(), self.number)
+
+    def validating(self):
+        pass
+
+    def validated(self, figures):
+        pass
 
     def epoch_ended(self, record):
         pass
@@ -366,7 +372,7 @@ class Killer:
     left = int(sys.argv[2])
     def __getattr__(self, name):
         return lambda *args, **kwargs: None
-    def batch_queued(self, progress, *, num_updates):
+    def batch_queued(self, progress, *, run):
         self.left -= 1
         if not self.left:
             end = time.monotonic() + 20

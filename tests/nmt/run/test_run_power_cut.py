@@ -21,7 +21,7 @@ class Stopping:
         self.left = after
         self.stop = None
 
-    def batch_queued(self, progress, *, num_updates):
+    def batch_queued(self, progress, *, run):
         if self.left is not None:
             self.left -= 1
             if self.left == 0:

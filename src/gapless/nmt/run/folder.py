@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.disk_troubles import DiskTroubles
     from gapless.pipeline.readback import DeferredLoss
     from gapless.records.training import TrainingEpoch
+    from gapless.records.wait_stats import WaitStats
 
 
 CONFIG = "config.yaml"
@@ -53,13 +54,21 @@ class RunFolder:
         self._board: SummaryWriter | None = None
         self._open_board()
 
-    def log(self, kind: str, *, step: int, **values: float | None) -> None:
-        """Append figures to `metrics.jsonl` and to the TensorBoard events."""
+    def log(
+        self,
+        kind: str,
+        *,
+        step: int,
+        waits: WaitStats | None = None,
+        **values: float | None,
+    ) -> None:
+        """Append figures to `metrics.jsonl` and, but for waits, to the TensorBoard events."""
         finite = {
             name: value if value is None or math.isfinite(value) else None
             for name, value in values.items()
         }
-        self.metrics.write({"kind": kind, "step": step, **finite})
+        by_reason = {} if waits is None else {"waits": waits.as_dict()}
+        self.metrics.write({"kind": kind, "step": step, **finite, **by_reason})
         for name, value in finite.items():
             if value is not None:
                 self._show(f"{kind}/{name}", value, step)
@@ -95,9 +104,11 @@ class RunFolder:
         self.log(
             "epoch",
             step=record.number,
+            waits=record.work.waits,
             loss=record.work.mean_loss,
             tokens_per_second=record.tokens_per_second,
-            gap_share=record.work.gap_share,
+            **record.work.utilisation(),
+            peak_memory_bytes=record.peak_memory_bytes,
             **record.validation,
         )
         self.flush()

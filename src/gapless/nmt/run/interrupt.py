@@ -17,12 +17,17 @@ if TYPE_CHECKING:
     from gapless.nmt.data.batch import AnyBatch
 
 
+_TAKEN = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
+
 class StopNow(Exception):  # noqa: N818  (nothing went wrong)
     """Work that nothing is lost by is given up, since the run was asked to stop."""
 
 
 class StopRequest:
-    """Takes SIGTERM, SIGINT and SIGHUP as a request to stop, and SIGUSR1 as one to save.
+    """Takes SIGTERM, SIGINT and SIGHUP as a request to stop.
+
+    SIGUSR1 asks to save, SIGUSR2 for an account of the waits so far.
 
     What was ignored at start stays so: SIGHUP under nohup, SIGINT in the background of a script.
 
@@ -38,7 +43,7 @@ class StopRequest:
         self.number: int | None = None
         self.failure: LoaderError | None = None
         self._second_raises = second_raises
-        self._is_save_due = False
+        self._is_save_due = self._is_account_due = False
         self._former: dict[int, object] = {}
 
     @property
@@ -60,10 +65,17 @@ class StopRequest:
         is_due, self._is_save_due = self._is_save_due, False
         return is_due
 
+    def take_account(self) -> bool:
+        """Return whether an account of the waits was asked for since the last call."""
+        is_due, self._is_account_due = self._is_account_due, False
+        return is_due
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
         del frame
         if number == signal.SIGUSR1:
             self._is_save_due = True
+        elif number == signal.SIGUSR2:
+            self._is_account_due = True
         elif self.number is None:
             self.number = number
         elif number == signal.SIGINT and self._second_raises:
@@ -72,7 +84,7 @@ class StopRequest:
     def __enter__(self) -> Self:
         # Python allows signal handlers to be set in the main thread only.
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+            for number in _TAKEN:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     self._former[number] = signal.signal(number, self._ask)
         return self

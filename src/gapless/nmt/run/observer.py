@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Protocol
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from gapless.records.epoch_record import Progress
-    from gapless.records.training import TrainingEpoch
+    from gapless.records.training import RunProgress, TrainingEpoch
 
 
 class Observer(Protocol):
@@ -28,8 +30,14 @@ class Observer(Protocol):
     def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
         """An epoch of this many batches begins; epochs count from 1."""
 
-    def batch_queued(self, progress: Progress, *, num_updates: int) -> None:
+    def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
         """A batch was queued."""
+
+    def validating(self) -> None:
+        """A validation begins."""
+
+    def validated(self, figures: Mapping[str, float]) -> None:
+        """These are the figures of the newest validation; a resumed run tells the last it had."""
 
     def epoch_ended(self, record: TrainingEpoch) -> None:
         """An epoch is over."""

@@ -17,6 +17,7 @@ from gapless.nmt.run.interrupt import StopNow, StopRequest, until_stopped
 from gapless.nmt.run.late_history import LateHistory
 from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.out_of_memory import naming_phase
+from gapless.nmt.run.pace import Pace
 from gapless.nmt.run.save_interval import SaveClock
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.summary import describe_run, summarize
@@ -25,6 +26,8 @@ from gapless.nmt.run.validation import score_pairs, validate
 from gapless.pipeline.loader_worker import prepare_worker
 from gapless.pipeline.loaders import LoaderPart
 from gapless.pipeline.watched_loader import WatchedLoader
+from gapless.records.epoch_record import total
+from gapless.report.epoch_text import waits_table
 
 
 if TYPE_CHECKING:
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.score import Scores
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.pipeline.host_copy import HostCopy
-    from gapless.records.epoch_record import Progress
+    from gapless.records.epoch_record import EpochRecord, Progress
     from gapless.records.training import TrainingEpoch
 
 
@@ -246,8 +249,12 @@ class Trainer:
         self, loader: WatchedLoader[AnyBatch], folder: RunFolder, stop: StopRequest
     ) -> None:
         run = self.run
+        pace = Pace(run)
+        for record in run.position.records:
+            if record.validation:
+                self._observer.validated(record.validation)
         while not run.is_finished and not stop.is_set:
-            self._run_epoch(loader, folder, stop)
+            self._run_epoch(loader, folder, stop, pace)
             # A rest is left if the run was stopped, or is at its last update.
             if run.position.batches >= run.sampler.whole_epoch:
                 self._close_epoch(run.position.end_epoch(), folder)
@@ -257,7 +264,11 @@ class Trainer:
             self._save_state(self._copy_weights(), folder)
 
     def _run_epoch(
-        self, loader: WatchedLoader[AnyBatch], folder: RunFolder, stop: StopRequest
+        self,
+        loader: WatchedLoader[AnyBatch],
+        folder: RunFolder,
+        stop: StopRequest,
+        pace: Pace,
     ) -> None:
         """Train on the batches of an epoch that are not done yet."""
         run, position, losses = self.run, self.run.position, self.run.loop.losses
@@ -283,7 +294,9 @@ class Trainer:
             self._is_saved = False
             if self._saves_after(progress, stop):
                 self._save_inside(progress, folder, log, first=first)
-            self._observer.batch_queued(progress, num_updates=run.step.num_updates)
+            if stop.take_account():
+                self._observer.noted(waits_table(self._work_so_far(progress)))
+            self._observer.batch_queued(progress, run=pace.progress())
 
         run.model.train()
         batches = LoaderPart(loader, lambda loader: until_stopped(loader, stop))
@@ -298,15 +311,22 @@ class Trainer:
             peak_memory_bytes=run.device.peak_memory_bytes(),
         )
 
+    def _work_so_far(self, progress: Progress) -> EpochRecord:
+        """Return what the run did, up to the newest loss that was read."""
+        assert progress.so_far is not None
+        return total([*(record.work for record in self.run.position.records), progress.so_far()])
+
     def _close_epoch(self, record: TrainingEpoch, folder: RunFolder) -> None:
         """Save the weights after an epoch, or a part of the last one, and validate them."""
         run = self.run
         weights = self._copy_weights()
         self._saver.save_epoch(weights, record.number, step=run.step.num_updates)
         if record.number % run.config.val_interval == 0 or run.is_finished:
+            self._observer.validating()
             with self._naming_phase("validating", lower=_OF_BATCHES):
                 record.validation.update(validate(run, on_batch=self._saver.poll))
             self._check_validation(record.validation["val_loss"])
+            self._observer.validated(record.validation)
             if "val_cut" in record.validation:
                 self._note_once(
                     f"val_cut: validation translations that were cut at {run.config.max_length} "

@@ -125,6 +125,12 @@ class TrainingRun:
         return sum(weight.numel() for weight in self.model.parameters())
 
     @property
+    def total_updates(self) -> int:
+        """Updates of the whole run, if nothing ends it earlier."""
+        updates = self.config.epochs * self.updates_per_epoch()
+        return min(updates, self.config.max_steps or updates)
+
+    @property
     def updates_left(self) -> int | None:
         """Updates until the run ends by its number of updates; None if it has no such end."""
         if self.config.max_steps is None:

@@ -1,0 +1,144 @@
+"""A running epoch in one line, as wide as there is room for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gapless.report.text import cut, display_width, share, short_number, time_left
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gapless.records.epoch_record import Progress
+    from gapless.records.training import RunProgress
+
+
+# The figures in the order of the line.
+_ORDER = ("batch", "loss", "mean", "lr", "speed", "waits", "gap", "score", "left")
+
+# In the order in which they are left out where there is no room, the last one first.
+_NEEDED = ("loss", "left", "mean", "score", "lr", "speed")
+_WELCOME = ("epoch", "batch", "gap", "waits")
+
+# What is needed comes before the bar, and a bar of so many columns before what is welcome.
+_BAR = 10
+_LONGEST_BAR = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class EpochTitle:
+    """Which epoch runs.
+
+    Attributes:
+        number: of the epoch, counted from 1.
+        num_epochs: of the run.
+        num_batches: of the epoch.
+    """
+
+    number: int
+    num_epochs: int
+    num_batches: int
+
+    def __str__(self) -> str:
+        """Return it as it stands on the line."""
+        return f"epoch {self.number}/{self.num_epochs}"
+
+
+def progress_bar(
+    title: EpochTitle,
+    progress: Progress,
+    run: RunProgress,
+    *,
+    seconds: float,
+    validation: Mapping[str, float],
+    columns: int,
+) -> str:
+    """Return a bar of the epoch with as many figures as fit into a line.
+
+    Args:
+        title: of the epoch.
+        progress: of the epoch.
+        run: how far the run is.
+        seconds: from the beginning of the epoch to the newest read of its losses.
+        validation: figures of the newest validation, if there was one.
+        columns: of the line.
+    """
+    figures = _figures(title, progress, run, seconds=seconds, validation=validation)
+    epoch = f"{title.number}/{title.num_epochs}"
+    free = columns - display_width(epoch)
+    shown: set[str] = set()
+    for names, bar in ((_NEEDED, 0), (_WELCOME, _BAR)):
+        for name in names:
+            # The word stands before the number of the epoch, and is no figure.
+            width = len("epoch ") if name == "epoch" else len(figures.get(name, "")) + 2
+            if (name == "epoch" or name in figures) and free - width >= bar:
+                shown.add(name)
+                free -= width
+    if "epoch" in shown:
+        epoch = str(title)
+    drawn = bar_text(progress.batch, of=title.num_batches, columns=min(free - 1, _LONGEST_BAR))
+    parts = [figures[name] for name in _ORDER if name in shown]
+    return cut("  ".join([f"{epoch} {drawn}".rstrip(), *parts]), columns)
+
+
+def progress_line(
+    title: EpochTitle,
+    progress: Progress,
+    run: RunProgress,
+    *,
+    seconds: float,
+    validation: Mapping[str, float],
+) -> str:
+    """Return all figures in one line, however long, without a bar; arguments as of `progress_bar`."""
+    figures = _figures(title, progress, run, seconds=seconds, validation=validation)
+    return "  ".join([str(title), *(figures[name] for name in _ORDER if name in figures)])
+
+
+def bar_text(done: int, *, of: int, columns: int) -> str:
+    """Return a bar; empty where there is no column for it.
+
+    It is made of ASCII, which no terminal draws wider than one column.
+    """
+    columns = max(0, columns)
+    full = columns * min(done, of) // max(1, of)
+    return "=" * full + "-" * (columns - full)
+
+
+def score_text(validation: Mapping[str, float]) -> str:
+    """Return the figure of a validation that says most: BLEU, or else its loss."""
+    if "val_bleu" in validation:
+        return f"BLEU {validation['val_bleu']:.1f}"
+    return f"val {validation['val_loss']:.2f}" if "val_loss" in validation else ""
+
+
+def _figures(
+    title: EpochTitle,
+    progress: Progress,
+    run: RunProgress,
+    *,
+    seconds: float,
+    validation: Mapping[str, float],
+) -> dict[str, str]:
+    figures = {"batch": f"batch {progress.batch}/{title.num_batches}"}
+    if progress.loss is not None and progress.mean_loss is not None:
+        figures["loss"] = f"loss {progress.loss:.2f}"
+        figures["mean"] = f"mean {progress.mean_loss:.2f}"
+    figures["lr"] = f"lr {_rate(run.learning_rate)}"
+    if progress.weight and seconds:
+        figures["speed"] = f"{short_number(progress.weight / seconds)} tok/s"
+    figures["waits"] = f"{progress.waits.count / max(1, progress.batch):.2f} waits/batch"
+    if progress.gap_share is not None:
+        figures["gap"] = f"gap {share(progress.gap_share)}"
+    if score_text(validation):
+        figures["score"] = score_text(validation)
+    if run.seconds_left is not None:
+        figures["left"] = f"ETA {time_left(run.seconds_left)}"
+    return figures
+
+
+def _rate(rate: float) -> str:
+    """Return a learning rate with two digits, such as 7.3e-5."""
+    digits, _, exponent = f"{rate:.1e}".partition("e")
+    return f"{digits}e{int(exponent)}" if rate else "0"

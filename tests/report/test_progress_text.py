@@ -1,0 +1,108 @@
+"""The line of a running epoch: what it shows in which width."""
+
+from __future__ import annotations
+
+import pytest
+
+from gapless.records.epoch_record import Progress
+from gapless.records.training import RunProgress
+from gapless.report.progress_text import EpochTitle, bar_text, progress_bar, progress_line
+
+
+RUN = RunProgress(num_updates=500, total_updates=4000, learning_rate=7.34e-4, seconds_left=754.0)
+LONG_RUN = RunProgress(
+    num_updates=10**6, total_updates=10**7, learning_rate=1.234e-5, seconds_left=123456.0
+)
+NOT_BEGUN = RunProgress(num_updates=0, total_updates=9, learning_rate=0.0, seconds_left=None)
+
+
+def progress(**changes):
+    return Progress(
+        **{"batch": 50, "loss": 2.314, "mean_loss": 2.457, "weight": 823_000.0, **changes}
+    )
+
+
+def bar(columns, *, epoch=3, of=40, made=None, run=RUN, validation=None):
+    title = EpochTitle(number=epoch, num_epochs=of, num_batches=100)
+    return progress_bar(
+        title,
+        made or progress(),
+        run,
+        seconds=10.0,
+        validation={"val_bleu": 23.45, "val_loss": 2.0} if validation is None else validation,
+        columns=columns,
+    )
+
+
+def test_a_terminal_of_80_columns_shows_all_that_was_asked_for():
+    """Bar, loss beside its mean, learning rate, tokens/s, newest score, and the time left."""
+    assert bar(77) == (
+        "3/40 ==---  loss 2.31  mean 2.46  lr 7.3e-4  82k tok/s  BLEU 23.4  ETA 12m34s"
+    )
+
+
+def test_nothing_that_was_asked_for_is_missing_where_figures_are_long():
+    """At 80 columns the bar gives way, and the figures stay."""
+    made = progress(loss=12.35, mean_loss=11.111, weight=8.23e8)
+    shown = bar(77, epoch=312, of=400, made=made, run=LONG_RUN)
+
+    for part in ("12.35", "11.11", "1.2e-5", "82M tok/s", "BLEU 23.4", "ETA 1d10h"):
+        assert part in shown
+    assert len(shown) <= 77
+
+
+def test_a_narrow_terminal_shows_what_matters_most():
+    """At 40 columns the losses and the time left, at 10 which epoch it is."""
+    assert bar(37) == "3/40 ====-----  loss 2.31  ETA 12m34s"
+    assert bar(41) == "3/40 =-  loss 2.31  mean 2.46  ETA 12m34s"
+    assert bar(10) == "3/40 ==---"
+    assert bar(1) == "3"
+
+
+def test_a_wide_terminal_shows_more():
+    """Batches, waits and the gap, behind the figures that matter more."""
+    shown = bar(200, made=progress(gap_share=0.125))
+
+    assert shown.startswith(f"epoch 3/40 {'=' * 20}{'-' * 20}  batch 50/100  loss 2.31")
+    assert "  0.00 waits/batch  gap 12.5%  BLEU 23.4  ETA 12m34s" in shown
+
+
+@pytest.mark.parametrize("columns", range(1, 220))
+def test_it_fits_every_width(columns):
+    """From one column to more than it can fill."""
+    made = progress(gap_share=0.5)
+    for run in (RUN, LONG_RUN, NOT_BEGUN):
+        assert len(bar(columns, epoch=40, made=made, run=run)) <= columns
+
+
+def test_what_is_not_known_yet_is_not_shown():
+    """Before the first read there is no loss, and before the second update no time left."""
+    made = progress(loss=None, mean_loss=None, weight=0.0)
+    shown = bar(77, made=made, run=NOT_BEGUN, validation={})
+
+    assert shown == f"epoch 3/40 {'=' * 14}{'-' * 14}  batch 50/100  lr 0  0.00 waits/batch"
+
+
+def test_a_run_without_scores_shows_the_loss_of_its_validation():
+    """The newest figure of a validation, whichever there is."""
+    assert "  val 2.00  " in bar(77, validation={"val_loss": 2.0})
+
+
+def test_a_line_of_a_file_holds_everything():
+    """However wide it becomes, and without a bar."""
+    title = EpochTitle(number=3, num_epochs=40, num_batches=100)
+    line = progress_line(title, progress(gap_share=0.5), RUN, seconds=10.0, validation={})
+
+    assert line == (
+        "epoch 3/40  batch 50/100  loss 2.31  mean 2.46  lr 7.3e-4  82k tok/s  "
+        "0.00 waits/batch  gap 50.0%  ETA 12m34s"
+    )
+
+
+@pytest.mark.parametrize(
+    ("done", "of", "columns", "drawn"),
+    [(0, 4, 4, "----"), (2, 4, 4, "==--"), (9, 4, 4, "===="), (0, 0, 2, "--"), (1, 2, -1, "")],
+)
+def test_a_bar_is_as_wide_as_it_was_asked_to_be(done, of, columns, drawn):
+    """Also when more was done than was expected, and where there is no room."""
+    assert drawn == bar_text(done, of=of, columns=columns)
