@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 # A thread or process that was told to end may take this long.
 _SECONDS_TO_END = 2.0
 
+# Its threads help with copies of host memory from the first large one on.
+_KEPT_POOL = "gapless-copy"
+
 # Set by pytest itself, and by torch's compiler for the rest of the process.
 _OTHERS_VARIABLES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
 
@@ -212,6 +215,7 @@ def _still_running(before):
         for one in _running()
         if one not in before
         and not _belongs_to_compiler(one)
+        and not one.name.startswith(_KEPT_POOL)
         and not isinstance(one, threading._DummyThread)
     ]
     for one in started:

@@ -298,7 +298,9 @@ class Race:
             return SAME
         if variant in (IN_PLACE, WHOLE_STEP):
             edited = self._bits(self.entrants[variant], worker.BITS_CAPTURE_OFF)
-            if edited is not None and first_difference(edited, bits) is None:
+            if edited is None:
+                return f"unknown: the edited script failed, {self.entrants[variant].problem}"
+            if first_difference(edited, bits) is None:
                 return SAME_AS_EDITED
         return f"different: {place}"
 

@@ -24,8 +24,12 @@ def test_a_copy_has_the_values_of_its_moment():
     device = find_device("cuda")
     weights = {str(n): torch.zeros(1 << 16, device="cuda") for n in range(16)}
     half = torch.zeros(1 << 16, device="cuda", dtype=torch.bfloat16)
-    copies = [HostCopy([weights, half], device=device)]
-    copies[0].wait(HostWaits(device), reason="test")
+    # To make page-locked memory waits for the device; torch keeps what is given back.
+    warm_ups = [HostCopy([weights, half], device=device) for _ in range(6)]
+    for copy in warm_ups:
+        copy.wait(HostWaits(device), reason="test")
+    copies = [warm_ups[0]]
+    del warm_ups, copy
     device.delay(device.current_stream(), 1.0)
     torch.cuda.synchronize()
 

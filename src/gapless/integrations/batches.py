@@ -18,6 +18,7 @@ from accelerate import data_loader
 from accelerate.utils.operations import honor_type
 
 from gapless.integrations.attention_masks import look_on_host, note
+from gapless.pipeline.host_memory import is_plain, page_locked_copy
 
 
 if TYPE_CHECKING:
@@ -85,16 +86,11 @@ def _moved_mapping(batch: Any, device: Device) -> Any:
 
 
 def _moved_tensor(tensor: torch.Tensor, device: Device) -> torch.Tensor:
-    is_plain = type(tensor) is torch.Tensor and tensor.layout is torch.strided
-    if (
-        not is_plain
-        or tensor.requires_grad
-        or not device.needs_copy(tensor)
-        or tensor.device.type != "cpu"
-        or tensor.nbytes > max(device.max_direct_copy_bytes, device.max_queued_copy_bytes)
+    if not (device.needs_copy(tensor) and is_plain(tensor)) or tensor.nbytes > max(
+        device.max_direct_copy_bytes, device.max_queued_copy_bytes
     ):
         return tensor
     is_small = tensor.nbytes <= device.max_direct_copy_bytes
     # Torch's allocator keeps page-locked memory until the copies that read it are done.
-    copy = tensor.clone() if is_small else device.pinned_like(tensor).copy_(tensor)
+    copy = tensor.clone() if is_small else page_locked_copy(tensor, device)
     return copy.to(device.torch_device, non_blocking=True)

@@ -21,6 +21,7 @@ import torch
 
 from gapless.errors import noted_on
 from gapless.pipeline.containers import tensors_inside
+from gapless.pipeline.host_memory import is_plain, page_locked_copy
 from gapless.pipeline.move import BatchWalk, takes_non_blocking
 from gapless.pipeline.streams import EventPool
 from gapless.pipeline.transfer import Loan, Loans
@@ -266,14 +267,7 @@ class BatchMover:
         return tensor.layout is torch.strided and tensor.nbytes > self._max_direct_bytes
 
     def _is_plain(self, tensor: torch.Tensor) -> bool:
-        return (
-            type(tensor) is torch.Tensor
-            and self._device.needs_copy(tensor)
-            and tensor.is_cpu
-            and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
-            and not (tensor.is_conj() or tensor.is_neg())
-            and _is_dense(tensor)
-        )
+        return self._device.needs_copy(tensor) and is_plain(tensor)
 
     def _move_object(self, value: Any) -> Any:
         assert self._last is not None
@@ -325,7 +319,7 @@ class BatchMover:
             return source
         staged.num_bytes += source.nbytes
         # Torch's allocator keeps this memory until the copies that read it are done.
-        return self._device.pinned_like(source).copy_(source)
+        return page_locked_copy(source, self._device)
 
     def _mark_ends(self, staged: StagedBatch) -> None:
         """Mark where the moves and copies of a batch end, also if one of them failed."""
@@ -392,22 +386,6 @@ class BatchMover:
         else:
             with self._host_waits.blocking("staging"):
                 enqueued.result()
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements fill one range of memory, each once, in any order."""
-    if tensor.is_contiguous():
-        return True
-    expected = 1
-    for size, stride in sorted(
-        zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: dim[1]
-    ):
-        if size == 1:
-            continue
-        if stride != expected:
-            return False
-        expected *= size
-    return True
 
 
 def _may_be_pinned(tensor: torch.Tensor) -> bool:

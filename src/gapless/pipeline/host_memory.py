@@ -1,0 +1,117 @@
+"""Copies within host memory, quick also where cores are busy."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
+from typing import TYPE_CHECKING
+
+import torch
+
+
+if TYPE_CHECKING:
+    from gapless.device.base import Device
+
+
+# Copied by one thread at a time. Less than four such parts are not worth waking another thread.
+PART_BYTES = 1 << 20
+
+# Memory takes no more than a few threads can copy.
+_MOST_HELPERS = 3
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is nothing but a range of host memory, each element in it once."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+        and not (tensor.is_conj() or tensor.is_neg())
+        and _is_dense(tensor)
+    )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether the elements fill one range of memory, each once, in any order."""
+    if tensor.is_contiguous():
+        return True
+    expected = 1
+    for size, stride in sorted(
+        zip(tensor.shape, tensor.stride(), strict=True), key=lambda dim: dim[1]
+    ):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+def page_locked_copy(source: torch.Tensor, device: Device) -> torch.Tensor:
+    """Return a copy of a plain tensor in page-locked memory, with the same strides.
+
+    Torch's own copy shares a large tensor out among as many threads as there are cores, and waits
+    for the last of them. Where loader workers keep the cores busy, that takes milliseconds: with
+    every core in use, 16 ms for 1.5 MB, which one thread copies in 0.15. Here a few
+    threads take part after part, so nobody waits for a thread that has not begun.
+
+    Sync: Does not block the host on the device.
+    """
+    target = device.pinned_like(source)
+    copy_bytes(target.data_ptr(), source.data_ptr(), source.nbytes, helpers=_num_helpers())
+    return target
+
+
+def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: int) -> None:
+    """Copy host memory from one address to another; the interpreter's lock is free meanwhile.
+
+    Args:
+        target: address to write; the memory must not overlap the source.
+        source: address to read.
+        num_bytes: how many.
+        helpers: threads that may help this one.
+
+    Sync: Does not block the host on the device.
+    """
+    if num_bytes < 4 * PART_BYTES or not helpers:
+        ctypes.memmove(target, source, num_bytes)
+        return
+    starts = deque(range(0, num_bytes, PART_BYTES))
+
+    def take_parts() -> None:
+        while starts:
+            try:
+                start = starts.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            size = min(PART_BYTES, num_bytes - start)
+            ctypes.memmove(target + start, source + start, size)
+
+    others = [_pool().submit(take_parts) for _ in range(min(helpers, len(starts) - 1))]
+    take_parts()
+    for other in others:
+        _end(other)
+
+
+def _end(other: Future[None]) -> None:
+    """Wait for a helper that has begun; one that has not would find nothing to do."""
+    if not other.cancel():
+        other.result()
+
+
+@cache
+def _num_helpers() -> int:
+    return min(_MOST_HELPERS, len(os.sched_getaffinity(0)) // 4)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MOST_HELPERS, thread_name_prefix="gapless-copy")
+
+
+# Threads do not live on in a forked process.
+os.register_at_fork(after_in_child=_pool.cache_clear)

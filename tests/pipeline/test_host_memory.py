@@ -1,0 +1,78 @@
+"""Copies within host memory."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import given, strategies as st
+
+from gapless.pipeline.host_memory import PART_BYTES, copy_bytes, is_plain, page_locked_copy
+from late_device import LateDevice
+
+
+SIZES = st.one_of(
+    st.integers(0, 300),
+    st.builds(
+        lambda parts, more: max(0, parts * PART_BYTES + more),
+        st.integers(3, 7),
+        st.integers(-3, 3),
+    ),
+)
+
+
+@given(num_bytes=SIZES, helpers=st.integers(0, 3), offset=st.integers(0, 9))
+def test_every_byte_is_copied_and_none_beside(num_bytes, helpers, offset):
+    source = torch.randint(0, 256, (num_bytes + 32,), dtype=torch.uint8)
+    target = torch.full((num_bytes + 32,), 7, dtype=torch.uint8)
+
+    copy_bytes(target.data_ptr() + offset, source.data_ptr() + 3, num_bytes, helpers=helpers)
+
+    assert torch.equal(target[offset : offset + num_bytes], source[3 : 3 + num_bytes])
+    assert bool((target[:offset] == 7).all())
+    assert bool((target[offset + num_bytes :] == 7).all())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
+def test_a_copy_has_values_and_strides(dtype):
+    values = torch.arange(24).to(dtype).view(2, 3, 4)
+    for tensor in (values, values.transpose(0, 2), values[1], values.permute(1, 2, 0)):
+        copy = page_locked_copy(tensor, LateDevice(seed=0))
+        assert torch.equal(copy, tensor)
+        assert copy.stride() == tensor.stride()
+        assert copy.data_ptr() != tensor.data_ptr()
+
+
+def test_what_is_no_plain_range_of_memory():
+    values = torch.arange(12.0).view(3, 4)
+    complex_values = torch.zeros(3, dtype=torch.complex64)
+    others = [
+        values[:, ::2],
+        values[:1].expand(3, 4),
+        values.to_sparse(),
+        complex_values.conj(),
+        complex_values.conj().imag,
+        torch.nn.Parameter(values),
+        values.clone().requires_grad_(),
+        torch.empty(2, device="meta"),
+    ]
+
+    assert all(is_plain(one) for one in (values, values.T, torch.empty(0), torch.tensor(1.0)))
+    assert not any(is_plain(one) for one in others)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_copies_too():
+    """The threads of its parent do not live on in it."""
+    size = 6 * PART_BYTES
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    copy_bytes(target.data_ptr(), source.data_ptr(), size, helpers=3)
+    target.zero_()
+
+    child = os.fork()
+    if not child:
+        copy_bytes(target.data_ptr(), source.data_ptr(), size, helpers=3)
+        os._exit(0 if target.numpy().all() else 1)
+
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
