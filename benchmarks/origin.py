@@ -103,6 +103,18 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _command(options: argparse.Namespace) -> str:
+    """Return the command without the places of one machine."""
+    words = [f"python -m benchmarks.origin --precision {options.precision}"]
+    words += [f"--{name}" for name in ("small", "tuning") if getattr(options, name)]
+    words += [
+        f"--{name} {getattr(options, name)}"
+        for name in ("only", "steps", "rounds")
+        if getattr(options, name) is not None
+    ]
+    return " ".join(words)
+
+
 class _Run:
     """One call: what is measured, and the file that it stands in.
 
@@ -139,6 +151,7 @@ class _Run:
         if (options.only or options.tuning) and self.path.exists():
             self._kept |= json.loads(self.path.read_text(encoding="utf-8"))
         facts = place_and_time(options.device, module="benchmarks.origin")
+        facts["command"] = _command(options)
         if options.commit:
             facts["commit"] = options.commit
         self._kept |= {"cores": os.cpu_count(), "precision": options.precision}

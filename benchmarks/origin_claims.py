@@ -290,7 +290,8 @@ class Result:
 
     def measured(self, language: Language = "en") -> str:
         """Return the figures in a language; empty if there are none."""
-        text = ", ".join(part for part in (self.finding.text, self.side) if part)
+        comma = "，" if language == "zh" else ", "
+        text = comma.join(part for part in (self.finding.text, self.side) if part)
         return in_language(text, language)
 
     def reason(self, language: Language = "en") -> str:

@@ -28,6 +28,9 @@ LEAST_OVERLAP = 0.01
 # The forward pass alone takes more than this of the kernel time, the optimizer less.
 _LEAST_STREAM_SHARE = 0.2
 
+# Of one core: a thread that uses this much of it does not sleep while it waits.
+_SPINNING_PERCENT = 90.0
+
 # A plan that keeps less than this over its timed rounds loses nothing batch by batch.
 _MOST_GROWTH_BYTES = 2**20
 
@@ -89,17 +92,29 @@ def waited_less(row: Row, before: Row, rows: Rows) -> Finding:
     if not theirs:
         return unknown("no_waits_before", text)
     spared = 1.0 - ours / theirs
-    return Finding(text=f"{text} ({-spared:+.0%})", value=spared, **_why_waited(before))
+    text = f"{text} ({-spared:+.0%})"
+    if _bound(before) != "device" or not row["waits_per_step"]:
+        return Finding(text=text, value=spared, **_why_waited(before))
+    each = {"ours": ours / row["waits_per_step"], "theirs": theirs / before["waits_per_step"]}
+    return Finding(text=text, value=spared, reason="waits_longer", numbers=each)
 
 
 def tenth_of_waits(row: Row, before: Row, rows: Rows) -> Finding:
-    """By how much the host waits that are left stay below ceil(N / 10) of an epoch's N."""
-    return _tenth(row, row["waits_per_step"], before["waits_per_step"])
+    """By how much the waits that are left stay below ceil(N / 10) of an epoch's N.
+
+    Waits that read losses are another count of the documents.
+    """
+    return _tenth(row, _num_syncs(row), _num_syncs(before))
 
 
 def tenth_of_reads(row: Row, before: Row, rows: Rows) -> Finding:
     """The same of the waits that read losses, those at the ends of epochs included."""
     return _tenth(row, _num_reads(row), _num_reads(before))
+
+
+def _num_syncs(row: Row) -> float:
+    waits = row["waits_by_reason"]
+    return sum(wait["count"] for reason, wait in waits.items() if reason != "loss_read")
 
 
 def _num_reads(row: Row) -> float:
@@ -180,38 +195,34 @@ def _times(row: Row) -> dict[str, float]:
 def time_saved(row: Row, before: Row, rows: Rows) -> Finding:
     """The share of its former time by which an epoch is shorter; False within the noise."""
     saved, text, is_noise = _saved(row, before)
-    bound = _bound(before)
-    return Finding(
-        text=text,
-        value=False if is_noise else saved,
-        reason=f"time_{bound}" if bound else "timed",
-        numbers=_times(before),
-    )
+    return Finding(text=text, value=False if is_noise else saved, **_why_saved(row, before))
 
 
 def little_saved(row: Row, before: Row, rows: Rows) -> Finding:
     """Whether an epoch is shorter by less than 3 %, the least that the plan claims elsewhere."""
     saved, text, is_noise = _saved(row, before)
-    bound = _bound(before)
-    return Finding(
-        text=text,
-        value=is_noise or saved < 0.03,
-        reason=f"time_{bound}" if bound else "timed",
-        numbers=_times(before),
-    )
+    return Finding(text=text, value=is_noise or saved < 0.03, **_why_saved(row, before))
 
 
 def seconds_saved(row: Row, before: Row, rows: Rows) -> Finding:
     """Seconds by which 1,000 batches are faster: milliseconds a batch; False within the noise."""
     _, text, is_noise = _saved(row, before)
     saved = before["ms_per_step"]["median"] - row["ms_per_step"]["median"]
-    bound = _bound(before)
     return Finding(
         text=f"{saved:.1f} s/1000 batch; {text}",
         value=False if is_noise else saved,
-        reason=f"time_{bound}" if bound else "timed",
-        numbers=_times(before),
+        **_why_saved(row, before),
     )
+
+
+def _why_saved(row: Row, before: Row) -> dict[str, Any]:
+    """Return what bounds the time that can be saved, or what a slower plan spends."""
+    saved, _, is_noise = _saved(row, before)
+    ours, theirs = row["launch_ms_per_step"], before["launch_ms_per_step"]
+    if saved < 0.0 and not is_noise and ours > theirs:
+        return {"reason": "time_slower", "numbers": {"ours": ours, "theirs": theirs}}
+    bound = _bound(before)
+    return {"reason": f"time_{bound}" if bound else "timed", "numbers": _times(before)}
 
 
 def _saved(row: Row, before: Row) -> tuple[float, str, bool]:
@@ -282,13 +293,12 @@ def idle_removed(row: Row, before: Row, rows: Rows) -> Finding:
     ours, theirs = _idle_ms(row), _idle_ms(before)
     if ours is None or theirs is None:
         return unknown("no_utilisation")
-    text = f"{theirs:.2f} -> {ours:.2f} ms/batch"
-    bound = _bound(before)
+    is_gone = ours <= 0.5 * theirs
     return Finding(
-        text=text,
-        value=ours <= 0.5 * theirs,
-        reason=f"idle_{bound}",
-        numbers=_times(before),
+        text=f"{theirs:.2f} -> {ours:.2f} ms/batch",
+        value=is_gone,
+        reason="idle_gone" if is_gone else "idle_stays",
+        numbers=_times(row),
     )
 
 
@@ -303,7 +313,7 @@ def host_cpu(row: Row, before: Row, rows: Rows) -> Finding:
     own = _own_cpu(row)
     if own is None:
         return unknown("short_rounds")
-    return Finding(text=_cpu_text(row, own), value=own, reason="spins")
+    return Finding(text=_cpu_text(row, own), value=own, reason=_why_cpu(own))
 
 
 def host_cpu_gained(row: Row, before: Row, rows: Rows) -> Finding:
@@ -313,7 +323,11 @@ def host_cpu_gained(row: Row, before: Row, rows: Rows) -> Finding:
         return unknown("short_rounds")
     gained = ours - theirs
     text = f"{theirs:.0f} -> {ours:.0f} % of one core ({gained:+.0f})"
-    return Finding(text=text, value=gained, reason="spins")
+    return Finding(text=text, value=gained, reason=_why_cpu(theirs))
+
+
+def _why_cpu(percent: float) -> str:
+    return "spins" if percent >= _SPINNING_PERCENT else "sleeps"
 
 
 def _own_cpu(row: Row) -> float | None:

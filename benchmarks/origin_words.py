@@ -19,7 +19,11 @@ REASONS: dict[Language, dict[str, str]] = {
     "en": {
         "counted": "Waits are counted, not timed: the plan waits where its settings say.",
         "waits_launch": f"{_LAUNCH_EN}: when the host asks, the device is all but done.",
-        "waits_device": f"{_DEVICE_EN}: the host has to wait for the difference somewhere.",
+        "waits_device": f"{_DEVICE_EN}: under every plan the host has to wait for it somewhere.",
+        "waits_longer": "The device is the slower one, so fewer waits are longer ones: {ours:.1f} ms "
+        "each instead of {theirs:.1f}.",
+        "time_slower": "Its streams, events and transfers cost the host more than the waits that "
+        "they save: {ours:.1f} ms to launch a step instead of {theirs:.1f}.",
         "time_launch": f"{_LAUNCH_EN}: the waits took {{waited:.2f}} ms of {{ms:.1f}}, and more "
         "than that cannot be saved by removing them.",
         "time_device": "The device is busy {share:.0%} of the time before: no plan that runs the "
@@ -28,10 +32,13 @@ REASONS: dict[Language, dict[str, str]] = {
         "host that waits. NVML counts a sample window as used if any kernel ran in it.",
         "busy_device": f"{_DEVICE_EN}, so kernels follow one another. NVML counts a sample window "
         "as used if any kernel ran in it.",
-        "idle_launch": f"{_LAUNCH_EN}: the idle time is that of launches.",
-        "idle_device": f"{_DEVICE_EN}: the idle time is that in which the host waits and reads.",
+        "idle_gone": "Without it most of the time is gone in which no kernel runs.",
+        "idle_stays": "What stays idle without it lies between the kernels of a step: launching them "
+        "takes the host {launch:.1f} ms, running them the device {busy:.1f}.",
         "spins": "One thread launches kernels without a break, and spins while it waits: both "
         "count as processor time.",
+        "sleeps": "The thread that launches does not use its core all the time: it sleeps in some of "
+        "its waits, for the device or for the loader.",
         "read_after_wait": "The host has waited for the batch before it reads, so a read only "
         "fetches a number.",
         "held_once": "Weights, optimizer state and activations are held once under every plan; "
@@ -59,14 +66,17 @@ REASONS: dict[Language, dict[str, str]] = {
     "zh": {
         "counted": "这里数的是次数，不是时间：方案在设定的地方等待。",
         "waits_launch": f"{_LAUNCH_ZH}：主机去等的时候，设备几乎已经做完了。",
-        "waits_device": f"{_DEVICE_ZH}：这个差额，主机总要在某处等。",
+        "waits_device": f"{_DEVICE_ZH}：无论哪个方案，主机总要在某处等它。",
+        "waits_longer": "设备是较慢的一方，所以等得少了，每次就更久：每次 {ours:.1f} ms，原来是 {theirs:.1f}。",
+        "time_slower": "它的 stream、event 和传输给主机增加的负担，比省下的等待还多：发射一步要 {ours:.1f} ms，原来是 {theirs:.1f}。",
         "time_launch": f"{_LAUNCH_ZH}：{{ms:.1f}} ms 里等待只占 {{waited:.2f}} ms，去掉等待最多也只能省下这么多。",
         "time_device": "优化前设备已有 {share:.0%} 的时间在忙：只要跑的 kernel 相同，{ms:.1f} ms 里最多只能省下其余的 {rest:.1f} ms。",
         "busy_launch": f"{_LAUNCH_ZH}：kernel 之间设备等的是发射，不是在等主机结束等待。NVML 的采样窗口里只要有一个 kernel 在跑，就算在用。",
         "busy_device": f"{_DEVICE_ZH}，所以 kernel 一个接一个。NVML 的采样窗口里只要有一个 kernel 在跑，就算在用。",
-        "idle_launch": f"{_LAUNCH_ZH}：空闲是发射造成的。",
-        "idle_device": f"{_DEVICE_ZH}：空闲是主机等待和读取造成的。",
+        "idle_gone": "没有它，没有 kernel 在跑的时间就少了大半。",
+        "idle_stays": "没有它也仍然空闲的时间，在一步的 kernel 之间：主机发射它们要 {launch:.1f} ms，设备执行只要 {busy:.1f}。",
         "spins": "只有一个线程在不停地发射 kernel，等待时它也在自旋：两者都算作 CPU 时间。",
+        "sleeps": "发射的线程并非一直占着它的核：有些等待（等设备或等加载进程）时它在睡眠。",
         "read_after_wait": "读取之前主机已经等过这个 batch，读取只是取回一个数。",
         "held_once": "无论哪个方案，权重、优化器状态和激活值都只存一份；多个 stream 多存的只是几个 batch 的 token 编号。",
         "rounds_alike": "计时轮次结束后张量占用的内存，减去开始前的。",
