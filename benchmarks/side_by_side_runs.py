@@ -32,6 +32,7 @@ Record = dict[str, list[Value]]
 # of the process; left out wherever they stand.
 LEFT_OUT = {
     *("ms", "wall_ms", "data_wait_ms", "launch_ms", "busy_ms", "gap_ms", "gap_share"),
+    *("wait_ms", "busy_share"),
     *("train_seconds", "warm_up_seconds", "wall_seconds", "tokens_per_second"),
     "peak_memory_bytes",
 }

@@ -79,7 +79,7 @@ def test_a_run_is_told_in_order(kind, capsys, always_due):
 
     out = capsys.readouterr().out
     told = ["runs/x", "auto: launch-bound", "loss 3.50  mean 3.25  lr 1.0e-3", "epoch 1/2  loss"]
-    told += ["BLEU 12.30  3.0k tok/s  gap 10.0%\n", "BLEU 12.3  ETA 1m02s", "12 test sentences"]
+    told += ["BLEU 12.30  3.0k tok/s  gap 10.0%\n", "BLEU 12.3  ETA 1:02", "12 test sentences"]
     places = [out.find(part) for part in told]
     assert -1 not in places
     assert places == sorted(places)

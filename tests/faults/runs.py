@@ -22,7 +22,12 @@ UPDATES = 30
 WORDS = ["red", "blue", "tree", "dog", "cat", "run", "sees", "big", "old", "new", "man", "sun"]
 
 # What differs between two equal runs: times, and what is made of them.
-OF_TIME = {"tokens_per_second", "gap_share", "seconds", "wall_seconds", "time"}
+OF_TIME = {
+    *("tokens_per_second", "gap_share", "seconds", "wall_seconds", "time"),
+    *("wall_ms", "data_wait_ms", "launch_ms", "busy_ms", "wait_ms", "peak_memory_bytes"),
+    # An epoch in two parts has a wait at the end of each.
+    *("waits", "num_waits"),
+}
 
 
 def write_data(folder, *, train=8 * UPDATES, seed=3, words=WORDS):

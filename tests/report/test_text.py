@@ -50,17 +50,17 @@ def test_nouns_agree_with_their_numbers():
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (0.2, "0s"),
-        (-3.0, "0s"),
-        (59.4, "59s"),
-        (59.6, "1m00s"),
-        (3600, "1h00m"),
-        (11565, "3h12m"),
+        (0.2, "0:00"),
+        (-3.0, "0:00"),
+        (59.6, "1:00"),
+        (3599, "59:59"),
+        (3600, "1:00:00"),
+        (11565, "3:12:45"),
         (86400 * 3 + 3600, "3d01h"),
     ],
 )
-def test_a_time_that_is_left_has_its_two_largest_units(seconds, text):
-    """A time that has passed already is none."""
+def test_a_time_that_is_left_is_short(seconds, text):
+    """Days have no minutes, and a time that has passed already is none."""
     assert text == time_left(seconds)
 
 

@@ -44,15 +44,12 @@ def counted(number: int, noun: str) -> str:
 
 
 def time_left(seconds: float) -> str:
-    """Return a time in its two largest units, such as 3h12m."""
+    """Return a time in at most eight characters: m:ss, h:mm:ss, or days and hours as 3d12h."""
     minutes, rest = divmod(max(0, round(seconds)), 60)
     hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days}d{hours:02d}h"
-    if hours:
-        return f"{hours}h{minutes:02d}m"
-    return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    if hours >= 24:
+        return f"{hours // 24}d{hours % 24:02d}h"
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def short_number(number: float) -> str:
