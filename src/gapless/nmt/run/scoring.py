@@ -86,14 +86,17 @@ def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
         LanguageError: nobody can know the language of the target side, or the text is in another.
         UserError: the tokenizer that was asked for needs a package that is missing.
     """
-    config = settle_language(config, target)
     if config.tokenizer == "none":
         note = "tokenised text, not comparable with 13a"
         return Scoring(tokenizer="none", because="the text is tokenised", note=note)
     if config.score_tokenizer is not None:
         _check_present(config.score_tokenizer)
         return Scoring(tokenizer=config.score_tokenizer, because="set")
-    language = _language(config, target)
+    settled = settle_language(config, target)
+    if settled.score_tokenizer is not None:
+        because = f"the target {_looks(str(written_in(_some(target))))}"
+        return Scoring(tokenizer=settled.score_tokenizer, because=because)
+    language = _language(settled, target)
     because = f"the target is {language.name}"
     if language.tokenizer in _NEEDS and _missing(language.tokenizer):
         note = (

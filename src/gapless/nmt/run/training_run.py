@@ -223,8 +223,8 @@ def new_run(config: TrainConfig) -> TrainingRun:
     device = _device_of(config)
     resolved = resolve(config, is_accelerator=device.is_accelerator)
     corpus = read_corpus(config)
-    config = settle_language(config, corpus.train.tgt)
     scoring = decide_scoring(config, corpus.train.tgt)
+    asked, config = config, settle_language(config, corpus.train.tgt)
     task = prepare(config, corpus=corpus)
     run = _assemble(
         config,
@@ -235,6 +235,11 @@ def new_run(config: TrainConfig) -> TrainingRun:
         run_dir=choose_run_dir(config),
         clock=clock,
     )
+    if config.score_tokenizer != asked.score_tokenizer:
+        run.notes.append(
+            f"nobody named the sides: they count as {config.src} and {config.tgt}, but "
+            f"{scoring.because}"
+        )
     check_room(run.run_dir, config, run.step)
     run.run_dir.mkdir(parents=True, exist_ok=True)
     with _kept_locked(run.lock):
@@ -283,8 +288,8 @@ def _read_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     resolved = resolve_resumed(config, state["layout"])
     corpus = read_corpus(config)
-    config = settle_language(config, corpus.train.tgt)
     scoring = decide_scoring(config, corpus.train.tgt)
+    config = settle_language(config, corpus.train.tgt)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
