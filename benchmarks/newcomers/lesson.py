@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +30,8 @@ def taught(
 ) -> dict[str, Any]:
     """Train on pairs, English to Chinese, on two cores; return seconds and BLEU, or the problem.
 
+    The processor's seconds tell whether the cores were busy with something else.
+
     Args:
         pairs: to train on.
         repeated: some of them, to be translated.
@@ -45,10 +48,12 @@ def taught(
     found |= {"max_time": None, "problem": None}
     with _few_cores():
         command = ["train", "--data", str(data), *flags]
+        before = _processor_seconds()
         try:
             found["seconds"] = gapless(
                 command, folder=folder, env=env, limit=_KILLED_AFTER_SECONDS
             )
+            found["processor_seconds"] = round(_processor_seconds() - before, 2)
             written = translations(repeated, folder=folder, env=env, flags=[])
         except CommandError as error:
             return {**found, "problem": str(error)}
@@ -64,3 +69,8 @@ def _few_cores() -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, allowed)
+
+
+def _processor_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime

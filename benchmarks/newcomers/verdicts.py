@@ -106,7 +106,8 @@ def lesson_line(found: dict[str, Any]) -> str:
         return f"{FIRST_LESSON}: fails: {found['problem']}"
     return (
         f"{FIRST_LESSON}: {'passes' if lesson_passes(found) else 'fails'}: BLEU {found['bleu']:.2f} "
-        f"(at least {LEAST_BLEU:.0f}) in {found['seconds']:.0f} s (at most {MOST_SECONDS:.0f})"
+        f"(at least {LEAST_BLEU:.0f}) in {found['seconds']:.0f} s (at most {MOST_SECONDS:.0f}), "
+        f"{found['processor_seconds']:.0f} s of the processor"
     )
 
 

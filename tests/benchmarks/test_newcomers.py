@@ -275,7 +275,7 @@ def test_a_verdict_waits_for_all_configurations():
 )
 def test_the_first_lesson_is_learned_in_time_or_not(found, passes):
     """BLEU of 40 within 120 seconds."""
-    one = ran(DEFAULTS, **found)
+    one = ran(DEFAULTS, processor_seconds=80.0, **found)
 
     assert verdicts.lesson_passes(one) is passes
     assert (": passes: " in verdicts.lesson_line(one)) is passes
