@@ -60,6 +60,7 @@ def test_the_state_before_is_used(copy, run, finished, count):
         assert [line for line in (resumed.out + resumed.err).splitlines() if name in line] != []
         assert [line for line in verified.out.splitlines() + verified.errors if name in line] != []
         assert name in listed.out
+        assert name in (copy / "errors.log").read_text(encoding="utf-8")
     assert verified.code == 1
     assert "Traceback" not in verified.err + listed.err + resumed.err
 
