@@ -140,8 +140,9 @@ class Trainer:
         folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
         # The request is the last to go: a second SIGTERM must not cut the last save short.
         with stop, run.loop, folder, self._saver:
-            self._saver.reserve(run.model)
             self._capture_ahead(stop)
+            # After the captures, which give back the page-locked memory that torch keeps.
+            self._saver.reserve(run.model)
             with closing(self._loader(stop)) as loader:
                 self._run_epochs(loader, folder, stop)
             if stop.failure is not None and stop.number is None:
