@@ -94,7 +94,8 @@ def test_every_setting_of_a_run_is_an_option_of_train():
         assert f"--{item.name.replace('_', '-')}" in text
         assert item.metadata["help"] in flat
         assert f"\n{item.metadata['group']}:\n" in text
-    assert "[default: 0.0007]" in flat
+    assert "highest learning rate [default: chosen]" in flat
+    assert "[default: 0.1]" in flat
     assert "--pin-memory, --no-pin-memory" in flat
 
 
@@ -103,6 +104,7 @@ def test_compare_has_the_settings_that_all_plans_can_share():
     names = command_parser("compare").parameters()
 
     assert {"d_model", "batch_size", "workers", "compile"} <= names
+    assert "[default: 0.0007]" in command_parser("compare").format_help()
     assert not names & {"plan", "sync_interval", "epochs", "run_dir", "resume"}
 
 

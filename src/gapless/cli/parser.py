@@ -111,6 +111,20 @@ def whole_number(text: str) -> int:
         raise argparse.ArgumentTypeError(f"expected a whole number, found {text!r}") from None
 
 
+def count_or_auto(text: str) -> int | str:
+    """Return the value of an option that takes a whole number or `auto`.
+
+    Raises:
+        argparse.ArgumentTypeError: the text is neither.
+    """
+    try:
+        return text if text == "auto" else int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"expected auto or a whole number, found {text!r}"
+        ) from None
+
+
 def positive_number(text: str) -> int:
     """Return the value of an option that takes a whole number of 1 or more.
 

@@ -6,13 +6,13 @@ import argparse
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
 
-from gapless.cli.parser import number, one_of, whole_number
+from gapless.cli.parser import count_or_auto, number, one_of, whole_number
 from gapless.nmt.run.config import TrainConfig
 from gapless.plans import PLANS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Container, Iterable
     from dataclasses import Field
 
     from gapless.cli.parser import Parser
@@ -24,13 +24,18 @@ _KINDS: dict[type, dict[str, Any]] = {
     float: {"type": number, "metavar": "NUMBER"},
     str: {"type": str, "metavar": "TEXT"},
 }
+_COUNT_OR_AUTO: dict[str, Any] = {"type": count_or_auto, "metavar": "N"}
 
 TRAIN_SETTINGS = fields(TrainConfig)
 COMPARE_SETTINGS = tuple(item for item in TRAIN_SETTINGS if item.metadata["compare"])
 
 
 def add_setting_options(
-    parser: Parser, settings: Iterable[Field[Any]] = TRAIN_SETTINGS, *, prefix: str = ""
+    parser: Parser,
+    settings: Iterable[Field[Any]] = TRAIN_SETTINGS,
+    *,
+    prefix: str = "",
+    chosen: Container[str] = (),
 ) -> None:
     """Add one option for each setting, in the groups that the settings name.
 
@@ -40,6 +45,7 @@ def add_setting_options(
         parser: of the command.
         settings: that are options of it.
         prefix: of the groups' titles.
+        chosen: names of those that the command chooses where they are not given.
     """
     hints = get_type_hints(TrainConfig)
     groups: dict[str, argparse._ArgumentGroup] = {}
@@ -47,7 +53,9 @@ def add_setting_options(
         title = item.metadata["group"]
         if title not in groups:
             groups[title] = parser.add_argument_group(prefix + title)
-        _add_option(groups[title], item, hints[item.name])
+        text = f"{item.metadata['help']}{_default(item, is_chosen=item.name in chosen)}"
+        # argparse formats help texts with %.
+        _add_option(groups[title], item, hints[item.name], text=text.replace("%", "%%"))
 
 
 def given_settings(
@@ -65,9 +73,9 @@ def flag(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any) -> None:
+def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any, *, text: str) -> None:
     kind = next((kind for kind in get_args(hint) if kind is not type(None)), hint)
-    text = _help(item)
+    value = _COUNT_OR_AUTO if hint == (int | str) else _KINDS.get(kind)
     if kind is bool:
         switch = argparse.BooleanOptionalAction
         group.add_argument(flag(item.name), action=switch, default=None, help=text)
@@ -76,14 +84,14 @@ def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any) -> 
     if item.name == "loss_interval":
         names.append("--loss-extract-interval")
     choices = PLANS if item.name == "plan" else item.metadata["choices"]
-    value = _KINDS[kind] if choices is None else one_of(choices)
-    group.add_argument(*names, dest=item.name, help=text, **value)
+    value = value if choices is None else one_of(choices)
+    group.add_argument(*names, dest=item.name, help=text, **(value or {}))
 
 
-def _help(item: Field[Any]) -> str:
-    default = "" if item.default is None else f" [default: {_shown(item.default)}]"
-    # argparse formats help texts with %.
-    return f"{item.metadata['help']}{default}".replace("%", "%%")
+def _default(item: Field[Any], *, is_chosen: bool) -> str:
+    if is_chosen:
+        return " [default: chosen]"
+    return "" if item.default is None else f" [default: {_shown(item.default)}]"
 
 
 def _shown(default: Any) -> str:

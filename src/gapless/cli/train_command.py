@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from gapless.cli.ranks import refuse_ranks
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.errors import LanguageError, UserError
+from gapless.nmt.run.defaults import CHOSEN
 from gapless.records.epoch_record import total
 from gapless.report.epoch_text import waits_table
 from gapless.report.text import duration, megabytes, share
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from argparse import Namespace
 
     from gapless.cli.parser import Parser
-    from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.trainer import Trainer
 
@@ -44,7 +43,7 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="print host waits after each epoch too, not only at the end",
     )
-    add_setting_options(parser)
+    add_setting_options(parser, chosen=CHOSEN)
 
 
 def run(options: Namespace) -> int:
@@ -57,7 +56,6 @@ def run(options: Namespace) -> int:
 
 def _train(options: Namespace, signals: Signals) -> int:
     from gapless.cli.progress import make_observer
-    from gapless.nmt.run.config import make_config
     from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.interrupt import StopRequest
 
@@ -67,10 +65,9 @@ def _train(options: Namespace, signals: Signals) -> int:
         if file is not None or options.run_dir is not None:
             raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
         file = settings_file(options.resume)
-    config = make_config(given_settings(options), file=file)
-    signals.grace_seconds = config.grace
     with make_observer(waits_each_epoch=options.waits) as observer:
-        trainer = _trainer(config, options.resume, observer)
+        trainer = _trainer(given_settings(options), file, options.resume, observer)
+        signals.grace_seconds = trainer.run.config.grace
         signals.check()
         signals.run_dir = trainer.run.run_dir
         stop = StopRequest(second_raises=False)
@@ -83,17 +80,24 @@ def _train(options: Namespace, signals: Signals) -> int:
     return 0 if stop.number is None else 128 + stop.number
 
 
-def _trainer(config: TrainConfig, resume: Path | None, observer: Observer) -> Trainer:
+def _trainer(
+    flags: dict[str, Any], file: Path | None, resume: Path | None, observer: Observer
+) -> Trainer:
     """Return the trainer of a new or a resumed run; ask for the language if it is not known."""
+    from gapless.nmt.run.chosen_run import choose_run
+    from gapless.nmt.run.config import make_config, settings_given
     from gapless.nmt.run.trainer import Trainer
 
     while True:
         try:
-            if resume is None:
-                return Trainer.new(config, observer=observer)
-            return Trainer.resume(config, resume, observer=observer)
+            if resume is not None:
+                return Trainer.resume(make_config(flags, file=file), resume, observer=observer)
+            chosen = choose_run(settings_given(flags, file=file))
+            return Trainer.new(
+                chosen.config, observer=observer, task=chosen.task, choices=chosen.choices
+            )
         except LanguageError as error:
-            config = replace(config, tgt_language=ask_language(error))
+            flags = {**flags, "tgt_language": ask_language(error)}
 
 
 def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:

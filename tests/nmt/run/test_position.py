@@ -10,7 +10,17 @@ from gapless.records.wait_stats import WaitStats
 
 
 # The format of a file that runs of earlier versions have written: it cannot follow a class.
-POSITION_KEYS = ["epoch", "batches", "losses", "weights", "records", "best_loss", "wall_seconds"]
+POSITION_KEYS = [
+    "epoch",
+    "batches",
+    "losses",
+    "weights",
+    "records",
+    "best_loss",
+    "best_bleu",
+    "validations_without_better",
+    "wall_seconds",
+]
 RECORD_KEYS = [
     *("epoch", "loss", "num_batches", "target_tokens", "wall_ms", "waits"),
     *("data_wait_ms", "launch_ms", "busy_ms", "gap_ms", "peak_memory_bytes", "validation"),

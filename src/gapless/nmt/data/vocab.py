@@ -175,7 +175,12 @@ def _save(vocab: Vocab, stem: Path) -> None:
 
 
 def train_subwords(
-    sentences: Sequence[str], *, size: int | None, model: str, cache: Path | None = None
+    sentences: Sequence[str],
+    *,
+    size: int | None,
+    model: str,
+    nearest: bool = False,
+    cache: Path | None = None,
 ) -> SubwordVocab:
     """Return a subword vocabulary of some text; read it from the cache if it was made before.
 
@@ -183,6 +188,7 @@ def train_subwords(
         sentences: the training text.
         size: number of subwords; None: 8,000, or fewer if the text cannot give that many.
         model: `bpe` or `unigram`.
+        nearest: take the nearest size that the text can give, where it cannot give this one.
         cache: folder of vocabularies, named by their content; None: the user's cache folder.
 
     Raises:
@@ -191,10 +197,11 @@ def train_subwords(
     if model not in ("bpe", "unigram"):
         raise DataError(f"unknown vocabulary model {model!r}; the models are bpe and unigram")
     folder = cache if cache is not None else cache_folder()
-    path = folder / f"{_content_key(sentences, size=size, model=model)}.spm"
+    key = _content_key(sentences, size=size, model=f"{model}{' nearest' if nearest else ''}")
+    path = folder / f"{key}.spm"
     if path.is_file():
         return SubwordVocab(path.read_bytes())
-    proto = _train_or_shrink(sentences, size=size, model=model)
+    proto = _train_or_fit(sentences, size=size, model=model, nearest=nearest or size is None)
     folder.mkdir(parents=True, exist_ok=True)
     replace_file(path, proto)
     return SubwordVocab(proto)
@@ -214,19 +221,24 @@ def _content_key(sentences: Sequence[str], *, size: int | None, model: str) -> s
     return digest.hexdigest()[:32]
 
 
-def _train_or_shrink(sentences: Sequence[str], *, size: int | None, model: str) -> bytes:
+def _train_or_fit(
+    sentences: Sequence[str], *, size: int | None, model: str, nearest: bool
+) -> bytes:
+    size = size or DEFAULT_SIZE
     try:
-        return _train(sentences, size=size or DEFAULT_SIZE, model=model)
+        return _train(sentences, size=size, model=model)
     except RuntimeError as error:
         least = re.search(r"required_chars\. (\d+) vs (\d+)", str(error))
-        if least is not None:
-            raise _too_small(int(least.group(1)), int(least.group(2))) from error
         most = re.search(r"value <= (\d+)", str(error))
-        if most is None:
+        if least is not None:
+            fitting, refusal = int(least.group(2)), _too_small(size, int(least.group(2)))
+        elif most is not None:
+            fitting, refusal = int(most.group(1)), _too_large(size, int(most.group(1)))
+        else:
             raise DataError(f"sentencepiece could not make a vocabulary: {error}") from error
-        if size is not None:
-            raise _too_large(size, int(most.group(1))) from error
-    return _train(sentences, size=int(most.group(1)), model=model)
+        if not nearest:
+            raise refusal from error
+    return _train(sentences, size=fitting, model=model)
 
 
 def _train(sentences: Sequence[str], *, size: int, model: str) -> bytes:

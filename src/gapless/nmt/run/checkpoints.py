@@ -206,9 +206,12 @@ def drop_old_epochs(run_dir: Path, *, keep: int, state_epochs: Collection[int]) 
         keep: how many epochs are averaged.
         state_epochs: epochs done in each saved state.
     """
-    for path in epoch_paths(run_dir)[:-keep]:
-        epoch = _epoch_of(path)
-        if not any(done - keep < epoch <= done for done in state_epochs):
+    paths = epoch_paths(run_dir)
+    kept = set(paths[-keep:])
+    for done in state_epochs:
+        kept.update([path for path in paths if _epoch_of(path) <= done][-keep:])
+    for path in paths:
+        if path not in kept:
             remove_checkpoint(path)
 
 
@@ -224,13 +227,13 @@ def drop_later(run_dir: Path, *, updates: int, epochs: int, is_finished: bool) -
     for path in epoch_paths(run_dir):
         if _epoch_of(path) > epochs:
             remove_checkpoint(path)
-    if _step_of(best_path(run_dir)) > updates:
+    if step_of(best_path(run_dir)) > updates:
         remove_checkpoint(best_path(run_dir))
     if not is_finished:
         remove_checkpoint(final_path(run_dir))
 
 
-def _step_of(path: Path) -> int:
+def step_of(path: Path) -> int:
     """Return the updates done in a checkpoint; 0 if it does not say, for it is damaged or missing."""
     try:
         return read_manifest(path).step

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless.device.precision import Precision
 from gapless.errors import DataError, DeviceError, UserError
 from gapless.nmt.run.config_file import read_settings
-from gapless.nmt.run.save_interval import SaveInterval
+from gapless.nmt.run.save_interval import SaveInterval, seconds_of
 from gapless.plans import Plan, get_plan
 
 
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from dataclasses import Field
     from pathlib import Path
 
+
+# Epochs that `average="auto"` averages.
+_AUTO_AVERAGE = 5
 
 _MAX_SEED = 2**63 - 1
 
@@ -67,6 +70,9 @@ def _setting(
 class TrainConfig:
     """The settings of one run.
 
+    The defaults are those of `gapless compare`, which are of Transformer base. `gapless train`
+    chooses by corpus and device (`gapless.nmt.run.defaults`) where the user gave nothing.
+
     None leaves a setting to the plan, the corpus or the device; `gapless.nmt.run.resolved` says
     how it is decided then.
 
@@ -106,9 +112,7 @@ class TrainConfig:
         "sentencepiece, or none: text is tokenised already",
         choices=("sentencepiece", "none"),
     )
-    vocab_size: int | None = _setting(
-        "data", None, "subwords; none: 8000, or what the text can give", at_least=5
-    )
+    vocab_size: int | None = _setting("data", None, "subwords of a vocabulary", at_least=5)
     vocab_model: str = _setting(
         "data", "bpe", "subword model: bpe or unigram", choices=("bpe", "unigram")
     )
@@ -154,6 +158,19 @@ class TrainConfig:
     epochs: int = _setting("run", 40, "passes over the training pairs", at_least=1, compare=False)
     max_steps: int | None = _setting(
         "run", None, "stop after so many updates", at_least=1, compare=False
+    )
+    max_time: str | None = _setting(
+        "run",
+        None,
+        "be done after this time (90s, 10min, 2h), final model and scores included",
+        compare=False,
+    )
+    patience: int = _setting(
+        "run",
+        0,
+        "stop after so many validations without a better BLEU or loss; 0: never",
+        at_least=0,
+        compare=False,
     )
     batch_size: int | None = _setting("batches", None, "most sentences in a batch", at_least=1)
     batch_tokens: int | None = _setting(
@@ -264,10 +281,17 @@ class TrainConfig:
     val_interval: int = _setting(
         "run", 1, "epochs between two validations", at_least=1, compare=False
     )
-    average: int = _setting(
+    validate_every: str | None = _setting(
+        "run",
+        None,
+        "updates (500) or time (10min) between two validations; none: val-interval epochs",
+        compare=False,
+    )
+    average: int | str = _setting(
         "decoding",
-        5,
-        "newest epoch checkpoints averaged into the final model",
+        "auto",
+        "newest epochs whose weights are averaged into the final model; auto: that of 5, or the last "
+        "or best weights, whichever translates the validation pairs best",
         at_least=1,
         compare=False,
     )
@@ -285,6 +309,8 @@ class TrainConfig:
         """Check what can be checked without data or device."""
         self.resolved_plan()
         self.save_interval()
+        self.validation_interval()
+        self.time_limit_seconds()
         for item in fields(self):
             _check(item, getattr(self, item.name))
         if self.seed > _MAX_SEED:
@@ -329,6 +355,29 @@ class TrainConfig:
         """
         return SaveInterval.of(self.save_every)
 
+    def validation_interval(self) -> SaveInterval | None:
+        """Return what is between two validations; None: `val_interval` epochs.
+
+        Raises:
+            UserError: `validate_every` names no interval.
+        """
+        if self.validate_every is None:
+            return None
+        return SaveInterval.of(self.validate_every, name="validate_every")
+
+    def time_limit_seconds(self) -> float | None:
+        """Return the seconds in which the run is to be done; None if it has no limit.
+
+        Raises:
+            UserError: `max_time` names no time.
+        """
+        return None if self.max_time is None else seconds_of(self.max_time, name="max_time")
+
+    @property
+    def num_averaged(self) -> int:
+        """How many epochs are averaged."""
+        return _AUTO_AVERAGE if isinstance(self.average, str) else self.average
+
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""
         return None if self.capture_memory is None else int(self.capture_memory * 2**30)
@@ -352,6 +401,10 @@ class TrainConfig:
 def _check(item: Field[Any], value: Any) -> None:
     name, limits = f"`{item.name}`", item.metadata
     if value is None:
+        return
+    if item.name == "average" and isinstance(value, str):
+        if value != "auto":
+            raise UserError(f"{name} must be auto or a number of epochs, but is {value!r}")
         return
     if limits["choices"] is not None and value not in limits["choices"]:
         kind = DeviceError if item.name == "precision" else DataError
@@ -391,6 +444,20 @@ DEMO = {
 _DEFAULT_BATCH_TOKENS = 4096
 
 
+def settings_given(flags: Mapping[str, Any], *, file: Path | None = None) -> dict[str, Any]:
+    """Return the settings that a user gave: flags win over the file.
+
+    Args:
+        flags: settings by name; those that are None were not given.
+        file: the `config.yaml` of an earlier run, or a part of one.
+
+    Raises:
+        UserError: the file cannot be read, or has an unknown setting or one of another type.
+    """
+    given = read_settings(file, TrainConfig) if file is not None else {}
+    return given | {name: value for name, value in flags.items() if value is not None}
+
+
 def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainConfig:
     """Return the settings of a run: flags win over the file, the file over the defaults.
 
@@ -401,8 +468,7 @@ def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainC
     Raises:
         UserError: the file cannot be read, or a setting is unknown or out of range.
     """
-    given = read_settings(file, TrainConfig) if file is not None else {}
-    given |= {name: value for name, value in flags.items() if value is not None}
+    given = settings_given(flags, file=file)
     is_demo = given.get("data") is None
     settings: dict[str, Any] = {**(DEMO if is_demo else {}), **given}
     if not is_demo and "tgt" not in given:

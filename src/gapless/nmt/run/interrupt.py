@@ -11,7 +11,7 @@ from gapless.pipeline.loaders import end_loader
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType, TracebackType
 
     from gapless.nmt.data.batch import AnyBatch
@@ -100,8 +100,18 @@ class StopRequest:
             signal.signal(number, handler)  # type: ignore[arg-type]
 
 
-def until_stopped(batches: Iterable[AnyBatch], stop: StopRequest) -> Iterator[AnyBatch]:
+def until_stopped(
+    batches: Iterable[AnyBatch],
+    stop: StopRequest,
+    *,
+    is_over: Callable[[], bool] = lambda: False,
+) -> Iterator[AnyBatch]:
     """Yield batches until a stop is requested, or the loader fails, and an update is complete.
+
+    Args:
+        batches: of a loader.
+        stop: the request.
+        is_over: is asked after each update whether this is the last.
 
     Raises:
         LoaderError: the loader failed within an update. At the end of one, the request takes it.
@@ -111,7 +121,7 @@ def until_stopped(batches: Iterable[AnyBatch], stop: StopRequest) -> Iterator[An
     try:
         for batch in source:
             yield batch
-            if stop.is_set and batch.ends_update:
+            if batch.ends_update and (stop.is_set or is_over()):
                 return
     except LoaderError as failure:
         if batch is not None and not batch.ends_update:

@@ -24,6 +24,8 @@ class Position:
         weights: of those batches.
         records: of the epochs done, and of the unfinished one if batches of it are done.
         best_loss: lowest validation loss so far.
+        best_bleu: highest validation BLEU so far.
+        validations_without_better: since either of them was reached.
         wall_seconds: that the run took, in all its processes, up to the last state.
     """
 
@@ -33,6 +35,8 @@ class Position:
     weights: list[float] = field(default_factory=list)
     records: list[TrainingEpoch] = field(default_factory=list)
     best_loss: float = math.inf
+    best_bleu: float = -math.inf
+    validations_without_better: int = 0
     wall_seconds: float = 0.0
 
     @property
@@ -63,6 +67,19 @@ class Position:
         self.losses, self.weights = [], []
         return self.records[-1]
 
+    def note_validation(self, *, loss: float, bleu: float) -> bool:
+        """Take note of a validation; return whether its weights are the best so far.
+
+        BLEU decides, and the loss where it is equal: of a small corpus the loss is lowest long before
+        the translations are best.
+        """
+        is_best = (bleu, -loss) > (self.best_bleu, -self.best_loss)
+        is_better = bleu > self.best_bleu or loss < self.best_loss
+        self.best_bleu = max(bleu, self.best_bleu)
+        self.best_loss = min(loss, self.best_loss)
+        self.validations_without_better = 0 if is_better else self.validations_without_better + 1
+        return is_best
+
     def state(self) -> dict[str, Any]:
         """Return plain values, as a run's states keep them.
 
@@ -75,6 +92,8 @@ class Position:
             "weights": list(self.weights),
             "records": [record.state() for record in self.records],
             "best_loss": self.best_loss,
+            "best_bleu": self.best_bleu,
+            "validations_without_better": self.validations_without_better,
             "wall_seconds": self.wall_seconds,
         }
 
@@ -92,6 +111,8 @@ class Position:
             weights=list(map(float, state["weights"])),
             records=[TrainingEpoch.of_state(record) for record in state["records"]],
             best_loss=state["best_loss"],
+            best_bleu=state.get("best_bleu", -math.inf),
+            validations_without_better=state.get("validations_without_better", 0),
             wall_seconds=state["wall_seconds"],
         )
 

@@ -30,7 +30,7 @@ def room_needed(config: TrainConfig, weight_bytes: int) -> int:
         weight_bytes: of its model.
     """
     states = config.keep + 2
-    weights = 2 * config.average + 1
+    weights = 2 * config.num_averaged + 1
     return weight_bytes * (_STATE_COPIES * states + weights)
 
 

@@ -10,6 +10,7 @@ from gapless.errors import UserError
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
+_TIME = re.compile(r"(\d+(?:\.\d+)?)\s*(s|min|h)?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,22 +21,42 @@ class SaveInterval:
     seconds: float | None = None
 
     @classmethod
-    def of(cls, text: str) -> SaveInterval:
+    def of(cls, text: str, *, name: str = "save_every") -> SaveInterval:
         """Return the interval that a text such as `200`, `30s`, `10min` or `2h` names.
+
+        Args:
+            text: the interval.
+            name: of the setting that holds it.
 
         Raises:
             UserError: it names none.
         """
-        found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|min|h)?", text.strip())
+        found = _TIME.fullmatch(text.strip())
         number = float(found[1]) if found else 0.0
         if found and number and found[2]:
             return cls(seconds=number * _SECONDS[found[2]])
         if number and number.is_integer():
             return cls(updates=int(number))
         raise UserError(
-            "`save_every` must be a number of updates such as 200, or a time such as 30s, 10min or "
+            f"`{name}` must be a number of updates such as 200, or a time such as 30s, 10min or "
             f"2h, but is {text!r}"
         )
+
+
+def seconds_of(text: str, *, name: str) -> float:
+    """Return the seconds that a text such as `90s`, `10min` or `2h` names.
+
+    Args:
+        text: the time.
+        name: of the setting that holds it.
+
+    Raises:
+        UserError: it names none.
+    """
+    found = _TIME.fullmatch(text.strip())
+    if found and float(found[1]) and found[2]:
+        return float(found[1]) * _SECONDS[found[2]]
+    raise UserError(f"`{name}` must be a time such as 90s, 10min or 2h, but is {text!r}")
 
 
 class SaveClock:
@@ -51,6 +72,11 @@ class SaveClock:
     def __init__(self, interval: SaveInterval, *, updates: int) -> None:
         self._interval = interval
         self.saved(updates)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether time says when one is due, and not the number of updates."""
+        return self._interval.seconds is not None
 
     def is_due(self, updates: int) -> bool:
         """Return whether a state is due after this many updates."""

@@ -93,7 +93,12 @@ def plan_settings(plan: Plan) -> dict[str, Any]:
 
 
 def summarize(
-    run: TrainingRun, scores: Scores | None, *, interrupted: bool, warm_up_seconds: float
+    run: TrainingRun,
+    scores: Scores | None,
+    *,
+    interrupted: bool,
+    warm_up_seconds: float,
+    final_weights: str | None,
 ) -> dict[str, Any]:
     """Return the figures of a run as plain values for `summary.json`.
 
@@ -102,6 +107,7 @@ def summarize(
         scores: of the final model on the test pairs; None if it was interrupted.
         interrupted: whether it was.
         warm_up_seconds: time in which shapes were captured ahead.
+        final_weights: what the final model is made of; None if there is none.
     """
     loop = run.loop
     return {
@@ -118,6 +124,7 @@ def summarize(
         "padding_share": run.padding_share,
         "host_waits_outside_training": run.host_waits.stats.as_dict(),
         "capture": None if loop.capture_report is None else loop.capture_report.as_dict(),
+        "final_weights": final_weights,
         "bleu": scores and scores.bleu,
         "chrf": scores and scores.chrf,
         "signature": scores and scores.bleu_signature,

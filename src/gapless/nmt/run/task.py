@@ -176,7 +176,7 @@ def prepare(
         DataError: anything about the data that cannot be used.
     """
     corpus = corpus or read_corpus(config)
-    vocabs = vocabs or _make_vocabs(corpus.train, config)
+    vocabs = vocabs or make_vocabs(corpus.train, config)
     train, skipped = _encode(corpus.train, vocabs, max_length=config.max_length)
     val, skipped_val = _encode(corpus.val, vocabs, max_length=config.max_length)
     for pairs, count, kind in ((train, skipped, "training"), (val, skipped_val, "validation")):
@@ -188,17 +188,28 @@ def prepare(
     return Task(corpus=corpus, vocabs=vocabs, train=train, val=val, skipped_long=skipped)
 
 
-def _make_vocabs(train: Pairs, config: TrainConfig) -> Vocabs:
+def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> Vocabs:
+    """Return the vocabularies of a run.
+
+    Args:
+        train: its training pairs.
+        config: of the run.
+        nearest: take the nearest size that the text can give, where it cannot give the one asked for.
+
+    Raises:
+        DataError: the text cannot give a vocabulary of that size.
+    """
+
+    def of(sentences: list[str]) -> Vocab:
+        if config.tokenizer == "none":
+            return WordVocab.of(sentences, size=config.vocab_size)
+        size, model = config.vocab_size, config.vocab_model
+        return train_subwords(sentences, size=size, model=model, nearest=nearest)
+
     if config.shared_vocab:
-        both = _make_vocab([*train.src, *train.tgt], config)
+        both = of([*train.src, *train.tgt])
         return Vocabs(src=both, tgt=both)
-    return Vocabs(src=_make_vocab(train.src, config), tgt=_make_vocab(train.tgt, config))
-
-
-def _make_vocab(sentences: list[str], config: TrainConfig) -> Vocab:
-    if config.tokenizer == "none":
-        return WordVocab.of(sentences, size=config.vocab_size)
-    return train_subwords(sentences, size=config.vocab_size, model=config.vocab_model)
+    return Vocabs(src=of(train.src), tgt=of(train.tgt))
 
 
 def _encode(pairs: Pairs, vocabs: Vocabs, *, max_length: int) -> tuple[TokenPairs, int]:

@@ -12,6 +12,7 @@ from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.disk_troubles import DiskTroubles
 from gapless.nmt.run.error_log import ErrorLog
+from gapless.nmt.run.final_model import FinalModel, averaged_model, best_of_all, put_weights
 from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
 from gapless.nmt.run.interrupt import StopNow, StopRequest, until_stopped
 from gapless.nmt.run.late_history import LateHistory
@@ -31,13 +32,16 @@ from gapless.report.epoch_text import waits_table
 
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from gapless.nmt.data.batch import AnyBatch
     from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.defaults import Choice
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.score import Scores
+    from gapless.nmt.run.task import Task
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.pipeline.host_copy import HostCopy
     from gapless.records.epoch_record import EpochRecord, Progress
@@ -67,31 +71,46 @@ class Trainer:
             run.run_dir,
             host_waits=run.host_waits,
             files=self._files,
-            keep=run.config.average,
+            keep=run.config.num_averaged,
             keep_states=run.config.keep,
             state_epochs=checkpoints.state_epochs(run.run_dir),
             disk_troubles=self._disk_troubles,
         )
         self._clock = SaveClock(run.config.save_interval(), updates=run.step.num_updates)
+        interval = run.config.validation_interval()
+        self._validation_clock = (
+            None if interval is None else SaveClock(interval, updates=run.step.num_updates)
+        )
         # The state that a resumed run began with is there already.
         self._is_saved = run.covered is not None
         self._warm_up_seconds = 0.0
+        self._final_name: str | None = None
         self._noted: set[str] = set()
 
     @classmethod
-    def new(cls, config: TrainConfig, *, observer: Observer) -> Self:
+    def new(
+        cls,
+        config: TrainConfig,
+        *,
+        observer: Observer,
+        task: Task | None = None,
+        choices: Sequence[Choice] = (),
+    ) -> Self:
         """Start a run.
 
         Args:
             config: of the run.
             observer: is told what happens.
+            task: what it learns; None: prepare it.
+            choices: settings that its user left open.
 
         Raises:
             UserError: anything about settings, data, device or run folder that cannot be used; it
                 is raised before anything is written.
         """
         with naming_phase("building the model", lower=_OF_MODELS):
-            return cls(new_run(config), observer=observer)
+            run = new_run(config, task=task, choices=choices)
+        return cls(run, observer=observer)
 
     @classmethod
     def resume(cls, config: TrainConfig, run_dir: Path, *, observer: Observer) -> Self:
@@ -136,6 +155,8 @@ class Trainer:
     def _train(self, stop: StopRequest) -> dict[str, Any]:
         run = self.run
         self._observer.started(describe_run(run))
+        for choice in run.choices:
+            self._observer.noted(choice.line)
         self._forget_later()
         folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
         # The request is the last to go: a second SIGTERM must not cut the last save short.
@@ -150,7 +171,11 @@ class Trainer:
                 raise LoaderError(f"{stop.failure}; {saved}") from stop.failure
             scores = None if stop.is_set else self._test(folder, stop)
             summary = summarize(
-                run, scores, interrupted=stop.is_set, warm_up_seconds=self._warm_up_seconds
+                run,
+                scores,
+                interrupted=stop.is_set,
+                warm_up_seconds=self._warm_up_seconds,
+                final_weights=self._final_name,
             )
             folder.write_summary(summary)
             return summary
@@ -256,11 +281,14 @@ class Trainer:
                 self._observer.validated(record.validation)
         while not run.is_finished and not stop.is_set:
             self._run_epoch(loader, folder, stop, pace)
+            if self._validates_inside(stop):
+                self._validate_inside(folder)
             # A rest is left if the run was stopped, or is at its last update.
             if run.position.batches >= run.sampler.whole_epoch:
                 self._close_epoch(run.position.end_epoch(), folder)
         if run.position.batches and not stop.is_set:
             self._close_epoch(run.position.records[-1], folder)
+        self._note_early_end(stop)
         if not self._is_saved:
             self._save_state(self._copy_weights(), folder)
 
@@ -271,9 +299,11 @@ class Trainer:
         stop: StopRequest,
         pace: Pace,
     ) -> None:
-        """Train on the batches of an epoch that are not done yet."""
+        """Train on the batches of an epoch that are not done yet, up to the next validation."""
         run, position, losses = self.run, self.run.position, self.run.loop.losses
-        run.sampler.set_epoch(position.epoch, skip=position.batches, max_updates=run.updates_left)
+        run.sampler.set_epoch(
+            position.epoch, skip=position.batches, max_updates=self._updates_to_go()
+        )
         self._observer.epoch_started(
             position.epoch + 1, num_batches=len(run.sampler), num_epochs=run.config.epochs
         )
@@ -300,7 +330,9 @@ class Trainer:
             self._observer.batch_queued(progress, run=pace.progress())
 
         run.model.train()
-        batches = LoaderPart(loader, lambda loader: until_stopped(loader, stop))
+        batches = LoaderPart(
+            loader, lambda loader: until_stopped(loader, stop, is_over=self._is_part_over)
+        )
         with self._naming_phase("training", lower=_OF_BATCHES):
             result = run.loop.run_epoch(batches, run.step, on_batch=on_batch)
         log.write_new()
@@ -320,22 +352,17 @@ class Trainer:
     def _close_epoch(self, record: TrainingEpoch, folder: RunFolder) -> None:
         """Save the weights after an epoch, or a part of the last one, and validate them."""
         run = self.run
+        is_whole = not run.position.batches
+        validates = self._validates_after(record)
+        if run.config.average == "auto" and not validates:
+            # Epochs may be so short that their checkpoints would take longer than they do.
+            folder.log_epoch(record)
+            self._observer.epoch_ended(record)
+            return
         weights = self._copy_weights()
         self._saver.save_epoch(weights, record.number, step=run.step.num_updates)
-        if record.number % run.config.val_interval == 0 or run.is_finished:
-            self._observer.validating()
-            with self._naming_phase("validating", lower=_OF_BATCHES):
-                record.validation.update(validate(run, on_batch=self._saver.poll))
-            self._check_validation(record.validation["val_loss"])
-            self._observer.validated(record.validation)
-            if "val_cut" in record.validation:
-                self._note_once(
-                    f"val_cut: validation translations that were cut at {run.config.max_length} "
-                    "tokens, where the model would have gone on"
-                )
-        is_best = self._is_best(record)
+        is_best = validates and self._validate(record)
         # The end of a run inside an epoch is logged once more when it is resumed.
-        is_whole = not run.position.batches
         if is_whole:
             folder.log_epoch(record)
         if (is_best or not is_whole) and self._saver.is_saving_state:
@@ -350,13 +377,90 @@ class Trainer:
             folder.log_epoch(record)
         self._observer.epoch_ended(record)
 
-    def _is_best(self, record: TrainingEpoch) -> bool:
-        """Return whether the weights are the best so far, and take note of it."""
-        position, loss = self.run.position, record.validation.get("val_loss", math.inf)
-        if not loss < position.best_loss:
+    # --- validation ---
+
+    def _validates_after(self, record: TrainingEpoch) -> bool:
+        """Return whether the weights are validated at the end of an epoch, or of the run."""
+        run = self.run
+        if run.is_finished:
+            return True
+        if self._validation_clock is not None:
+            return self._validation_clock.is_due(run.step.num_updates)
+        return record.number % run.config.val_interval == 0
+
+    def _updates_to_go(self) -> int | None:
+        """Return the updates until the next validation or the end of the run; None: no limit."""
+        run, interval = self.run, self.run.config.validation_interval()
+        limits = [] if run.updates_left is None else [run.updates_left]
+        if interval is not None and interval.updates is not None:
+            limits.append(interval.updates - run.step.num_updates % interval.updates)
+        return min(limits, default=None)
+
+    def _is_part_over(self) -> bool:
+        """Return whether time says that the run, or its part before a validation, is over."""
+        is_due = (
+            self._validation_clock is not None
+            and self._validation_clock.is_timed
+            and self._validation_clock.is_due(self.run.step.num_updates)
+        )
+        return is_due or self.run.time_limit.is_up
+
+    def _validates_inside(self, stop: StopRequest) -> bool:
+        """Return whether a validation is due inside an epoch; at its end, the end sees to it."""
+        run, clock = self.run, self._validation_clock
+        is_inside = 0 < run.position.batches < run.sampler.whole_epoch
+        if clock is None or not is_inside or stop.is_set or run.is_finished:
             return False
-        position.best_loss = loss
-        return True
+        return clock.is_due(run.step.num_updates)
+
+    def _validate_inside(self, folder: RunFolder) -> None:
+        """Validate inside an epoch, and save the state if it is the best so far."""
+        run = self.run
+        record = run.position.records[-1]
+        is_best = self._validate(record)
+        folder.log("validation", step=run.step.num_updates, **record.validation)
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in record.validation.items())
+        self._observer.noted(f"update {run.step.num_updates}: {figures}")
+        if is_best:
+            self._saver.drain()
+            self._save_state(self._copy_weights(), folder, is_best=True)
+
+    def _validate(self, record: TrainingEpoch) -> bool:
+        """Validate the weights; return whether they are the best so far."""
+        run, start = self.run, perf_counter()
+        self._observer.validating()
+        with self._naming_phase("validating", lower=_OF_BATCHES):
+            found = validate(run, on_batch=self._saver.poll)
+        self._check_validation(found["val_loss"])
+        record.validation.clear()
+        record.validation.update(found)
+        self._observer.validated(found)
+        if "val_cut" in found:
+            self._note_once(
+                f"val_cut: validation translations that were cut at {run.config.max_length} "
+                "tokens, where the model would have gone on"
+            )
+        run.time_limit.note_validation(perf_counter() - start)
+        if self._validation_clock is not None:
+            self._validation_clock.saved(run.step.num_updates)
+        return run.position.note_validation(loss=found["val_loss"], bleu=found["val_bleu"])
+
+    def _note_early_end(self, stop: StopRequest) -> None:
+        """Say why the run ends before its last epoch, if it does so by itself."""
+        run = self.run
+        if stop.is_set:
+            return
+        done = f"after {run.step.num_updates:,} updates"
+        if run.is_out_of_patience:
+            self._observer.noted(
+                f"training ends {done}: {run.position.validations_without_better} validations "
+                "brought no better BLEU or loss"
+            )
+        elif run.time_limit.is_up and run.position.epoch < run.config.epochs:
+            self._observer.noted(
+                f"training ends {done}: the rest of {run.config.max_time} is for the final model "
+                "and its scores"
+            )
 
     def _note_skipped(self, update: int, loss: float) -> None:
         text = f"the loss of update {update} is {loss}; the update is skipped"
@@ -371,17 +475,17 @@ class Trainer:
     # --- the end ---
 
     def _test(self, folder: RunFolder, stop: StopRequest) -> Scores | None:
-        """Score the mean of the newest weights, which becomes the final model; None if stopped."""
+        """Make and score the final model; None if the run is asked to stop meanwhile."""
         run = self.run
         self._saver.finish()
-        paths = checkpoints.averaged_paths(
-            run.run_dir, epochs=len(run.position.records), average=run.config.average
-        )
-        weights = checkpoints.average_weights(paths)
-        final = checkpoints.final_path(run.run_dir)
-        with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
-            checkpoints.set_weights(run.model, weights, path=paths[-1])
-        checkpoints.write_weights(weights, final, step=run.step.num_updates, files=self._files)
+        final = self._final_model(stop)
+        if final is None:
+            return None
+        path = checkpoints.final_path(run.run_dir)
+        put_weights(run, final.weights, path=path)
+        updates = run.step.num_updates
+        checkpoints.write_weights(final.weights, path, step=updates, files=self._files)
+        self._final_name = final.name
         pairs = run.task.corpus.test
         self._observer.testing(len(pairs))
         with naming_phase("translating the test sentences", lower="`beam`"):
@@ -391,6 +495,18 @@ class Trainer:
                 return None
         folder.log("test", step=len(run.position.records), bleu=scores.bleu, chrf=scores.chrf)
         return scores
+
+    def _final_model(self, stop: StopRequest) -> FinalModel | None:
+        run = self.run
+        if run.config.average != "auto":
+            return averaged_model(run)
+        with naming_phase("comparing weights on the validation sentences", lower=_OF_BATCHES):
+            try:
+                final = best_of_all(run, on_batch=stop.check, on_damaged=self._observer.warned)
+            except StopNow:
+                return None
+        self._observer.noted(final.line)
+        return final
 
     # --- what a run resumes from ---
 

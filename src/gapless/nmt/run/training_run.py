@@ -30,17 +30,20 @@ from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
 from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
+from gapless.nmt.run.time_limit import TimeLimit
+from gapless.nmt.run.validation import num_compared, num_translated
 from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from gapless.device.base import Device
     from gapless.nmt.data.sampler import MicrobatchSampler
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.defaults import Choice
     from gapless.nmt.run.resolved import Resolved
     from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
@@ -79,8 +82,10 @@ class TrainingRun:
         padding_share: share of positions without a token in the first epoch, 0 to 1.
         step: trains the model.
         host_waits: the door for waits between epochs.
+        time_limit: says when its time is up.
         clock: counts its seconds.
         position: how far it is.
+        choices: settings that its user left open when it was new.
         notes: that its user should read before it starts.
         covered: size and hash of the metrics file when the state was saved from which it resumes;
             None if it is new.
@@ -101,13 +106,29 @@ class TrainingRun:
     host_waits: HostWaits
     clock: WallClock
     position: Position = field(default_factory=Position)
+    choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     covered: Content | None = None
     lock: RunLock = field(init=False)
+    time_limit: TimeLimit = field(init=False)
 
     def __post_init__(self) -> None:
-        """Name the lock of the folder."""
+        """Name the lock of the folder, and set the limit of time."""
         self.lock = RunLock(self.run_dir / LOCK)
+        self.time_limit = TimeLimit(
+            self.config.time_limit_seconds(),
+            clock=self.clock.seconds,
+            end_validations=self._end_validations(),
+        )
+
+    def _end_validations(self) -> float:
+        """Return how many validations take the time of the run's end."""
+        corpus, config = self.task.corpus, self.config
+        translated = max(1, num_translated(corpus.val))
+        # A wider beam takes longer, but less so on a GPU.
+        search = 1.5 if self.device.is_accelerator else (1 + config.beam) / 2
+        compared = 3 * num_compared(corpus.val) / translated if config.average == "auto" else 0
+        return 1 + compared + search * len(corpus.test) / translated
 
     @property
     def model(self) -> Transformer:
@@ -139,9 +160,19 @@ class TrainingRun:
 
     @property
     def is_finished(self) -> bool:
-        """Whether all epochs or all updates are done."""
+        """Whether all epochs or all updates are done, its time is up, or it does not get better."""
         left = self.updates_left
-        return self.position.epoch >= self.config.epochs or (left is not None and left <= 0)
+        return (
+            self.position.epoch >= self.config.epochs
+            or (left is not None and left <= 0)
+            or self.is_out_of_patience
+            or self.time_limit.is_up
+        )
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether it has stopped getting better."""
+        return 0 < self.config.patience <= self.position.validations_without_better
 
     def updates_per_epoch(self) -> int:
         """Return the updates of a whole epoch."""
@@ -209,11 +240,15 @@ def changed_numerics(begun: dict[str, Any]) -> list[str]:
     )
 
 
-def new_run(config: TrainConfig) -> TrainingRun:
+def new_run(
+    config: TrainConfig, *, task: Task | None = None, choices: Sequence[Choice] = ()
+) -> TrainingRun:
     """Make a new run and its folder.
 
     Args:
         config: of the run.
+        task: what it learns; None: prepare it.
+        choices: settings that its user left open.
 
     Raises:
         UserError: anything about settings, data, device or run folder that cannot be used; it is
@@ -222,10 +257,10 @@ def new_run(config: TrainConfig) -> TrainingRun:
     clock = WallClock()
     device = _device_of(config)
     resolved = resolve(config, is_accelerator=device.is_accelerator)
-    corpus = read_corpus(config)
+    corpus = read_corpus(config) if task is None else task.corpus
     scoring = decide_scoring(config, corpus.train.tgt)
     asked, config = config, settle_language(config, corpus.train.tgt)
-    task = prepare(config, corpus=corpus)
+    task = task or prepare(config, corpus=corpus)
     run = _assemble(
         config,
         resolved,
@@ -235,6 +270,7 @@ def new_run(config: TrainConfig) -> TrainingRun:
         run_dir=choose_run_dir(config),
         clock=clock,
     )
+    run.choices = list(choices)
     if config.score_tokenizer != asked.score_tokenizer:
         run.notes.append(
             f"nobody named the sides: they count as {config.src} and {config.tgt}, but "
@@ -305,7 +341,13 @@ def _read_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
     run.notes = notes
     with run.loop.on_compute_stream():
         run.load_state(state, path=saved.path)
-    check_averaged(run_dir, done=run.position.epoch, end=_last_epoch(run), average=config.average)
+    if config.average != "auto":
+        check_averaged(
+            run_dir,
+            done=run.position.epoch,
+            end=_last_epoch(run),
+            average=config.num_averaged,
+        )
     check_room(run_dir, config, run.step)
     write_files(run_dir, files_of_run(config, vocabs))
     return run

@@ -23,6 +23,19 @@ if TYPE_CHECKING:
 # Greedy translations of this many validation sentences show how far the model is.
 _NUM_TRANSLATED = 200
 
+# With more of them the final model is chosen.
+_NUM_COMPARED = 500
+
+
+def num_translated(pairs: Pairs) -> int:
+    """Return how many of the validation pairs are translated in a validation."""
+    return min(len(pairs), _NUM_TRANSLATED)
+
+
+def num_compared(pairs: Pairs) -> int:
+    """Return how many of the validation pairs are translated to compare weights at a run's end."""
+    return min(len(pairs), _NUM_COMPARED)
+
 
 def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, float]:
     """Return the figures of a validation: loss, and scores of some translations.
@@ -35,7 +48,7 @@ def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, flo
     """
     loss = _validation_loss(run, on_batch=on_batch)
     pairs = run.task.corpus.val
-    scores = score_pairs(run, pairs.take(range(min(len(pairs), _NUM_TRANSLATED))), beam=1)
+    scores = score_pairs(run, pairs.take(range(num_translated(pairs))), beam=1)
     return {
         "val_loss": loss,
         "val_bleu": scores.bleu,

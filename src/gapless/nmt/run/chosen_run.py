@@ -1,0 +1,130 @@
+"""The settings of a new run: those that its user gave, and those that suit its text and device."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from gapless.device.find import find_device
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.defaults import (
+    Choice,
+    Facts,
+    TextFacts,
+    choose,
+    choose_vocabulary,
+    chosen_settings,
+)
+from gapless.nmt.run.scoring import decide_scoring, settle_language
+from gapless.nmt.run.task import Task, make_vocabs, prepare, read_corpus
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from gapless.device.base import Device
+    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.task import Vocabs
+
+
+# Sentencepiece's own share; it leaves rarer characters to bytes.
+_COVERAGE = 0.9995
+# The alphabet of so many pairs stands for that of all.
+_MAX_COUNTED = 200_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChosenRun:
+    """What a new run is to be.
+
+    Attributes:
+        config: all of its settings.
+        choices: those that its user left open, with reasons; none for the embedded corpus.
+        task: what it learns.
+    """
+
+    config: TrainConfig
+    choices: list[Choice]
+    task: Task
+
+
+def choose_run(given: Mapping[str, Any]) -> ChosenRun:
+    """Read the text of a new run, and choose the settings that were not given.
+
+    The embedded corpus has settings of its own.
+
+    Args:
+        given: settings of the user, by name.
+
+    Raises:
+        UserError: anything about settings, data or device that cannot be used.
+    """
+    if given.get("data") is None:
+        config = make_config(given)
+        return ChosenRun(config=config, choices=[], task=prepare(config))
+    draft = _draft(given)
+    device = find_device(draft.device)
+    corpus = read_corpus(draft)
+    # Asks for the language before the work on the vocabulary.
+    decide_scoring(settle_language(draft, corpus.train.tgt), corpus.train.tgt)
+    choices = choose_vocabulary(_text_facts(corpus.train), given)
+    config = _with(choices, given)
+    vocabs = make_vocabs(corpus.train, config, nearest=given.get("vocab_size") is None)
+    choices = _with_real_size(choices, vocabs)
+    known = {**given, **chosen_settings(choices)}
+    task = prepare(_with(choices, given), vocabs=vocabs, corpus=corpus)
+    choices += choose(_facts(task, device), known)
+    return ChosenRun(config=_with(choices, given), choices=choices, task=task)
+
+
+def _draft(given: Mapping[str, Any]) -> TrainConfig:
+    """Return settings of which only those that were given count; they are checked."""
+    text = TextFacts(characters=1, alphabet=1)
+    one = Facts(pairs=1, tokens=1, vocabulary=1, is_accelerator=False)
+    return _with([*choose_vocabulary(text, given), *choose(one, given)], given)
+
+
+def _with(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:
+    return make_config(
+        chosen_settings(choices) | {name: v for name, v in given.items() if v is not None}
+    )
+
+
+def _with_real_size(choices: list[Choice], vocabs: Vocabs) -> list[Choice]:
+    """Return the choices with the size of the vocabulary that the text could give."""
+
+    def real(choice: Choice) -> Choice:
+        size = max(len(vocabs.src), len(vocabs.tgt))
+        if choice.settings.get("vocab_size", size) == size or not vocabs.is_shared:
+            return choice
+        return replace(choice, settings={"vocab_size": size}, reason="all that the text can give")
+
+    return [real(choice) for choice in choices]
+
+
+def _text_facts(train: Pairs) -> TextFacts:
+    characters = sum(map(len, train.src)) + sum(map(len, train.tgt))
+    counts: Counter[str] = Counter()
+    every = -(-len(train) // _MAX_COUNTED)
+    for sentence in (*train.src[::every], *train.tgt[::every]):
+        counts.update(sentence)
+    shares = np.cumsum(sorted(counts.values(), reverse=True)) / max(1, counts.total())
+    alphabet = int(np.searchsorted(shares, _COVERAGE)) + 1
+    return TextFacts(characters=characters, alphabet=min(alphabet, len(counts)))
+
+
+def _facts(task: Task, device: Device) -> Facts:
+    longer = np.maximum(task.train.src_lengths, task.train.tgt_lengths)
+    return Facts(
+        pairs=len(task.train),
+        tokens=int(longer.sum()),
+        vocabulary=len(task.vocabs.tgt),
+        is_accelerator=device.is_accelerator,
+        cores=torch.get_num_threads(),
+        memory_bytes=device.total_memory_bytes(),
+    )

@@ -1,0 +1,144 @@
+"""Which weights become the final model of a run."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from gapless.errors import RunFolderError
+from gapless.nmt.run import checkpoints
+from gapless.nmt.run.validation import num_compared, score_pairs
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    import torch
+
+    from gapless.nmt.run.training_run import TrainingRun
+
+
+_BEST = "best weights"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalModel:
+    """The weights that a run ends with, in host memory.
+
+    Attributes:
+        name: what they are.
+        weights: by name.
+        bleu: of all that were compared, on the validation pairs, by what they are; none if the
+            settings say which to take.
+    """
+
+    name: str
+    weights: Mapping[str, torch.Tensor]
+    bleu: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def line(self) -> str:
+        """Which weights were taken, and what the others reached, for people."""
+        others = [f"{name} {bleu:.2f}" for name, bleu in self.bleu.items() if name != self.name]
+        rest = f" ({', '.join(others)})" if others else ""
+        return (
+            f"the final model has the {self.name}: validation BLEU "
+            f"{self.bleu[self.name]:.2f}{rest}"
+        )
+
+
+def averaged_model(run: TrainingRun) -> FinalModel:
+    """Return the mean of the newest epochs' weights, as many as the settings say.
+
+    Raises:
+        RunFolderError: one of them is missing or damaged.
+    """
+    paths = checkpoints.averaged_paths(
+        run.run_dir, epochs=len(run.position.records), average=run.config.num_averaged
+    )
+    return FinalModel(
+        name=f"mean of {len(paths)} epochs", weights=checkpoints.average_weights(paths)
+    )
+
+
+def best_of_all(
+    run: TrainingRun, *, on_batch: Callable[[], None], on_damaged: Callable[[str], None]
+) -> FinalModel:
+    """Return the weights that translate the validation pairs best: averaged, last or best so far.
+
+    BLEU of greedy translations decides. Not the loss: of a small corpus it is lowest long before the
+    translations are best. The last weights win where nothing is better, and the best so far need a
+    lead that is no luck.
+
+    Args:
+        run: that has ended.
+        on_batch: called after each batch of translations.
+        on_damaged: called with a line for each checkpoint that cannot be read.
+
+    Sync: Blocks the host; waits are counted in `run.host_waits`.
+    """
+    pairs = run.task.corpus.val
+    pairs = pairs.take(range(num_compared(pairs)))
+    bleu: dict[str, float] = {}
+    found: dict[str, Mapping[str, torch.Tensor]] = {}
+    for name, read in _candidates(run).items():
+        try:
+            found[name] = read()
+        except RunFolderError as error:
+            on_damaged(f"{error}; the final model is chosen without it")
+            continue
+        put_weights(run, found[name], path=run.run_dir)
+        bleu[name] = score_pairs(run, pairs, beam=1, on_batch=on_batch).bleu
+    best = max(bleu, key=lambda name: bleu[name] * (1.0 - _handicap(name, len(pairs))))
+    return FinalModel(name=best, weights=found[best], bleu=bleu)
+
+
+def _handicap(name: str, num_pairs: int) -> float:
+    """Return the share of its BLEU that a candidate owes to luck.
+
+    The best weights so far were the best of many by the same few sentences, the others were not.
+    """
+    return 0.5 / math.sqrt(max(1, num_pairs)) if name.startswith(_BEST) else 0.0
+
+
+def _candidates(
+    run: TrainingRun,
+) -> dict[str, Callable[[], Mapping[str, torch.Tensor]]]:
+    """Return what may become the final model, by what it is; the last weights first."""
+    last = _weights_of(run)
+    found: dict[str, Callable[[], Mapping[str, torch.Tensor]]] = {"last weights": lambda: last}
+    epochs = checkpoints.epoch_paths(run.run_dir)[-run.config.num_averaged :]
+    if len(epochs) > 1:
+        name = f"mean of {len(epochs)} epochs"
+        found[name] = lambda: checkpoints.average_weights(epochs)
+    best = checkpoints.best_path(run.run_dir)
+    if best.exists() and checkpoints.step_of(best) < run.step.num_updates:
+        name = f"{_BEST}, of update {checkpoints.step_of(best):,}"
+        found[name] = lambda: checkpoints.read_weights(best)
+    return found
+
+
+def _weights_of(run: TrainingRun) -> dict[str, torch.Tensor]:
+    with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
+        return {
+            name: weight.detach().cpu().clone() for name, weight in run.model.named_parameters()
+        }
+
+
+def put_weights(run: TrainingRun, weights: Mapping[str, torch.Tensor], *, path: Path) -> None:
+    """Copy weights into the model of a run.
+
+    Args:
+        run: whose model takes them.
+        weights: by name.
+        path: where they come from, for errors.
+
+    Raises:
+        RunFolderError: they belong to another model.
+
+    Sync: Blocks the host, counted as "checkpoint".
+    """
+    with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
+        checkpoints.set_weights(run.model, weights, path=path)

@@ -1,0 +1,202 @@
+"""Settings that a run chooses by corpus and device."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields, replace
+
+import pytest
+from hypothesis import given, strategies as st
+
+from gapless.errors import UserError
+from gapless.nmt.run.config import TrainConfig, make_config
+from gapless.nmt.run.defaults import (
+    CHOSEN,
+    Facts,
+    TextFacts,
+    choose,
+    choose_vocabulary,
+    chosen_settings,
+)
+
+
+FACTS = st.builds(
+    lambda pairs, length, **more: Facts(pairs=pairs, tokens=pairs * length, **more),
+    pairs=st.integers(1, 50_000_000),
+    length=st.integers(1, 100),
+    vocabulary=st.integers(5, 60_000),
+    is_accelerator=st.booleans(),
+    cores=st.integers(1, 256),
+    memory_bytes=st.none() | st.integers(2**32, 2**38),
+)
+
+GIVEN = st.fixed_dictionaries(
+    {},
+    optional={
+        "d_model": st.sampled_from([16, 64, 96, 256, 1024]),
+        "ffn": st.sampled_from([8, 512, 4096]),
+        "encoder_layers": st.integers(1, 12),
+        "dropout": st.sampled_from([0.0, 0.5]),
+        "batch_tokens": st.integers(1, 50_000),
+        "accumulate": st.integers(1, 8),
+        "epochs": st.integers(1, 1000),
+        "max_steps": st.integers(1, 10**6),
+        "max_time": st.sampled_from(["1s", "90s", "2h"]),
+        "warmup": st.integers(0, 8000),
+        "lr": st.sampled_from([1e-4, 1e-2]),
+        "schedule": st.sampled_from(["inverse-sqrt", "cosine", "constant"]),
+        "val_interval": st.integers(1, 100),
+        "validate_every": st.sampled_from(["50", "30s"]),
+        "patience": st.integers(0, 9),
+    },
+)
+
+GPU = Facts(
+    pairs=5000,
+    tokens=60_000,
+    vocabulary=3000,
+    is_accelerator=True,
+    memory_bytes=141 * 2**30,
+)
+CPU = replace(GPU, is_accelerator=False, cores=2, memory_bytes=None)
+
+
+def text(**settings):
+    return chosen_settings(choose_vocabulary(TextFacts(**settings), {}))
+
+
+@given(facts=FACTS, asked=GIVEN)
+def test_any_corpus_gets_valid_settings(facts, asked):
+    """With any flags; none of them is chosen, and all that can be chosen is known as such."""
+    choices = choose(facts, asked)
+    chosen = chosen_settings(choices)
+
+    make_config({"data": "somewhere", **chosen, **asked})
+    assert not chosen.keys() & asked.keys()
+    assert chosen.keys() <= CHOSEN
+    assert all(choice.reason for choice in choices)
+    assert sum(len(choice.settings) for choice in choices) == len(chosen)
+
+
+@given(facts=FACTS, heads=st.integers(1, 24))
+def test_heads_that_were_given_divide_the_model(facts, heads):
+    """The width follows them."""
+    chosen = chosen_settings(choose(facts, {"heads": heads}))
+
+    make_config({"data": "somewhere", "heads": heads, **chosen})
+
+
+@given(facts=FACTS, asked=GIVEN)
+def test_warm_up_leaves_most_of_the_updates(facts, asked):
+    """At most a tenth of them."""
+    asked.pop("warmup", None)
+    known = {**asked, **chosen_settings(choose(facts, asked))}
+    per_epoch = math.ceil(facts.tokens / known["batch_tokens"])
+    per_epoch = math.ceil(per_epoch / known.get("accumulate", 1))
+    updates = known["epochs"] * per_epoch
+
+    assert 0 <= known["warmup"] <= max(updates, 1) / 10
+    assert known["warmup"] < known.get("max_steps", math.inf)
+
+
+@given(facts=FACTS, factor=st.integers(2, 100))
+def test_more_text_never_gets_a_smaller_model(facts, factor):
+    """Nor smaller batches, more dropout, or more epochs."""
+    more = replace(facts, pairs=facts.pairs * factor, tokens=facts.tokens * factor)
+    large = replace(facts, memory_bytes=None), replace(more, memory_bytes=None)
+    few, many = (chosen_settings(choose(one, {})) for one in large)
+
+    for name in ("d_model", "ffn", "encoder_layers", "batch_tokens"):
+        assert few[name] <= many[name]
+    for name in ("dropout", "epochs", "lr"):
+        assert few[name] >= many[name]
+
+
+@given(characters=st.integers(1, 10**10), alphabet=st.integers(1, 20_000))
+def test_a_vocabulary_holds_the_alphabet(characters, alphabet):
+    """And all bytes; it is not larger than it has to be, and grows with the text."""
+    size = text(characters=characters, alphabet=alphabet)["vocab_size"]
+
+    assert size > alphabet + 256
+    assert size <= max(32_000, 1.25 * (alphabet + 260)) + 100
+    assert size <= text(characters=characters + 1000, alphabet=alphabet)["vocab_size"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, {"shared_vocab": True, "share": "all"}),
+        ({"shared_vocab": False}, {"share": "decoder"}),
+        ({"shared_vocab": True}, {"share": "all"}),
+        ({"share": "none"}, {"shared_vocab": False}),
+        ({"share": "all"}, {"shared_vocab": True}),
+        ({"share": "all", "shared_vocab": True}, {}),
+    ],
+)
+def test_sharing_follows_what_was_given(asked, expected):
+    """All embeddings are one only where the vocabulary is."""
+    asked = {**asked, "vocab_size": 500}
+    chosen = chosen_settings(choose_vocabulary(TextFacts(characters=1, alphabet=1), asked))
+
+    assert chosen == expected
+
+
+def test_words_that_are_given_are_all_kept():
+    """Text that is tokenised already has no number of subwords."""
+    chosen = choose_vocabulary(TextFacts(characters=1, alphabet=1), {"tokenizer": "none"})
+
+    assert "vocab_size" not in chosen_settings(chosen)
+
+
+def test_a_small_gpu_gets_the_same_update_in_parts():
+    """Smaller batches, and as many more of them in an update."""
+    facts = replace(GPU, pairs=10**6, tokens=3 * 10**7)
+    large = chosen_settings(choose(facts, {}))
+    small = chosen_settings(choose(replace(facts, memory_bytes=12 * 2**30), {}))
+
+    assert small["accumulate"] > 1
+    assert small["batch_tokens"] * small["accumulate"] == pytest.approx(
+        large["batch_tokens"], rel=0.1
+    )
+
+
+def test_a_cpu_ends_a_run_when_people_have_waited():
+    """It makes fewer epochs than a GPU, by a schedule that ends with them."""
+    cpu, gpu = (chosen_settings(choose(facts, {})) for facts in (CPU, GPU))
+
+    assert cpu["epochs"] < gpu["epochs"]
+    assert (cpu["schedule"], gpu["schedule"]) == ("cosine", "inverse-sqrt")
+
+
+def test_who_asks_for_an_end_gets_it():
+    """No patience ends the run before the epochs or updates that were given."""
+    assert "patience" in chosen_settings(choose(GPU, {}))
+    assert "patience" not in chosen_settings(choose(GPU, {"epochs": 50}))
+    assert "patience" not in chosen_settings(choose(GPU, {"max_steps": 50}))
+
+
+def test_long_epochs_are_validated_inside():
+    """By updates; short ones only every so many."""
+    long = chosen_settings(choose(replace(GPU, pairs=10**6, tokens=3 * 10**7), {}))
+
+    assert int(long["validate_every"]) >= 100
+    assert "val_interval" not in long
+    assert chosen_settings(choose(GPU, {}))["val_interval"] > 1
+
+
+def test_a_line_names_settings_values_and_reason():
+    """As it is printed."""
+    lines = [choice.line for choice in choose(GPU, {"epochs": 10, "batch_tokens": 3000})]
+
+    assert "warmup 20: 10% of 200 updates" in lines
+
+
+def test_a_time_that_is_none():
+    """Is named with its setting."""
+    with pytest.raises(UserError, match=r"`max_time` must be a time such as 90s.*'soon'"):
+        choose(GPU, {"max_time": "soon"})
+
+
+def test_what_may_be_chosen_are_settings():
+    """Of these names."""
+    assert {item.name for item in fields(TrainConfig)} >= CHOSEN
