@@ -39,7 +39,7 @@ def test_whole_checkpoints_are_verified(gapless, run):
         ("checkpoints/best/tensors.safetensors", "best: tensors.safetensors holds other bytes"),
         ("checkpoints/epoch-0001/manifest.json", "epoch-0001: manifest.json holds other bytes"),
         ("config.yaml", "config.yaml is not what was saved with step-000000010"),
-        ("vocab.src.spm", "vocab.src.spm is not what was saved"),
+        ("vocab.spm", "vocab.spm is not what was saved"),
         ("metrics.jsonl", "metrics.jsonl: holds other bytes"),
     ],
 )

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import torch
+
 from gapless.errors import RunFolderError
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.validation import num_compared, score_pairs
@@ -14,8 +16,6 @@ from gapless.nmt.run.validation import num_compared, score_pairs
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from pathlib import Path
-
-    import torch
 
     from gapless.nmt.run.training_run import TrainingRun
 
@@ -121,9 +121,11 @@ def _candidates(
 
 
 def _weights_of(run: TrainingRun) -> dict[str, torch.Tensor]:
-    with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
+    """Return a copy of the model's weights in host memory."""
+    with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"), torch.no_grad():
         return {
-            name: weight.detach().cpu().clone() for name, weight in run.model.named_parameters()
+            name: torch.empty(weight.shape, dtype=weight.dtype).copy_(weight)
+            for name, weight in run.model.named_parameters()
         }
 
 
