@@ -418,7 +418,7 @@ class Trainer:
         run = self.run
         record = run.position.records[-1]
         is_best = self._validate(record)
-        folder.log("validation", step=run.step.num_updates, **record.validation)
+        folder.log("validation", step=run.step.num_updates, waits=None, **record.validation)
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.validation.items())
         self._observer.noted(f"update {run.step.num_updates}: {figures}")
         if is_best:
