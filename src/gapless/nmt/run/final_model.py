@@ -10,7 +10,8 @@ import torch
 
 from gapless.errors import RunFolderError
 from gapless.nmt.run import checkpoints
-from gapless.nmt.run.validation import num_compared, score_pairs
+from gapless.nmt.run.translated_pairs import num_compared
+from gapless.nmt.run.validation import score_pairs
 
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import TimeLimit
-from gapless.nmt.run.validation import num_compared, num_translated
+from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.pipeline.host_waits import HostWaits
 
 

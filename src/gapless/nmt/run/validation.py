@@ -9,6 +9,7 @@ from gapless.nmt.model.compiling import eager_layers
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run.build import validation_sampler
 from gapless.nmt.run.score import evaluate
+from gapless.nmt.run.translated_pairs import num_translated
 from gapless.pipeline.readback import DeferredLoss
 
 
@@ -18,23 +19,6 @@ if TYPE_CHECKING:
     from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.run.score import Scores
     from gapless.nmt.run.training_run import TrainingRun
-
-
-# Greedy translations of this many validation sentences show how far the model is.
-_NUM_TRANSLATED = 200
-
-# With more of them the final model is chosen.
-_NUM_COMPARED = 500
-
-
-def num_translated(pairs: Pairs) -> int:
-    """Return how many of the validation pairs are translated in a validation."""
-    return min(len(pairs), _NUM_TRANSLATED)
-
-
-def num_compared(pairs: Pairs) -> int:
-    """Return how many of the validation pairs are translated to compare weights at a run's end."""
-    return min(len(pairs), _NUM_COMPARED)
 
 
 def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, float]:
