@@ -15,10 +15,19 @@ from hazards.themes import CASES
 PLAIN = [(one, kind) for one in CASES for kind in (CPU, SIMULATED) if kind in one.devices]
 
 
+# Of all cases, one in so many is run by `make test`; `make check` runs the others.
+_ONE_IN = 4
+
+
 @pytest.mark.parametrize(
     ("one", "kind"),
-    [(one, kind) for one, kind in PLAIN if one.holds_plainly],
-    ids=[f"{one}-{kind}" for one, kind in PLAIN if one.holds_plainly],
+    [
+        pytest.param(
+            one, kind, id=f"{one}-{kind}", marks=[pytest.mark.slow] if number % _ONE_IN else []
+        )
+        for number, (one, kind) in enumerate(PLAIN)
+        if one.holds_plainly
+    ],
 )
 def test_the_plain_loop_is_right(one, kind):
     """Each case accepts the plain loop, on the CPU and with copies in place of moves."""

@@ -8,7 +8,7 @@ from hazards.harness import CPU, SIMULATED, judge
 from hazards.themes import CASES
 
 
-SCHEDULES = [("asap", 0), ("lazy", 0), ("random", 0), ("random", 1)]
+SCHEDULES = [("asap", 0), ("lazy", 0), ("random", 0)]
 
 
 def cases_on(kind):
@@ -21,7 +21,11 @@ def test_on_the_cpu(one):
     assert judge(one, CPU) == []
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES, ids=lambda schedule: "-".join(map(str, schedule)))
+@pytest.mark.parametrize(
+    "schedule",
+    [*SCHEDULES, pytest.param(("random", 1), marks=pytest.mark.slow)],
+    ids=lambda schedule: "-".join(map(str, schedule)),
+)
 @pytest.mark.parametrize("one", cases_on(SIMULATED))
 def test_on_the_simulated_device(one, schedule):
     """The loop gives what the plain loop gives, and every access is ordered."""
