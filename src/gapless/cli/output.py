@@ -7,6 +7,8 @@ import os
 import sys
 from typing import TextIO
 
+from gapless.report.text import wrapped
+
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -14,6 +16,22 @@ _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 def say(text: str) -> None:
     """Print a line to standard output at once, also into a pipe: somebody may be watching it."""
     write(sys.stdout, f"{text}\n")
+
+
+def say_wrapped(text: str, *, indent: int = 2) -> None:
+    """Print lines; those that are wider than the terminal are broken at spaces.
+
+    Into a file or a pipe they go as they are.
+
+    Args:
+        text: lines.
+        indent: column where the rest of a broken line begins.
+    """
+    if sys.stdout is not None and sys.stdout.isatty():
+        columns = terminal_columns(sys.stdout)
+        lines = [wrapped(line, columns, indent=indent) for line in text.splitlines()]
+        text = "\n".join(part for parts in lines for part in parts)
+    say(text)
 
 
 def write(stream: TextIO | None, text: str) -> None:

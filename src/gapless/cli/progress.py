@@ -7,10 +7,9 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
 from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
-from gapless.cli.output import say, terminal_columns, write
+from gapless.cli.output import say, say_wrapped, write
 from gapless.report.epoch_text import epoch_line, waits_table
 from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
-from gapless.report.text import wrapped
 
 
 if TYPE_CHECKING:
@@ -232,10 +231,8 @@ class TerminalObserver:
         self._shapes.close()
 
     def _say(self, text: str, *, indent: int = 2) -> None:
-        """Print a text above the bar, its lines broken at spaces where the terminal ends."""
+        """Print a text above the bar."""
         shown = self._bar.text
         self._bar.clear()
-        columns = terminal_columns(sys.stdout)
-        for line in text.splitlines():
-            say("\n".join(wrapped(line, columns, indent=indent)))
+        say_wrapped(text, indent=indent)
         self._bar.show(shown)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
-from gapless.cli.output import say
+from gapless.cli.output import say, say_wrapped
 from gapless.cli.ranks import refuse_ranks
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
@@ -75,8 +75,12 @@ def _train(options: Namespace, signals: Signals) -> int:
     works = [record.work for record in trainer.run.position.records]
     if works:
         say(waits_table(total(works)))
-    for line in _result_lines(summary, trainer.run.run_dir):
-        say(line)
+    if summary["interrupted"]:
+        say(f"stopped after {summary['steps']} updates; go on with")
+        # Whole, so that it can be copied.
+        say(f"  gapless train --resume {trainer.run.run_dir}")
+    else:
+        say_wrapped("\n".join(_result_lines(summary, trainer.run.run_dir)))
     return 0 if stop.number is None else 128 + stop.number
 
 
@@ -101,11 +105,6 @@ def _trainer(
 
 
 def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
-    if summary["interrupted"]:
-        return [
-            f"stopped after {summary['steps']} updates; go on with",
-            f"  gapless train --resume {run_dir}",
-        ]
     skipped = summary["skipped_updates"]
     # A CPU has none.
     gap = "" if summary["gap_share"] is None else f", gap {share(summary['gap_share'])}"
