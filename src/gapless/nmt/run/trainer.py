@@ -354,8 +354,8 @@ class Trainer:
         run = self.run
         is_whole = not run.position.batches
         validates = self._validates_after(record)
-        if run.config.average == "auto" and not validates:
-            # Epochs may be so short that their checkpoints would take longer than they do.
+        if run.config.average == "auto" and not validates and not record.validation:
+            # So short an epoch that its checkpoint may take longer than itself.
             folder.log_epoch(record)
             self._observer.epoch_ended(record)
             return

@@ -1,0 +1,239 @@
+"""When a run is validated, when it ends by itself, and which weights it ends with."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from types import SimpleNamespace
+
+import pytest
+
+from gapless.errors import UserError
+from gapless.nmt.run import checkpoints, final_model
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.position import Position
+from gapless.nmt.run.time_limit import TimeLimit
+from gapless.nmt.run.trainer import Trainer
+from tiny_run import tiny_config
+
+
+class Listener:
+    """Keeps what a run notes."""
+
+    def __init__(self):
+        self.notes = []
+
+    def noted(self, text):
+        self.notes.append(text)
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+@pytest.fixture
+def folder(tmp_path, numerics):
+    draw = random.Random(1)
+    rows = [
+        " ".join(draw.choice("abcdefgh") for _ in range(draw.randint(2, 7))) for _ in range(60)
+    ]
+    (tmp_path / "d.tsv").write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    return tmp_path
+
+
+@pytest.fixture
+def train(folder):
+    """Train a tiny run of 14 updates an epoch; return its summary, notes and folder."""
+
+    def run(name="run", **settings):
+        settings = {"batch_size": 4, "warmup": 5, "beam": 1, "check_columns": False, **settings}
+        config = tiny_config(folder, run_dir=str(folder / name), **settings)
+        listener = Listener()
+        summary = Trainer.new(config, observer=listener).train()
+        return SimpleNamespace(summary=summary, notes=listener.notes, path=folder / name)
+
+    return run
+
+
+def resume(path, **flags):
+    config = make_config(flags, file=path / "config.yaml")
+    return Trainer.resume(config, path, observer=Listener()).train()
+
+
+def rows(path, kind):
+    lines = map(json.loads, (path / "metrics.jsonl").read_text().splitlines())
+    return [line for line in lines if line["kind"] == kind]
+
+
+def final_bytes(path):
+    return (path / "checkpoints" / "final" / "tensors.safetensors").read_bytes()
+
+
+def epochs_kept(path):
+    return [found.name for found in checkpoints.epoch_paths(path)]
+
+
+# --- validations ---
+
+
+def test_validations_by_updates_change_no_bits(train):
+    """They come inside epochs too, and the run computes what it does without them."""
+    plain = train("plain", epochs=2, average=1)
+    often = train("often", epochs=2, average=1, validate_every="5")
+
+    assert [row["step"] for row in rows(often.path, "validation")] == [5, 10, 15, 20, 25]
+    assert plain.summary["loss"] == often.summary["loss"]
+    assert final_bytes(plain.path) == final_bytes(often.path)
+
+
+def test_validations_by_time(train):
+    """One comes after each update when that takes longer than the time between two."""
+    run = train(epochs=1, validate_every="0.0001s")
+
+    assert [row["step"] for row in rows(run.path, "validation")] == list(range(1, 14))
+
+
+def test_short_epochs_keep_no_weights_unless_they_are_validated(train):
+    """As the weights of the newest validated ones are enough for a mean."""
+    run = train(epochs=6, val_interval=3)
+
+    assert epochs_kept(run.path) == ["epoch-0003", "epoch-0006"]
+    assert len(rows(run.path, "epoch")) == 6
+
+
+@pytest.mark.slow
+def test_a_mean_of_so_many_epochs_needs_all_of_them(train):
+    """So their weights are kept, validated or not."""
+    run = train(epochs=6, val_interval=3, average=3)
+
+    assert epochs_kept(run.path)[-3:] == ["epoch-0004", "epoch-0005", "epoch-0006"]
+
+
+def test_the_best_weights_are_those_of_the_highest_bleu():
+    """Whatever the loss says; of equal BLEU the lower loss is better."""
+    position = Position()
+    best = [
+        position.note_validation(loss=loss, bleu=bleu)
+        for loss, bleu in [(5.0, 0.0), (4.0, 0.0), (6.0, 3.0), (3.0, 2.0), (7.0, 3.0)]
+    ]
+
+    assert best == [True, True, True, False, False]
+    assert (position.best_loss, position.best_bleu) == (3.0, 3.0)
+    assert position.validations_without_better == 1
+
+
+# --- patience ---
+
+
+def test_a_run_that_gets_no_better_ends(train):
+    """After so many validations in a row, with its final model, and says so."""
+    run = train(epochs=50, lr=0.0, patience=3)
+
+    assert run.summary["epochs"] == 4
+    assert not run.summary["interrupted"]
+    assert run.notes[-2].startswith("training ends after 56 updates: 3 validations brought no")
+    assert final_bytes(run.path)
+
+
+@pytest.mark.slow
+def test_a_run_without_patience_is_resumed_with_more(train):
+    """It stays finished otherwise."""
+    run = train(epochs=6, lr=0.0, patience=2)
+
+    assert run.summary["epochs"] == 3
+    assert resume(run.path)["epochs"] == 3
+    assert resume(run.path, patience=4)["epochs"] == 5
+    assert resume(run.path, patience=0)["epochs"] == 6
+
+
+# --- time ---
+
+
+def test_a_run_ends_in_its_time(train):
+    """With its final model and scores, and says so."""
+    run = train(epochs=100_000, max_time="2s")
+
+    assert 0 < run.summary["epochs"] < 100_000
+    assert run.summary["bleu"] is not None
+    assert any("the rest of 2s is for the final model" in note for note in run.notes)
+    assert final_bytes(run.path)
+
+
+def test_time_is_kept_for_the_end():
+    """A tenth at first; then what validations take, so many times, and a fiftieth."""
+    now = [0.0]
+    limit = TimeLimit(100.0, clock=lambda: now[0], end_validations=4.0)
+
+    def up_at(seconds):
+        now[0] = seconds
+        return limit.is_up
+
+    assert [up_at(89.9), up_at(90.0)] == [False, True]
+    limit.note_validation(5.0)
+    assert [up_at(77.9), up_at(78.0)] == [False, True]
+    limit.note_validation(1.0)
+    assert [up_at(93.9), up_at(94.0)] == [False, True]
+    assert not TimeLimit(None, clock=lambda: math.inf, end_validations=4.0).is_up
+
+
+@pytest.mark.parametrize("text", ["90", "soon", "0s", "-2h"])
+def test_a_limit_that_is_no_time(text):
+    """Is refused by name; so is an interval of validations that is none."""
+    with pytest.raises(UserError, match="`max_time` must be a time such as 90s, 10min or 2h"):
+        make_config({"max_time": text})
+    with pytest.raises(UserError, match="`validate_every` must be a number of updates"):
+        make_config({"validate_every": "often"})
+
+
+# --- the final model ---
+
+
+@pytest.mark.parametrize(
+    ("scores", "expected"),
+    [
+        ([5.0, 6.0, 6.5], "mean of 3 epochs"),
+        pytest.param([5.0, 5.0, 5.0], "last weights", marks=pytest.mark.slow),
+        pytest.param([5.0, 4.0, 9.0], "best weights, of update 14", marks=pytest.mark.slow),
+        ([5.0, 4.0, 5.5], "last weights"),
+    ],
+)
+def test_the_final_model_is_what_translates_best(train, monkeypatch, scores, expected):
+    """The best so far needs a lead, for it was the best of many; what won is said and kept."""
+    bleu = iter(scores)
+    monkeypatch.setattr(
+        final_model, "score_pairs", lambda *_, **__: SimpleNamespace(bleu=next(bleu))
+    )
+    monkeypatch.setattr(Position, "note_validation", lambda position, **_: position.epoch == 1)
+    run = train(epochs=3)
+    sources = {
+        "mean of 3 epochs": [checkpoints.epoch_path(run.path, epoch) for epoch in (1, 2, 3)],
+        "last weights": [checkpoints.epoch_path(run.path, 3)],
+        "best weights, of update 14": [checkpoints.epoch_path(run.path, 1)],
+    }
+    weights = checkpoints.average_weights(sources[expected])
+    final = checkpoints.read_weights(checkpoints.final_path(run.path))
+
+    assert run.summary["final_weights"] == expected
+    assert all(weights[name].equal(final[name]) for name in weights)
+    (line,) = [note for note in run.notes if note.startswith("the final model has")]
+    assert f"the {expected}: validation BLEU" in line
+    assert line.count(".") == 3
+
+
+@pytest.mark.slow
+def test_a_mean_of_so_many_epochs_is_taken_as_asked(train):
+    """Without a comparison."""
+    run = train(epochs=3, average=2)
+    paths = [checkpoints.epoch_path(run.path, epoch) for epoch in (2, 3)]
+    mean = checkpoints.average_weights(paths)
+    final = checkpoints.read_weights(checkpoints.final_path(run.path))
+
+    assert all(mean[name].equal(final[name]) for name in mean)
+    assert not any("final model" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("value", ["some", 0, -1])
+def test_an_average_that_is_none(value):
+    """Is refused by name."""
+    with pytest.raises(UserError, match="`average` must be"):
+        make_config({"average": value})
