@@ -141,6 +141,14 @@ def test_an_older_run_is_asked_about_when_it_is_evaluated(gapless, tiny_run, tmp
     assert "tok:char" in chosen.out
 
 
+def test_a_language_given_to_evaluate_wins_over_the_tokenizer_of_the_run(gapless, table):
+    """A run that counts characters is scored anew in its language."""
+    assert gapless("train", *table(), "--score-tokenizer", "char", *FLAGS).code == 0
+
+    assert "tok:char" in gapless("evaluate", "r").out
+    assert "tok:zh" in gapless("evaluate", "r", "--tgt-language", "Chinese").out
+
+
 def test_columns_without_text_are_refused_until_they_are_wanted(gapless, tmp_path):
     """`--no-check-columns` trains on what does not look like text."""
     rows = "".join(f"{n}\t{n + 1}\n" for n in range(40))

@@ -52,6 +52,12 @@ def test_words_for_columns_are_no_languages(name):
     assert find_language(name) is None
 
 
+@pytest.mark.parametrize("name", ["dev", "doc", "cap", "foreign", "hypothesis", "body"])
+def test_a_short_name_is_no_language_that_few_speak(name):
+    """Many short words are the code, or the name, of a language somewhere."""
+    assert find_language(name) is None
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -163,6 +163,25 @@ def test_a_first_pair_of_words_is_a_pair(tmp_path, first):
         assert len(read(path)) == 2
 
 
+def test_labels_in_every_row_are_no_header(tmp_path):
+    """The names of the sides stand in the first row, but in the second as well."""
+    rows = [("en", f"{word} {n}", "zh", f"{word} {n}!") for n, word in enumerate(WORDS)]
+    path = tmp_path / "p.tsv"
+    path.write_text("".join("\t".join(row) + "\n" for row in rows))
+
+    message = refusal(path)
+
+    assert f"column 1 of {path} holds the same in {len(rows)} of {len(rows)} rows, 'en'" in message
+    assert "`columns=_,en,_,zh`" in message
+
+
+def test_one_file_is_not_both_sides(tmp_path):
+    """`--src zh --tgt zh-CN` does not find train.zh-CN twice."""
+    (tmp_path / "train.zh-CN").write_text("狗。\n", encoding="utf-8")
+
+    assert "has no train.zh and train.zh-CN" in refusal(tmp_path, src="zh", tgt="zh-CN")
+
+
 def test_sides_in_files_are_found_by_their_language(tmp_path):
     """`--src en --tgt zh` finds train.eng and train.zh-CN."""
     (tmp_path / "train.eng").write_text("A dog.\n")
