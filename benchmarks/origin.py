@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--steps", type=int, help="batches of a round [default: 50, small: 6]")
     parser.add_argument("--rounds", type=int, help="timed rounds [default: 5, small: 2]")
     parser.add_argument(
+        "--verify-steps", type=int, help="steps of comparing bits; 0: none [default: 18, small: 6]"
+    )
+    parser.add_argument(
         "--seconds",
         type=float,
         default=_ROUNDS_SECONDS,
@@ -108,8 +111,8 @@ def _command(options: argparse.Namespace) -> str:
     words = [f"python -m benchmarks.origin --precision {options.precision}"]
     words += [f"--{name}" for name in ("small", "tuning") if getattr(options, name)]
     words += [
-        f"--{name} {getattr(options, name)}"
-        for name in ("only", "steps", "rounds")
+        f"--{name.replace('_', '-')} {getattr(options, name)}"
+        for name in ("only", "steps", "rounds", "verify_steps")
         if getattr(options, name) is not None
     ]
     return " ".join(words)
@@ -139,7 +142,7 @@ class _Run:
                 steps=steps,
                 rounds=options.rounds or (2 if self._small else 5),
                 warmup_rounds=1 if self._small else 2,
-                verify_steps=6 if self._small else 18,
+                verify_steps=self._verify_steps(options.verify_steps),
             ),
             plans=plans,
             weights=make_weights({}),
@@ -165,6 +168,11 @@ class _Run:
         """Whether every plan ran and gave the same bits."""
         return not self._kept["problems"] and False not in self._kept["bits"].values()
 
+    def _verify_steps(self, asked: int | None) -> int:
+        if asked is not None:
+            return asked
+        return 6 if self._small else 18
+
     def _say(self, title: str) -> None:
         self._lines.show(title, 0, of=1)
 
@@ -189,6 +197,8 @@ class _Run:
 
     def compare_bits(self) -> None:
         """Compare every plan with a plain loop; the file has each verdict at once."""
+        if not self._settings.rounds.verify_steps:
+            return
         case, bits = self._case, self._kept["bits"]
 
         def store(verdict: Verdict) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, replace
+from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from gapless.plans import get_plan
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from gapless.compare.settings import CompareSettings
     from gapless.compare.verify_plan import OnProgress
@@ -139,8 +140,9 @@ class _Bench:
         try:
             with self.compile_clock:
                 for number, plan in enumerate(plans):
-                    self._on_progress(f"warm-up of {plan}", number, len(plans))
-                    entrants.append(self._prepared(plan, entrants))
+                    on_work = partial(self._on_progress, f"warm-up of {plan}", number, len(plans))
+                    on_work()
+                    entrants.append(self._prepared(plan, entrants, on_work=on_work))
             self.unit = self.unit or entrants[0].workload.unit
             most = max(entrant.num_warmup_rounds for entrant in entrants)
             for entrant in entrants:
@@ -155,7 +157,9 @@ class _Bench:
             for entrant in entrants:
                 entrant.close()
 
-    def _prepared(self, plan: str, others: Sequence[Entrant]) -> Entrant:
+    def _prepared(
+        self, plan: str, others: Sequence[Entrant], *, on_work: Callable[[], None]
+    ) -> Entrant:
         settings = self._settings
         free = settings.run.device.free_memory_bytes()
         largest = max((other.held_memory_bytes for other in others), default=0)
@@ -168,7 +172,7 @@ class _Bench:
             steps=settings.rounds.steps,
         )
         try:
-            entrant.prepare(rounds=settings.rounds.warmup_rounds)
+            entrant.prepare(rounds=settings.rounds.warmup_rounds, on_work=on_work)
         except BaseException:
             entrant.close()
             raise

@@ -16,7 +16,7 @@ from gapless.pipeline.loaders import end_kept_workers
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from gapless.compare.settings import RunSettings
     from gapless.compare.workload import PlanWorkloadFunction, Workload
@@ -92,11 +92,15 @@ class Entrant:
         """Whether the plan is `auto` and has not decided yet how its steps run."""
         return self.plan.graphs == "auto" and self._loop.diagnosis is None
 
-    def prepare(self, *, rounds: int) -> None:
+    def prepare(self, *, rounds: int, on_work: Callable[[], None] = lambda: None) -> None:
         """Build the workload, capture what the plan captures ahead, and take warm-up rounds.
 
         Plan `auto` takes more of them until it has decided, up to a limit: until then it tries
         ways of running steps, and their times are not its own.
+
+        Args:
+            rounds: least number of warm-up rounds.
+            on_work: called after each part of it that may take seconds.
 
         Sync: Blocks the host.
         """
@@ -105,10 +109,11 @@ class Entrant:
         held_before = device.reserved_memory_bytes()
         device.reset_peak_memory()
         kept_before = device.peak_memory_bytes()
-        self._build()
+        self._build(on_work)
         while self.num_warmup_rounds < rounds or self._needs_more():
             self._take()
             self.num_warmup_rounds += 1
+            on_work()
         self.peak_memory_bytes = device.peak_memory_bytes() - kept_before
         # Right after a reset the peak is the memory that is held now.
         device.reset_peak_memory()
@@ -130,10 +135,11 @@ class Entrant:
             skip_round(self.workload.batches, steps=self._steps)
         self.num_warmup_rounds = max(self.num_warmup_rounds, num_warmup_rounds)
 
-    def _build(self) -> None:
+    def _build(self, on_work: Callable[[], None]) -> None:
         seed_generators(self._seed)
         with self._loop.on_compute_stream():
             self._workload = self._make(self._device.torch_device, self.plan)
+        on_work()
         first = self._first_batches()
         if self._loop.captures_ahead:
             self._loop.capture_ahead(
@@ -141,6 +147,7 @@ class Entrant:
                 self.workload.step,
                 model=self.workload.model,
                 optimizer=self.workload.optimizer,
+                on_batch=lambda done: on_work(),
             )
         else:
             # As many passes as under a plan that captures, so that a loader that shuffles gives
