@@ -67,13 +67,13 @@ def test_a_run_is_told_in_order(kind, capsys, always_due):
     for done in range(4):
         observer.capturing_ahead(done, of=3)
     observer.noted("auto: launch-bound")
-    observer.epoch_started(1, num_batches=4, num_epochs=2)
+    observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
     for batch in range(1, 5):
         queue(observer, batch=batch)
     observer.validating()
     observer.validated({"val_bleu": 12.3})
     observer.epoch_ended(made_up_epoch(epoch=1, validation={"val_bleu": 12.3}))
-    observer.epoch_started(2, num_batches=4, num_epochs=2)
+    observer.epoch_started(2, num_epochs=2, num_batches=4, num_done=0)
     queue(observer, batch=1)
     observer.testing(12)
 
@@ -107,7 +107,7 @@ def test_lines_of_a_file_become_rarer(capsys, monkeypatch):
     monkeypatch.setattr(bar, "perf_counter", lambda: now[0])
     monkeypatch.setattr(shown, "perf_counter", lambda: now[0])
     observer = shown.PlainObserver()
-    observer.epoch_started(1, num_batches=10**6, num_epochs=2)
+    observer.epoch_started(1, num_epochs=2, num_batches=10**6, num_done=0)
     counts = []
     for _ in range(8):
         for batch in range(600):
@@ -125,7 +125,7 @@ def test_the_speed_is_that_of_the_newest_read(open_terminal, always_due, monkeyp
     now = [0.0]
     monkeypatch.setattr(shown, "perf_counter", lambda: now[0])
     observer = shown.TerminalObserver()
-    observer.epoch_started(1, num_batches=4, num_epochs=2)
+    observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
     for batch, seconds in ((1, 2.0), (2, 50.0)):
         now[0] = seconds
         queue(observer, batch=batch, weight=4000.0)
@@ -170,7 +170,7 @@ def test_an_error_leaves_no_bar_behind(open_terminal):
     """What Python or the command prints next begins on a line of its own."""
     stdout = open_terminal()
     with pytest.raises(ValueError, match="broken"), shown.TerminalObserver() as observer:
-        observer.epoch_started(1, num_batches=4, num_epochs=2)
+        observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
         observer.noted("a line above the bar")
         before = stdout.getvalue()
         raise ValueError("broken")

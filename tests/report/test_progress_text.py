@@ -23,7 +23,7 @@ def progress(**changes):
 
 
 def bar(columns, *, epoch=3, of=40, made=None, run=RUN, validation=None):
-    title = EpochTitle(number=epoch, num_epochs=of, num_batches=100)
+    title = EpochTitle(number=epoch, num_epochs=of, num_batches=100, num_done=0)
     return progress_bar(
         title,
         made or progress(),
@@ -75,6 +75,14 @@ def test_it_fits_every_width(columns):
         assert len(bar(columns, epoch=40, made=made, run=run)) <= columns
 
 
+def test_an_epoch_that_goes_on_has_the_batches_before():
+    """After a validation within it, or in a resumed run, the bar begins where it was."""
+    title = EpochTitle(number=3, num_epochs=40, num_batches=100, num_done=30)
+    shown = progress_bar(title, progress(batch=20), RUN, seconds=10.0, validation={}, columns=120)
+
+    assert "=" * 11 + "-" * 11 + "  batch 50/100  " in shown
+
+
 def test_what_is_not_known_yet_is_not_shown():
     """Before the first read there is no loss, and before the second update no time left."""
     made = progress(loss=None, mean_loss=None, weight=0.0)
@@ -90,7 +98,7 @@ def test_a_run_without_scores_shows_the_loss_of_its_validation():
 
 def test_a_line_of_a_file_holds_everything():
     """However wide it becomes, and without a bar."""
-    title = EpochTitle(number=3, num_epochs=40, num_batches=100)
+    title = EpochTitle(number=3, num_epochs=40, num_batches=100, num_done=0)
     line = progress_line(title, progress(gap_share=0.5), RUN, seconds=10.0, validation={})
 
     assert line == (

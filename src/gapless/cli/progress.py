@@ -77,7 +77,7 @@ class PlainObserver:
         self._timer = Timer(every_seconds=_LINE_SECONDS[0])
         self._run_began = perf_counter()
         self._clock = _ReadClock()
-        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0)
+        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0, num_done=0)
         self._validation: Mapping[str, float] = {}
 
     def started(self, facts: dict[str, str]) -> None:
@@ -98,9 +98,13 @@ class PlainObserver:
         if done == of:
             say(f"prepared {of} shapes")
 
-    def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
+    def epoch_started(
+        self, epoch: int, *, num_epochs: int, num_batches: int, num_done: int
+    ) -> None:
         """Start the epoch's clock."""
-        self._title = EpochTitle(number=epoch, num_epochs=num_epochs, num_batches=num_batches)
+        self._title = EpochTitle(
+            number=epoch, num_epochs=num_epochs, num_batches=num_batches, num_done=num_done
+        )
         self._clock.start()
         self._timer.restart()
 
@@ -155,7 +159,7 @@ class TerminalObserver:
         self._bar = Bar(sys.stdout)
         self._timer = Timer(every_seconds=BAR_SECONDS)
         self._clock = _ReadClock()
-        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0)
+        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0, num_done=0)
         self._validation: Mapping[str, float] = {}
         self._shapes = StepBar("shapes")
 
@@ -181,9 +185,13 @@ class TerminalObserver:
         if done == of:
             self._shapes.close()
 
-    def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
+    def epoch_started(
+        self, epoch: int, *, num_epochs: int, num_batches: int, num_done: int
+    ) -> None:
         """Show which epoch begins."""
-        self._title = EpochTitle(number=epoch, num_epochs=num_epochs, num_batches=num_batches)
+        self._title = EpochTitle(
+            number=epoch, num_epochs=num_epochs, num_batches=num_batches, num_done=num_done
+        )
         self._bar.show(str(self._title))
         self._clock.start()
 

@@ -35,11 +35,13 @@ class EpochTitle:
         number: of the epoch, counted from 1.
         num_epochs: of the run.
         num_batches: of the epoch.
+        num_done: of these, before what the progress is of.
     """
 
     number: int
     num_epochs: int
     num_batches: int
+    num_done: int
 
     def __str__(self) -> str:
         """Return it as it stands on the line."""
@@ -78,7 +80,9 @@ def progress_bar(
                 free -= width
     if "epoch" in shown:
         epoch = str(title)
-    drawn = bar_text(progress.batch, of=title.num_batches, columns=min(free - 1, _LONGEST_BAR))
+    drawn = bar_text(
+        title.num_done + progress.batch, of=title.num_batches, columns=min(free - 1, _LONGEST_BAR)
+    )
     parts = [figures[name] for name in _ORDER if name in shown]
     return cut("  ".join([f"{epoch} {drawn}".rstrip(), *parts]), columns)
 
@@ -121,7 +125,7 @@ def _figures(
     seconds: float,
     validation: Mapping[str, float],
 ) -> dict[str, str]:
-    figures = {"batch": f"batch {progress.batch}/{title.num_batches}"}
+    figures = {"batch": f"batch {title.num_done + progress.batch}/{title.num_batches}"}
     if progress.loss is not None and progress.mean_loss is not None:
         figures["loss"] = f"loss {progress.loss:.2f}"
         figures["mean"] = f"mean {progress.mean_loss:.2f}"

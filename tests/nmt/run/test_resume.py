@@ -43,7 +43,7 @@ class Silent:
     def capturing_ahead(self, done, *, of):
         pass
 
-    def epoch_started(self, epoch, *, num_batches, num_epochs):
+    def epoch_started(self, epoch, *, num_epochs, num_batches, num_done):
         pass
 
     def batch_queued(self, progress, *, run):

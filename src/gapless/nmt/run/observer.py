@@ -27,8 +27,10 @@ class Observer(Protocol):
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """This many of the fixed shapes are captured, before the run trains on any batch."""
 
-    def epoch_started(self, epoch: int, *, num_batches: int, num_epochs: int) -> None:
-        """An epoch of this many batches begins; epochs count from 1."""
+    def epoch_started(
+        self, epoch: int, *, num_epochs: int, num_batches: int, num_done: int
+    ) -> None:
+        """An epoch of this many batches begins, or goes on where some are done; epochs count from 1."""
 
     def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
         """A batch was queued."""

@@ -16,7 +16,8 @@ class Pace:
     """Estimates when a run ends, from the time of its updates in this process.
 
     Validations and saves between updates count as well. The first update does not, for it takes
-    longer than others.
+    longer than others. A limit of time ends a run earlier; that it stops getting better is not
+    foreseen.
 
     Args:
         run: under way.
@@ -41,8 +42,11 @@ class Pace:
         )
 
     def _seconds_left(self, num_updates: int, total: int) -> float | None:
-        now = perf_counter()
+        now, limit = perf_counter(), self._run.time_limit.seconds_left
         if self._first is None:
             self._first, self._began = num_updates, now
         done = num_updates - self._first
-        return (now - self._began) / done * (total - num_updates) if done > 0 else None
+        if done <= 0:
+            return limit
+        left = (now - self._began) / done * (total - num_updates)
+        return left if limit is None else min(left, limit)

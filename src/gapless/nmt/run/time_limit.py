@@ -42,10 +42,16 @@ class TimeLimit:
         self._end_seconds = self._end_validations * seconds
 
     @property
-    def is_up(self) -> bool:
-        """Whether what is left is needed for the end of the run."""
+    def seconds_left(self) -> float | None:
+        """Seconds until training has to end, below 0 when it should have; None without a limit."""
         if self._limit is None:
-            return False
+            return None
         end = self._end_seconds
         reserve = self._limit * _FIRST_SHARE if end is None else end + self._limit * _LEAST_SHARE
-        return self._clock() + reserve >= self._limit
+        return self._limit - reserve - self._clock()
+
+    @property
+    def is_up(self) -> bool:
+        """Whether what is left is needed for the end of the run."""
+        left = self.seconds_left
+        return left is not None and left <= 0

@@ -305,7 +305,10 @@ class Trainer:
             position.epoch, skip=position.batches, max_updates=self._updates_to_go()
         )
         self._observer.epoch_started(
-            position.epoch + 1, num_batches=len(run.sampler), num_epochs=run.config.epochs
+            position.epoch + 1,
+            num_epochs=run.config.epochs,
+            num_batches=run.sampler.whole_epoch,
+            num_done=position.batches,
         )
         log = LossLog(folder, losses, first_batch=position.batches_before)
         watch = LossWatch(
