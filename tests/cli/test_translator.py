@@ -34,9 +34,10 @@ def test_python_gives_what_the_command_line_prints(gapless, tiny_run, translator
     assert printed.out.split("\n")[:-1] == translator.translate(LINES, **options)
 
 
-def test_no_sentence_gives_no_translation(translator):
-    """An empty list is answered with an empty list."""
+def test_sentences_may_come_from_anywhere(translator):
+    """An empty list is answered with an empty list, and a generator as the list of what it gives."""
     assert translator.translate([]) == []
+    assert translator.translate(line for line in LINES) == translator.translate(LINES)
 
 
 def test_a_batch_changes_no_translation(translator):

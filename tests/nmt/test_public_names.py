@@ -57,3 +57,24 @@ def test_streams_and_the_loop_need_no_extra(name):
     )
 
     assert done.stdout.strip() == "[]"
+
+
+def test_a_translator_without_the_extra_says_how_to_get_it():
+    """What is missing is named, with the command that installs it."""
+    code = (
+        "import sys, gapless.nmt; sys.modules['sentencepiece'] = None\n"
+        "try:\n    gapless.nmt.Translator\n"
+        "except ImportError as error:\n    print(error)"
+    )
+    source = str(Path(gapless.nmt.__file__).parents[2])
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PYTHONPATH": source},
+    )
+
+    assert "gapless.nmt.Translator needs sentencepiece" in done.stdout
+    assert 'run pip install "gapless[nmt]"' in done.stdout

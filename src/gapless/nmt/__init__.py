@@ -32,7 +32,13 @@ __all__ = sorted(_HOME)
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module 'gapless.nmt' has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+    try:
+        return getattr(import_module(_HOME[name]), name)
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"gapless.nmt.{name} needs {error.name}, which cannot be found; "
+            'run pip install "gapless[nmt]"'
+        ) from error
 
 
 def __dir__() -> list[str]:

@@ -100,8 +100,8 @@ def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
     because = f"the target is {language.name}"
     if language.tokenizer in _NEEDS and _missing(language.tokenizer):
         note = (
-            f"BLEU counts characters (tok:char), as {_install(language.tokenizer)} is needed for "
-            f"{language.tokenizer}, the tokenizer of {language.name}"
+            f"BLEU counts characters (tok:char): {language.tokenizer}, the tokenizer of "
+            f"{language.name}, needs {_install(language.tokenizer)}"
         )
         return Scoring(tokenizer="char", because=because, note=note)
     if language.tokenizer == "char":

@@ -18,7 +18,7 @@ from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.score import Translation
@@ -83,7 +83,7 @@ class Translator:
 
     def translate(
         self,
-        sentences: Sequence[str],
+        sentences: Iterable[str],
         *,
         beam: int | None = None,
         batch: int | None = None,
@@ -111,6 +111,7 @@ class Translator:
         """
         if isinstance(sentences, str):
             raise TypeError("`sentences` must be a list of str, but is one str; write [sentence]")
+        sentences = list(sentences)
         for number, sentence in enumerate(sentences):
             if not isinstance(sentence, str):
                 kind = type(sentence).__name__
