@@ -26,7 +26,10 @@ if TYPE_CHECKING:
     from gapless.nmt.run.trainer import Trainer
 
 
-DETAILS = ""
+DETAILS = """
+Vocabulary, model, batches, epochs, warm-up and more are chosen by the size of the corpus and the device
+where no option says otherwise, printed with their reasons, and kept in the run's config.yaml.
+"""
 
 
 def add_options(parser: Parser) -> None:
@@ -38,7 +41,13 @@ def add_options(parser: Parser) -> None:
         help="config.yaml of an earlier run; flags win over it",
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="run folder to go on with")
-    parser.add_argument(
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="print the settings that are chosen, estimate time and memory, and stop",
+    )
+    output.add_argument(
         "--waits",
         action="store_true",
         help="print host waits after each epoch too, not only at the end",
@@ -62,9 +71,13 @@ def _train(options: Namespace, signals: Signals) -> int:
     signals.may_raise()
     file = options.config
     if options.resume is not None:
+        if options.dry_run:
+            raise UserError("--dry-run is for new runs; the settings of a run that is there are chosen")
         if file is not None or options.run_dir is not None:
             raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
         file = settings_file(options.resume)
+    if options.dry_run:
+        return _dry_run(options, file)
     with make_observer(waits_each_epoch=options.waits) as observer:
         trainer = _trainer(given_settings(options), file, options.resume, observer)
         signals.grace_seconds = trainer.run.config.grace
@@ -97,11 +110,25 @@ def _trainer(
             if resume is not None:
                 return Trainer.resume(make_config(flags, file=file), resume, observer=observer)
             chosen = choose_run(settings_given(flags, file=file))
-            return Trainer.new(
-                chosen.config, observer=observer, task=chosen.task, choices=chosen.choices
-            )
+            return Trainer.new(chosen.config, observer=observer, chosen=chosen)
         except LanguageError as error:
             flags = {**flags, "tgt_language": ask_language(error)}
+
+
+def _dry_run(options: Namespace, file: Path | None) -> int:
+    """Print what a new run would do, and write nothing."""
+    from gapless.nmt.run.chosen_run import choose_run
+    from gapless.nmt.run.config import settings_given
+    from gapless.nmt.run.dry_run import estimate_run
+    from gapless.nmt.run.out_of_memory import naming_phase
+
+    chosen = choose_run(settings_given(given_settings(options), file=file))
+    choices = [choice.line for choice in chosen.choices]
+    say_wrapped("\n".join(choices or ["all settings are given, or those of the embedded corpus"]))
+    with naming_phase("measuring a few updates", lower="`batch_tokens` or `d_model`"):
+        estimate = estimate_run(chosen.config, chosen.task)
+    say_wrapped("\n".join(estimate.lines))
+    return 0
 
 
 def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:

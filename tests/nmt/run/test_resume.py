@@ -520,12 +520,12 @@ def test_a_finished_run_that_is_resumed_stays_finished(settings, tmp_path):
 def test_the_seconds_of_a_run_are_those_of_all_its_processes(settings, tmp_path, monkeypatch):
     """The wall time of a resumed run includes that of its earlier processes."""
     readings = itertools.count(0, 100)
-    monkeypatch.setattr("gapless.nmt.run.training_run.perf_counter", lambda: next(readings))
+    monkeypatch.setattr("gapless.nmt.run.time_limit.perf_counter", lambda: next(readings))
     train(settings, tmp_path / "run", interrupt_after=3)
     _, state = checkpoints.load_state(tmp_path / "run")
     kept = state["position"]["wall_seconds"]
     # The second process takes no time at all.
-    monkeypatch.setattr("gapless.nmt.run.training_run.perf_counter", lambda: 5)
+    monkeypatch.setattr("gapless.nmt.run.time_limit.perf_counter", lambda: 5)
 
     assert kept >= 100
     assert resume(tmp_path / "run")["wall_seconds"] == kept

@@ -21,6 +21,7 @@ from gapless.nmt.run.defaults import (
 )
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Task, make_vocabs, prepare, read_corpus
+from gapless.nmt.run.time_limit import WallClock
 
 
 if TYPE_CHECKING:
@@ -46,11 +47,13 @@ class ChosenRun:
         config: all of its settings.
         choices: those that its user left open, with reasons; none for the embedded corpus.
         task: what it learns.
+        clock: runs since its text was read.
     """
 
     config: TrainConfig
     choices: list[Choice]
     task: Task
+    clock: WallClock
 
 
 def choose_run(given: Mapping[str, Any]) -> ChosenRun:
@@ -64,9 +67,10 @@ def choose_run(given: Mapping[str, Any]) -> ChosenRun:
     Raises:
         UserError: anything about settings, data or device that cannot be used.
     """
+    clock = WallClock()
     if given.get("data") is None:
         config = make_config(given)
-        return ChosenRun(config=config, choices=[], task=prepare(config))
+        return ChosenRun(config=config, choices=[], task=prepare(config), clock=clock)
     draft = _draft(given)
     device = find_device(draft.device)
     corpus = read_corpus(draft)
@@ -79,7 +83,7 @@ def choose_run(given: Mapping[str, Any]) -> ChosenRun:
     known = {**given, **chosen_settings(choices)}
     task = prepare(_with(choices, given), vocabs=vocabs, corpus=corpus)
     choices += choose(_facts(task, device), known)
-    return ChosenRun(config=_with(choices, given), choices=choices, task=task)
+    return ChosenRun(config=_with(choices, given), choices=choices, task=task, clock=clock)
 
 
 def _draft(given: Mapping[str, Any]) -> TrainConfig:

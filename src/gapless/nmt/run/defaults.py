@@ -325,7 +325,7 @@ def _epochs(facts: Facts) -> int:
 
 def _cpu_seconds(facts: Facts) -> float:
     """Return the time that people wait for a CPU, by the size of their corpus."""
-    return _within(0.12 * facts.pairs, 30.0, 6 * 3600.0)
+    return _within(0.008 * facts.tokens, 30.0, 6 * 3600.0)
 
 
 def _update_seconds(facts: Facts, known: Mapping[str, Any], batch_tokens: float) -> float:

@@ -1,7 +1,8 @@
-"""When a run with a limit of time has to end: early enough for its final model and its scores."""
+"""The time of a run, and when one with a limit has to end its training."""
 
 from __future__ import annotations
 
+from time import perf_counter
 from typing import TYPE_CHECKING
 
 
@@ -9,8 +10,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 
-# Of the limit, which is kept for the end of a run that nothing is known of yet, and in any case.
+# Share of the limit that is kept for the end of a run while nothing is known of it, and in any case.
 _FIRST_SHARE, _LEAST_SHARE = 0.1, 0.02
+# Python and torch start before the clock does. More than this share is not kept for them.
+_START_SECONDS, _START_SHARE = 4.0, 0.05
+
+
+class WallClock:
+    """Counts the seconds of a run, in all its processes.
+
+    Attributes:
+        earlier_seconds: of the processes before this one.
+    """
+
+    def __init__(self) -> None:
+        self._started_at = perf_counter()
+        self.earlier_seconds = 0.0
+
+    def seconds(self) -> float:
+        """Return the seconds of the run so far."""
+        return self.earlier_seconds + perf_counter() - self._started_at
 
 
 class TimeLimit:
@@ -46,9 +65,10 @@ class TimeLimit:
         """Seconds until training has to end, below 0 when it should have; None without a limit."""
         if self._limit is None:
             return None
-        end = self._end_seconds
-        reserve = self._limit * _FIRST_SHARE if end is None else end + self._limit * _LEAST_SHARE
-        return self._limit - reserve - self._clock()
+        end, limit = self._end_seconds, self._limit
+        reserve = limit * _FIRST_SHARE if end is None else end + limit * _LEAST_SHARE
+        reserve += min(_START_SECONDS, limit * _START_SHARE)
+        return limit - reserve - self._clock()
 
     @property
     def is_up(self) -> bool:

@@ -32,16 +32,14 @@ from gapless.report.epoch_text import waits_table
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
     from gapless.nmt.data.batch import AnyBatch
+    from gapless.nmt.run.chosen_run import ChosenRun
     from gapless.nmt.run.config import TrainConfig
-    from gapless.nmt.run.defaults import Choice
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.score import Scores
-    from gapless.nmt.run.task import Task
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.pipeline.host_copy import HostCopy
     from gapless.records.epoch_record import EpochRecord, Progress
@@ -93,23 +91,21 @@ class Trainer:
         config: TrainConfig,
         *,
         observer: Observer,
-        task: Task | None = None,
-        choices: Sequence[Choice] = (),
+        chosen: ChosenRun | None = None,
     ) -> Self:
         """Start a run.
 
         Args:
             config: of the run.
             observer: is told what happens.
-            task: what it learns; None: prepare it.
-            choices: settings that its user left open.
+            chosen: how these settings were chosen, if they were.
 
         Raises:
             UserError: anything about settings, data, device or run folder that cannot be used; it
                 is raised before anything is written.
         """
         with naming_phase("building the model", lower=_OF_MODELS):
-            run = new_run(config, task=task, choices=choices)
+            run = new_run(config, chosen=chosen)
         return cls(run, observer=observer)
 
     @classmethod

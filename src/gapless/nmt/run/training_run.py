@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -30,40 +29,25 @@ from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
 from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
-from gapless.nmt.run.time_limit import TimeLimit
+from gapless.nmt.run.time_limit import TimeLimit, WallClock
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.pipeline.host_waits import HostWaits
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from pathlib import Path
 
     from gapless.device.base import Device
     from gapless.nmt.data.sampler import MicrobatchSampler
     from gapless.nmt.model.transformer import Transformer
+    from gapless.nmt.run.chosen_run import ChosenRun
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.defaults import Choice
     from gapless.nmt.run.resolved import Resolved
     from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.translation_step import TranslationStep
-
-
-class WallClock:
-    """Counts the seconds of a run, in all its processes.
-
-    Attributes:
-        earlier_seconds: of the processes before this one.
-    """
-
-    def __init__(self) -> None:
-        self._started_at = perf_counter()
-        self.earlier_seconds = 0.0
-
-    def seconds(self) -> float:
-        """Return the seconds of the run so far."""
-        return self.earlier_seconds + perf_counter() - self._started_at
 
 
 @dataclass(kw_only=True)
@@ -240,27 +224,24 @@ def changed_numerics(begun: dict[str, Any]) -> list[str]:
     )
 
 
-def new_run(
-    config: TrainConfig, *, task: Task | None = None, choices: Sequence[Choice] = ()
-) -> TrainingRun:
+def new_run(config: TrainConfig, *, chosen: ChosenRun | None = None) -> TrainingRun:
     """Make a new run and its folder.
 
     Args:
         config: of the run.
-        task: what it learns; None: prepare it.
-        choices: settings that its user left open.
+        chosen: how these settings were chosen, if they were.
 
     Raises:
         UserError: anything about settings, data, device or run folder that cannot be used; it is
             raised before anything is written.
     """
-    clock = WallClock()
+    clock = WallClock() if chosen is None else chosen.clock
     device = _device_of(config)
     resolved = resolve(config, is_accelerator=device.is_accelerator)
-    corpus = read_corpus(config) if task is None else task.corpus
+    corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     scoring = decide_scoring(config, corpus.train.tgt)
     asked, config = config, settle_language(config, corpus.train.tgt)
-    task = task or prepare(config, corpus=corpus)
+    task = prepare(config, corpus=corpus) if chosen is None else chosen.task
     run = _assemble(
         config,
         resolved,
@@ -270,7 +251,7 @@ def new_run(
         run_dir=choose_run_dir(config),
         clock=clock,
     )
-    run.choices = list(choices)
+    run.choices = [] if chosen is None else list(chosen.choices)
     if config.score_tokenizer != asked.score_tokenizer:
         run.notes.append(
             f"nobody named the sides: they count as {config.src} and {config.tgt}, but "

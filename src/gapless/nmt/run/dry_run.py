@@ -1,0 +1,118 @@
+"""What a run is going to take, measured on a few of its updates and without its folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gapless.device.find import find_device
+from gapless.device.numerics import seed_everything, set_numerics
+from gapless.loop.train_loop import TrainLoop
+from gapless.nmt.data.sampler import PairBatches, make_loader
+from gapless.nmt.run.build import make_parts
+from gapless.nmt.run.resolved import resolve
+from gapless.report.text import megabytes, time_left
+
+
+if TYPE_CHECKING:
+    from gapless.nmt.run.build import TrainingParts
+    from gapless.nmt.run.config import TrainConfig
+    from gapless.nmt.run.task import Task
+
+
+# Updates before those that are measured, which compile and capture; and those that are.
+_NUM_WARM, _NUM_MEASURED = 3, 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """What training takes.
+
+    Attributes:
+        parameters: weights of the model.
+        updates: of the run, at most.
+        measured: updates that the rest is measured on.
+        update_seconds: time of one, on average.
+        memory_bytes: most memory in use; on a CPU, that of the process.
+        max_time: that the run may take; None: it has no limit.
+    """
+
+    parameters: int
+    updates: int
+    measured: int
+    update_seconds: float
+    memory_bytes: int
+    max_time: str | None
+
+    @property
+    def lines(self) -> list[str]:
+        """The figures, for people."""
+        time = time_left(self.updates * self.update_seconds)
+        limit = f", {self.max_time} at most" if self.max_time else ""
+        return [
+            f"model: {self.parameters:,} parameters",
+            f"time: about {time}{limit}, for up to {self.updates:,} updates of "
+            f"{self.update_seconds * 1000:.1f} ms, measured on {self.measured}; validations and the "
+            "scores of the final model take longer",
+            f"memory: {megabytes(self.memory_bytes)}, measured",
+        ]
+
+
+def estimate_run(config: TrainConfig, task: Task) -> Estimate:
+    """Measure a few updates of a new run; nothing is written.
+
+    Args:
+        config: of the run.
+        task: what it learns.
+
+    Raises:
+        UserError: the device cannot be used, or packing was asked for without a budget of tokens.
+
+    Sync: Blocks the host until the updates are done.
+    """
+    device = find_device(config.device)
+    set_numerics(device, config.precision, deterministic=config.deterministic)
+    seed_everything(config.seed)
+    plan = resolve(config, is_accelerator=device.is_accelerator).plan
+    budget = config.capture_memory_bytes()
+    with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
+        with loop.on_compute_stream():
+            parts = make_parts(config, task, device=device, total_updates=config.max_steps or 1)
+        per_epoch = -(-len(parts.sampler) // config.accumulate)
+        epochs = config.epochs * per_epoch
+        parts.step.model.train()
+        _capture_ahead(loop, parts, task)
+        _train(loop, parts, task, epoch=0, updates=_NUM_WARM)
+        seconds, measured = _train(loop, parts, task, epoch=1, updates=_NUM_MEASURED)
+        return Estimate(
+            parameters=sum(weight.numel() for weight in parts.step.model.parameters()),
+            updates=min(epochs, config.max_steps or epochs),
+            measured=measured,
+            update_seconds=seconds / measured,
+            memory_bytes=device.peak_memory_bytes(),
+            max_time=config.max_time,
+        )
+
+
+def _capture_ahead(loop: TrainLoop, parts: TrainingParts, task: Task) -> None:
+    if not loop.captures_ahead:
+        return
+    pairs, step = PairBatches(task.train), parts.step
+    with loop.on_compute_stream(), step.uncounted():
+        loop.capture_ahead(
+            [pairs[micro] for micro in parts.sampler.one_of_each()],
+            step,
+            model=step.model,
+            optimizer=step.optimizer,
+            scaler=step.scaler if step.scaler.is_enabled() else None,
+        )
+
+
+def _train(
+    loop: TrainLoop, parts: TrainingParts, task: Task, *, epoch: int, updates: int
+) -> tuple[float, int]:
+    """Train on the first updates of an epoch; return their seconds and their number."""
+    parts.sampler.set_epoch(epoch, max_updates=updates)
+    before = parts.step.num_updates
+    record = loop.run_epoch(make_loader(task.train, parts.sampler, workers=0), parts.step)
+    return record.wall_ms / 1000.0, parts.step.num_updates - before

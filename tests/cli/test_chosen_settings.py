@@ -1,0 +1,85 @@
+"""`gapless train` on somebody's text, without settings."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import yaml
+
+
+WORDS = {
+    "the": "the",
+    "cat": "die Katze",
+    "dog": "der Hund",
+    "sees": "sieht",
+    "hears": "hoert",
+    "red": "rote",
+    "old": "alte",
+    "house": "das Haus",
+    "tree": "der Baum",
+}
+
+
+@pytest.fixture
+def data(tmp_path):
+    """Two hundred sentences of few words."""
+    draw = random.Random(2)
+    rows = []
+    for _ in range(200):
+        words = [draw.choice(list(WORDS)) for _ in range(draw.randint(3, 8))]
+        rows.append(f"{' '.join(words)}\t{' '.join(WORDS[word] for word in words)}\n")
+    (tmp_path / "d.tsv").write_text("".join(rows))
+    return tmp_path / "d.tsv"
+
+
+SIDES = ["--src", "en", "--tgt", "de", "--columns", "en,de", "--device", "cpu"]
+
+
+def test_a_dry_run_says_what_would_be_done(gapless, data):
+    """Settings with their reasons, time and memory; nothing is written."""
+    ended = gapless("train", "--data", data, *SIDES, "--dry-run", "--dropout", "0.2")
+
+    assert (ended.code, ended.err, ended.new_files) == (0, "", [])
+    assert "d_model 128, heads 4" in ended.out
+    assert "pairs on a CPU" in ended.out
+    assert "warmup" in ended.out
+    assert "dropout" not in ended.out
+    assert "time: about " in ended.out
+    assert "measured on 5;" in ended.out
+    assert "memory: " in ended.out
+
+
+def test_a_dry_run_of_a_run_that_is_there(gapless, data):
+    """Is refused, because its settings are chosen."""
+    gapless("train", "--resume", "runs/x", "--dry-run").check_refused("--dry-run is for new runs")
+
+
+def test_what_was_chosen_is_kept(gapless, data, tmp_path):
+    """The settings file holds it, so that neither a resume nor a copy chooses again."""
+    done = gapless("train", "--data", data, *SIDES, "--run-dir", "r", "--epochs", "1")
+    kept = yaml.safe_load((tmp_path / "r" / "config.yaml").read_text())
+    again = gapless("train", "--config", "r/config.yaml", "--run-dir", "again")
+    resumed = gapless("train", "--resume", "r", "--epochs", "2")
+
+    assert (done.code, again.code, resumed.code) == (0, 0, 0)
+    assert f"d_model {kept['d_model']}, heads" in done.out
+    assert f"vocab_size {kept['vocab_size']}: all that the text can give" in done.out
+    assert f"warmup {kept['warmup']}: " in done.out
+    assert "epochs 1:" not in done.out
+    assert "d_model 128, heads" not in again.out + resumed.out
+    assert yaml.safe_load((tmp_path / "again" / "config.yaml").read_text()) == {
+        **kept,
+        "run_dir": "again",
+    }
+
+
+@pytest.mark.slow
+def test_a_small_corpus_is_learned(gapless, data):
+    """With no setting at all: most held-out sentences are translated as they should be."""
+    done = gapless("train", "--data", data, *SIDES)
+    score = next(line for line in done.out.splitlines() if line.startswith("BLEU"))
+
+    assert done.code == 0
+    assert float(score.split()[1]) > 60
+    assert "the final model has the " in done.out
