@@ -72,7 +72,9 @@ def _train(options: Namespace, signals: Signals) -> int:
     file = options.config
     if options.resume is not None:
         if options.dry_run:
-            raise UserError("--dry-run is for new runs; the settings of a run that is there are chosen")
+            raise UserError(
+                "--dry-run is for new runs; the settings of a run that is there are chosen"
+            )
         if file is not None or options.run_dir is not None:
             raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
         file = settings_file(options.resume)
