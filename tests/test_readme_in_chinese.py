@@ -15,8 +15,11 @@ CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
 
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
-# Each language leads to the other, and to its own page about the origin.
-_OWN = {"README.md", "README.zh.md", "docs/results/origin.md", "docs/zh/origin.md"}
+# Each language leads to the other, and to pages in its own.
+_OWN = {
+    *("README.md", "docs/results/origin.md"),
+    *("README.zh.md", "docs/zh/origin.md", "docs/zh/quickstart.md"),
+}
 
 
 def sections(text):
