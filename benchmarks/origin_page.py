@@ -64,6 +64,10 @@ _WORDS: dict[Language, dict[str, str]] = {
         "every": "every {}",
         "untuned": "Not measured yet: the command above with `--tuning`.",
         "verdicts": "{}: {} confirmed, {} refuted, {} not measurable here.",
+        "before": "Under `blocking` a step takes {ms:.1f} ms; launching it takes the host {launch:.1f} ms, "
+        "its kernels take {busy:.1f}, and the host waits {waited:.1f}.",
+        "best": "The fastest of the origin's plans is `{origins}` with {origins_x:.2f}x `blocking`, of all "
+        "plans `{all}` with {all_x:.2f}x.",
         "line": "line",
         "lines": "lines",
         "conditions": "{hardware}, {host}, {versions}, commit {commit}, {date}; `{command}`.",
@@ -85,6 +89,10 @@ _WORDS: dict[Language, dict[str, str]] = {
         "every": "每 {} 个",
         "untuned": "尚未测量：在上面的命令后加 `--tuning`。",
         "verdicts": "{}：{} 条属实，{} 条不成立，{} 条此处无法测量。",
+        "before": "在 `blocking` 下，一步用 {ms:.1f} ms；主机发射它要 {launch:.1f} ms，它的 kernel 要 {busy:.1f} ms，"
+        "主机等待 {waited:.1f} ms。",
+        "best": "原文的方案里最快的是 `{origins}`，为 `blocking` 的 {origins_x:.2f}x；所有方案里最快的是 `{all}`，"
+        "为 {all_x:.2f}x。",
         "line": "第",
         "lines": "第",
         "conditions": "{hardware}，{host}，{versions}，commit {commit}，{date}；`{command}`。",
@@ -206,10 +214,36 @@ def plans_lines(found: Mapping[str, Any] | None, language: Language, name: str) 
     first = next((row for row in found["rows"] if row["plan"] == "blocking"), None)
     for row in found["rows"]:
         yield f"| {' | '.join(_cells(row, first, found.get('cores'), words))} |"
+    yield from _summary(found["rows"], first, words)
     notes = list(_notes(found, words))
     if notes:
         yield ""
         yield from notes
+
+
+def _summary(
+    rows: Sequence[Mapping[str, Any]], first: Mapping[str, Any] | None, words: dict[str, str]
+) -> Iterator[str]:
+    """Say where the time of a step goes, and which plans are fastest; nothing on a CPU."""
+    if first is None or first["busy_ms_per_step"] is None:
+        return
+    ms = {row["plan"]: row["ms_per_step"]["median"] for row in rows}
+    origins = min((plan for plan in ms if plan in ORIGINS_NAMES), key=ms.__getitem__)
+    best = min(ms, key=ms.__getitem__)
+    before = words["before"].format(
+        ms=ms["blocking"],
+        launch=first["launch_ms_per_step"],
+        busy=first["busy_ms_per_step"],
+        waited=first["waited_ms_per_step"],
+    )
+    fastest = words["best"].format(
+        origins=origins,
+        origins_x=ms["blocking"] / ms[origins],
+        all=best,
+        all_x=ms["blocking"] / ms[best],
+    )
+    yield ""
+    yield f"{before} {fastest}"
 
 
 def _cells(

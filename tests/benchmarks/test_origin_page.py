@@ -41,6 +41,10 @@ def test_the_page_has_every_plan_and_every_claim():
     assert "| `blocking` | 优化前 | yes | 2.00 | 25.00 | 62 % (4 %) | 70 % | 70 % | 70 % |" in text
     assert "| `events-interval` | 方案 2+3, 阶段 1 | yes | 0.12 | 2.50 | 83 % (5 %) |" in text
     assert "| 93.10 | 0 | 1.07x |" in text
+    assert (
+        "Under `blocking` a step takes 100.0 ms; launching it takes the host 1.0 ms, its kernels take "
+        "70.0, and the host waits 25.0. The fastest of the origin's plans is `full` with 1.19x"
+    ) in text
     parts = re.split(r"^### (\d{3}) .*$", text, flags=re.MULTILINE)
     for number, part in zip(parts[1::2], parts[2::2], strict=True):
         places = [part.index(claim.quote) for claim in CLAIMS if claim.document == number]
