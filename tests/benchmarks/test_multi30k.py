@@ -19,8 +19,8 @@ def write_pairs(folder, *, split):
     """Write a few pairs a split, as `prepare` leaves them."""
     folder.mkdir(exist_ok=True)
     for name in ("train", "val", "test"):
-        for language in ("en", "de"):
-            text = "".join(f"{split} word {number} .\n" for number in range(30))
+        for language, word in (("en", "word"), ("de", "wort")):
+            text = "".join(f"{split} {word} {number} .\n" for number in range(30))
             (folder / f"{name}.{language}").write_text(text, encoding="utf-8")
     return str(folder)
 

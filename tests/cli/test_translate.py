@@ -86,7 +86,8 @@ def test_lines_are_answered_as_they_come(tiny_run):
         running.stdin.close()
         error = running.stderr.read()
 
-    assert error == b""
+    # A model that has learned little goes on to the longest length.
+    assert [line for line in error.splitlines() if b" is cut at 20 tokens" not in line] == []
 
 
 class Arriving:

@@ -163,6 +163,25 @@ def test_a_first_pair_of_words_is_a_pair(tmp_path, first):
         assert len(read(path)) == 2
 
 
+@pytest.mark.parametrize(
+    ("header", "is_header"),
+    [
+        ("sentence1\tsentence2", True),
+        ("source_text\ttarget text", True),
+        ("id\ttranslation", True),
+        ("Name?\tTime?", False),
+        ("12\t13", False),
+        ("a 0\tb 0", False),
+    ],
+)
+def test_words_for_columns_are_a_header(tmp_path, header, is_header):
+    """With `columns` a header need not name the sides; what may be a pair is one."""
+    path = tmp_path / "p.tsv"
+    path.write_text(f"{header}\nTwo words.\t两个词\n", encoding="utf-8")
+
+    assert len(read(path, columns=("en", "zh"))) == (1 if is_header else 2)
+
+
 def test_labels_in_every_row_are_no_header(tmp_path):
     """The names of the sides stand in the first row, but in the second as well."""
     rows = [("en", f"{word} {n}", "zh", f"{word} {n}!") for n, word in enumerate(WORDS)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -239,11 +240,9 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 def _is_name(cell: str) -> bool:
     cell = cell.casefold()
-    words = cell.replace("-", "_").replace(" ", "_").split("_")
-    named = [word for word in words if not word.isdigit()]
-    is_of_words = named != [] and all(
-        word == "id" or (word in COLUMN_WORDS and len(word) > 1) for word in named
-    )
+    words = re.findall(r"[^\W\d_]+", cell)
+    is_of_words = bool(words) and re.fullmatch(r"[\w -]+", cell) is not None
+    is_of_words &= all(word == "id" or (word in COLUMN_WORDS and len(word) > 1) for word in words)
     return is_of_words or cell in COLUMN_WORDS or find_language(cell) is not None
 
 
