@@ -238,6 +238,12 @@ def _overlap(ours: Row, theirs: Row) -> bool:
     return bool(ours["q1"] <= theirs["q3"] and theirs["q1"] <= ours["q3"])
 
 
+def epoch_seconds(row: Row, before: Row, rows: Rows) -> Finding:
+    """Seconds of 1,000 batches: milliseconds a batch."""
+    found = row["ms_per_step"]["median"]
+    return Finding(text=f"{found:.1f} s/1000 batch", value=found, reason="other_device")
+
+
 def pays_best(row: Row, before: Row, rows: Rows) -> Finding:
     """Whether the plan is faster than all other plans of the origin, by more than the noise."""
     others = {

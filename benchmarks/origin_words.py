@@ -48,6 +48,7 @@ REASONS: dict[Language, dict[str, str]] = {
         "operation, and the next forward pass needs the updated weights.",
         "compared": "Every loss and, after every step, the bits of every tensor were compared with "
         "those of a plain loop.",
+        "other_device": "The origin does not name its GPU, and this one is faster or slower.",
         "only_time": "Every plan is one setting here, so only its speed counts.",
         "timed": "No trace of kernels says why.",
         "effort": "It is about the origin's own work on its code; here every plan is one setting.",
@@ -82,6 +83,7 @@ REASONS: dict[Language, dict[str, str]] = {
         "rounds_alike": "计时轮次结束后张量占用的内存，减去开始前的。",
         "autograd_streams": "autograd 让每个反向算子跑在其前向算子的 stream 上，而下一个前向要用更新后的权重。",
         "compared": "每个 loss 以及每一步之后每个张量的每一位，都与朴素循环比对过。",
+        "other_device": "原文没有写明它的 GPU，这一块比它快或慢。",
         "only_time": "在这里每个方案都只是一个选项，所以只看速度。",
         "timed": "没有 kernel 记录，说不出原因。",
         "effort": "这说的是原项目自己改代码的工作量；在这里每个方案都只是一个选项。",

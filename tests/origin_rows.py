@@ -47,7 +47,7 @@ def origins_dream():
         for row in (
             make("blocking", 100.0, waits=every, nvml_percent=70.0),
             make("deferred-loss", 97.0),
-            make("events", 93.1),
+            make("events", 93.1, waited_ms_per_step=20.0),
             make("interval", 93.1, **later),
             make("events-interval", 93.1, own_cpu_percent=83.0, nvml_percent=80.0, **later),
             make(

@@ -53,6 +53,9 @@ def test_a_world_as_the_origin_saw_it_refutes_only_what_contradicts_the_rest():
         ("002", "it pays best of the origin's plans"),
         # Events gain 3 to 5 % by the same document.
         ("002", "on its own it gains little (less than 3 %)"),
+        # The rows are those of a faster GPU.
+        ("004", "an epoch of 1,000 batches takes about 120 s"),
+        ("004", "an epoch of 1,000 batches takes 115 to 118 s"),
         # Three to five percent of 97 ms are no 20, nor half of the time without a kernel.
         ("001", "the waits waste 20 to 30 s of 1,000 batches"),
         ("001", "the wait of every batch is why the GPU idles"),
@@ -359,7 +362,7 @@ def test_both_languages_say_everything():
         "stream",
         "autograd",
     }
-    known |= {"loss", "token", "x", "s", "PyTorch", "NVIDIA"}
+    known |= {"loss", "token", "x", "s", "PyTorch", "GPU"}
     for result in results(rows):
         words = set(re.findall(r"[A-Za-z]+", f"{result.measured('zh')} {result.reason('zh')}"))
 
