@@ -20,6 +20,7 @@ from checkpoint.stores import (
     save_steps,
     tensors_of,
 )
+from gapless.errors import UserError
 
 
 def names(folder):
@@ -93,6 +94,27 @@ def test_a_damaged_step_may_be_saved_again(tmp_path):
     loaded = load_newest(tmp_path)
     assert loaded.said == []
     check_is(loaded.checkpoint, 20)
+
+
+def test_a_fresh_loop_removes_no_later_checkpoints_of_another(tmp_path):
+    """Who starts anew in a folder by mistake loses nothing, and is told at the first save."""
+    save_steps(tmp_path, 80, 90)
+
+    with pytest.raises(UserError, match=f"{name_of(90)} is later than step 10 .* `load_newest`"):
+        save_steps(tmp_path, 10)
+
+    assert names(tmp_path) == [name_of(80), name_of(90)]
+
+
+def test_a_loop_that_loaded_may_go_back(tmp_path):
+    """What was there when it loaded is of its own past, whatever it makes of it."""
+    save_steps(tmp_path, 80, 90)
+    store = CheckpointStore(tmp_path)
+    assert store.load_newest().step == 90
+
+    store.save(10, tensors_of(10), {"epoch": 0, "position": {"update": 10, "order": [10, 11]}})
+
+    assert names(tmp_path) == [name_of(10)]
 
 
 @pytest.mark.parametrize("keep", [1, 2, 3])

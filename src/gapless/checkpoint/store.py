@@ -95,6 +95,7 @@ class CheckpointStore:
     Args:
         folder: of the checkpoints; made by the first save.
         keep: how many stay; a save removes older ones when the new one is on the disk.
+        goes_back: whether a save may remove later checkpoints that this store has not seen.
         disk: through which everything is written; tests give one that loses writes.
 
     Raises:
@@ -107,11 +108,15 @@ class CheckpointStore:
         state = unpack(found.tensors, found.meta)
     """
 
-    def __init__(self, folder: Path | str, keep: int = 3, *, disk: Disk = DISK) -> None:
+    def __init__(
+        self, folder: Path | str, keep: int = 3, *, goes_back: bool = False, disk: Disk = DISK
+    ) -> None:
         if type(keep) is not int or keep < 1:
             raise UserError(f"`keep` must be a whole number of 1 or more, but is {keep!r}")
         self.folder = Path(folder)
         self._keep = keep
+        self._goes_back = goes_back
+        self._seen: set[int] = set()
         self._disk = disk
 
     def save(
@@ -124,8 +129,8 @@ class CheckpointStore:
     ) -> Path:
         """Save a checkpoint, then remove what is no longer needed.
 
-        Removed are older ones beyond `keep`, and later ones than this, which a loop that went back
-        has left behind.
+        Removed are older ones beyond `keep`, and later ones than this that were there when this store
+        loaded, or that it saved: a loop that went back has left them behind.
 
         Args:
             step: of the loop, such as the number of updates done.
@@ -140,11 +145,14 @@ class CheckpointStore:
             OSError: the disk is full or fails; nothing of the new checkpoint is left, and older
                 ones are as they were.
             CheckpointError: something cannot be saved.
-            UserError: the step is no whole number of 0 or more.
+            UserError: the step is no whole number of 0 or more; or the folder holds a whole later
+                checkpoint that this store has not seen, such as one of another run. Nothing is
+                written then.
 
         Sync: Blocks the host until everything is written, and while tensors on a device are copied.
         """
         path = self.path_of(step)
+        self._check_later(step)
         write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=files, disk=self._disk)
         with FolderLock(self.folder):
             steps = sorted(self._steps())
@@ -152,7 +160,20 @@ class CheckpointStore:
             old = [other for other in steps if other <= step][: -self._keep]
             for other in (*later, *old):
                 remove_checkpoint(self.path_of(other), disk=self._disk)
+        self._seen.add(step)
         return path
+
+    def _check_later(self, step: int) -> None:
+        if self._goes_back:
+            return
+        unseen = [other for other in self._steps() if other > step and other not in self._seen]
+        for other in sorted(unseen, reverse=True):
+            path = self.path_of(other)
+            if list_checkpoint(path, step=other).problem is None:
+                raise UserError(
+                    f"{path} is later than step {step} and not of this loop; call `load_newest` to "
+                    "go on from it, or save to another folder"
+                )
 
     def load_newest(
         self, *, on_damaged: Callable[[str], object] | None = None
@@ -170,6 +191,7 @@ class CheckpointStore:
         Sync: Does not block the host on the device.
         """
         found, problems = self._newest()
+        self._seen |= set(self._steps())
         if found is None:
             if problems:
                 raise CheckpointError(

@@ -264,7 +264,7 @@ def newest_epochs(run_dir: Path, count: int) -> list[Path]:
 
 def state_store(run_dir: Path, *, keep: int = 3) -> CheckpointStore:
     """Return the store of a run's full states."""
-    return CheckpointStore(run_dir / FOLDER, keep=keep)
+    return CheckpointStore(run_dir / FOLDER, keep=keep, goes_back=True)
 
 
 def write_best(path: Path, *, step: int, state: Any, files: Mapping[str, bytes]) -> None:
