@@ -198,6 +198,7 @@ def test_a_gain_within_the_noise_confirms_nothing():
 
     assert result.verdict == "refuted"
     assert result.measured().endswith("within the spread of the rounds")
+    assert find(results(rows), "002", "events", "gains little").verdict == "confirmed"
 
 
 @pytest.mark.parametrize(
