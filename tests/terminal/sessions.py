@@ -22,7 +22,7 @@ from terminal.screen import Screen
 SRC = Path(__file__).parents[2] / "src"
 
 # Seconds after which a command counts as stuck. Far more than any of them needs.
-LIMIT = 180
+LIMIT = 400
 
 
 class Session:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gapless import __version__
 from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
-from gapless.cli.output import throw_away, write
+from gapless.cli.output import fitting, throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
@@ -171,5 +171,6 @@ def _code(error: GaplessError) -> int:
 
 
 def _fail(message: str, *, code: int) -> int:
-    write(sys.stderr, f"gapless: error: {' '.join(message.split())}\n")
+    line = f"gapless: error: {' '.join(message.split())}"
+    write(sys.stderr, f"{fitting(line, sys.stderr)}\n")
     return code

@@ -19,19 +19,25 @@ def say(text: str) -> None:
 
 
 def say_wrapped(text: str, *, indent: int = 2) -> None:
-    """Print lines; those that are wider than the terminal are broken at spaces.
+    """Print lines; on a terminal they are broken at spaces where it ends."""
+    say(fitting(text, sys.stdout, indent=indent))
 
-    Into a file or a pipe they go as they are.
+
+def fitting(text: str, stream: TextIO | None, *, indent: int = 2) -> str:
+    """Return lines as they suit a stream: broken at spaces where a terminal ends.
+
+    For a file or a pipe they stay as they are.
 
     Args:
         text: lines.
+        stream: for which they are.
         indent: column where the rest of a broken line begins.
     """
-    if sys.stdout is not None and sys.stdout.isatty():
-        columns = terminal_columns(sys.stdout)
-        lines = [wrapped(line, columns, indent=indent) for line in text.splitlines()]
-        text = "\n".join(part for parts in lines for part in parts)
-    say(text)
+    if stream is None or not stream.isatty():
+        return text
+    columns = terminal_columns(stream)
+    lines = [wrapped(line, columns, indent=indent) for line in text.splitlines()]
+    return "\n".join(part for parts in lines for part in parts)
 
 
 def write(stream: TextIO | None, text: str) -> None:

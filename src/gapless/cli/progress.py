@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
 from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
-from gapless.cli.output import say, say_wrapped, write
+from gapless.cli.output import fitting, say, say_wrapped, write
 from gapless.report.epoch_text import epoch_line, waits_table
 from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
 
@@ -62,7 +62,7 @@ class _ReadClock:
 
 
 def _warn(text: str) -> None:
-    write(sys.stderr, f"gapless: warning: {text}\n")
+    write(sys.stderr, fitting(f"gapless: warning: {text}", sys.stderr) + "\n")
 
 
 class PlainObserver:
