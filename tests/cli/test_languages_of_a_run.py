@@ -45,6 +45,7 @@ def answers(monkeypatch):
     """Lets somebody sit at the terminal who answers so."""
 
     def give(*lines):
+        monkeypatch.setenv("COLUMNS", "80")
         monkeypatch.setattr(language_question, "_is_terminal", lambda: True)
         monkeypatch.setattr(sys, "stdin", io.StringIO("".join(f"{line}\n" for line in lines)))
 
@@ -73,6 +74,7 @@ def test_whoever_sits_at_the_terminal_answers(gapless, table, answers):
 
     assert outcome.code == 0, outcome.err
     assert "The language of the target side 'target' is not known" in outcome.err
+    assert max(map(len, outcome.err.splitlines()[:2])) <= 80
     assert "Which language is the text of the target side in? [zh] " in outcome.err
     assert "'gibberish' is not a language" in outcome.err
     assert "tok:zh" in outcome.out
@@ -88,6 +90,17 @@ def test_an_empty_answer_takes_the_suggestion(gapless, table, answers):
 
     assert outcome.code == 0, outcome.err
     assert settings()["tgt_language"] == "zh"
+
+
+def test_a_dry_run_asks_as_well(gapless, table, answers):
+    """What it estimates is what the run would do."""
+    words = [*table("source", "target"), "--src", "source", "--tgt", "target", "--dry-run"]
+    answers("zh")
+
+    outcome = gapless("train", *words, *FLAGS[:-2])
+
+    assert outcome.code == 0, outcome.err
+    assert "Which language is the text of the target side in? [zh] " in outcome.err
 
 
 def test_no_answer_is_an_error(gapless, table, answers):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from gapless.cli.output import write
+from gapless.cli.output import terminal_columns, write
+from gapless.report.text import wrapped
 
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ def ask_language(error: LanguageError) -> str:
         raise error
     what = str(error).partition(":")[0]
     default = f" [{error.suggestion}]" if error.suggestion else ""
-    write(sys.stderr, f"{what[:1].upper()}{what[1:]}.\n")
+    columns = terminal_columns(sys.stderr)
+    for line in wrapped(f"{what[:1].upper()}{what[1:]}.", columns):
+        write(sys.stderr, f"{line}\n")
     while True:
         write(sys.stderr, f"Which language is the text of the target side in?{default} ")
         line = sys.stdin.readline()

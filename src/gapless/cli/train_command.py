@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
@@ -20,11 +20,14 @@ from gapless.report.text import duration, megabytes, share
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Callable
 
     from gapless.cli.parser import Parser
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.trainer import Trainer
 
+
+_Made = TypeVar("_Made")
 
 DETAILS = """
 Vocabulary, model, batches, epochs, warm-up and more are chosen by the size of the corpus and the device
@@ -102,17 +105,25 @@ def _train(options: Namespace, signals: Signals) -> int:
 def _trainer(
     flags: dict[str, Any], file: Path | None, resume: Path | None, observer: Observer
 ) -> Trainer:
-    """Return the trainer of a new or a resumed run; ask for the language if it is not known."""
+    """Return the trainer of a new or a resumed run."""
     from gapless.nmt.run.chosen_run import choose_run
     from gapless.nmt.run.config import make_config, settings_given
     from gapless.nmt.run.trainer import Trainer
 
+    def make(flags: dict[str, Any]) -> Trainer:
+        if resume is not None:
+            return Trainer.resume(make_config(flags, file=file), resume, observer=observer)
+        chosen = choose_run(settings_given(flags, file=file))
+        return Trainer.new(chosen.config, observer=observer, chosen=chosen)
+
+    return _asking(make, flags)
+
+
+def _asking(make: Callable[[dict[str, Any]], _Made], flags: dict[str, Any]) -> _Made:
+    """Return what is made of the flags; ask for the target's language as long as it is not known."""
     while True:
         try:
-            if resume is not None:
-                return Trainer.resume(make_config(flags, file=file), resume, observer=observer)
-            chosen = choose_run(settings_given(flags, file=file))
-            return Trainer.new(chosen.config, observer=observer, chosen=chosen)
+            return make(flags)
         except LanguageError as error:
             flags = {**flags, "tgt_language": ask_language(error)}
 
@@ -124,7 +135,9 @@ def _dry_run(options: Namespace, file: Path | None) -> int:
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.out_of_memory import naming_phase
 
-    chosen = choose_run(settings_given(given_settings(options), file=file))
+    chosen = _asking(
+        lambda flags: choose_run(settings_given(flags, file=file)), given_settings(options)
+    )
     choices = [choice.line for choice in chosen.choices]
     say_wrapped("\n".join(choices or ["all settings are given, or those of the embedded corpus"]))
     with naming_phase("measuring a few updates", lower="`batch_tokens` or `d_model`"):
