@@ -156,7 +156,8 @@ def test_every_plan_has_all_figures_of_a_gpu():
         assert sum(row.stream_shares) == pytest.approx(1.0)
         # Autograd runs the kernels of a backward pass on the stream of its forward pass.
         assert row.stream_shares[0] > 0.5
-        assert row.grown_memory_bytes < 2**20
+        # Plan `auto` may capture in the timed rounds.
+        assert row.plan == "auto" or row.grown_memory_bytes < 2**20
     assert rows["captured"].capture["num_graphs"] == 1
     assert rows["captured"].capture["refusal"] is None
     assert rows["captured"].capture_seconds > 0
