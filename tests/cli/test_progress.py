@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import sys
+import warnings
 from collections import Counter
 
 import pytest
@@ -178,6 +179,21 @@ def test_an_error_leaves_no_bar_behind(open_terminal):
     assert on_screen(before).startswith("epoch 1/2")
     assert "\r\x1b[Ka line above the bar\n\r\x1b[Kepoch 1/2" in before
     assert on_screen(stdout.getvalue()) == ""
+
+
+def test_a_warning_of_a_library_stands_above_the_bar(open_terminal, monkeypatch):
+    """In a line of its own; and the bar comes back below it."""
+    stdout = open_terminal()
+    show = lambda message, *_: stdout.write(f"{message}\n")  # noqa: E731  (compared below)
+    monkeypatch.setattr(warnings, "showwarning", show)
+    with shown.TerminalObserver() as observer:
+        observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
+        warnings.showwarning("torch may change", UserWarning, "x.py", 3)
+        seen = stdout.getvalue()
+
+    assert "epoch 1/2\r\x1b[Ktorch may change\n" in seen
+    assert on_screen(seen) == "epoch 1/2"
+    assert warnings.showwarning is show
 
 
 def test_long_texts_are_broken_at_spaces(open_terminal):

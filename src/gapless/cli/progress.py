@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import warnings
+from contextlib import contextmanager
 from time import perf_counter
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
 from gapless.cli.output import fitting, say, say_wrapped, write
@@ -13,7 +15,7 @@ from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from gapless.records.epoch_record import Progress
     from gapless.records.training import RunProgress, TrainingEpoch
@@ -148,7 +150,7 @@ class PlainObserver:
 class TerminalObserver:
     """Draws a bar for the running epoch, and prints a line at its end.
 
-    To leave its `with` block takes the bar away.
+    Inside its `with` block Python's warnings stand above the bar; to leave it takes the bar away.
 
     Args:
         waits_each_epoch: print the table of waits after each epoch.
@@ -162,6 +164,7 @@ class TerminalObserver:
         self._title = EpochTitle(number=0, num_epochs=0, num_batches=0, num_done=0)
         self._validation: Mapping[str, float] = {}
         self._shapes = StepBar("shapes")
+        self._show_warning = warnings.showwarning
 
     def started(self, facts: dict[str, str]) -> None:
         """Print what is in force."""
@@ -174,10 +177,8 @@ class TerminalObserver:
 
     def warned(self, text: str) -> None:
         """Print it to standard error, above the bar if there is one."""
-        shown = self._bar.text
-        self._bar.clear()
-        _warn(text)
-        self._bar.show(shown)
+        with self._without_bar():
+            _warn(text)
 
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Draw a bar; the first shape takes longest, as layers are compiled with it."""
@@ -231,16 +232,30 @@ class TerminalObserver:
         self._say(f"translating {count} test sentences with the final model")
 
     def __enter__(self) -> Self:
+        warnings.showwarning = self._warn_above
         return self
 
     def __exit__(self, *error: object) -> None:
         """Take the bars away, so that what follows begins on a line of its own."""
+        warnings.showwarning = self._show_warning
         self._bar.clear()
         self._shapes.close()
 
     def _say(self, text: str, *, indent: int = 2) -> None:
         """Print a text above the bar."""
+        with self._without_bar():
+            say_wrapped(text, indent=indent)
+
+    @contextmanager
+    def _without_bar(self) -> Iterator[None]:
         shown = self._bar.text
         self._bar.clear()
-        say_wrapped(text, indent=indent)
-        self._bar.show(shown)
+        try:
+            yield
+        finally:
+            self._bar.show(shown)
+
+    def _warn_above(self, *arguments: Any, **named: Any) -> None:
+        """Show a warning of any library as it would be without us."""
+        with self._without_bar():
+            self._show_warning(*arguments, **named)
