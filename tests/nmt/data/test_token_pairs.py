@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
+import pytest
 from hypothesis import given, strategies as st
 
 from gapless.nmt.data.token_pairs import TokenPairs
@@ -40,3 +43,10 @@ def test_lengths_count_what_a_model_reads_and_predicts():
     assert len(pairs) == 2
     assert pairs.src_lengths.tolist() == [3, 1]
     assert pairs.tgt_lengths.tolist() == [2, 4]
+
+
+def test_the_entropy_of_targets():
+    """That of their frequencies, the end mark included and the begin mark left out."""
+    pairs = TokenPairs([[5], [5]], [[7, 8], []])
+
+    assert pairs.target_entropy() == pytest.approx(1.5 * math.log(2))

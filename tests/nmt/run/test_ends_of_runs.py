@@ -12,6 +12,7 @@ import pytest
 from gapless.errors import UserError
 from gapless.nmt.run import checkpoints, final_model
 from gapless.nmt.run.config import make_config
+from gapless.nmt.run.learning_watch import LearningWatch
 from gapless.nmt.run.position import Position
 from gapless.nmt.run.time_limit import TimeLimit
 from gapless.nmt.run.trainer import Trainer
@@ -19,10 +20,15 @@ from tiny_run import tiny_config
 
 
 class Listener:
-    """Keeps what a run notes."""
+    """Keeps what a run notes, and its warnings of what it does not learn."""
 
     def __init__(self):
-        self.notes = []
+        self.notes, self.warnings = [], []
+
+    def warned(self, text):
+        # Others are of the language, which nobody named.
+        if "warm-up" in text or "rate rises" in text:
+            self.warnings.append(text)
 
     def noted(self, text):
         self.notes.append(text)
@@ -50,7 +56,7 @@ def train(folder):
         config = tiny_config(folder, run_dir=str(folder / name), **settings)
         listener = Listener()
         summary = Trainer.new(config, observer=listener).train()
-        return SimpleNamespace(summary=summary, notes=listener.notes, path=folder / name)
+        return SimpleNamespace(summary=summary, path=folder / name, **vars(listener))
 
     return run
 
@@ -237,3 +243,48 @@ def test_an_average_that_is_none(value):
     """Is refused by name."""
     with pytest.raises(UserError, match="`average` must be"):
         make_config({"average": value})
+
+
+# --- runs that cannot learn ---
+
+
+def test_fewer_updates_than_the_warm_up(train):
+    """Are warned of before they are made, once."""
+    run = train(epochs=2, warmup=4000)
+
+    (line,) = run.warnings
+    assert line.startswith("the run makes 28 updates, but its rate rises for 4,000")
+    assert "lower `warmup` to 2" in line
+
+
+def test_a_run_that_ended_within_its_warm_up():
+    """Is told so at its end, if nobody could know before."""
+    warnings = []
+    run = SimpleNamespace(
+        total_updates=700,
+        config=SimpleNamespace(warmup=300),
+        step=SimpleNamespace(num_updates=42),
+    )
+    watch = LearningWatch(run, warn=warnings.append)
+    for look in (watch.at_start, watch.at_validation, watch.at_end, watch.at_end):
+        look()
+
+    (line,) = warnings
+    assert line.startswith("the run made 42 updates, but its rate rises for 300")
+
+
+def test_a_model_that_learns_nothing(train):
+    """Is compared with the frequencies of tokens after the warm-up, once."""
+    run = train(epochs=4, lr=0.0)
+
+    (line,) = run.warnings
+    assert line.startswith("after the warm-up a target token costs ")
+    assert "the frequencies of tokens alone would give 2." in line
+    assert rows(run.path, "epoch")[-1]["step"] == 4
+
+
+def test_a_model_that_learns(train):
+    """Is not warned of."""
+    run = train(epochs=20, lr=1e-2, d_model=32, ffn=32, val_interval=20, schedule="constant")
+
+    assert run.warnings == []

@@ -96,6 +96,14 @@ class TokenPairs:
         """Target tokens to predict of each pair, the end mark included."""
         return self._tgt.lengths - 1
 
+    def target_entropy(self) -> float:
+        """Return the entropy of target tokens, in nats: their mean loss by their frequencies alone."""
+        counts = np.bincount(self._tgt.ids).astype(np.float64)
+        # The begin mark is given, never predicted.
+        counts[BOS] = 0.0
+        shares = counts[counts > 0] / counts.sum()
+        return float(-(shares * np.log(shares)).sum())
+
     def checksum(self) -> int:
         """Return a number that tells these pairs, in this order, from others."""
         checksum = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from gapless.nmt.run.defaults import (
     choose_vocabulary,
     chosen_settings,
 )
+from gapless.nmt.run.first_weights import FirstWeights, read_first_weights
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Task, make_vocabs, prepare, read_corpus
 from gapless.nmt.run.time_limit import WallClock
@@ -71,18 +73,27 @@ def choose_run(given: Mapping[str, Any]) -> ChosenRun:
     if given.get("data") is None:
         config = make_config(given)
         return ChosenRun(config=config, choices=[], task=prepare(config), clock=clock)
+    first, choices = None, list[Choice]()
+    if given.get("init_from") is not None:
+        first = read_first_weights(Path(given["init_from"]))
+        first.check(given)
+        choices = [_of_first(first, given)]
+        given = {**given, **first.settings()}
     draft = _draft(given)
     device = find_device(draft.device)
     corpus = read_corpus(draft)
     # Asks for the language before the work on the vocabulary.
     decide_scoring(settle_language(draft, corpus.train.tgt), corpus.train.tgt)
-    choices = choose_vocabulary(_text_facts(corpus.train), given)
-    config = _with(choices, given)
-    vocabs = make_vocabs(corpus.train, config, nearest=given.get("vocab_size") is None)
-    choices = _with_real_size(choices, vocabs)
+    if first is None:
+        choices = choose_vocabulary(_text_facts(corpus.train), given)
+        config = _with(choices, given)
+        vocabs = make_vocabs(corpus.train, config, nearest=given.get("vocab_size") is None)
+        choices = _with_real_size(choices, vocabs)
+    else:
+        vocabs = first.vocabs
     known = {**given, **chosen_settings(choices)}
     task = prepare(_with(choices, given), vocabs=vocabs, corpus=corpus)
-    choices += choose(_facts(task, device), known)
+    choices += choose(_facts(task, device, is_trained=first is not None), known)
     return ChosenRun(config=_with(choices, given), choices=choices, task=task, clock=clock)
 
 
@@ -97,6 +108,16 @@ def _with(choices: list[Choice], given: Mapping[str, Any]) -> TrainConfig:
     return make_config(
         chosen_settings(choices) | {name: v for name, v in given.items() if v is not None}
     )
+
+
+def _of_first(first: FirstWeights, given: Mapping[str, Any]) -> Choice:
+    """Return the settings that come with the weights of another run."""
+    settings = {
+        name: value
+        for name, value in first.settings().items()
+        if given.get(name) is None and value is not None
+    }
+    return Choice(settings=settings, reason=f"as in {first.path}, whose weights it starts with")
 
 
 def _with_real_size(choices: list[Choice], vocabs: Vocabs) -> list[Choice]:
@@ -122,7 +143,7 @@ def _text_facts(train: Pairs) -> TextFacts:
     return TextFacts(characters=characters, alphabet=min(alphabet, len(counts)))
 
 
-def _facts(task: Task, device: Device) -> Facts:
+def _facts(task: Task, device: Device, *, is_trained: bool) -> Facts:
     longer = np.maximum(task.train.src_lengths, task.train.tgt_lengths)
     return Facts(
         pairs=len(task.train),
@@ -131,4 +152,5 @@ def _facts(task: Task, device: Device) -> Facts:
         is_accelerator=device.is_accelerator,
         cores=torch.get_num_threads(),
         memory_bytes=device.total_memory_bytes(),
+        is_trained=is_trained,
     )

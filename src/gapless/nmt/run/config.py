@@ -202,6 +202,12 @@ class TrainConfig:
         "run", None, "run folder; none: runs/train, runs/train2, ...", compare=False
     )
 
+    init_from: str | None = _setting(
+        "model",
+        None,
+        "run folder whose vocabularies and weights to start with, for other text",
+        compare=False,
+    )
     d_model: int = _setting("model", 512, "width of the model", at_least=2)
     heads: int = _setting("model", 8, "attention heads", at_least=1)
     ffn: int = _setting("model", 2048, "inner width of the feed-forward layers", at_least=1)

@@ -64,6 +64,7 @@ class Facts:
         is_accelerator: whether the device is one.
         cores: that the training process computes with.
         memory_bytes: of the device; None if it has no memory of its own.
+        is_trained: whether the run starts with the weights of another.
     """
 
     pairs: int
@@ -72,6 +73,7 @@ class Facts:
     is_accelerator: bool
     cores: int = 1
     memory_bytes: int | None = None
+    is_trained: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,7 +185,12 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
     warmup = _warmup(run.updates)
     choices.add({"warmup": warmup}, f"{warmup / run.updates:.0%} of {run.updates:,} updates")
     width = known["d_model"]
-    choices.add({"lr": float(f"{0.3 / width:.1e}")}, f"0.3 / {width}, the width of the model")
+    factor = 0.1 if facts.is_trained else 0.3
+    reason = f"{factor} / {width}, the width of the model"
+    choices.add(
+        {"lr": float(f"{factor / width:.1e}")},
+        f"{reason}; a third, for its weights are trained" if facts.is_trained else reason,
+    )
     choices.add(*_schedule(facts, known))
     if "validate_every" not in known:
         choices.add(*_validations(facts, run, known))

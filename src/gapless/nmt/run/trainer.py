@@ -16,6 +16,7 @@ from gapless.nmt.run.final_model import FinalModel, averaged_model, best_of_all,
 from gapless.nmt.run.folder import LossLog, RunFolder, files_of_run, forget_later
 from gapless.nmt.run.interrupt import StopNow, StopRequest, until_stopped
 from gapless.nmt.run.late_history import LateHistory
+from gapless.nmt.run.learning_watch import LearningWatch
 from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.pace import Pace
@@ -84,6 +85,7 @@ class Trainer:
         self._warm_up_seconds = 0.0
         self._final_name: str | None = None
         self._noted: set[str] = set()
+        self._learning = LearningWatch(run, warn=self._warn)
 
     @classmethod
     def new(
@@ -153,6 +155,7 @@ class Trainer:
         self._observer.started(describe_run(run))
         for choice in run.choices:
             self._observer.noted(choice.line)
+        self._learning.at_start()
         self._forget_later()
         folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
         # The request is the last to go: a second SIGTERM must not cut the last save short.
@@ -442,6 +445,7 @@ class Trainer:
         run.time_limit.note_validation(perf_counter() - start)
         if self._validation_clock is not None:
             self._validation_clock.saved(run.step.num_updates)
+        self._learning.at_validation()
         return run.position.note_validation(loss=found["val_loss"], bleu=found["val_bleu"])
 
     def _note_early_end(self, stop: StopRequest) -> None:
@@ -449,6 +453,7 @@ class Trainer:
         run = self.run
         if stop.is_set:
             return
+        self._learning.at_end()
         done = f"after {run.step.num_updates:,} updates"
         if run.is_out_of_patience:
             self._observer.noted(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from gapless.device.numerics import random_state, seed_everything, set_numerics,
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
+from gapless.nmt.run.first_weights import read_first_weights
 from gapless.nmt.run.folder import (
     LOCK,
     changed_files,
@@ -36,7 +38,6 @@ from gapless.pipeline.host_waits import HostWaits
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from gapless.device.base import Device
     from gapless.nmt.data.sampler import MicrobatchSampler
@@ -241,7 +242,11 @@ def new_run(config: TrainConfig, *, chosen: ChosenRun | None = None) -> Training
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     scoring = decide_scoring(config, corpus.train.tgt)
     asked, config = config, settle_language(config, corpus.train.tgt)
-    task = prepare(config, corpus=corpus) if chosen is None else chosen.task
+    first = None if config.init_from is None else read_first_weights(Path(config.init_from))
+    if first is not None:
+        first.check(asdict(config))
+    vocabs = None if first is None else first.vocabs
+    task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
     run = _assemble(
         config,
         resolved,
@@ -251,6 +256,9 @@ def new_run(config: TrainConfig, *, chosen: ChosenRun | None = None) -> Training
         run_dir=choose_run_dir(config),
         clock=clock,
     )
+    if first is not None:
+        with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
+            set_weights(run.model, first.weights, path=first.path)
     run.choices = [] if chosen is None else list(chosen.choices)
     if config.score_tokenizer != asked.score_tokenizer:
         run.notes.append(

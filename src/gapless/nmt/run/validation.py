@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from gapless.nmt.data.sampler import make_loader
 from gapless.nmt.model.compiling import eager_layers
 from gapless.nmt.model.decode import Decoder, DecodeSettings
-from gapless.nmt.run.build import validation_sampler
+from gapless.nmt.run.build import training_sampler, validation_sampler
 from gapless.nmt.run.score import evaluate
 from gapless.nmt.run.translated_pairs import num_translated
 from gapless.pipeline.readback import DeferredLoss
@@ -17,8 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.data.sampler import MicrobatchSampler
+    from gapless.nmt.data.token_pairs import TokenPairs
     from gapless.nmt.run.score import Scores
     from gapless.nmt.run.training_run import TrainingRun
+
+
+# Updates whose batches show whether a model has learned anything.
+_NUM_TRAINING_UPDATES = 4
 
 
 def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, float]:
@@ -30,7 +36,8 @@ def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, flo
 
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
-    loss = _validation_loss(run, on_batch=on_batch)
+    sampler = validation_sampler(run.config, run.task.val)
+    loss = _loss(run, run.task.val, sampler, on_batch=on_batch)
     pairs = run.task.corpus.val
     scores = score_pairs(run, pairs.take(range(num_translated(pairs))), beam=1)
     return {
@@ -41,9 +48,27 @@ def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, flo
     }
 
 
-def _validation_loss(run: TrainingRun, *, on_batch: Callable[[], None]) -> float:
-    sampler = validation_sampler(run.config, run.task.val)
-    loader = make_loader(run.task.val, sampler, workers=0)
+def training_loss(run: TrainingRun) -> float:
+    """Return the loss a target token of a few training batches, not smoothed, without dropout.
+
+    Args:
+        run: whose model is measured; it is left in evaluation mode.
+
+    Sync: Blocks the host; waits are counted in `run.host_waits`.
+    """
+    sampler = training_sampler(run.config, run.task.train, layout="padded")
+    sampler.set_epoch(0, max_updates=_NUM_TRAINING_UPDATES)
+    return _loss(run, run.task.train, sampler)
+
+
+def _loss(
+    run: TrainingRun,
+    pairs: TokenPairs,
+    sampler: MicrobatchSampler,
+    *,
+    on_batch: Callable[[], None] = lambda: None,
+) -> float:
+    loader = make_loader(pairs, sampler, workers=0)
     run.model.eval()
     losses = DeferredLoss(run.device, warn_nonfinite=False, wait_stats=run.host_waits.stats)
     with run.loop.on_compute_stream(), eager_layers():

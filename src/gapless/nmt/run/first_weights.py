@@ -1,0 +1,86 @@
+"""The run whose vocabularies and weights another run starts with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from gapless.errors import UserError
+from gapless.nmt.run import checkpoints
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.folder import CONFIG, settings_file
+from gapless.nmt.run.task import Vocabs
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    import torch
+
+    from gapless.nmt.run.config import TrainConfig
+
+
+# What makes other weights, or other ids, of the same text.
+_OF_WEIGHTS = (
+    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "share", "norm"),
+    *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstWeights:
+    """What a run takes over from another.
+
+    Attributes:
+        path: checkpoint of the other run.
+        config: of the other run.
+        vocabs: of both.
+        weights: by name, in host memory.
+    """
+
+    path: Path
+    config: TrainConfig
+    vocabs: Vocabs
+    weights: Mapping[str, torch.Tensor]
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that the weights and vocabularies belong to."""
+        return {name: getattr(self.config, name) for name in _OF_WEIGHTS}
+
+    def check(self, given: Mapping[str, Any]) -> None:
+        """Check that no setting was given which the weights do not fit.
+
+        Args:
+            given: settings by name; those that are None were not given.
+
+        Raises:
+            UserError: one was.
+        """
+        for name, value in self.settings().items():
+            if given.get(name) is not None and given[name] != value:
+                raise UserError(
+                    f"`{name}` is {given[name]}, but {self.path}, whose weights the run starts with, "
+                    f"has {value}; leave `{name}` out"
+                )
+
+
+def read_first_weights(run_dir: Path) -> FirstWeights:
+    """Read what a run takes over from another: its final model, or else its best.
+
+    Args:
+        run_dir: of the other run.
+
+    Raises:
+        RunFolderError: the folder is not a run, or holds neither, or it is damaged.
+    """
+    settings_file(run_dir)
+    final, best = checkpoints.final_path(run_dir), checkpoints.best_path(run_dir)
+    saved = checkpoints.read_saved(final if final.exists() or not best.exists() else best)
+    config = make_config({}, file=saved.path / CONFIG)
+    return FirstWeights(
+        path=saved.path,
+        config=config,
+        vocabs=Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path),
+        weights=checkpoints.weights_in(saved),
+    )

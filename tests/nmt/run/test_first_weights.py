@@ -1,0 +1,94 @@
+"""A run that starts with the vocabularies and weights of another, on other text."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gapless.errors import RunFolderError, UserError
+from gapless.nmt.run import checkpoints
+from gapless.nmt.run.chosen_run import choose_run
+from gapless.nmt.run.config import settings_given
+from gapless.nmt.run.trainer import Trainer
+from tiny_run import tiny_config
+
+
+class Silent:
+    """Says nothing of a run."""
+
+    def __getattr__(self, name):
+        return lambda *_, **__: None
+
+
+def write(path, letters, *, seed):
+    draw = random.Random(seed)
+    rows = [" ".join(draw.choice(letters) for _ in range(draw.randint(2, 7))) for _ in range(40)]
+    path.write_text("".join(f"{row}\t{row[::-1]}\n" for row in rows))
+    return path
+
+
+@pytest.fixture
+def first(tmp_path, numerics):
+    """A trained run."""
+    write(tmp_path / "d.tsv", "abcdefgh", seed=1)
+    settings = {"batch_size": 8, "warmup": 2, "check_columns": False, "beam": 1}
+    config = tiny_config(tmp_path, run_dir=str(tmp_path / "first"), **settings)
+    Trainer.new(config, observer=Silent()).train()
+    return tmp_path / "first"
+
+
+def further(first, **flags):
+    """Train on other text, whose letters are some of the first run's and one more."""
+    data = write(first.parent / "other.tsv", "abcx", seed=2)
+    asked = {
+        "data": str(data),
+        "device": "cpu",
+        "workers": 0,
+        "check_columns": False,
+        "init_from": str(first),
+        "run_dir": str(first.parent / "further"),
+        **flags,
+    }
+    chosen = choose_run(settings_given(asked))
+    trainer = Trainer.new(chosen.config, observer=Silent(), chosen=chosen)
+    trainer.train()
+    return chosen, first.parent / "further"
+
+
+def test_a_run_starts_with_the_weights_of_another(first):
+    """With a rate of 0 they stay as they are; sizes and vocabularies are its own."""
+    chosen, run = further(first, lr=0.0, epochs=1)
+    before = checkpoints.read_weights(checkpoints.final_path(first))
+    after = checkpoints.read_weights(checkpoints.final_path(run))
+
+    assert all(before[name].equal(after[name]) for name in before)
+    for name in ("vocab.src.words.txt", "vocab.tgt.words.txt"):
+        assert (first / name).read_bytes() == (run / name).read_bytes()
+    assert chosen.config.d_model == 8
+    assert chosen.choices[0].line.endswith("first/checkpoints/final, whose weights it starts with")
+
+
+def test_its_rate_is_lower(first):
+    """A third of what weights that are not trained get."""
+    chosen, _ = further(first, epochs=1)
+
+    assert chosen.config.lr == 0.013
+    assert "for its weights are trained" in next(
+        choice.line for choice in chosen.choices if "lr" in choice.settings
+    )
+
+
+def test_sizes_that_the_weights_do_not_have(first):
+    """Are refused by name; the same ones are not."""
+    with pytest.raises(UserError, match=r"`d_model` is 16, but .*final.* has 8; leave `d_model`"):
+        further(first, d_model=16)
+    further(first, d_model=8, epochs=1)
+
+
+@pytest.mark.parametrize("name", ["nowhere", "."])
+def test_a_folder_that_is_no_run(first, name):
+    """Is refused before anything is read or written."""
+    with pytest.raises(RunFolderError, match="is not a run folder"):
+        further(first, init_from=str(first.parent / name))
+    assert not (first.parent / "further").exists()
