@@ -369,7 +369,8 @@ def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
     *warnings, error = done.stderr.splitlines()
     assert error.startswith("gapless: error: ")
     assert named in error
-    assert len(warnings) <= 1
+    # So short a run also learns nothing, and is told so.
+    assert len([line for line in warnings if "target token" not in line]) <= 1
     assert all(line.startswith("gapless: warning: ") for line in warnings)
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert [name for name in left if name.endswith((".tmp", ".safetensors", ".pt"))] == []

@@ -264,6 +264,7 @@ def test_a_run_that_ended_within_its_warm_up():
         total_updates=700,
         config=SimpleNamespace(warmup=300),
         step=SimpleNamespace(num_updates=42),
+        is_finished=True,
     )
     watch = LearningWatch(run, warn=warnings.append)
     for look in (watch.at_start, watch.at_validation, watch.at_end, watch.at_end):
@@ -278,7 +279,7 @@ def test_a_model_that_learns_nothing(train):
     run = train(epochs=4, lr=0.0)
 
     (line,) = run.warnings
-    assert line.startswith("after the warm-up a target token costs ")
+    assert line.startswith("update 14, after the warm-up: a target token costs ")
     assert "the frequencies of tokens alone would give 2." in line
     assert rows(run.path, "epoch")[-1]["step"] == 4
 

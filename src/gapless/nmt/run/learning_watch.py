@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class LearningWatch:
-    """Looks at a run before it starts, once after its warm-up, and at its end.
+    """Looks at a run before it starts, once when its rate has been high for a while, and at its end.
 
     Args:
         run: to watch.
@@ -24,7 +24,7 @@ class LearningWatch:
     def __init__(self, run: TrainingRun, *, warn: Callable[[str], None]) -> None:
         self._run = run
         self._warn = warn
-        self._is_warmed_up = self._has_said_short = False
+        self._has_looked = self._has_said_short = False
 
     def at_start(self) -> None:
         """Warn if the run has fewer updates than its warm-up."""
@@ -34,18 +34,21 @@ class LearningWatch:
     def at_validation(self) -> None:
         """Warn, after the warm-up, if the model has learned nothing but how frequent tokens are.
 
-        Sync: Blocks the host, at the first call after the warm-up.
+        It has as many updates after the warm-up as in it, or all that the run has.
+
+        Sync: Blocks the host, once.
         """
-        run = self._run
-        if self._is_warmed_up or run.step.num_updates <= run.config.warmup:
+        run, warmup = self._run, self._run.config.warmup
+        is_early = run.step.num_updates < 2 * warmup and not run.is_finished
+        if self._has_looked or is_early or run.step.num_updates <= warmup:
             return
-        self._is_warmed_up = True
+        self._has_looked = True
         loss, entropy = training_loss(run), run.task.train.target_entropy()
         if not loss < entropy:
             self._warn(
-                f"after the warm-up a target token costs {loss:.2f} nats, and the frequencies of "
-                f"tokens alone would give {entropy:.2f}: the model has learned nothing of the "
-                "sources yet; lower or raise `lr`, or train longer"
+                f"update {run.step.num_updates:,}, after the warm-up: a target token costs "
+                f"{loss:.2f} nats, and the frequencies of tokens alone would give {entropy:.2f}; "
+                "the model has learned nothing of the sources, so change `lr`, or train longer"
             )
 
     def at_end(self) -> None:
