@@ -184,16 +184,21 @@ def test_an_error_leaves_no_bar_behind(open_terminal):
 def test_a_warning_of_a_library_stands_above_the_bar(open_terminal, monkeypatch):
     """In a line of its own; and the bar comes back below it."""
     stdout = open_terminal()
-    show = lambda message, *_: stdout.write(f"{message}\n")  # noqa: E731  (compared below)
-    monkeypatch.setattr(warnings, "showwarning", show)
-    with shown.TerminalObserver() as observer:
-        observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
-        warnings.showwarning("torch may change", UserWarning, "x.py", 3)
-        seen = stdout.getvalue()
+
+    def show(message, *_):
+        stdout.write(f"{message}\n")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(warnings, "showwarning", show)
+        with shown.TerminalObserver() as observer:
+            observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
+            warnings.showwarning("torch may change", UserWarning, "x.py", 3)
+            seen = stdout.getvalue()
+        is_given_back = warnings.showwarning is show
 
     assert "epoch 1/2\r\x1b[Ktorch may change\n" in seen
     assert on_screen(seen) == "epoch 1/2"
-    assert warnings.showwarning is show
+    assert is_given_back
 
 
 def test_long_texts_are_broken_at_spaces(open_terminal):
