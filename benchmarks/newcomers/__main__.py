@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import signal
 import sys
 import tempfile
 import threading
@@ -65,6 +66,8 @@ class Records:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure and judge; return 0 if everything passes, 1 if not, 2 if it cannot be measured."""
     options = _parser().parse_args(arguments)
+    # As an interrupt does: commands that still run end with this one.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _judge_all(options)
     except (UserError, OSError) as error:
@@ -75,6 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
     finally:
         kill_all()
+        signal.signal(signal.SIGTERM, before)
 
 
 def _judge_all(options: argparse.Namespace) -> int:

@@ -308,7 +308,6 @@ def test_a_case_that_there_is_not_is_told(capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=False, reason="gapless train has no --max-time yet")
 def test_made_up_text_is_judged_once(tmp_path, capsys):
     """Every run is kept as soon as it ends, with its commit; the next call makes none of them."""
     file = tmp_path / "newcomers.jsonl"
