@@ -97,7 +97,7 @@ REASONS: dict[Language, dict[str, str]] = {
         "no_utilisation": "这里没有设备利用率的数据。",
         "no_memory": "这里没有设备自己的内存。",
         "short_rounds": "轮次太短，量不出 CPU 时间。",
-        "not_compared": "没有比对各位是否相同。",
+        "not_compared": "没有逐位比对。",
     },
 }
 
