@@ -138,7 +138,8 @@ def test_the_advice_of_a_refusal_reads_the_right_columns(tmp_path):
 def test_the_advice_for_named_columns(tmp_path):
     """Other columns of a header, or keys, are proposed by their names."""
     rows = [
-        {"en": n, "zh": n, "first": f"{w} {n}", "other": f"{w} {n}!"} for n, w in enumerate(WORDS)
+        {"en": n, "zh": n, "first": f"{w} {n}", "the other": f"{w} {n}!"}
+        for n, w in enumerate(WORDS)
     ]
     texts = [{**row, "en": str(row["en"]), "zh": f"id-{row['zh']}"} for row in rows]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in texts))
@@ -146,7 +147,7 @@ def test_the_advice_for_named_columns(tmp_path):
     message = refusal(tmp_path / "p.jsonl")
 
     assert "column 'en'" in message
-    assert "`src=first` `tgt=other`" in message
+    assert "`src=first` `tgt='the other'`" in message
 
 
 @pytest.mark.parametrize(

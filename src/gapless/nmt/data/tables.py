@@ -10,6 +10,7 @@ import csv
 import io
 import json
 import re
+import shlex
 from dataclasses import dataclass
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,7 @@ class Table:
         if len(good) < 2:
             return f"no two columns look like text in two languages; name other data, {anyway}"
         if self.names is not None:
-            first, second = (self.names[number] for number in good[:2])
+            first, second = (shlex.quote(self.names[number]) for number in good[:2])
             return f"other columns are read with `src={first}` `tgt={second}`, {anyway}"
         names = [UNNAMED] * (good[1] + 1)
         names[good[0]], names[good[1]] = self.sides
