@@ -33,11 +33,16 @@ _LEAST_GPU_SECONDS = 2e-3
 # Bytes that a token keeps for the backward pass, for each layer and each element of its width.
 _BYTES_KEPT = 190
 
-# Validations of a run, fewer where one takes the time of many updates.
-_NUM_VALIDATIONS, _NUM_ON_CPU = 25, 10
+# Validations of a run: on a GPU, the same in a run of fewer updates, and on a CPU, where one takes the
+# time of many updates.
+_NUM_VALIDATIONS, _NUM_IN_SHORT_RUN, _NUM_ON_CPU = 25, 15, 10
+_SHORT_RUN = 5000
 # Validations inside an epoch are at least so many updates apart.
 _LEAST_UPDATES = 100
-_PATIENCE = 8
+# A run ends after a third of its validations in a row without a better one, but not after fewer.
+_LEAST_PATIENCE = 5
+# Loader processes take longer to start an epoch than the training process to make so few batches.
+_FEW_BATCHES = 300
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,6 +120,7 @@ CHOSEN = frozenset(
         *("shared_vocab", "share", "vocab_size", "batch_tokens", "accumulate"),
         *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers", "dropout"),
         *("epochs", "warmup", "lr", "schedule", "val_interval", "validate_every", "patience"),
+        "workers",
     ]
 )
 
@@ -192,12 +198,18 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
         f"{reason}; a third, for its weights are trained" if facts.is_trained else reason,
     )
     choices.add(*_schedule(facts, known))
+    validations = _num_validations(facts, run)
     if "validate_every" not in known:
-        choices.add(*_validations(facts, run, known))
+        choices.add(*_validations(run, known, wanted=validations))
     if known["schedule"] == "inverse-sqrt" and not has_end:
+        patience = max(_LEAST_PATIENCE, validations // 3)
         choices.add(
-            {"patience": _PATIENCE},
-            f"the run ends after {_PATIENCE} validations without a better one",
+            {"patience": patience},
+            f"the run ends after {patience} validations without a better one",
+        )
+    if facts.is_accelerator and run.batches_per_epoch < _FEW_BATCHES:
+        choices.add(
+            {"workers": 0}, f"{run.batches_per_epoch} batches an epoch are made in no time"
         )
     return choices.made
 
@@ -292,12 +304,14 @@ class _RunLength:
         epochs: passes over the pairs.
         updates: about how many it makes, at least one.
         updates_per_epoch: about how many an epoch has, at least one.
+        batches_per_epoch: about how many an epoch has, at least one.
         reason: for the number of epochs.
     """
 
     epochs: int
     updates: int
     updates_per_epoch: int
+    batches_per_epoch: int
     reason: str
 
 
@@ -322,7 +336,13 @@ def _run_length(facts: Facts, known: Mapping[str, Any]) -> _RunLength:
         epochs, reason = 2 * -(-most // per_epoch), "enough for max_steps"
     epochs = known.get("epochs", epochs)
     updates = max(1, int(min(most, epochs * per_epoch)))
-    return _RunLength(epochs=epochs, updates=updates, updates_per_epoch=per_epoch, reason=reason)
+    return _RunLength(
+        epochs=epochs,
+        updates=updates,
+        updates_per_epoch=per_epoch,
+        batches_per_epoch=batches,
+        reason=reason,
+    )
 
 
 def _epochs(facts: Facts) -> int:
@@ -354,10 +374,15 @@ def _schedule(facts: Facts, known: Mapping[str, Any]) -> tuple[dict[str, Any], s
     return {"schedule": "cosine"}, "the number of updates is known, and small"
 
 
+def _num_validations(facts: Facts, run: _RunLength) -> int:
+    if not facts.is_accelerator:
+        return _NUM_ON_CPU
+    return _NUM_IN_SHORT_RUN if run.updates < _SHORT_RUN else _NUM_VALIDATIONS
+
+
 def _validations(
-    facts: Facts, run: _RunLength, known: Mapping[str, Any]
+    run: _RunLength, known: Mapping[str, Any], *, wanted: int
 ) -> tuple[dict[str, Any], str]:
-    wanted = _NUM_VALIDATIONS if facts.is_accelerator else _NUM_ON_CPU
     apart = run.updates // wanted
     reason = f"up to {wanted} validations in {run.updates:,} updates"
     if "val_interval" in known or max(apart, _LEAST_UPDATES) >= run.updates_per_epoch:
