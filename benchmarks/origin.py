@@ -22,6 +22,7 @@ import traceback
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.facts import place_and_time
@@ -56,6 +57,9 @@ COMPARED = tuple(name for name in PLANS if name != "auto")
 # Ten minutes are the most that a call may take on some machines: no round begins after so long,
 # and what comes after the rounds takes about a minute and a half.
 _ROUNDS_SECONDS = 180.0
+
+# Of that time, what the comparison of bits may take before.
+_BITS_SHARE = 2 / 3
 
 # Of the origin's advice on how often to read losses, by sentences a batch.
 _TUNED_BATCHES = (16, 32, 64)
@@ -99,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         "--seconds",
         type=float,
         default=_ROUNDS_SECONDS,
-        help="begin no round after so long [default: 180]",
+        help="begin no round after so long, and no bits after two thirds of it [default: 180]",
     )
     parser.add_argument("--small", action="store_true", help="a tiny model, for seconds on a CPU")
     parser.add_argument("--commit", help="commit of the tree, where git cannot tell it")
@@ -118,6 +122,10 @@ def _command(options: argparse.Namespace) -> str:
     return " ".join(words)
 
 
+class _OutOfTimeError(Exception):
+    """Bits have taken long enough."""
+
+
 class _Run:
     """One call: what is measured, and the file that it stands in.
 
@@ -134,6 +142,7 @@ class _Run:
         self._small = options.small
         self._device: Device = find_device(options.device)
         self._lines = StepLines()
+        self._seconds: float = options.seconds
         plans = COMPARED if options.only is None else tuple(options.only.split(","))
         steps = options.steps or (6 if self._small else 50)
         self._settings = CompareSettings(
@@ -199,7 +208,7 @@ class _Run:
         """Compare every plan with a plain loop; the file has each verdict at once."""
         if not self._settings.rounds.verify_steps:
             return
-        case, bits = self._case, self._kept["bits"]
+        case, bits, start = self._case, self._kept["bits"], perf_counter()
 
         def store(verdict: Verdict) -> None:
             ours = verdict.ours
@@ -208,6 +217,8 @@ class _Run:
                 # Bits of steps that were to be replays, and none was, say nothing of the plan.
                 bits[ours.plan] = None if ours.shows_nothing else verdict.holds
                 self.write()
+            if perf_counter() - start > _BITS_SHARE * self._seconds:
+                raise _OutOfTimeError("compare the other plans by --only")
 
         make = in_one_process(
             case.config, case, plan=get_plan(REFERENCE), steps=self._settings.rounds.steps
