@@ -67,12 +67,17 @@ def test_a_wide_terminal_shows_more():
     assert "  0.00 waits/batch  gap 12.5%  BLEU 23.4  ETA 12:34" in shown
 
 
-@pytest.mark.parametrize("columns", range(1, 220))
-def test_it_fits_every_width(columns):
+def test_it_fits_every_width():
     """From one column to more than it can fill."""
     made = progress(gap_share=0.5)
-    for run in (RUN, LONG_RUN, NOT_BEGUN):
-        assert len(bar(columns, epoch=40, made=made, run=run)) <= columns
+    too_wide = [
+        columns
+        for columns in range(1, 220)
+        for run in (RUN, LONG_RUN, NOT_BEGUN)
+        if len(bar(columns, epoch=40, made=made, run=run)) > columns
+    ]
+
+    assert too_wide == []
 
 
 def test_an_epoch_that_goes_on_has_the_batches_before():
