@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 # A case takes seconds: `make check` runs some of them. A GPU runs all (`tests/gpu`), and so does
 # `python -m integrations.matrix` in `tests`.
-_ONE_IN = 3
+_ONE_IN = 4
 _FEWER = 12
 
 
