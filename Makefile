@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check test-gpu mutants sweep soak lint clean
+.PHONY: demo test check test-gpu mutants sweep soak screens lint clean
 
 demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
 	@rm -rf runs/demo
@@ -41,6 +41,9 @@ sweep: $(VENV)/.installed-test  ## Every scenario under every scheduler and 200 
 soak: $(VENV)/.installed-test  ## Faults at random on one run, for MINUTES=30; nothing grows or is lost.
 	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 \
 	  ../$(BIN)/python -m faults.soak --minutes $(MINUTES)
+
+screens: $(VENV)/.installed-test  ## Take the screens in docs/terminal.md anew, in a real terminal.
+	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 ../$(BIN)/python -m terminal.screenshots
 
 test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 	GAPLESS_REQUIRE_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu

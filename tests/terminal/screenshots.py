@@ -1,8 +1,6 @@
 """Screens of a terminal of 80 columns, as text: commands that really run, and what is seen then.
 
-Writes them into docs/terminal.md, below "Screens":
-
-    cd tests && PYTHONPATH=.:../src python -m terminal.screenshots
+`make screens` writes them into docs/terminal.md, below "Screens".
 """
 
 from __future__ import annotations
