@@ -171,12 +171,8 @@ def _words(name: str) -> list[str]:
 
 def _of_words(words: list[str], *, is_declared: bool) -> Language | None:
     text = " ".join(words)
-    if (
-        not text.isprintable()
-        or not text
-        or text in AMBIGUOUS
-        or (text in COLUMN_WORDS and not is_declared)
-    ):
+    is_column = text in COLUMN_WORDS and not is_declared
+    if is_column or text in AMBIGUOUS or not text or not text.isprintable():
         return None
     if text in _INFORMAL:
         return _language(_parsed(_INFORMAL[text]))

@@ -12,8 +12,8 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from itertools import islice, zip_longest
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from gapless.errors import DataError
 from gapless.nmt.data.languages import (
@@ -28,9 +28,12 @@ from gapless.nmt.data.text_files import check_text, read_lines, read_text
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
+
+# Where a row stands in its file, and its cells.
+_Row: TypeAlias = tuple[str, list[Any]]
 
 ENDINGS = (".tsv", ".csv", ".json", ".jsonl")
 
@@ -47,16 +50,14 @@ class Table:
 
     Attributes:
         path: of the file.
-        rows: cells of each row; those of JSON may be anything.
-        places: of each row in the file, for messages.
+        rows: gives the rows anew: where each stands, and its cells, which in JSON may be anything.
         names: of the columns, from a header or of JSON keys; None: they have none.
         sides: names of the source and the target side, as asked for.
         at: columns of them, counted from 0.
     """
 
     path: Path
-    rows: list[list[Any]]
-    places: list[str]
+    rows: Callable[[], Iterator[_Row]]
     names: list[str] | None
     sides: tuple[str, str]
     at: tuple[int, int]
@@ -67,15 +68,16 @@ class Table:
         Raises:
             DataError: there is no row, or one of them lacks a side.
         """
-        if not self.rows:
-            raise DataError(f"{self.path} holds no pair")
-        for row, place in zip(self.rows, self.places, strict=True):
-            for number in self.at:
-                cell = row[number] if number < len(row) else None
+        src: list[str] = []
+        tgt: list[str] = []
+        for place, cells in self.rows():
+            for number, side in zip(self.at, (src, tgt), strict=True):
+                cell = cells[number] if number < len(cells) else None
                 if not isinstance(cell, str):
                     raise self._no_pair(place, number, cell)
-                check_text(cell, where=f"{self.path} {place}")
-        src, tgt = ([row[number] for row in self.rows] for number in self.at)
+                side.append(check_text(cell, where=f"{self.path} {place}"))
+        if not src:
+            raise DataError(f"{self.path} holds no pair")
         return src, tgt
 
     def check(self, src: list[str], tgt: list[str]) -> None:
@@ -105,11 +107,7 @@ class Table:
 
     def _advice(self) -> str:
         """Return how to read the columns that look like text."""
-        width = max(map(len, self.rows))
-        columns = [
-            [row[number] if number < len(row) else "" for row in self.rows]
-            for number in range(width)
-        ]
+        columns = list(zip_longest(*(cells for _, cells in self.rows()), fillvalue=""))
         good = [
             number
             for number, cells in enumerate(columns)
@@ -160,8 +158,8 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
             f"{', '.join(ENDINGS)} (each also with .gz) or a folder; rename or convert it"
         )
     if ending in ("tsv", "csv"):
-        numbered = list(_tsv_rows(path) if ending == "tsv" else _csv_rows(path))
-        return _delimited(path, numbered, src=src, tgt=tgt, columns=columns)
+        rows = _tsv_rows(path) if ending == "tsv" else _csv_rows(path)
+        return _delimited(path, rows, src=src, tgt=tgt, columns=columns)
     items = _json_items(path, ending)
     return _of_json(path, items, src=src, tgt=tgt, columns=columns or (src, tgt))
 
@@ -171,27 +169,26 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
 
 def _delimited(
     path: Path,
-    numbered: list[tuple[int, list[str]]],
+    rows: Callable[[], Iterator[_Row]],
     *,
     src: str,
     tgt: str,
     columns: tuple[str, ...] | None,
 ) -> Table:
-    if not numbered:
+    begin = [[cell.strip() for cell in cells] for _, cells in islice(rows(), 2)]
+    if not begin:
         raise DataError(f"{path} holds no pair")
-    first = [cell.strip() for cell in numbered[0][1]]
-    has_header = _is_header(first) or _are_names(numbered[:2], {src, tgt})
+    first = begin[0]
+    has_header = _is_header(first) or _are_names(begin, {src, tgt})
     if columns is not None:
         names, at = None, (columns.index(src), columns.index(tgt))
     elif has_header:
         names, at = first, _find_sides(path, first, src=src, tgt=tgt, kind="columns")
     else:
         names, at = None, (0, 1)
-    kept = numbered[has_header:]
     return Table(
         path=path,
-        rows=[row for _, row in kept],
-        places=[f"line {number}" for number, _ in kept],
+        rows=lambda: islice(rows(), int(has_header), None),
         names=names,
         sides=(src, tgt),
         at=at,
@@ -221,10 +218,10 @@ def _find_sides(
     return names.index(first), names.index(second)
 
 
-def _are_names(numbered: list[tuple[int, list[str]]], sides: set[str]) -> bool:
-    """Return whether the first of two rows names both sides, which no other row does."""
+def _are_names(rows: list[list[str]], sides: set[str]) -> bool:
+    """Return whether the first of two rows names both sides, which the second does not."""
     wanted = {side.casefold() for side in sides}
-    found = [wanted & {cell.strip().casefold() for cell in row} for _, row in numbered]
+    found = [wanted & {cell.casefold() for cell in cells} for cells in rows]
     return found[0] == wanted and wanted not in found[1:]
 
 
@@ -247,38 +244,47 @@ def _is_name(cell: str) -> bool:
     return is_of_words or cell in COLUMN_WORDS or find_language(cell) is not None
 
 
-def _tsv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each line with its number. Quotes are characters like others."""
-    for number, line in enumerate(read_lines(path), start=1):
-        if not line.strip(" "):
-            continue
-        cells = line.split("\t")
-        if len(cells) < 2:
-            raise DataError(
-                f"{path} line {number} has one column, expected two separated by a tab"
-            )
-        yield number, cells
+def _tsv_rows(path: Path) -> Callable[[], Iterator[_Row]]:
+    """Return what gives the cells of each line. Quotes are characters like others."""
+    lines = read_lines(path)
+
+    def rows() -> Iterator[_Row]:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip(" "):
+                continue
+            cells = line.split("\t")
+            if len(cells) < 2:
+                raise DataError(
+                    f"{path} line {number} has one column, expected two separated by a tab"
+                )
+            yield f"line {number}", cells
+
+    return rows
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Yield the cells of each row with the number of its first line; line ends become spaces."""
+def _csv_rows(path: Path) -> Callable[[], Iterator[_Row]]:
+    """Return what gives the cells of each row; line ends within a cell become spaces."""
     text = read_text(path)
     if not text.strip():
         raise DataError(f"{path} is empty, expected one pair a line")
     delimiter = _delimiter(text)
-    width, first = 0, 0
-    for number, cells in _parsed_rows(path, text, delimiter):
-        if not any(cell.strip() for cell in cells):
-            continue
-        if len(cells) < 2:
-            raise DataError(f"{path} line {number} has one column, expected two, as in a,b")
-        width, first = width or len(cells), first or number
-        if len(cells) != width:
-            raise DataError(
-                f"{path} line {number} has {len(cells)} columns, but line {first} has {width}; "
-                f'text with a {delimiter!r} must stand in quotes, "..."'
-            )
-        yield number, [" ".join(cell.split("\n")) if "\n" in cell else cell for cell in cells]
+
+    def rows() -> Iterator[_Row]:
+        width, first = 0, 0
+        for number, cells in _parsed_rows(path, text, delimiter):
+            if not any(cell.strip() for cell in cells):
+                continue
+            if len(cells) < 2:
+                raise DataError(f"{path} line {number} has one column, expected two, as in a,b")
+            width, first = width or len(cells), first or number
+            if len(cells) != width:
+                raise DataError(
+                    f"{path} line {number} has {len(cells)} columns, but line {first} has {width}; "
+                    f'text with a {delimiter!r} must stand in quotes, "..."'
+                )
+            yield f"line {number}", [cell.replace("\n", " ") for cell in cells]
+
+    return rows
 
 
 def _parsed_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
@@ -358,26 +364,21 @@ def _of_json(
         at = columns.index(src), columns.index(tgt)
     else:
         at = _find_sides(path, names, src=src, tgt=tgt, kind="keys")
-    rows = []
-    for place, item in items:
-        if isinstance(item, dict) and names is not None:
-            keyed = _keyed(item)
-            rows.append([keyed.get(name) for name in names])
-        elif isinstance(item, list) and names is None:
-            rows.append(item)
-        else:
-            raise DataError(
-                f'{path} {place} is not a pair; expected ["...", "..."] or an object with the keys '
-                f"{src!r} and {tgt!r}"
-            )
-    return Table(
-        path=path,
-        rows=rows,
-        places=[place for place, _ in items],
-        names=names,
-        sides=(src, tgt),
-        at=at,
-    )
+
+    def rows() -> Iterator[_Row]:
+        for place, item in items:
+            if isinstance(item, dict) and names is not None:
+                keyed = _keyed(item)
+                yield place, [keyed.get(name) for name in names]
+            elif isinstance(item, list) and names is None:
+                yield place, item
+            else:
+                raise DataError(
+                    f'{path} {place} is not a pair; expected ["...", "..."] or an object with the '
+                    f"keys {src!r} and {tgt!r}"
+                )
+
+    return Table(path=path, rows=rows, names=names, sides=(src, tgt), at=at)
 
 
 def _keyed(item: dict[str, Any]) -> dict[str, Any]:
