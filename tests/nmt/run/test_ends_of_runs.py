@@ -92,6 +92,31 @@ def test_validations_by_updates_change_no_bits(train):
     assert final_bytes(plain.path) == final_bytes(often.path)
 
 
+def test_the_best_weights_may_be_those_inside_an_epoch(train, monkeypatch):
+    """Their state is saved right then, and they are compared with the last ones at the end."""
+    found = iter([False, True, False, False, False])
+    monkeypatch.setattr(Position, "note_validation", lambda *_, **__: next(found))
+    run = train(epochs=1, validate_every="5")
+
+    assert checkpoints.step_of(checkpoints.best_path(run.path)) == 10
+    (line,) = [note for note in run.notes if note.startswith("the final model has")]
+    assert "best weights, of update 10" in line
+
+
+@pytest.mark.slow
+def test_a_run_that_stops_between_validations_goes_on_with_the_same_bits(train):
+    """Inside an epoch, and between two validations there."""
+    often = {"epochs": 3, "average": 1, "validate_every": "5", "dropout": 0.3}
+    whole = train("whole", **often)
+    parts = train("parts", **often, max_steps=17)
+    resumed = resume(parts.path, max_steps=42)
+
+    assert resumed["loss"] == whole.summary["loss"]
+    assert final_bytes(parts.path) == final_bytes(whole.path)
+    steps = [row["step"] for row in rows(parts.path, "validation")]
+    assert steps == [row["step"] for row in rows(whole.path, "validation")]
+
+
 def test_validations_by_time(train):
     """One comes after each update when that takes longer than the time between two."""
     run = train(epochs=1, validate_every="0.0001s")
