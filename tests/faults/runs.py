@@ -15,7 +15,7 @@ SIZES = [
     *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
     *("--decoder-layers", "1", "--tokenizer", "none", "--device", "cpu", "--warmup", "5"),
     *("--max-length", "12", "--beam", "1", "--dropout", "0.2", "--lr", "0.01"),
-    *("--schedule", "inverse-sqrt", "--average", "5", "--val-interval", "1"),
+    *("--schedule", "inverse-sqrt", "--average", "5", "--val-interval", "1", "--no-shared-vocab"),
 ]
 BATCHES = ["--batch-size", "8", "--deterministic"]
 UPDATES = 30
