@@ -130,6 +130,8 @@ def test_short_epochs_keep_no_weights_unless_they_are_validated(train):
 
     assert epochs_kept(run.path) == ["epoch-0003", "epoch-0006"]
     assert len(rows(run.path, "epoch")) == 6
+    both = checkpoints.newest_epochs(run.path, 2, every_epoch=False)
+    assert [path.name for path in both] == ["epoch-0003", "epoch-0006"]
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def epoch_path(run_dir: Path, epoch: int) -> Path:
 
 
 def best_path(run_dir: Path) -> Path:
-    """Return where the state of the lowest validation loss is kept."""
+    """Return where the state of the best validation is kept."""
     return run_dir / FOLDER / BEST
 
 
@@ -241,13 +241,21 @@ def step_of(path: Path) -> int:
         return 0
 
 
-def newest_epochs(run_dir: Path, count: int) -> list[Path]:
+def newest_epochs(run_dir: Path, count: int, *, every_epoch: bool = True) -> list[Path]:
     """Return the checkpoints of a run's newest epochs, oldest first, also those that are lost.
+
+    Args:
+        run_dir: of the run.
+        count: how many.
+        every_epoch: whether the run saves the weights of each epoch. Where it does not, those that
+            are lost cannot be told from those that were not saved.
 
     Raises:
         RunFolderError: the run keeps fewer.
     """
     found = epoch_paths(run_dir)
+    if not every_epoch and len(found) >= count:
+        return found[-count:]
     done = max([*map(_epoch_of, found), *state_epochs(run_dir).values()], default=0)
     paths = averaged_paths(run_dir, epochs=done, average=count)
     oldest = paths[0] if paths else None

@@ -266,7 +266,7 @@ class TrainConfig:
     save_every: str = _setting(
         "run",
         "10min",
-        "updates (200) or time (30s, 10min, 2h) between two saved states; one at each epoch's end too",
+        "updates (200) or time (30s, 10min, 2h) between two saved states; one after epochs that are validated too",
         compare=False,
     )
     keep: int = _setting("run", 3, "newest saved states that are kept", at_least=1, compare=False)

@@ -68,7 +68,8 @@ class Translator:
             path, device=found, checkpoint=None if average else checkpoint or _newest(path)
         )
         if average is not None:
-            paths = checkpoints.newest_epochs(path, average)
+            every_epoch = self.config.average != "auto"
+            paths = checkpoints.newest_epochs(path, average, every_epoch=every_epoch)
             weights = checkpoints.average_weights(paths)
             checkpoints.set_weights(model, weights, path=paths[-1])
         _check_finite(model, path)
