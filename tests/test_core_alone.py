@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
@@ -81,11 +82,18 @@ def test_what_needs_no_training_runs_without_the_extra(found, name):
     assert outcome["out"]
 
 
+def check_progress_alone(text):
+    """Check that standard error has lines of progress, which begin with a time, and nothing else."""
+    assert text
+    assert [line for line in text.splitlines() if not re.match(r"\d+:\d\d:\d\d  \S", line)] == []
+
+
 def test_a_workload_is_verified_without_the_extra(found):
     """Bits are compared as with numpy."""
     outcome = found["commands"]["verify"]
 
-    assert (outcome["code"], outcome["err"]) == (0, "")
+    assert outcome["code"] == 0, outcome["err"]
+    check_progress_alone(outcome["err"])
     assert "gapless against a plain loop: bit-identical (4 losses, " in outcome["out"]
 
 
@@ -94,7 +102,8 @@ def test_a_workload_is_compared_without_the_extra(found):
     outcome = found["commands"]["compare"]
     report = json.loads((found["folder"] / "report.json").read_text())
 
-    assert (outcome["code"], outcome["err"]) == (0, "")
+    assert outcome["code"] == 0, outcome["err"]
+    check_progress_alone(outcome["err"])
     assert "auto against a plain loop: bit-identical (4 losses, " in outcome["out"]
     assert [row["plan"] for row in report["rows"]] == ["blocking", "auto"]
 
