@@ -109,3 +109,12 @@ def test_every_cause_of_the_corpus_is_explained():
     used = Counter(wait.cause for case in all_cases() for wait in case.waits)
 
     assert set(used) == known
+
+
+def test_cases_apart_are_there():
+    """Loops through frameworks, and loops with one planted wait."""
+    apart = Counter(case.path.parent.name for case in all_cases() if case.path.parent != CORPUS)
+
+    assert apart["frameworks"] >= 9
+    assert apart["planted"] >= 10
+    assert all(case.is_blocking for case in all_cases(CORPUS / "planted"))
