@@ -22,7 +22,7 @@ import traceback
 import warnings
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -360,7 +360,8 @@ def run_all(cases: list[Case], file: Path, *, jobs: int) -> list[dict]:
     found = {name: one for name, one in found.items() if "error" not in one}
     waiting = [case for case in cases if case.name not in found]
     with ThreadPoolExecutor(jobs) as pool:
-        for one in pool.map(truth_of, waiting):
+        for done in as_completed([pool.submit(truth_of, case) for case in waiting]):
+            one = done.result()
             found[one["case"]] = one
             partial = file.with_suffix(".partial")
             partial.write_text(
