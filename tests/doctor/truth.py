@@ -5,7 +5,7 @@
 Each case runs in a process of its own under `torch.profiler`. A trace function marks, in the
 profiler's own clock and thread, which line of the corpus' files is being run; a blocking call belongs
 to the last mark before it. A call of a C++ node of the backward pass belongs to the line of the
-forward operation with the same sequence number. Cases that FILE holds already are not run again.
+forward operation with the same sequence number. Cases that FILE holds as right are not run again.
 """
 
 from __future__ import annotations
@@ -357,7 +357,7 @@ def truth_of(case: Case, *, timeout_s: float = 240) -> dict:
 def run_all(cases: list[Case], file: Path, *, jobs: int) -> list[dict]:
     """Run all cases that a file does not hold yet, writing it after each; return all results."""
     found = {one["case"]: one for one in json.loads(file.read_text())} if file.exists() else {}
-    found = {name: one for name, one in found.items() if "error" not in one}
+    found = {name: one for name, one in found.items() if one["right"]}
     waiting = [case for case in cases if case.name not in found]
     with ThreadPoolExecutor(jobs) as pool:
         for done in as_completed([pool.submit(truth_of, case) for case in waiting]):
