@@ -77,3 +77,38 @@ def test_a_command_that_is_not_there(gapless, arguments, parts):
     assert outcome.err.startswith("gapless: error: unknown ")
     assert outcome.err.count("\n") == 1
     assert [part for part in parts if part not in outcome.err] == []
+
+
+# The program that main ends: what threads of torch would be told.
+THREADS = """
+import os, sys
+from gapless.cli.main import main
+try:
+    main(["--version"])
+except SystemExit:
+    print([os.environ.get(name) for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, ["1000", None]),
+        ({"GOMP_SPINCOUNT": "7"}, ["7", None]),
+        ({"OMP_WAIT_POLICY": "active"}, [None, "active"]),
+    ],
+)
+def test_threads_of_torch_soon_sleep(given, expected):
+    """They would keep other programs, and each other, from the cores; who says otherwise is heard."""
+    names = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
+    environment = {name: value for name, value in os.environ.items() if name not in names}
+
+    done = subprocess.run(
+        [sys.executable, "-c", THREADS],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**environment, "PYTHONPATH": SRC, **given},
+    )
+
+    assert done.stdout.splitlines()[-1] == str(expected)
