@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
+from gapless.cli.output import fitting
 from gapless.cli.parser import one_of
 from gapless.errors import DataError, LanguageError
 
@@ -98,7 +100,10 @@ def run(options: Namespace) -> int:
         "length_penalty_formula": "score / length ** length_penalty",
         **_write(result, pairs, folder=options.out or options.run, split=options.split),
     }
-    print(json.dumps(figures, ensure_ascii=False) if options.json else _text(figures))
+    if options.json:
+        print(json.dumps(figures, ensure_ascii=False))
+    else:
+        print(fitting(_text(figures), sys.stdout))
     return 0
 
 

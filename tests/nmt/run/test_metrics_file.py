@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 
 import pytest
 
@@ -32,7 +33,7 @@ def test_a_resumed_run_drops_what_its_state_does_not_cover(path):
     write(path, ("train", 2))
     path.write_bytes(path.read_bytes() + b'{"kind": "tr\xff')
 
-    assert go_back(path, covered=covered, batches=2, epochs=1) is None
+    assert go_back(path, covered=covered, batches=2, updates=1, epochs=1) is None
     assert path.read_bytes() == before
     assert write(path) == covered
 
@@ -41,7 +42,7 @@ def test_a_new_run_begins_with_an_empty_file(path):
     """What another left behind is no part of it."""
     path.write_bytes(b"old\n")
 
-    assert go_back(path, covered=None, batches=0, epochs=0) is None
+    assert go_back(path, covered=None, batches=0, updates=0, epochs=0) is None
     assert path.read_bytes() == b""
 
 
@@ -63,11 +64,24 @@ def test_damaged_lines_are_named_and_stop_no_run(path, damage, kept):
     write(path, ("train", 2), ("epoch", 2))
     path.write_bytes(damage(path.read_bytes()[: covered.size]))
 
-    note = go_back(path, covered=covered, batches=2, epochs=1)
+    note = go_back(path, covered=covered, batches=2, updates=1, epochs=1)
 
     assert str(path) in note
     assert f"{kept} lines of it are kept" in note
     assert path.read_bytes().count(b"\n") == kept
+
+
+def test_validations_inside_epochs_are_kept_too(path):
+    """Each kind of line counts steps of its own: batches, updates or epochs."""
+    covered = write(path, ("train", 0), ("train", 1), ("validation", 1), ("train", 2))
+    write(path, ("train", 3), ("validation", 2))
+    path.write_bytes(path.read_bytes().replace(b"0.5", b"0,5", 1))
+
+    note = go_back(path, covered=covered, batches=3, updates=1, epochs=0)
+
+    assert "3 lines of it are kept" in note
+    kinds = [json.loads(line)["kind"] for line in path.read_text().splitlines()]
+    assert kinds == ["train", "validation", "train"]
 
 
 def test_a_file_that_is_gone_is_damage(path):
@@ -75,7 +89,9 @@ def test_a_file_that_is_gone_is_damage(path):
     covered = write(path, ("train", 0))
     path.unlink()
 
-    assert "0 lines of it are kept" in go_back(path, covered=covered, batches=1, epochs=0)
+    assert "0 lines of it are kept" in go_back(
+        path, covered=covered, batches=1, updates=1, epochs=0
+    )
 
 
 def test_lines_wait_for_room(path):

@@ -224,7 +224,9 @@ def forget_later(
         A line about damage to the metrics file, None if there was none.
     """
     drop_later(path, updates=updates, epochs=epochs, is_finished=is_finished)
-    return go_back(path / METRICS, covered=covered, batches=batches, epochs=epochs)
+    return go_back(
+        path / METRICS, covered=covered, batches=batches, updates=updates, epochs=epochs
+    )
 
 
 def choose_run_dir(config: TrainConfig) -> Path:

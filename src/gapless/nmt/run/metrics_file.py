@@ -13,6 +13,7 @@ from gapless.checkpoint.manifest import HASH_BYTES, Content
 
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
     from gapless.nmt.run.disk_troubles import DiskTroubles
@@ -108,7 +109,9 @@ class MetricsFile:
                     return
 
 
-def go_back(path: Path, *, covered: Content | None, batches: int, epochs: int) -> str | None:
+def go_back(
+    path: Path, *, covered: Content | None, batches: int, updates: int, epochs: int
+) -> str | None:
     """Cut a metrics file to what a checkpoint covers: a resumed run does the rest again.
 
     Lines that are damaged never stop a run: the whole ones are kept.
@@ -117,6 +120,7 @@ def go_back(path: Path, *, covered: Content | None, batches: int, epochs: int) -
         path: of the file.
         covered: size and hash of what the checkpoint covers.
         batches: done in the checkpoint.
+        updates: done in it.
         epochs: done in it.
 
     Returns:
@@ -132,7 +136,9 @@ def go_back(path: Path, *, covered: Content | None, batches: int, epochs: int) -
         kept, note = data[: covered.size], None
     else:
         lines = data.split(b"\n")
-        whole = [line for line in lines if _is_before(line, batches=batches, epochs=epochs)]
+        # The last step that a line of each kind may have.
+        last = {"train": batches - 1, "validation": updates, "epoch": epochs}
+        whole = [line for line in lines if _is_before(line, last)]
         kept = b"".join(line + b"\n" for line in whole)
         note = (
             f"{path} was damaged or changed after it was saved; {len(whole)} lines of it are kept"
@@ -142,11 +148,10 @@ def go_back(path: Path, *, covered: Content | None, batches: int, epochs: int) -
     return note
 
 
-def _is_before(line: bytes, *, batches: int, epochs: int) -> bool:
+def _is_before(line: bytes, last: Mapping[str, int]) -> bool:
     """Return whether a line is whole, and of what was done before a checkpoint."""
     try:
         row = json.loads(line)
-        kind, step = row["kind"], row["step"]
-        return bool((kind == "train" and step < batches) or (kind == "epoch" and step <= epochs))
+        return bool(row["step"] <= last[row["kind"]])
     except (ValueError, TypeError, KeyError, RecursionError):
         return False
