@@ -57,6 +57,16 @@ def make_loader(dataset, **settings):
     return torch.utils.data.DataLoader(dataset, **settings)
 
 
+class Update(torch.Tensor):
+    """A batch of the trainer's, which says whether it ends an update."""
+
+    ends_update = True
+
+
+def update_of(batch):
+    return torch.stack(batch).as_subclass(Update)
+
+
 def mean_of(batch):
     return batch.mean()
 
@@ -85,7 +95,7 @@ MISHAPS = {
         PlannedError,
     ),
     "the dataset raises through the trainer's generator": (
-        lambda: until_stopped(make_loader(Numbers(fail)), StopRequest()),
+        lambda: until_stopped(make_loader(Numbers(fail), collate_fn=update_of), StopRequest()),
         mean_of,
         PlannedError,
     ),

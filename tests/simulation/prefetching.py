@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import threading
+import time
 import weakref
 from types import SimpleNamespace
 
 import torch
 
 import gapless
+from gapless.pipeline import host_memory
 from gapless.pipeline.batch_mover import BatchMover
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.prefetch import Prefetcher
@@ -524,7 +527,7 @@ def copies_by_a_background_thread(device):
     assert [tensor.tolist() for tensor in found] == [[float(n)] * LARGE for n in range(5)]
     assert set(stats.by_reason) == {"staging"}
     assert allocated_on == {lane.stream for lane in prefetcher._lanes}
-    assert not [thread for thread in threading.enumerate() if "gapless" in thread.name]
+    assert not [thread for thread in threading.enumerate() if "gapless-staging" in thread.name]
 
 
 @any_scenario(only="lazy")
@@ -563,6 +566,29 @@ def a_background_thread_that_fails(device):
                 late.gate.set()
             assert failure is not None
             mover._last = None  # or its error would be raised once more
+
+
+@scenario(only="asap")
+def a_large_copy_waits_for_the_threads_that_help(device):
+    """A batch is in page-locked memory as a whole when it is staged, however late a helper is."""
+    size = 6 * host_memory.PART_BYTES
+    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+    this, has_begun = threading.current_thread(), threading.Event()
+
+    def copy(*part):
+        if threading.current_thread() is this:
+            has_begun.wait(5)
+        else:
+            has_begun.set()
+            time.sleep(0.3)
+        ctypes.memmove(*part)
+
+    host_memory.ctypes = SimpleNamespace(memmove=copy)
+    try:
+        host_memory.copy_bytes(target.data_ptr(), source.data_ptr(), size, helpers=1)
+        assert bool(target.all())
+    finally:
+        host_memory.ctypes = ctypes
 
 
 def _look_ahead(device):

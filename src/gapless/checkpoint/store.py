@@ -144,10 +144,9 @@ class CheckpointStore:
         Raises:
             OSError: the disk is full or fails; nothing of the new checkpoint is left, and older
                 ones are as they were.
-            CheckpointError: something cannot be saved.
-            UserError: the step is no whole number of 0 or more; or the folder holds a whole later
-                checkpoint that this store has not seen, such as one of another run. Nothing is
-                written then.
+            CheckpointError: something cannot be saved; or the folder holds a whole later checkpoint
+                that this store has not seen, such as one of another run. Nothing is written then.
+            UserError: the step is no whole number of 0 or more.
 
         Sync: Blocks the host until everything is written, and while tensors on a device are copied.
         """
@@ -170,7 +169,7 @@ class CheckpointStore:
         for other in sorted(unseen, reverse=True):
             path = self.path_of(other)
             if list_checkpoint(path, step=other).problem is None:
-                raise UserError(
+                raise CheckpointError(
                     f"{path} is later than step {step} and not of this loop; call `load_newest` to "
                     "go on from it, or save to another folder"
                 )
