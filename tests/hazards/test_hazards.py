@@ -8,11 +8,26 @@ from hazards.harness import CPU, SIMULATED, judge
 from hazards.themes import CASES
 
 
-SCHEDULES = [("asap", 0), ("lazy", 0), ("random", 0)]
+SCHEDULES = [("asap", 0), ("lazy", 0), ("random", 0), ("random", 1)]
 
 
 def cases_on(kind):
     return [pytest.param(one, id=str(one)) for one in CASES if kind in one.devices]
+
+
+def under_each_schedule():
+    """Return each case under each schedule, of which `make test` runs one in turn."""
+    cases = [one for one in CASES if SIMULATED in one.devices]
+    return [
+        pytest.param(
+            one,
+            *schedule,
+            id=f"{one}-{schedule[0]}-{schedule[1]}",
+            marks=[] if place % len(SCHEDULES) == number else [pytest.mark.slow],
+        )
+        for place, one in enumerate(cases)
+        for number, schedule in enumerate(SCHEDULES)
+    ]
 
 
 @pytest.mark.parametrize("one", cases_on(CPU))
@@ -21,14 +36,7 @@ def test_on_the_cpu(one):
     assert judge(one, CPU) == []
 
 
-@pytest.mark.parametrize(
-    "schedule",
-    [*SCHEDULES, pytest.param(("random", 1), marks=pytest.mark.slow)],
-    ids=lambda schedule: "-".join(map(str, schedule)),
-)
-@pytest.mark.parametrize("one", cases_on(SIMULATED))
-def test_on_the_simulated_device(one, schedule):
+@pytest.mark.parametrize(("one", "scheduler", "seed"), under_each_schedule())
+def test_on_the_simulated_device(one, scheduler, seed):
     """The loop gives what the plain loop gives, and every access is ordered."""
-    scheduler, seed = schedule
-
     assert judge(one, SIMULATED, scheduler=scheduler, seed=seed) == []
