@@ -38,6 +38,7 @@ def test_a_workload_that_fails_stays_in_the_table(monkeypatch, tmp_path, capfd):
     assert "launch-bound: did not finish in 0 s" in out
 
 
+@pytest.mark.slow
 def test_every_turn_is_told_and_every_workload_written(monkeypatch, tmp_path, capfd):
     """Round by round, plan by plan."""
     code, (found,) = run(monkeypatch, tmp_path, "--only", "data-bound")

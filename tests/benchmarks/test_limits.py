@@ -26,6 +26,7 @@ OPTIONS = ["--tiny", "--device", "cpu", "--workers", "0", "--precision", "fp32"]
 OPTIONS += ["--rounds", "2", "--warmup", "1", "--steps", "2"]
 
 
+@pytest.mark.slow
 def test_a_row_has_its_figures_in_both_files(tmp_path, capsys):
     """Packed eager rows of the big case, in a process of their own."""
     chosen = ["--cases", "big25k", "--only", "eager", "--out", str(tmp_path)]

@@ -25,6 +25,7 @@ def write_pairs(folder, *, split):
     return str(folder)
 
 
+@pytest.mark.slow
 def test_a_row_is_trained_and_scored(tmp_path, capsys):
     """In a process of its own; the table has the score and the seconds."""
     data = write_pairs(tmp_path / "data", split="spl@@ it")

@@ -148,6 +148,7 @@ def test_nothing_compared_is_a_failure(monkeypatch):
     assert side_by_side.main(["--old", "x"]) == 1
 
 
+@pytest.mark.slow
 def test_a_tree_is_equal_to_itself(capsys):
     """Both sides of the real comparison run, and the tree that was asked for is loaded."""
     assert side_by_side.main(["--old", str(ROOT), "--only", "plan gapless, cpu"]) == 0

@@ -55,6 +55,7 @@ def test_a_dry_run_of_a_run_that_is_there(gapless, data):
     gapless("train", "--resume", "runs/x", "--dry-run").check_refused("--dry-run is for new runs")
 
 
+@pytest.mark.slow
 def test_what_was_chosen_is_kept(gapless, data, tmp_path):
     """The settings file holds it, so that neither a resume nor a copy chooses again."""
     done = gapless("train", "--data", data, *SIDES, "--run-dir", "r", "--epochs", "1")

@@ -130,6 +130,7 @@ def test_the_demo_is_compared_in_a_process_of_its_own(process, terminal, tmp_pat
     assert all(row["tokens_per_second"] > 0 for row in found["rows"])
 
 
+@pytest.mark.slow
 def test_the_files_workload_under_every_plan(compare):
     """Without --plans all plans are compared, and the file has the terminal's figures."""
     outcome = compare("--workload", "c.py:make", *QUICK, "--json", "out.json")

@@ -18,6 +18,7 @@ from toys import CPU, compare_settings, small_for_any_plan
 QUICK = {"device": "cpu", "steps": 4, "rounds": 1, "warmup_rounds": 1, "verify_steps": 4}
 
 
+@pytest.mark.slow
 def test_every_plan_goes_through_the_whole_comparison():
     """All plans are compared in bits and times on a CPU, and gapless is recommended."""
     report = run_comparison(

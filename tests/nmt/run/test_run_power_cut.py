@@ -107,6 +107,7 @@ def check_every_cut(tmp_path, monkeypatch, cut_run, **options):
     assert all(summary["loss"] == of_whole["loss"] for summary in resumed.values())
 
 
+@pytest.mark.slow
 def test_every_cut_leaves_a_run_that_can_go_on(tmp_path, monkeypatch, cut_run):
     """From the state before or the new one, with the same bits, and nothing is damaged."""
     check_every_cut(tmp_path, monkeypatch, cut_run, exhaustive=1, samples=0)
