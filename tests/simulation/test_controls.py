@@ -9,6 +9,9 @@ from gapless import testing
 from simulation import controls
 
 
+# A hundred runs of each.
+pytestmark = pytest.mark.slow
+
 NUM_RUNS = 100
 SIZES = {"num_batches": 6, "num_elements": 16}
 
