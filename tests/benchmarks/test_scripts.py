@@ -361,8 +361,9 @@ def test_a_process_that_fails_does_not_stop_the_others(tmp_path):
     task = race.worker.Work(name="mnist", variant="broken", device="cpu", steps=2, is_small=True)
     made.entrants["broken"] = race.Entrant(task, options)
 
-    made._set_up()
-    made._take_rounds()
+    made.begin_to_compile()
+    made.set_up()
+    made.take_rounds()
 
     problem = "EditError: mnist has no variant 'broken', but prefetch"
     assert made.entrants["broken"].problem.startswith(problem)
@@ -370,4 +371,4 @@ def test_a_process_that_fails_does_not_stop_the_others(tmp_path):
     assert any("broken: EditError" in line for line in told)
     for entrant in made.entrants.values():
         entrant.problem = entrant.problem or "the test is over"
-        entrant.close()
+    made.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 
@@ -42,9 +43,17 @@ def test_snippets_are_python(snippet: Snippet):
     compile(snippet.source, snippet.name, "exec")
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    """A shell starts its background processes with SIGINT ignored, and so do they theirs."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("run", PLAIN, ids=lambda run: run["name"])
-def test_what_is_promised_of_scripts_is_what_python_does(run, tmp_path):
+def test_what_is_promised_of_scripts_is_what_python_does(run, tmp_path, ctrl_c_interrupts):
     """Exit codes and texts that the doctor must give are those of Python itself."""
     for name, text in files_of(run).items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
