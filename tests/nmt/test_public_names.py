@@ -12,6 +12,19 @@ import pytest
 import gapless.nmt
 
 
+def printed_by(code):
+    """Return what a process of its own prints that runs this code."""
+    source = str(Path(gapless.nmt.__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        check=True,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": source},
+    )
+    return done.stdout.strip()
+
+
 def test_every_public_name_of_nmt_can_be_loaded():
     """`dir(gapless.nmt)` lists five names; each can be loaded, and no other."""
     assert dir(gapless.nmt) == ["Batch", "LossCompute", "StreamManager", "Translator", "run_epoch"]
@@ -26,17 +39,8 @@ def test_importing_nmt_loads_neither_torch_nor_what_the_trainer_needs():
         "import sys, gapless.nmt; "
         "print(sorted({'torch', 'numpy', 'sentencepiece', 'sacrebleu', 'yaml'} & set(sys.modules)))"
     )
-    source = str(Path(gapless.nmt.__file__).parents[2])
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source},
-    )
-
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"
 
 
 @pytest.mark.parametrize("name", ["StreamManager", "run_epoch"])
@@ -46,17 +50,8 @@ def test_streams_and_the_loop_need_no_extra(name):
         f"import sys; from gapless.nmt import {name}; "
         "print(sorted({'sentencepiece', 'sacrebleu', 'yaml', 'safetensors'} & set(sys.modules)))"
     )
-    source = str(Path(gapless.nmt.__file__).parents[2])
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        check=True,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": source},
-    )
-
-    assert done.stdout.strip() == "[]"
+    assert printed_by(code) == "[]"
 
 
 def test_a_translator_without_the_extra_says_how_to_get_it():
@@ -66,15 +61,7 @@ def test_a_translator_without_the_extra_says_how_to_get_it():
         "try:\n    gapless.nmt.Translator\n"
         "except ImportError as error:\n    print(error)"
     )
-    source = str(Path(gapless.nmt.__file__).parents[2])
+    printed = printed_by(code)
 
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={"PYTHONPATH": source},
-    )
-
-    assert "gapless.nmt.Translator needs sentencepiece" in done.stdout
-    assert 'run pip install "gapless[nmt]"' in done.stdout
+    assert "gapless.nmt.Translator needs sentencepiece" in printed
+    assert 'run pip install "gapless[nmt]"' in printed

@@ -105,7 +105,7 @@ def _end(other: Future[None]) -> None:
 
 @cache
 def _num_helpers() -> int:
-    return min(_MOST_HELPERS, len(os.sched_getaffinity(0)) // 4)
+    return min(_MOST_HELPERS, (os.cpu_count() or 1) // 4)
 
 
 @cache
@@ -113,5 +113,6 @@ def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_HELPERS, thread_name_prefix="gapless-copy")
 
 
-# Threads do not live on in a forked process.
-os.register_at_fork(after_in_child=_pool.cache_clear)
+# Threads do not live on in a forked process. Some systems cannot fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pool.cache_clear)

@@ -162,7 +162,7 @@ class TrainConfig:
     max_time: str | None = _setting(
         "run",
         None,
-        "be done after this time (90s, 10min, 2h), final model and scores included",
+        "end about this time (90s, 10min, 2h), final model and scores included",
         compare=False,
     )
     patience: int = _setting(
