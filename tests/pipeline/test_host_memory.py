@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
-
 import pytest
 import torch
 from hypothesis import given, strategies as st
@@ -61,20 +58,3 @@ def test_what_is_no_plain_range_of_memory():
 
     assert all(is_plain(one) for one in (values, values.T, torch.empty(0), torch.tensor(1.0)))
     assert not any(is_plain(one) for one in others)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_forked_process_copies_too():
-    """With threads of its own: those of its parent do not live on in it."""
-    size = 6 * PART_BYTES
-    source, target = torch.ones(size, dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
-    copy_bytes(target.data_ptr(), source.data_ptr(), size, helpers=3)
-    target.zero_()
-
-    child = os.fork()
-    if not child:
-        copy_bytes(target.data_ptr(), source.data_ptr(), size, helpers=3)
-        has_help = any("gapless-copy" in thread.name for thread in threading.enumerate())
-        os._exit(0 if has_help and bool(target.all()) else 1)
-
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

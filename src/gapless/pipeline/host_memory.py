@@ -111,8 +111,3 @@ def _num_helpers() -> int:
 @cache
 def _pool() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(_MOST_HELPERS, thread_name_prefix="gapless-copy")
-
-
-# Threads do not live on in a forked process. Some systems cannot fork.
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.cache_clear)
