@@ -553,7 +553,7 @@ def test_an_error_in_the_background_thread_comes_with_its_batch():
         device.run_all()
 
     assert [float(tensor[0]) for tensor in found] == [0.0, 1.0, 2.0]
-    assert not [thread for thread in threading.enumerate() if "gapless" in thread.name]
+    assert not [thread for thread in threading.enumerate() if "gapless-staging" in thread.name]
 
 
 @pytest.mark.parametrize("depth", [0, 2])
