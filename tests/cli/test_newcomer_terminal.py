@@ -148,8 +148,8 @@ def test_nothing_is_wider_than_the_terminal(session):
     ids=["time left", "learning rate", "tokens a second", "newest validation score"],
 )  # fmt: skip
 def test_the_bar_shows(session, part):
-    """In one line, with a bar, while a later epoch runs."""
-    bars = [line for line in session.drawn if re.search(r"[━█▏▎▍▌▋▊▉#=]{2}", line)]
+    """In one line, with a bar, as soon as losses of the epoch were read."""
+    bars = [line for line in session.drawn if re.search(r"[━█▏▎▍▌▋▊▉#=]{2}.*loss", line)]
 
     assert re.search(part, bars[-1] if bars else "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -58,7 +59,11 @@ runpy.run_module("gapless", run_name="__main__", alter_sys=True)
 @pytest.mark.slow
 @pytest.mark.parametrize("is_late", [False, True], ids=["torchrun", "torch.distributed.run"])
 def test_torchrun_is_refused_once(tiny_data, tmp_path, is_late):
-    """By the real torchrun: one line for all ranks, the exit code of each, and no run folder."""
+    """By the real torchrun: one line for all ranks, and no run folder.
+
+    torchrun ends the other rank as soon as the first has refused, at times before it could say
+    with which code it ends.
+    """
     late = tmp_path / "late.py"
     late.write_text(LATE)
     launcher = [str(Path(sys.executable).with_name("torchrun"))]
@@ -78,6 +83,8 @@ def test_torchrun_is_refused_once(tiny_data, tmp_path, is_late):
     assert done.returncode != 0
     assert done.stderr.count("gapless: error: ") == 1
     assert REFUSAL in done.stderr
-    assert set(re.findall(r"exitcode  : (\S+)", done.stderr)) == {"2"}
+    codes = set(re.findall(r"exitcode  : (\S+)", done.stderr))
+    assert "2" in codes
+    assert codes <= {"2", f"-{signal.SIGTERM:d}"}
     assert done.stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["late.py"]
