@@ -1,0 +1,57 @@
+"""What is noted while a script is watched. No torch: conclusions are drawn from this alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+
+if TYPE_CHECKING:
+    from gapless.doctor.causes import Cause
+    from gapless.records.finding import Site
+
+
+# Before each wait that is seen under the profiler a mark of this name and the wait's place in the list
+# is written into the trace: the next blocking call of that thread is the wait's.
+MARK = "gapless wait "
+
+# Likewise where a step begins.
+STEP_MARK = "gapless step"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SeenWait:
+    """One call that waited for the device, or lost host time in another known way.
+
+    Attributes:
+        cause: why it waits.
+        call: that waits, such as "Tensor.item".
+        site: the user's line that made the call; None where nobody knows.
+        thread: "main", "autograd" or the name of another thread.
+        step: number of the step, from 0 in each pass.
+        start_ns: by `time.perf_counter_ns`.
+        end_ns: likewise; None where only the beginning was seen.
+        detail: what was found in this very call, such as the size of a copy; empty if nothing.
+    """
+
+    cause: Cause
+    call: str
+    site: Site | None
+    thread: str
+    step: int
+    start_ns: int
+    end_ns: int | None = None
+    detail: str = ""
+
+
+class Pass(Protocol):
+    """One way of watching, for a stretch of steps."""
+
+    def start(self) -> None:
+        """Begin to watch; a step begins."""
+
+    def next_step(self) -> None:
+        """Note that one step has ended and the next begins."""
+
+    def stop(self) -> None:
+        """Take everything out again; the last step has ended."""

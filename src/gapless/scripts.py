@@ -1,0 +1,1 @@
+"""Run a user's script or module as Python itself would."""
