@@ -1,0 +1,54 @@
+"""The words of a finding: what happens at a line, and what to write instead."""
+
+from __future__ import annotations
+
+import ast
+from typing import get_args
+
+import pytest
+
+from gapless.doctor.causes import Cause
+from gapless.doctor.codes import cause_text, mend_text
+
+
+every_cause = pytest.mark.parametrize("cause", get_args(Cause))
+
+
+@every_cause
+def test_a_cause_is_one_sentence_with_the_call_and_what_was_found(cause):
+    """A finding says in one line what happens; the call and its detail stand in it."""
+    text = cause_text(cause, "Tensor.of_mine", "64 x 8 float32, 2 KiB")
+
+    assert text.endswith(" (64 x 8 float32, 2 KiB).")
+    assert "\n" not in text
+    assert "{" not in text
+    assert ". " not in text.replace("Tensor.of_mine", "")
+    assert text[0].isupper()
+    assert "(" not in cause_text(cause, "call")
+
+
+@every_cause
+def test_a_mend_is_a_sentence_and_python_code(cause):
+    """What follows the first line can be read by Python."""
+    sentence, _, code = mend_text(cause, "Tensor.of_mine").partition("\n")
+
+    assert sentence.endswith(".")
+    assert sentence[0].isupper()
+    ast.parse(code)
+
+
+@pytest.mark.parametrize(
+    ("cause", "call", "detail", "word"),
+    [
+        ("shape", "torch.repeat_interleave", "", "output_size"),
+        ("shape", "torch.nn.functional.one_hot", "", "num_classes"),
+        ("shape", "Tensor.nonzero", "", "nonzero_static"),
+        ("shape", "Tensor.__getitem__", "a mask of 64 x 8", "torch.where"),
+        ("linalg", "torch.linalg.cholesky", "", "cholesky_ex"),
+        ("optimizer", "Optimizer.step", "ASGD", "capturable"),
+        ("collective", "torch.distributed.barrier", "", "wait for each other"),
+    ],
+)
+def test_a_call_with_a_mend_of_its_own_gets_it(cause, call, detail, word):
+    """One cause has several calls, and what helps one of them does not help the other."""
+    assert word in mend_text(cause, call, detail)
