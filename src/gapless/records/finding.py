@@ -50,6 +50,9 @@ class Finding:
         waited_ms: that the host stood still there; None where it was not measured.
         exposed_ms: of idle time of the device that goes back to it, an upper bound of what mending
             it can gain; None where it was not measured.
+        gain_ms: that a step is predicted to become shorter by if this alone is mended, from playing
+            what was recorded again without it: 0 to `exposed_ms`. Less than exposed where the idle
+            time only moves on to the next wait. None where it cannot be predicted.
         share: of the step that `exposed_ms` is, 0 to 1; None likewise.
         certainty: how sure it is.
         cause: what happens there, in one sentence.
@@ -65,6 +68,7 @@ class Finding:
     per_step: float
     waited_ms: float | None = None
     exposed_ms: float | None = None
+    gain_ms: float | None = None
     share: float | None = None
     certainty: Certainty = "seen"
     cause: str
