@@ -205,7 +205,11 @@ def _spans(tree: ast.Module) -> list[tuple[int, int]]:
     """Return the first and last line of each statement; of a block, those of its header."""
     spans = []
     for node in ast.walk(tree):
-        if isinstance(node, ast.stmt | ast.excepthandler):
+        if isinstance(node, ast.Match):
+            spans.append((node.lineno, node.cases[0].pattern.lineno - 1))
+        elif isinstance(node, ast.match_case):
+            spans.append((node.pattern.lineno, node.body[0].lineno - 1))
+        elif isinstance(node, ast.stmt | ast.excepthandler):
             last = node.end_lineno or node.lineno
             body = getattr(node, "body", None)
             if body:

@@ -56,6 +56,22 @@ def test_a_label_covers_its_statement_and_no_more(case):
     assert not item.covers(case.path, 9)
 
 
+def test_a_label_of_a_match_statement_covers_its_header(tmp_path):
+    """And that of a case its pattern and guard, but not what follows."""
+    path = tmp_path / "case.py"
+    path.write_text(
+        "match loss.item():  # waits: item\n"
+        "    case (\n"
+        "        value\n"
+        "    ) if value > limit:  # waits: bool\n"
+        "        print(value)\n"
+    )
+
+    labels = read_labels(path)
+
+    assert [(label.first_line, label.last_line) for label in labels] == [(1, 1), (2, 4)]
+
+
 def test_labels_of_helpers_belong_to_the_case(case):
     """A wait in a helper has the helper's path."""
     assert case.waits[-1].path.name == "_helper.py"
