@@ -123,6 +123,7 @@ class Trial:
         steps_per_second: over the windows; None where it could not run.
         baseline: the script as written, in windows between those of the variant.
         refusal: why it could not run; empty where it did.
+        details: what else was seen while it ran, one sentence each.
     """
 
     name: str
@@ -130,6 +131,7 @@ class Trial:
     steps_per_second: Spread | None
     baseline: Spread | None
     refusal: str = ""
+    details: tuple[str, ...] = ()
 
     @property
     def gain(self) -> float | None:
