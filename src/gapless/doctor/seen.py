@@ -15,6 +15,10 @@ if TYPE_CHECKING:
 # is written into the trace: the next blocking call of that thread is the wait's.
 MARK = "gapless wait "
 
+# Torch's warnings come when the call that waited returns. Such a wait is marked then: it is the last
+# synchronisation of a stream on that thread before this mark that no other mark has.
+MARK_AFTER = "gapless waited "
+
 # Likewise where a step begins.
 STEP_MARK = "gapless step"
 
@@ -22,6 +26,9 @@ STEP_MARK = "gapless step"
 @dataclass(frozen=True, kw_only=True)
 class SeenWait:
     """One call that waited for the device, or lost host time in another known way.
+
+    Every `next()` of a loader is noted, fast or slow. A wait of the autograd engine that torch only
+    tells of when `.backward()` ends has the thread "autograd", no site and no mark.
 
     Attributes:
         cause: why it waits.
@@ -32,6 +39,7 @@ class SeenWait:
         start_ns: by `time.perf_counter_ns`.
         end_ns: likewise; None where only the beginning was seen.
         detail: what was found in this very call, such as the size of a copy; empty if nothing.
+        count: of calls that this stands for: a loop that asks `query()` is noted once.
     """
 
     cause: Cause
@@ -42,6 +50,7 @@ class SeenWait:
     start_ns: int
     end_ns: int | None = None
     detail: str = ""
+    count: int = 1
 
 
 class Pass(Protocol):
