@@ -29,7 +29,15 @@ print("loaded", *sorted(new - set(sys.stdlib_module_names)))
 
 def test_help_and_version_load_nothing_but_gapless():
     """Neither torch nor any other package is imported for the help of any command."""
-    commands = [[], ["--version"], ["--help"], ["-h"], ["plans"], ["completion", "bash"]]
+    commands = [
+        [],
+        ["--version"],
+        ["--help"],
+        ["-h"],
+        ["plans"],
+        ["explain", "GAP001"],
+        ["completion", "bash"],
+    ]
     commands += [[name, "--help"] for name in COMMANDS]
 
     done = subprocess.run(

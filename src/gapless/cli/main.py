@@ -36,6 +36,7 @@ COMMANDS = {
     "checkpoint": "List the checkpoints of a run, or verify that all of them are whole.",
     "verify": "Verify that a plan changes nothing: the same bits in every loss and tensor.",
     "compare": "Compare every plan on the same work, and recommend one.",
+    "explain": "Explain a code of the doctor, such as GAP001: why it costs time, what to write.",
     "plans": "List the plans: the ways in which a loop can move its work.",
     "completion": "Print a script that lets a shell complete commands, options and their values.",
 }

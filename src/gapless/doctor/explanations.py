@@ -1,0 +1,572 @@
+"""What each code of a finding means: the text of `gapless explain` and of docs/findings.md.
+
+The examples go on from the lines in `GIVEN`. A test runs them on the CPU: after the edit they compute
+the same.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Code:
+    """A kind of finding, explained.
+
+    Attributes:
+        title: in a few words.
+        meaning: what the doctor has seen.
+        why: the host waits there, or the device has nothing to do.
+        mend: what to write instead.
+        before: a loop that has the fault; empty where no short one shows it.
+        after: the same loop mended with torch alone.
+        with_gapless: the same loop mended with gapless' own means; empty where torch's are as good.
+    """
+
+    title: str
+    meaning: str
+    why: str
+    mend: str
+    before: str = ""
+    after: str = ""
+    with_gapless: str = ""
+
+    def edits(self) -> list[str]:
+        """Return its mends as diffs of whole examples: with torch alone, then with gapless."""
+        return [_edit(self.before, after) for after in (self.after, self.with_gapless) if after]
+
+
+def find_code(text: str) -> str | None:
+    """Return the code that somebody means: in any case, without leading zeros or "GAP"."""
+    found = re.fullmatch(r"\s*(?:gap)?[-_ ]?0*(\d+)\s*", text, re.IGNORECASE)
+    code = f"GAP{int(found[1]):03}" if found else ""
+    return code if code in CODES else None
+
+
+def _edit(before: str, after: str) -> str:
+    lines = list(difflib.unified_diff(before.splitlines(), after.splitlines(), n=99, lineterm=""))
+    return "\n".join(line.rstrip() for line in lines[3:])
+
+
+# The lines that all examples go on from.
+GIVEN = """\
+import gc
+import time
+
+import torch
+from torch.nn import functional as F
+
+import gapless
+
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 2))
+model.to(device)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def update(loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+CODES: dict[str, Code] = {
+    "GAP001": Code(
+        title="One number is read from the device",
+        meaning="`.item()`, `float(t)`, `int(t)`, `if t`, `t > 1` in a condition, an f-string, or a tensor "
+        "used as a Python index or bound.",
+        why="Python needs the number now. The device has to finish everything that was queued before it, "
+        "and the host waits that long and queues nothing meanwhile.",
+        mend="Keep the number on the device, add it up there, and read it every ten steps or more. Where "
+        "Python decides by it (`if loss.isnan()`), let the device decide: `torch.where`, or a factor of 0 "
+        "or 1. `gapless.DeferredLoss` copies the number beside the work and hands it out some steps later, "
+        "without a wait.",
+        before="""\
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    print(loss.item())
+""",
+        after="""\
+losses = []
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    losses.append(loss.detach())
+print(*torch.stack(losses).tolist(), sep="\\n")  # or every ten steps
+""",
+        with_gapless="""\
+losses = gapless.DeferredLoss(device, every=1, on_values=lambda seen: print(seen.values["loss"]))
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    losses.add(loss)
+losses.drain()
+""",
+    ),
+    "GAP002": Code(
+        title="A tensor on the device is printed",
+        meaning="`print(t)`, `str(t)`, `repr(t)`, or a logger that makes a text of a tensor.",
+        why="To choose how to write the numbers torch asks for several values one after the other: one print "
+        "of a tensor on a GPU waits up to eight times.",
+        mend="Print less often, or keep what you print and bring it over once. A copy on the host, "
+        "`t.detach().cpu()`, is one wait instead of eight. `gapless.DeferredLoss` hands numbers out late, "
+        "without a wait.",
+        before="""\
+for step, (x, y) in enumerate(batches):
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    print(step, loss.detach())
+""",
+        after="""\
+losses = []
+for step, (x, y) in enumerate(batches):
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    losses.append(loss.detach())
+for step, loss in enumerate(torch.stack(losses).cpu()):
+    print(step, loss)
+""",
+    ),
+    "GAP003": Code(
+        title="A tensor is copied to the host",
+        meaning="`.cpu()`, `.numpy()`, `.tolist()`, `.to('cpu')`, or a tensor of the device in `torch.save` "
+        "or pickle.",
+        why="The copy comes after everything that was queued before it, and Python gets the tensor only when "
+        "the copy is done.",
+        mend="Keep results on the device and bring them over once, after the loop. If only a sum or a count "
+        "is needed, compute it on the device. Save checkpoints less often.",
+        before="""\
+predictions = []
+for x, y in batches:
+    predictions += model(x).argmax(1).tolist()
+print(predictions)
+""",
+        after="""\
+predictions = []
+for x, y in batches:
+    predictions.append(model(x).argmax(1))
+print(torch.cat(predictions).tolist())
+""",
+    ),
+    "GAP004": Code(
+        title="A copy to the device blocks",
+        meaning="`.to(device)`, `.cuda()` or `copy_` of a tensor of the host, without `non_blocking=True`.",
+        why="The host stands still until the copy is done, and the copy comes after everything that was queued "
+        "before it.",
+        mend="Two things are needed: page-locked memory (`pin_memory=True` in the loader), from which the "
+        "device copies by itself, and `non_blocking=True`. `gapless.prefetch` does both for any loader, and "
+        "copies while the step before still computes.",
+        before="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+for x, y in loader:
+    x, y = x.to(device), y.to(device)
+    update(F.cross_entropy(model(x), y))
+""",
+        after="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8, pin_memory=True)
+for x, y in loader:
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    update(F.cross_entropy(model(x), y))
+""",
+        with_gapless="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+for x, y in gapless.prefetch(loader, device):
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP005": Code(
+        title="A copy blocks although it says non_blocking",
+        meaning="`.to(device, non_blocking=True)` of memory that is not page-locked, that has gaps (a slice, "
+        "a transposed tensor), or whose dtype changes on the way.",
+        why="Only page-locked memory can be copied by the device alone. For all other memory the driver or torch "
+        "first makes a copy on the host, and `non_blocking` is ignored without a word. "
+        "`torch.cuda.set_sync_debug_mode` does not show these waits.",
+        mend="Pin in the loader: `pin_memory=True`. Copy memory as it lies, and slice, transpose and convert on the "
+        "device. `gapless.prefetch` takes any memory and needs no `pin_memory`.",
+        before="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+for x, y in loader:
+    y = y.to(device, non_blocking=True)
+    x = x[:, :4].to(device, dtype=torch.float64, non_blocking=True)
+    update(F.cross_entropy(model(x.float().repeat(1, 2)), y))
+""",
+        after="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8, pin_memory=True)
+for x, y in loader:
+    y = y.to(device, non_blocking=True)
+    x = x.to(device, non_blocking=True)[:, :4].double()
+    update(F.cross_entropy(model(x.float().repeat(1, 2)), y))
+""",
+        with_gapless="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+for x, y in gapless.prefetch(loader, device):
+    x = x[:, :4].double()
+    update(F.cross_entropy(model(x.float().repeat(1, 2)), y))
+""",
+    ),
+    "GAP006": Code(
+        title="A tensor is made on the device from Python values",
+        meaning="`torch.tensor(x, device='cuda')`, `torch.as_tensor`, or a list that is put into a tensor of the "
+        "device, in the loop.",
+        why="The values lie in ordinary memory of the host. To bring them over is a blocking copy, however small it is.",
+        mend="Make it once, before the loop. For one number that changes, `torch.full((), value, device=device)` "
+        "sends it along with the work, and a plain Python number in the formula needs no tensor at all.",
+        before="""\
+for x, y in batches:
+    weight = torch.tensor([0.3, 0.7], device=device)
+    update(F.cross_entropy(model(x), y, weight=weight))
+""",
+        after="""\
+weight = torch.tensor([0.3, 0.7], device=device)
+for x, y in batches:
+    update(F.cross_entropy(model(x), y, weight=weight))
+""",
+    ),
+    "GAP007": Code(
+        title="The shape of a result depends on values",
+        meaning="`x[mask]`, `masked_select`, `nonzero`, `torch.where(mask)`, `unique`, `bincount`, "
+        "`repeat_interleave(counts)`, `one_hot(x)` and the like.",
+        why="The host has to know how large the result is before it can go on, and only the device knows how many "
+        "values are picked.",
+        mend="Use a form of fixed size: `torch.where(mask, x, 0.0)` and a sum divided by `mask.sum()`; "
+        "`one_hot(x, num_classes=n)`; `repeat_interleave(counts, output_size=n)`; counts by `scatter_add_` into a "
+        "tensor of known size; `torch.nonzero_static`. To assign one number, `x[mask] = 0.0`, does not wait.",
+        before="""\
+for x, y in batches:
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    update(losses[y == 1].mean())
+""",
+        after="""\
+for x, y in batches:
+    losses = F.cross_entropy(model(x), y, reduction="none")
+    mask = y == 1
+    update(torch.where(mask, losses, 0.0).sum() / mask.sum())
+""",
+    ),
+    "GAP008": Code(
+        title="A tensor on the device is indexed by something on the host",
+        meaning="`x[[0, 2, 4]]`, `x[index]` with an index of the host.",
+        why="The index is copied to the device first, out of ordinary memory, and that copy blocks.",
+        mend="Make the index once, on the device. Slices, `x[0:4]`, and whole numbers, `x[3]`, need no copy.",
+        before="""\
+for x, y in batches:
+    x = x[:, [7, 6, 5, 4, 3, 2, 1, 0]]
+    update(F.cross_entropy(model(x), y))
+""",
+        after="""\
+order = torch.tensor([7, 6, 5, 4, 3, 2, 1, 0], device=device)
+for x, y in batches:
+    x = x[:, order]
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP009": Code(
+        title="Torch checks values on the device",
+        meaning="`torch.equal`, `allclose`, solvers such as `torch.linalg.inv`, `cholesky` and `solve`, and "
+        "distributions that validate their arguments.",
+        why="To return a Python bool, or to raise an error, torch has to know the answer, and the answer is on the device.",
+        mend="Solvers have forms that leave the check to you: `inv_ex`, `cholesky_ex`, `solve_ex`. Distributions take "
+        "`validate_args=False`. Instead of `torch.equal`, keep `(a != b).any()` on the device and read it after the loop.",
+        before="""\
+for x, y in batches:
+    policy = torch.distributions.Categorical(logits=model(x))
+    update(-policy.log_prob(y).mean())
+""",
+        after="""\
+for x, y in batches:
+    policy = torch.distributions.Categorical(logits=model(x), validate_args=False)
+    update(-policy.log_prob(y).mean())
+""",
+    ),
+    "GAP010": Code(
+        title="The optimizer, its scaler or clipping reads a value",
+        meaning="`GradScaler.step` with an optimizer that is not fused, `clip_grad_norm_(error_if_nonfinite=True)`, "
+        "Adafactor, ASGD, LBFGS, `ReduceLROnPlateau`, `BatchNorm(momentum=None)`.",
+        why="They ask the device for a number to decide in Python what to do, such as whether to skip an update.",
+        mend="A fused optimizer (`fused=True`) skips updates on the device. bfloat16 needs no scaler. Clip without "
+        "`error_if_nonfinite`, and look at the norm every few steps. `capturable=True` keeps decisions of an optimizer "
+        "on the device, where it has it. Call `ReduceLROnPlateau` once an epoch.",
+        before="""\
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+scaler = torch.amp.GradScaler(device.type)
+for x, y in batches:
+    optimizer.zero_grad()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+        after="""\
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+scaler = torch.amp.GradScaler(device.type)
+for x, y in batches:
+    optimizer.zero_grad()
+    scaler.scale(F.cross_entropy(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+""",
+    ),
+    "GAP011": Code(
+        title="The host waits for a whole stream or device",
+        meaning="`torch.cuda.synchronize()`, `torch.accelerator.synchronize()`, `Stream.synchronize()`.",
+        why="That is what they are for: the host goes on when all work is done, and the device then has none.",
+        mend="To measure time, record events and read them once at the end. To order work of two streams, use "
+        "`wait_stream` or `wait_event`. Before `.item()` or `.cpu()` it is not needed: these wait by themselves.",
+        before="""\
+seconds = 0.0
+for x, y in batches:
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    update(F.cross_entropy(model(x), y))
+    torch.cuda.synchronize()
+    seconds += time.perf_counter() - start
+""",
+        after="""\
+times = []
+for x, y in batches:
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    update(F.cross_entropy(model(x), y))
+    end.record()
+    times.append((start, end))
+torch.cuda.synchronize()
+seconds = sum(start.elapsed_time(end) for start, end in times) / 1000
+""",
+    ),
+    "GAP012": Code(
+        title="The host waits for an event",
+        meaning="`Event.synchronize()`.",
+        why="The host stands still until the device has come to the place where the event was recorded. It costs little "
+        "where that is long ago, and much where it has only just been recorded.",
+        mend="If another stream needs the result, let that stream wait: `stream.wait_event(event)`. If the host needs "
+        "it, let it ask for the result of an earlier step, which is done by then.",
+        before="""\
+side = torch.cuda.Stream()
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    done = torch.cuda.Event()
+    done.record()
+    done.synchronize()
+    with torch.cuda.stream(side):
+        smallest = model[0].weight.detach().min()
+    torch.cuda.current_stream().wait_stream(side)
+""",
+        after="""\
+side = torch.cuda.Stream()
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    done = torch.cuda.Event()
+    done.record()
+    side.wait_event(done)
+    with torch.cuda.stream(side):
+        smallest = model[0].weight.detach().min()
+    torch.cuda.current_stream().wait_stream(side)
+""",
+    ),
+    "GAP013": Code(
+        title="The host asks again and again whether the device is done",
+        meaning="A loop around `Event.query()` or `Stream.query()`.",
+        why="It is a wait in other words, and it takes the processor and Python's lock from all other threads as well.",
+        mend="Ask once a step, and go on if it is not done. If another stream needs the result, let that stream wait. "
+        "If the host must wait, `event.synchronize()` does so without a spin.",
+        before="""\
+late = []
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    done = torch.cuda.Event()
+    done.record()
+    while not done.query():
+        pass
+    late.append(loss.item())
+print(late)
+""",
+        after="""\
+late, waiting = [], []
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    done = torch.cuda.Event()
+    done.record()
+    waiting.append((done, loss.detach()))
+    if waiting[0][0].query():
+        late.append(waiting.pop(0)[1].item())
+late += [loss.item() for _, loss in waiting]
+print(late)
+""",
+        with_gapless="""\
+losses = gapless.DeferredLoss(device)
+for x, y in batches:
+    loss = F.cross_entropy(model(x), y)
+    update(loss)
+    losses.add(loss)
+losses.drain()
+print(losses.history)
+""",
+    ),
+    "GAP014": Code(
+        title="Memory of the device is allocated or given back in the loop",
+        meaning="`torch.cuda.empty_cache()`, or steps in which torch has to ask the driver for memory.",
+        why="Torch keeps memory and hands it out again without asking the driver. To give it back, the driver waits until "
+        "the device is done, and the next step has to ask for it anew.",
+        mend="Leave `empty_cache` out: torch gives memory back by itself before it runs out. Run the largest batch first, "
+        "so that the memory for it is there. Where sizes vary, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+        before="""\
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+    torch.cuda.empty_cache()
+""",
+        after="""\
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP015": Code(
+        title="Memory of the host is page-locked in the loop",
+        meaning="`.pin_memory()` or `pin_memory=True` of a new tensor, in the loop itself.",
+        why="To page-lock memory the driver has to talk to the operating system, which takes longer than most copies; and "
+        "to fill it is a copy on the host, on the thread that should queue work.",
+        mend="Let the loader pin: it does so in a thread of its own. Or make one pinned buffer before the loop. "
+        "`gapless.prefetch` keeps such buffers and uses them again.",
+        before="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+for x, y in loader:
+    x, y = x.pin_memory(), y.pin_memory()
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    update(F.cross_entropy(model(x), y))
+""",
+        after="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8, pin_memory=True)
+for x, y in loader:
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    update(F.cross_entropy(model(x), y))
+""",
+        with_gapless="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+for x, y in gapless.prefetch(loader, device):
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP016": Code(
+        title="The loader is late",
+        meaning="The loop waits in `next()` of its loader: batches are made more slowly than they are used.",
+        why="Without worker processes a batch is only begun when the loop asks for it, on the thread that should queue work.",
+        mend="Give the loader workers, as many as there are cores to spare, and keep them between epochs. If that is not "
+        "enough, do less for each row: store it prepared, or move the work to the device. `gapless.prefetch` with `depth` "
+        "asks for batches ahead, which evens out a loader that is late only now and then.",
+        before="""\
+loader = torch.utils.data.DataLoader(dataset, batch_size=8)
+for x, y in loader:
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    update(F.cross_entropy(model(x), y))
+""",
+        after="""\
+loader = torch.utils.data.DataLoader(
+    dataset, batch_size=8, num_workers=2, pin_memory=True, persistent_workers=True
+)
+for x, y in loader:
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    update(F.cross_entropy(model(x), y))
+""",
+        with_gapless="""\
+loader = torch.utils.data.DataLoader(
+    dataset, batch_size=8, num_workers=2, persistent_workers=True
+)
+for x, y in gapless.prefetch(loader, device, depth=2):
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP017": Code(
+        title="The step is launch-bound",
+        meaning="The device is idle in many short gaps, while the host queues work without waiting for anything.",
+        why="To queue one kernel takes the host some microseconds of Python and torch. A step of a thousand short kernels "
+        "takes the host longer than the device. To remove waits does not help here.",
+        mend="Queue less: larger batches, a fused optimizer, `torch.compile`. A CUDA graph queues the whole step at once: "
+        '`torch.compile(model, mode="reduce-overhead")` for the model, `gapless.capture` for model and optimizer as they '
+        "are, or for the whole step.",
+        before="""\
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+""",
+        after="""\
+model.compile(mode="reduce-overhead")
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+""",
+        with_gapless="""\
+gapless.capture(model, optimizer)
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP018": Code(
+        title="Batches come in ever new shapes",
+        meaning="Shapes that were not seen before keep coming after the warm-up, or batches are padded to very "
+        "different lengths.",
+        why="For a new shape torch may need other blocks of memory, compiled code is compiled again, and a captured graph "
+        "is captured again. Padding itself is work of the device for nothing.",
+        mend="Pad to few sizes, such as multiples of 8 or 64, and let the model leave the padding out. Sort by length, so "
+        "that a batch holds rows of about one length. Run the largest shape first.",
+        before="""\
+embedding = torch.nn.EmbeddingBag(100, 8, mode="sum", padding_idx=0).to(device)
+for step in range(20):
+    rows = [torch.full((1 + (step + row) % 20,), 5) for row in range(4)]
+    words = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    update(model(embedding(words.to(device))).square().mean())
+""",
+        after="""\
+embedding = torch.nn.EmbeddingBag(100, 8, mode="sum", padding_idx=0).to(device)
+for step in range(20):
+    rows = [torch.full((1 + (step + row) % 20,), 5) for row in range(4)]
+    words = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
+    words = F.pad(words, (0, -words.shape[1] % 8))
+    update(model(embedding(words.to(device))).square().mean())
+""",
+    ),
+    "GAP019": Code(
+        title="Python's garbage collector runs in the loop",
+        meaning="The collector stops Python now and then, to look for objects that refer to each other.",
+        why="Its third generation looks at every object of the process, modules and data sets included. That can take tens "
+        "of milliseconds, in which nothing is queued.",
+        mend="After the warm-up, tell it that what is there will stay: `gc.freeze()`. Or turn it off, and collect where "
+        "it does no harm, such as after each epoch.",
+        before="""\
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+""",
+        after="""\
+gc.collect()
+gc.freeze()
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP020": Code(
+        title="The host waits for other processes",
+        meaning="`torch.distributed.barrier()`, collectives of Python objects, and collectives that the host waits for.",
+        why="The host goes on when the slowest process has come here and the device is done. With NCCL, collectives of "
+        "tensors are ordered on the device and need no wait of the host; a barrier and objects do.",
+        mend="Leave barriers out of the loop. Reduce tensors instead of objects, and read the result every few steps. "
+        "Start collectives with `async_op=True` and wait where the result is used.",
+        before="""\
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+    torch.distributed.barrier()
+""",
+        after="""\
+for x, y in batches:
+    update(F.cross_entropy(model(x), y))
+""",
+    ),
+    "GAP021": Code(
+        title="The host waited, and nobody knows where",
+        meaning="The profiler saw a call that blocked the host, and no line of the script is known that led to it.",
+        why="A library, or a thread of C++, made the call. The finding says which call it was and on which thread; its "
+        "time counts like that of any other.",
+        mend="Run the script again with `--exact`: it sees waits inside of libraries as well. If it stays without a line, "
+        "look at what runs on that thread.",
+    ),
+}

@@ -1,0 +1,37 @@
+"""`gapless explain`: what a code of the doctor means."""
+
+from __future__ import annotations
+
+import pytest
+
+from gapless.doctor.explanations import CODES
+
+
+def test_a_code_is_explained_with_an_example(gapless):
+    """Meaning, reason, mend, and what changes in an example."""
+    outcome = gapless("explain", "gap004")
+
+    assert (outcome.code, outcome.err) == (0, "")
+    assert outcome.out.startswith(f"GAP004  {CODES['GAP004'].title}\n")
+    assert CODES["GAP004"].why in outcome.out
+    assert CODES["GAP004"].mend in outcome.out
+    assert "\n-    x, y = x.to(device), y.to(device)\n" in outcome.out
+    assert "\n+for x, y in gapless.prefetch(loader, device):\n" in outcome.out
+
+
+def test_without_a_code_all_are_listed(gapless):
+    """One line each."""
+    outcome = gapless("explain")
+
+    assert outcome.out.splitlines() == [f"{code}  {its.title}" for code, its in CODES.items()]
+
+
+@pytest.mark.parametrize("code", ["GAP999", "wait", ""])
+def test_an_unknown_code_is_refused_in_one_line(gapless, code):
+    """It names what was typed, and which codes there are."""
+    outcome = gapless("explain", code)
+
+    assert (outcome.code, outcome.out) == (2, "")
+    assert outcome.err.count("\n") == 1
+    assert repr(code) in outcome.err
+    assert "GAP001 to GAP021" in outcome.err

@@ -1,0 +1,127 @@
+"""Makes docs/findings.md from what the codes say, and runs its examples on the CPU.
+
+`python -m doctor.findings_page`, in `tests` with the sources on the path, writes the page.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import io
+import textwrap
+import warnings
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils.data import DataLoader
+
+from gapless.doctor.explanations import CODES, GIVEN
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "findings.md"
+
+_HEAD = """\
+# What the doctor finds
+
+A GPU works beside the host: the script queues work and goes on before it is done. Where the script asks for a
+result, the host waits until the GPU has come that far. Meanwhile nothing new is queued, and once the GPU is done it
+stands idle until the host has queued more. That idle time is what a mend can win, and no more: where the GPU has
+enough to do all the same, a wait costs nothing.
+
+Each kind of finding has a code, which stays. `gapless explain GAP001` shows what stands here.
+
+| code | what it is |
+|---|---|
+"""
+
+_EXAMPLES = """
+All examples go on from these lines. `dataset` has rows `(x, y)`, 8 numbers and a label. `loader` is
+`DataLoader(dataset, batch_size=8)`, and `batches` are its batches, on the device already.
+
+"""
+
+
+def page() -> str:
+    """Return docs/findings.md as it has to be."""
+    rows = "".join(f"| [{code}](#{code.lower()}) | {its.title} |\n" for code, its in CODES.items())
+    sections = "".join(_section(code) for code in CODES)
+    return f"{_HEAD}{rows}{_EXAMPLES}```python\n{GIVEN}```\n{sections}"
+
+
+def _section(code: str) -> str:
+    its = CODES[code]
+    paragraphs = [
+        f"## {code}",
+        f"{its.title}: {its.meaning}",
+        f"**Why it costs time.** {its.why}",
+        f"**What to write instead.** {its.mend}",
+    ]
+    paragraphs = [textwrap.fill(one, 117, break_on_hyphens=False) for one in paragraphs]
+    for title, edit in zip(("", "With gapless:"), its.edits(), strict=False):
+        paragraphs += [title] * bool(title) + [f"```diff\n{edit}\n```"]
+    return "\n" + "\n\n".join(paragraphs) + "\n"
+
+
+class Rows(torch.utils.data.Dataset):
+    """Rows `(x, y)` that are the same each time."""
+
+    def __len__(self):
+        return 160
+
+    def __getitem__(self, index):
+        draw = torch.Generator().manual_seed(index)
+        return torch.randn(8, generator=draw), index % 2
+
+
+@functools.cache
+def run(example: str) -> tuple[list[str], dict[str, torch.Tensor]]:
+    """Run an example after the lines that are given; return what it printed, and the weights."""
+    printed = io.StringIO()
+    names: dict[str, Any] = {"device": torch.device("cpu"), "dataset": Rows()}
+    names["loader"] = DataLoader(names["dataset"], batch_size=8)
+    names["batches"] = list(names["loader"])
+    with (
+        torch.random.fork_rng(devices=[]),
+        contextlib.redirect_stdout(printed),
+        warnings.catch_warnings(),
+        _as_if_there_were_a_gpu(),
+    ):
+        warnings.simplefilter("ignore")  # there is nothing to pin for
+        torch.manual_seed(0)
+        try:
+            for code in (GIVEN, example):
+                exec(compile(code, "example.py", "exec"), names)
+        finally:
+            gc.unfreeze()
+    weights = names["model"].state_dict()
+    names.clear()  # ends the workers of loaders
+    return printed.getvalue().splitlines(), weights
+
+
+@contextlib.contextmanager
+def _as_if_there_were_a_gpu():
+    """Let calls that need one do nothing: work of a CPU is done when it has been called."""
+    event = mock.Mock(**{"query.return_value": True, "elapsed_time.return_value": 1.0})
+    patches = {
+        "cuda.Event": mock.Mock(return_value=event),
+        "cuda.Stream": mock.Mock(),
+        "cuda.current_stream": mock.Mock(),
+        "cuda.stream": nullcontext,
+        "cuda.synchronize": mock.Mock(),
+        "cuda.empty_cache": mock.Mock(),
+        "distributed.barrier": mock.Mock(),
+        "Tensor.pin_memory": lambda tensor: tensor,
+        "nn.Module.compile": mock.Mock(),
+    }
+    with contextlib.ExitStack() as stack:
+        for name, stand_in in patches.items():
+            stack.enter_context(mock.patch(f"torch.{name}", stand_in))
+        yield
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
