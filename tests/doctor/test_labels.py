@@ -61,9 +61,9 @@ def test_a_label_of_a_match_statement_covers_its_header(tmp_path):
     path = tmp_path / "case.py"
     path.write_text(
         "match loss.item():  # waits: item\n"
-        "    case (\n"
-        "        value\n"
-        "    ) if value > limit:  # waits: bool\n"
+        "    case value if (\n"
+        "        value > limit\n"
+        "    ):  # waits: bool\n"
         "        print(value)\n"
     )
 
