@@ -1,0 +1,221 @@
+"""Sessions of the doctor as JSON, and back: the file of `--save` and `--format json`.
+
+docs/doctor-json.md describes it. A field that is new and has a default leaves the version as it is:
+what reads a file leaves out keys that it does not know.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import types
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from gapless.errors import UserError
+from gapless.records import comparison, finding, timeline
+from gapless.records.finding import Session
+from gapless.records.timeline import Lane, Span, Timeline
+
+
+FORMAT = "gapless doctor session"
+VERSION = 1
+
+
+def session_json(session: Session) -> str:
+    """Return a session as JSON: one key a line, but for the timeline, which has a line of its own.
+
+    Characters outside of ASCII are escaped, and what is not finite is null.
+    """
+    values = {"format": FORMAT, "version": VERSION} | _plain(session)
+    timeline = json.dumps(values.pop("timeline"), separators=(",", ":"), allow_nan=False)
+    rest = json.dumps(values, indent=2, allow_nan=False)
+    return f'{rest.removesuffix("}").rstrip()},\n  "timeline": {timeline}\n}}\n'
+
+
+def read_session(text: str, name: str) -> Session:
+    """Return the session that was saved.
+
+    Args:
+        text: of the file.
+        name: of the file, for messages.
+
+    Raises:
+        UserError: it is no session, is damaged, or was saved by a newer gapless.
+    """
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{name} is not a whole session of the doctor: {error}") from None
+    if not isinstance(values, dict) or values.get("format") != FORMAT:
+        raise UserError(
+            f"{name} is not a session of the doctor; `gapless doctor --save FILE SCRIPT` makes one"
+        )
+    version = values.get("version")
+    if not isinstance(version, int) or version < 1:
+        raise UserError(f"{name} is damaged: version must be a whole number, but is {version!r}")
+    if version > VERSION:
+        raise UserError(
+            f"{name} was saved by a newer gapless: it has version {version} of the format, and this "
+            f"one reads up to {VERSION}; upgrade gapless"
+        )
+    try:
+        session: Session = _read(Session, values, "the session")
+    except _DamageError as damage:
+        raise UserError(f"{name} is damaged: {damage}") from None
+    return session
+
+
+class _DamageError(ValueError):
+    """A value is not what its place asks for."""
+
+
+# --- writing ---
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it."""
+    if isinstance(value, Timeline):
+        return _plain_timeline(value)
+    if is_dataclass(value):
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _plain_timeline(value: Timeline) -> dict[str, Any]:
+    """Return a timeline whose spans are rows; the name of a span is a place in `names`.
+
+    A kernel's name can be hundreds of characters long and comes thousands of times.
+    """
+    places: dict[str, int] = {}
+    lanes = [
+        {
+            "name": lane.name,
+            "is_device": lane.is_device,
+            "spans": [
+                [places.setdefault(span.name, len(places)), *map(_plain, _rest_of(span))]
+                for span in lane.spans
+            ],
+        }
+        for lane in value.lanes
+    ]
+    values = {
+        field.name: _plain(getattr(value, field.name))
+        for field in fields(value)
+        if field.name != "lanes"
+    }
+    return values | {"names": list(places), "lanes": lanes}
+
+
+def _rest_of(span: Span) -> tuple[Any, ...]:
+    return span.kind, span.start_us, span.end_us, span.finding
+
+
+# --- reading ---
+
+_NAMES = vars(comparison) | vars(finding) | vars(timeline) | {"Spread": comparison.Spread}
+
+
+def _read(kind: Any, value: Any, place: str) -> Any:
+    """Return the value of a type that JSON stands for.
+
+    Raises:
+        _DamageError: it is none of that type.
+    """
+    if kind is Timeline:
+        return _read_timeline(value, place)
+    if isinstance(kind, type) and is_dataclass(kind):
+        return _read_record(kind, value, place)
+    if get_origin(kind) in (Union, types.UnionType):
+        return _read_optional(kind, value, place)
+    if get_origin(kind) is Literal:
+        return _known(value, get_args(kind), place)
+    if get_origin(kind) is tuple:
+        items = _checked(list, value, place)
+        return tuple(
+            _read(get_args(kind)[0], item, f"{place}[{n}]") for n, item in enumerate(items)
+        )
+    if get_origin(kind) is dict:
+        found = _checked(dict, value, place)
+        return {
+            key: _read(get_args(kind)[1], item, f"{place}.{key}") for key, item in found.items()
+        }
+    if kind is float:
+        return math.nan if value is None else _number(value, place)
+    return _checked(kind, value, place)
+
+
+def _read_record(kind: type, value: Any, place: str) -> Any:
+    found = _checked(dict, value, place)
+    hints = get_type_hints(kind, _NAMES)
+    values = {}
+    for field in fields(kind):
+        if field.name in found:
+            values[field.name] = _read(
+                hints[field.name], found[field.name], f"{place}.{field.name}"
+            )
+        elif field.default is MISSING and field.default_factory is MISSING:
+            raise _DamageError(f"{place} has no {field.name}")
+    return kind(**values)
+
+
+def _read_optional(kind: Any, value: Any, place: str) -> Any:
+    (wanted,) = (one for one in get_args(kind) if one is not type(None))
+    return None if value is None else _read(wanted, value, place)
+
+
+def _read_timeline(value: Any, place: str) -> Timeline:
+    found = _checked(dict, value, place)
+    names = _read(tuple[str, ...], found.get("names"), f"{place}.names")
+    lanes = [
+        _read_lane(lane, names, f"{place}.lanes[{n}]")
+        for n, lane in enumerate(_checked(list, found.get("lanes"), f"{place}.lanes"))
+    ]
+    rest: Timeline = _read_record(Timeline, {**found, "lanes": []}, place)
+    return Timeline(**{**vars(rest), "lanes": tuple(lanes)})
+
+
+def _read_lane(value: Any, names: tuple[str, ...], place: str) -> Lane:
+    found = _checked(dict, value, place)
+    rows = _checked(list, found.get("spans"), f"{place}.spans")
+    lane: Lane = _read_record(Lane, {**found, "spans": []}, place)
+    spans = tuple(_read_span(row, names, f"{place}.spans[{n}]") for n, row in enumerate(rows))
+    return Lane(name=lane.name, is_device=lane.is_device, spans=spans)
+
+
+def _read_span(row: Any, names: tuple[str, ...], place: str) -> Span:
+    if len(_checked(list, row, place)) != 5:
+        raise _DamageError(f"{place} must have 5 values, but has {len(row)}")
+    name, kind, start_us, end_us, of = row
+    if _checked(int, name, place) not in range(len(names)):
+        raise _DamageError(f"{place} names the text {name}, but there are {len(names)}")
+    values = {"name": names[name], "kind": kind, "start_us": start_us, "end_us": end_us}
+    span: Span = _read_record(Span, {**values, "finding": of}, place)
+    return span
+
+
+def _known(value: Any, names: tuple[str, ...], place: str) -> Any:
+    if value not in names:
+        raise _DamageError(f"{place} must be one of {', '.join(names)}, but is {value!r:.60}")
+    return value
+
+
+def _number(value: Any, place: str) -> float:
+    try:
+        return float(_checked(float, value, place))
+    except OverflowError:
+        raise _DamageError(f"{place} is too large a number") from None
+
+
+def _checked(kind: type, value: Any, place: str) -> Any:
+    """Return a value as it is, if it is of a type; JSON writes a float without a fraction as an int."""
+    is_right = isinstance(value, (int, float) if kind is float else kind)
+    if not is_right or (isinstance(value, bool) and kind is not bool):
+        wanted = {list: "a list", dict: "an object", str: "a text", bool: "true or false"}
+        expected = wanted.get(kind, "a number")
+        raise _DamageError(f"{place} must be {expected}, but is {value!r:.60}")
+    return value
