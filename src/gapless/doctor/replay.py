@@ -1,0 +1,615 @@
+"""Play recorded steps again: as they were, without the profiler's cost, or without one of their waits.
+
+A recording is a list of what the host did, in its order, and of the work that it queued. Played, the
+host goes through its list; work starts when it is queued, when its stream is free, and when the work
+that it depends on is done; a wait returns when its work is done. The steps are played several times
+in a row: how much later each round ends than the one before is the time that they take in the long
+run. So what removing a wait gains is the difference of two such times: the idle time that only moves
+on to the next wait, or to a host that is slower than the device, is not in it.
+
+No torch: recordings are made from a `Trace`, which tests make up.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+from gapless.doctor.exposed import DeviceSpan, HostSpan, union
+
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from gapless.doctor.exposed import HostKind
+    from gapless.doctor.trace import Call, Trace, Wait, Work
+
+# The driver takes about so many pieces of work that have not begun; then a launch waits.
+_QUEUE_LENGTH = 1000
+
+# What the profiler and our marks cost the host at most, for each event that is recorded.
+_MAX_EVENT_COST_US = 12.0
+
+# How far apart the end of one piece of work and the start of another that waited for it may be.
+_HANDOVER_US = 4.0
+
+_NUM_ROUNDS = 4
+# Recordings are cut to their last steps so that playing them stays quick.
+_MAX_WORKS = 20_000
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HostInterval:
+    """A stretch of host time with a name: of the loader, the garbage collector or an allocation."""
+
+    kind: HostKind
+    start_us: float
+    end_us: float
+    owner: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Queued:
+    """Work that one call queued: a kernel, a copy, or all of a graph.
+
+    Attributes:
+        stream: that it runs on.
+        duration_us: from its start to its end.
+        busy: within it, from its start.
+        latency_us: from the call to the earliest start.
+        lead_us: by which it may start before its stream's earlier work ends: 0 or less.
+        delay_us: by which it started later than all that is known would have let it.
+        after: how many pieces before it, in order of queueing, the other one stands whose end it
+            waits for; 0 for none.
+    """
+
+    stream: int
+    duration_us: float
+    busy: tuple[tuple[float, float], ...]
+    latency_us: float
+    lead_us: float
+    delay_us: float
+    after: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Act:
+    """Something that the host did: queue work, wait, or both.
+
+    Attributes:
+        pause_us: host time since the act before it.
+        named: parts of the pause, each (kind, owner, from the pause's start, to).
+        call_us: that the call took, if it does not wait.
+        works: places of what it queues.
+        wait: place of the wait in the list of waits; None if it is none.
+        until: how many pieces of work before the next one, in order of queueing, stands what it waits
+            for; 1 is the last one queued. 0: all that is queued, on all streams. None: for none.
+        return_us: from the end of the work to the end of the wait.
+        num_events: that were recorded in the pause and the call.
+        aside: on a thread that the steps do not wait for; the pause is then from the act before it.
+    """
+
+    pause_us: float
+    named: tuple[tuple[HostKind, int | None, float, float], ...]
+    call_us: float
+    works: tuple[int, ...]
+    wait: int | None
+    until: int | None
+    return_us: float
+    num_events: int
+    aside: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """Some steps of a trace.
+
+    Attributes:
+        acts: of the host, in their order.
+        works: in order of queueing.
+        end_pause_us: host time from the last act to the end of the last step.
+        end_events: recorded in it.
+        stream_free_us: when each stream was done with what was queued before the steps began.
+        num_steps: of the recording.
+        begin_us: of the first step, in the trace's time.
+        end_us: of the last step, likewise.
+    """
+
+    acts: tuple[Act, ...]
+    works: tuple[Queued, ...]
+    end_pause_us: float
+    end_events: int
+    stream_free_us: Mapping[int, float]
+    num_steps: int
+    begin_us: float
+    end_us: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """What came of playing a recording.
+
+    Attributes:
+        step_ms: of one step in the long run.
+        device: work of the last round.
+        host: waits, launches and named intervals of the last two rounds.
+        begin_us: when the device was done with the round before the last.
+        end_us: when it was done with the last round.
+        wait_us: that the host stood still, by wait, in the last round.
+    """
+
+    step_ms: float
+    device: list[DeviceSpan]
+    host: list[HostSpan]
+    begin_us: float
+    end_us: float
+    wait_us: Mapping[int, float]
+
+
+def record(
+    trace: Trace,
+    waits: Sequence[Wait],
+    intervals: Sequence[HostInterval] = (),
+    *,
+    skip_steps: int = 1,
+) -> Recording | None:
+    """Return the steps of a trace as they can be played; None where the device did nothing in them.
+
+    Args:
+        trace: with marks of steps.
+        waits: of the trace.
+        intervals: named host time.
+        skip_steps: first ones that are left out, because the profiler warms up in them.
+    """
+    steps = trace.steps
+    if len(steps) < 2 or not trace.works:
+        return None
+    first = min(skip_steps, len(steps) - 2)
+    while len(steps) - first > 2 and _num_works(trace, steps[first]) > _MAX_WORKS:
+        first += 1
+    return _Recorder(trace, waits, intervals, first=first).recording()
+
+
+def _num_works(trace: Trace, since_us: float) -> int:
+    return len(trace.works) - bisect_left(trace.works, since_us, key=lambda work: work.start_us)
+
+
+class _Recorder:
+    """Turns a trace into a recording."""
+
+    def __init__(
+        self,
+        trace: Trace,
+        waits: Sequence[Wait],
+        intervals: Sequence[HostInterval],
+        *,
+        first: int,
+    ) -> None:
+        self._trace = trace
+        self._begin, self._end = trace.steps[first], trace.steps[-1]
+        self._num_steps = len(trace.steps) - 1 - first
+        self._intervals = sorted(intervals, key=lambda one: one.start_us)
+        self._chain = {trace.main, *trace.autograd}
+        self._groups: dict[int, list[Work]] = defaultdict(list)
+        for work in trace.works:
+            self._groups[work.correlation].append(work)
+        self._waits = waits
+        covered = {wait.correlation for wait in waits} | {wait.copy for wait in waits}
+        launches = [
+            call
+            for call in trace.calls
+            if call.correlation in self._groups and call.correlation not in covered
+        ]
+        acts: list[tuple[float, Call | None, int | None]] = []
+        acts += [(call.start_us, call, None) for call in launches]
+        acts += [(wait.start_us, None, place) for place, wait in enumerate(waits)]
+        self._order = sorted(acts, key=lambda act: act[0])
+        self._queue_works()
+        self._events = sorted(
+            [
+                *(call.start_us for call in trace.calls if call.thread in self._chain),
+                *(
+                    one.start_us
+                    for thread, operations in trace.operations.items()
+                    if thread in self._chain
+                    for one in operations
+                ),
+            ]
+        )
+
+    def _queue_works(self) -> None:
+        """Put all work in order of queueing: correlation, start of its call, thread."""
+        self._queue: list[int] = []  # correlations
+        self._called: list[float] = []
+        for start, call, place in self._order:
+            for correlation in self._correlations(call, place):
+                self._queue.append(correlation)
+                self._called.append(start)
+        self._place = {correlation: i for i, correlation in enumerate(self._queue)}
+        self._starts = [self._groups[one][0].start_us for one in self._queue]
+        self._ends = [max(work.end_us for work in self._groups[one]) for one in self._queue]
+        # By their end, to find what was done when a wait returned.
+        self._by_end = sorted(range(len(self._queue)), key=lambda i: self._ends[i])
+        self._sorted_ends = [self._ends[i] for i in self._by_end]
+        self._sorted_starts = sorted(self._starts)
+        calls = [call.end_us - call.start_us for _, call, _ in self._order if call is not None]
+        self._usual_call = median(calls) if calls else 0.0
+        self._stream_ends()
+        idle = [
+            start - called
+            for start, called, free in zip(
+                self._starts, self._called, self._stream_free, strict=True
+            )
+            if free <= called < start
+        ]
+        self._latency = min(20.0, median(idle)) if idle else 5.0
+
+    def _correlations(self, call: Call | None, place: int | None) -> list[int]:
+        if call is not None:
+            return [call.correlation]
+        wait = self._waits[place or 0]
+        both = (wait.copy, wait.correlation)
+        return [one for one in dict.fromkeys(both) if one is not None and one in self._groups]
+
+    def _stream_ends(self) -> None:
+        """Note for each piece of work when its stream was free for it."""
+        self._stream_free: list[float] = []
+        free: dict[int, float] = {}
+        for place, correlation in enumerate(self._queue):
+            stream = self._groups[correlation][0].stream
+            self._stream_free.append(free.get(stream, float("-inf")))
+            free[stream] = max(free.get(stream, float("-inf")), self._ends[place])
+
+    def recording(self) -> Recording | None:
+        """Return the steps."""
+        inside = [i for i, called in enumerate(self._called) if self._begin <= called < self._end]
+        if not inside:
+            return None
+        first = inside[0]
+        acts, reached, anchor = [], self._begin, self._begin
+        for start, call, place in self._order:
+            if not self._begin <= start < self._end:
+                continue
+            aside = self._thread(call, place) not in self._chain
+            if aside and place is not None and not self._correlations(call, place):
+                continue
+            acts.append(self._act(start, call, place, reached=reached, anchor=anchor, first=first))
+            if not aside:
+                end = call.end_us if call is not None else self._waits[place or 0].end_us
+                reached, anchor = max(reached, end), start
+        free: dict[int, float] = {}
+        for i in range(first):
+            stream = self._groups[self._queue[i]][0].stream
+            free[stream] = max(free.get(stream, 0.0), self._ends[i] - self._begin)
+        return Recording(
+            acts=tuple(acts),
+            works=tuple(self._queued(i) for i in inside),
+            end_pause_us=max(0.0, self._end - reached),
+            end_events=self._num_events(reached, self._end),
+            stream_free_us=free,
+            num_steps=self._num_steps,
+            begin_us=self._begin,
+            end_us=self._end,
+        )
+
+    def _thread(self, call: Call | None, place: int | None) -> int:
+        return call.thread if call is not None else self._waits[place or 0].thread
+
+    def _act(
+        self,
+        start: float,
+        call: Call | None,
+        place: int | None,
+        *,
+        reached: float,
+        anchor: float,
+        first: int,
+    ) -> Act:
+        aside = self._thread(call, place) not in self._chain
+        works = tuple(self._place[one] - first for one in self._correlations(call, place))
+        if aside:
+            return Act(
+                pause_us=max(0.0, start - anchor),
+                named=(),
+                call_us=0.0,
+                works=works,
+                wait=None,
+                until=None,
+                return_us=0.0,
+                num_events=0,
+                aside=True,
+            )
+        end = call.end_us if call is not None else self._waits[place or 0].end_us
+        until, returned = (None, 0.0) if place is None else self._until(place)
+        return Act(
+            pause_us=max(0.0, start - reached),
+            named=self._named(reached, start),
+            call_us=self._call_us(start, max(0.0, end - max(start, reached))),
+            works=works,
+            wait=place,
+            until=until,
+            return_us=returned,
+            num_events=self._num_events(reached, end),
+        )
+
+    def _call_us(self, start: float, took: float) -> float:
+        """Return the time of a call without that in which it waited for room in the driver's queue."""
+        if took < max(30.0, 10.0 * self._usual_call):
+            return took
+        queued = bisect_left(self._called, start)
+        begun = bisect_left(self._sorted_starts, start)
+        return self._usual_call if queued - begun >= _QUEUE_LENGTH // 2 else took
+
+    def _num_events(self, start: float, end: float) -> int:
+        return bisect_left(self._events, end) - bisect_left(self._events, start)
+
+    def _named(
+        self, start: float, end: float
+    ) -> tuple[tuple[HostKind, int | None, float, float], ...]:
+        found, reached = [], start
+        for one in self._intervals:
+            a, b = max(reached, one.start_us), min(end, one.end_us)
+            if a < b:
+                found.append((one.kind, one.owner, a - start, b - start))
+                reached = b
+        return tuple(found)
+
+    def _until(self, place: int) -> tuple[int | None, float]:
+        """Return how far back in the queue stands what a wait waits for, and the return's latency."""
+        wait = self._waits[place]
+        if wait.kind == "host allocation":
+            return None, wait.end_us - wait.start_us
+        own = self._correlations(None, place)
+        # What is queued when it begins to wait, its own copy included.
+        count = (
+            bisect_right(self._called, wait.start_us)
+            if own
+            else bisect_left(self._called, wait.start_us)
+        )
+        target = self._target(wait, own=own, count=count)
+        if target is None:
+            return None, wait.end_us - wait.start_us
+        if target < 0:
+            done = max(self._ends[:count], default=wait.start_us)
+            return 0, max(0.0, wait.end_us - max(wait.start_us, done))
+        return count - target, max(
+            0.0, wait.end_us - max(wait.start_us, min(wait.end_us, self._ends[target]))
+        )
+
+    def _target(self, wait: Wait, *, own: list[int], count: int) -> int | None:
+        """Return the place of the work that a wait waits for; -1 for all; None for none."""
+        if wait.kind in ("copy", "pageable") and own:
+            return self._place[own[0]]
+        if count == 0:
+            return None
+        latest_end = max(self._ends[:count])
+        if wait.kind in ("device", "free") and latest_end <= wait.end_us + _HANDOVER_US:
+            return -1
+        stream = self._stream_of(wait)
+        if stream is not None:
+            for i in range(count - 1, -1, -1):
+                if self._groups[self._queue[i]][0].stream == stream:
+                    if self._ends[i] <= wait.end_us + _HANDOVER_US:
+                        return i
+                    break
+        return self._done_last(wait, count=count)
+
+    def _stream_of(self, wait: Wait) -> int | None:
+        if wait.kind != "stream":
+            return None
+        if wait.copy in self._groups:
+            return self._groups[wait.copy or 0][0].stream
+        said = self._trace.synchronisations.get(wait.correlation)
+        return said.stream if said is not None and said.stream >= 0 else None
+
+    def _done_last(self, wait: Wait, *, count: int) -> int | None:
+        """Return the work queued before a wait that was done last when the wait returned."""
+        for i in range(bisect_right(self._sorted_ends, wait.end_us) - 1, -1, -1):
+            if self._by_end[i] < count:
+                return self._by_end[i]
+        return None
+
+    def _queued(self, place: int) -> Queued:
+        group = self._groups[self._queue[place]]
+        start, end = self._starts[place], self._ends[place]
+        free, called = self._stream_free[place], self._called[place]
+        latency = max(0.0, start - called)
+        if free > called:
+            latency = min(latency, self._latency)
+        ready = max(called + latency, free)
+        after = 0
+        if start > ready + _HANDOVER_US:
+            after = self._handed_over(place, start)
+        if after:
+            ready = max(ready, self._ends[place - after])
+        return Queued(
+            stream=group[0].stream,
+            duration_us=end - start,
+            busy=tuple(union((work.start_us - start, work.end_us - start) for work in group)),
+            latency_us=latency,
+            lead_us=min(0.0, start - free) if free > float("-inf") else 0.0,
+            delay_us=max(0.0, start - ready),
+            after=after,
+        )
+
+    def _handed_over(self, place: int, start: float) -> int:
+        """Return how far back in the queue stands work of another stream that ended just before."""
+        last = bisect_right(self._sorted_ends, start) - 1
+        while last >= 0 and self._sorted_ends[last] >= start - _HANDOVER_US:
+            other = self._by_end[last]
+            if other < place and (
+                self._groups[self._queue[other]][0].stream
+                != self._groups[self._queue[place]][0].stream
+            ):
+                return place - other
+            last -= 1
+        return 0
+
+
+def play(
+    recording: Recording,
+    *,
+    event_cost_us: float = 0.0,
+    without_waits: Collection[int] = (),
+    without_kind: HostKind | None = None,
+    num_rounds: int = _NUM_ROUNDS,
+) -> Played:
+    """Play a recording several times in a row.
+
+    Args:
+        recording: the steps.
+        event_cost_us: host time that is taken off for each event that was recorded.
+        without_waits: waits that are left out.
+        without_kind: a kind of named host time that is left out.
+        num_rounds: at least 2.
+    """
+    return _Player(
+        recording,
+        event_cost_us=event_cost_us,
+        without_waits=frozenset(without_waits),
+        without_kind=without_kind,
+    ).play(num_rounds)
+
+
+class _Player:
+    """The state of the host and the device while a recording is played."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        event_cost_us: float,
+        without_waits: frozenset[int],
+        without_kind: HostKind | None,
+    ) -> None:
+        self._recording = recording
+        self._cost = event_cost_us
+        self._without_waits = without_waits
+        self._without_kind = without_kind
+        self._now = 0.0
+        self._act_start = 0.0
+        self._free = dict(recording.stream_free_us)
+        self._starts: list[float] = []
+        self._ends: list[float] = []
+        self._device_end = max(self._free.values(), default=0.0)
+        self._host: list[HostSpan] = []
+        self._device: list[DeviceSpan] = []
+        self._wait_us: dict[int, float] = defaultdict(float)
+
+    def play(self, num_rounds: int) -> Played:
+        """Go through all rounds."""
+        done: list[float] = []
+        for round_ in range(num_rounds):
+            keep = round_ >= num_rounds - 2
+            last = round_ == num_rounds - 1
+            for act in self._recording.acts:
+                self._play_act(act, keep=keep, last=last)
+            pause = self._shorter(self._recording.end_pause_us, self._recording.end_events)
+            self._now += pause
+            done.append(max(self._device_end, 0.0))
+        step_us = (done[-1] - done[-2]) / self._recording.num_steps
+        return Played(
+            step_ms=step_us / 1000.0,
+            device=self._device,
+            host=self._host,
+            begin_us=done[-2],
+            end_us=done[-1],
+            wait_us=self._wait_us,
+        )
+
+    def _play_act(self, act: Act, *, keep: bool, last: bool) -> None:
+        if act.aside:
+            self._queue(act, self._act_start + act.pause_us, keep=keep)
+            return
+        self._pause(act, keep=keep)
+        start = self._now
+        if act.wait is None:
+            start = self._room_in_queue(act, start)
+            self._queue(act, start, keep=keep)
+            self._now = start + self._shorter(act.call_us, 1)
+            kind: HostKind = "launch"
+        else:
+            self._queue(act, start, keep=keep)
+            if act.wait in self._without_waits:
+                self._act_start = start
+                return
+            self._now = self._returned(act, start)
+            kind = "wait"
+            if last:
+                self._wait_us[act.wait] += self._now - start
+        self._act_start = start
+        if keep:
+            span = HostSpan(kind=kind, start_us=start, end_us=self._now, owner=act.wait)
+            self._host.append(span)
+
+    def _pause(self, act: Act, *, keep: bool) -> None:
+        left_out = sum(
+            end - start for kind, _, start, end in act.named if kind == self._without_kind
+        )
+        pause = self._shorter(act.pause_us - left_out, act.num_events)
+        if keep and act.named:
+            # They keep their place in a pause that may be shorter.
+            scale = pause / act.pause_us if act.pause_us else 0.0
+            for kind, owner, start, end in act.named:
+                if kind != self._without_kind:
+                    a, b = self._now + start * scale, self._now + end * scale
+                    self._host.append(HostSpan(kind=kind, start_us=a, end_us=b, owner=owner))
+        self._now += pause
+
+    def _shorter(self, us: float, num_events: int) -> float:
+        """Take the profiler's cost off host time, but never more than most of it."""
+        return max(0.1 * us, us - self._cost * num_events)
+
+    def _room_in_queue(self, act: Act, start: float) -> float:
+        if act.works and len(self._starts) >= _QUEUE_LENGTH:
+            return max(start, self._starts[-_QUEUE_LENGTH])
+        return start
+
+    def _queue(self, act: Act, called: float, *, keep: bool) -> None:
+        for place in act.works:
+            work = self._recording.works[place]
+            start = called + work.latency_us
+            free = self._free.get(work.stream)
+            if free is not None:
+                start = max(start, free + work.lead_us)
+            if 0 < work.after <= len(self._ends):
+                start = max(start, self._ends[-work.after])
+            start += work.delay_us
+            end = start + work.duration_us
+            self._free[work.stream] = max(end, self._free.get(work.stream, 0.0))
+            self._starts.append(start)
+            self._ends.append(end)
+            self._device_end = max(self._device_end, end)
+            if keep:
+                self._device.extend(
+                    DeviceSpan(start_us=start + a, end_us=start + b, launch_us=called)
+                    for a, b in work.busy
+                )
+
+    def _returned(self, act: Act, start: float) -> float:
+        done = start
+        if act.until == 0:
+            done = max(start, self._device_end)
+        elif act.until is not None and act.until <= len(self._ends):
+            done = max(start, self._ends[-act.until])
+        return done + act.return_us
+
+
+def event_cost(recording: Recording, *, step_ms: float) -> float:
+    """Return what an event cost the host, so that the recording played takes as long as plain steps.
+
+    0 where it takes no longer anyway; no more than is plausible.
+    """
+    if play(recording, num_rounds=3).step_ms <= step_ms:
+        return 0.0
+    low, high = 0.0, _MAX_EVENT_COST_US
+    for _ in range(10):
+        middle = (low + high) / 2
+        if play(recording, num_rounds=3, event_cost_us=middle).step_ms > step_ms:
+            low = middle
+        else:
+            high = middle
+    return high

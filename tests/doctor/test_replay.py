@@ -1,0 +1,159 @@
+"""Recorded steps played again predict what a loop takes without one of its waits."""
+
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from doctor.simulated_trace import OTHER, played, step_ms
+from gapless.doctor.replay import event_cost, play, record
+from gapless.doctor.trace import find_waits, read_trace
+
+
+def recorded(program, **machine):
+    trace = read_trace(played(program, **machine).events)
+    return record(trace, find_waits(trace))
+
+
+def gain_of_all(recording):
+    places = {act.wait for act in recording.acts if act.wait is not None}
+    return play(recording).step_ms - play(recording, without_waits=places).step_ms
+
+
+def planted(exposed, *, wait, waits=True):
+    device_us = 10_000.0
+
+    def program(machine):
+        for _ in range(40):
+            machine.launch(device_us / 40)
+        if waits:
+            wait(machine)
+        machine.host(device_us * exposed / (1 - exposed))
+
+    return program
+
+
+WAITS = {
+    "item": lambda machine: machine.item(),
+    "stream": lambda machine: machine.wait(),
+    "device": lambda machine: machine.wait("device"),
+    "event": lambda machine: machine.wait("event"),
+    "pageable copy": lambda machine: machine.pageable(100.0),
+}
+
+
+@pytest.mark.parametrize("name", WAITS)
+@pytest.mark.parametrize("exposed", [0.0, 0.1, 0.3, 0.6])
+def test_the_gain_of_removing_a_planted_wait_is_what_removing_it_saves(exposed, name):
+    """Within a tenth of it or 2 % of the step, whatever the wait is."""
+    program = planted(exposed, wait=WAITS[name])
+    saved = step_ms(program) - step_ms(planted(exposed, wait=WAITS[name], waits=False))
+
+    gain = gain_of_all(recorded(program))
+
+    assert gain == pytest.approx(saved, rel=0.1, abs=0.02 * step_ms(program))
+
+
+@pytest.mark.parametrize("exposed", [0.1, 0.3, 0.6])
+def test_what_the_profiler_costs_the_host_does_not_count_as_gain(exposed):
+    """Its cost is taken off until the recording takes as long as plain steps do."""
+    program = planted(exposed, wait=WAITS["item"])
+    plain = step_ms(program)
+    saved = plain - step_ms(planted(exposed, wait=WAITS["item"], waits=False))
+    recording = recorded(program, event_cost_us=4.0)
+    cost = event_cost(recording, step_ms=plain)
+    places = {act.wait for act in recording.acts if act.wait is not None}
+
+    as_it_is = play(recording, event_cost_us=cost).step_ms
+    without = play(recording, event_cost_us=cost, without_waits=places).step_ms
+
+    assert as_it_is == pytest.approx(plain, rel=0.01)
+    assert as_it_is - without == pytest.approx(saved, rel=0.1, abs=0.02 * plain)
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("host"), st.floats(0, 3000)),
+        st.tuples(st.just("launch"), st.floats(2, 3000)),
+        st.tuples(st.just("side"), st.floats(2, 500)),
+        st.tuples(st.just("wait"), st.sampled_from(["stream", "device", "item"])),
+    ),
+    min_size=1,
+    max_size=14,
+)
+
+
+def program_of(acts, *, without=None):
+    def program(machine):
+        machine.launch(50.0)
+        for place, (kind, value) in enumerate(acts):
+            if kind == "host":
+                machine.host(value)
+            elif kind == "launch":
+                machine.launch(value)
+            elif kind == "side":
+                machine.launch(value, stream=9)
+            elif place != without:
+                machine.item() if value == "item" else machine.wait(value)
+
+    return program
+
+
+@settings(max_examples=30, deadline=None)
+@given(ACTS)
+def test_played_as_they_were_steps_take_what_they_took(acts):
+    """Whatever the loop does, the long run of its recording is that of the loop."""
+    recording = recorded(program_of(acts))
+
+    assert play(recording).step_ms == pytest.approx(step_ms(program_of(acts)), rel=0.02, abs=0.02)
+
+
+@settings(max_examples=30, deadline=None)
+@given(ACTS, st.data())
+def test_the_gain_of_one_wait_of_several_is_what_removing_it_saves(acts, data):
+    """Where the idle time only moves on to the next wait, nothing is gained."""
+    places = [place for place, (kind, _) in enumerate(acts) if kind == "wait"]
+    if not places:
+        return
+    chosen = data.draw(st.sampled_from(places))
+    trace = read_trace(played(program_of(acts)).events)
+    waits = find_waits(trace)
+    recording = record(trace, waits)
+    of_step = [i for i in range(len(waits)) if i % len(places) == places.index(chosen)]
+    plain = step_ms(program_of(acts))
+    saved = plain - step_ms(program_of(acts, without=chosen))
+
+    gain = play(recording).step_ms - play(recording, without_waits=of_step).step_ms
+
+    assert gain == pytest.approx(saved, rel=0.1, abs=max(0.02 * plain, 0.02))
+
+
+def test_a_launch_that_waits_for_room_in_the_queue_is_no_work_of_the_host():
+    """A step of more launches than the driver takes hides the host's work behind the device's."""
+
+    def program(machine, waits=True):
+        for _ in range(1500):
+            machine.launch(6.0)
+        if waits:
+            machine.item()
+        machine.host(5500.0)
+
+    plain = step_ms(program, num_steps=6, launch_us=2.0)
+    without = step_ms(lambda machine: program(machine, waits=False), num_steps=6, launch_us=2.0)
+    recording = recorded(program, num_steps=4, launch_us=2.0)
+
+    assert gain_of_all(recording) == pytest.approx(plain - without, rel=0.1, abs=0.02 * plain)
+
+
+def test_work_of_a_thread_aside_stays_where_it_was():
+    """A thread that only prefetches does not lengthen the host's time."""
+
+    def program(machine):
+        machine.launch(1000.0)
+        machine.thread = OTHER
+        machine.launch(300.0, stream=9)
+        machine.thread = 100
+        machine.item()
+        machine.host(500.0)
+
+    recording = recorded(program)
+
+    assert play(recording).step_ms == pytest.approx(step_ms(program), rel=0.02)
