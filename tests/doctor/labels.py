@@ -15,7 +15,8 @@ CORPUS = Path(__file__).parent / "corpus"
 THREADS = ("main", "autograd", "other")
 VERDICTS = ("surely", "maybe", "no")
 
-_MARKER = re.compile(r"\s*(step\s*(;|$)|waits:|costs:|harmless:)")
+_STEP = {"step": True, "step of no optimizer": False}
+_MARKER = re.compile(r"\s*(step( of no optimizer)?\s*(;|$)|waits:|costs:|harmless:)")
 _COUNT = re.compile(r"(\d+)(?:/(\d+))?(?:-(\d+))? a step")
 
 
@@ -72,6 +73,19 @@ class Harmless:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Step:
+    """The line that runs once a step.
+
+    Attributes:
+        line: from 1.
+        has_optimizer: whether an optimizer is called in it.
+    """
+
+    line: int
+    has_optimizer: bool
+
+
+@dataclass(frozen=True, kw_only=True)
 class Case:
     """What is known of a script: its waits, its harmless lines and the line of its step."""
 
@@ -79,6 +93,7 @@ class Case:
     waits: tuple[Wait, ...]
     harmless: tuple[Harmless, ...]
     step: tuple[Path, int]
+    has_optimizer: bool
 
     @property
     def name(self) -> str:
@@ -105,7 +120,7 @@ def read_case(path: Path) -> Case:
     """
     waits: list[Wait] = []
     harmless: list[Harmless] = []
-    steps: list[tuple[Path, int]] = []
+    steps: list[tuple[Path, Step]] = []
     for file in [path, *_helpers(path)]:
         for label in read_labels(file):
             if isinstance(label, Wait):
@@ -116,14 +131,21 @@ def read_case(path: Path) -> Case:
                 steps.append((file, label))
     if len(steps) != 1:
         raise LabelError(f"{path}: one line must be marked `# step`, but {len(steps)} are.")
-    return Case(path=path, waits=tuple(waits), harmless=tuple(harmless), step=steps[0])
+    ((file, step),) = steps
+    return Case(
+        path=path,
+        waits=tuple(waits),
+        harmless=tuple(harmless),
+        step=(file, step.line),
+        has_optimizer=step.has_optimizer,
+    )
 
 
-def read_labels(path: Path) -> list[Wait | Harmless | int]:
-    """Return the labels of one file in their order; a number is the line of the step."""
+def read_labels(path: Path) -> list[Wait | Harmless | Step]:
+    """Return the labels of one file in their order."""
     source = path.read_text(encoding="utf-8")
     spans = _spans(ast.parse(source))
-    labels: list[Wait | Harmless | int] = []
+    labels: list[Wait | Harmless | Step] = []
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT and _MARKER.match(token.string[1:]):
             line = token.start[0]
@@ -132,10 +154,10 @@ def read_labels(path: Path) -> list[Wait | Harmless | int]:
     return labels
 
 
-def _label(text: str, *, path: Path, line: int, span: tuple[int, int]) -> Wait | Harmless | int:
+def _label(text: str, *, path: Path, line: int, span: tuple[int, int]) -> Wait | Harmless | Step:
     first, last = span
-    if text == "step":
-        return line
+    if text in _STEP:
+        return Step(line=line, has_optimizer=_STEP[text])
     kind, _, rest = text.partition(":")
     if kind == "harmless":
         reason = rest.strip()

@@ -11,7 +11,7 @@ CLASSES = 7
 model = nn.Linear(12, CLASSES).to(device).eval()
 matrix = torch.zeros(CLASSES, CLASSES, dtype=torch.long, device=device)
 with torch.no_grad():
-    for _ in range(STEPS):  # step
+    for _ in range(STEPS):  # step of no optimizer
         x = torch.randn(256, 12, device=device)
         y = torch.randint(CLASSES, (256,), device=device)
         guess = model(x).argmax(1)

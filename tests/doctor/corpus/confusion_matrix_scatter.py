@@ -12,7 +12,7 @@ model = nn.Linear(12, CLASSES).to(device).eval()
 matrix = torch.zeros(CLASSES * CLASSES, device=device)
 ones = torch.ones(256, device=device)
 with torch.inference_mode():
-    for _ in range(STEPS):  # step
+    for _ in range(STEPS):  # step of no optimizer
         x = torch.randn(256, 12, device=device)
         y = torch.randint(CLASSES, (256,), device=device)
         guess = model(x).argmax(1)

@@ -12,7 +12,7 @@ alphas = torch.linspace(0.99, 0.5, STEPS, device=device).cumprod(0)
 timesteps = torch.arange(STEPS - 1, -1, -1, device=device)
 x = torch.randn(16, 32, device=device)
 with torch.no_grad():
-    for t in timesteps:  # step
+    for t in timesteps:  # step of no optimizer
         time = t.float().expand(16, 1) / STEPS  # harmless: expanded on the device
         noise = model(torch.cat([x, time], 1))
         if t > 0:  # waits: bool, static maybe

@@ -13,7 +13,7 @@ device = torch.device("cuda") if torch.cuda.is_available() else torch.device("cp
 def evaluate(model, batches):
     model.eval()
     outputs = []
-    for batch in batches:  # step
+    for batch in batches:  # step of no optimizer
         out = model(batch)
         outputs.append(out.detach().cpu())  # waits: cpu, static surely
     return torch.cat(outputs).numpy()  # harmless: on the host already

@@ -18,7 +18,7 @@ def loss_of(weights, x):
 
 gradients = grad_and_value(loss_of)
 history = []
-for step in range(STEPS):  # step
+for step in range(STEPS):  # step of no optimizer
     grads, loss = gradients(weights, torch.randn(32, 16, device=device))
     weights = {name: value - 0.1 * grads[name] for name, value in weights.items()}  # harmless: on the device
     history.append(loss.item())  # waits: item, static maybe

@@ -19,7 +19,7 @@ def generate(max_len):
     hidden = torch.zeros(8, 16, device=device)
     done = torch.zeros(8, dtype=torch.bool, device=device)
     out = []
-    for _ in range(max_len):  # step
+    for _ in range(max_len):  # step of no optimizer
         hidden = cell(table(token), hidden)
         token = project(hidden).argmax(-1)
         done |= token == EOS

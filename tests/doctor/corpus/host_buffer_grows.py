@@ -10,7 +10,7 @@ device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 model = nn.Linear(256, 256).to(device)
 kept = []
 with torch.no_grad():
-    for step in range(STEPS):  # step
+    for step in range(STEPS):  # step of no optimizer
         out = model(torch.randn(1024, 256, device=device))
         kept.append(out.to("cpu", non_blocking=True))  # waits: host allocation, 0-1 a step, unseen, static no, unsure
 if device.type == "cuda":

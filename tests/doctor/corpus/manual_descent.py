@@ -8,7 +8,7 @@ STEPS = int(os.environ.get("CASE_STEPS", 60))
 device = "cuda" if torch.cuda.is_available() else "cpu"
 weights = [torch.randn(16, 16, device=device, requires_grad=True) for _ in range(3)]
 best = float("inf")
-for _ in range(STEPS):  # step
+for _ in range(STEPS):  # step of no optimizer
     x = torch.randn(32, 16, device=device)
     for w in weights:
         x = (x @ w).tanh()

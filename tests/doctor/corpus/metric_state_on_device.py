@@ -30,7 +30,7 @@ class F1(nn.Module):
 metric = F1(4).to(device)
 model = nn.Linear(8, 4).to(device).eval()
 with torch.inference_mode():
-    for _ in range(STEPS):  # step
+    for _ in range(STEPS):  # step of no optimizer
         x, y = torch.randn(32, 8, device=device), torch.randint(4, (32,), device=device)
         metric.update(model(x).argmax(-1), y)  # harmless: nothing is computed yet
 print(metric.compute())

@@ -22,7 +22,7 @@ def suppress(boxes, scores, most):
 
 head = nn.Linear(16, 5).to(device).eval()
 with torch.no_grad():
-    for _ in range(STEPS):  # step
+    for _ in range(STEPS):  # step of no optimizer
         out = head(torch.randn(50, 16, device=device))
         kept = suppress(out[:, :4], out[:, 4], most=4)
 print(kept)

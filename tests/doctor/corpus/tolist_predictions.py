@@ -10,7 +10,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 model = nn.Linear(20, 5).to(device).eval()
 predictions, scores = [], []
 with torch.no_grad():
-    for _ in range(STEPS):  # step
+    for _ in range(STEPS):  # step of no optimizer
         logits = model(torch.randn(64, 20, device=device))
         probs, labels = logits.softmax(-1).max(-1)
         predictions.extend(labels.tolist())  # waits: tolist, static surely

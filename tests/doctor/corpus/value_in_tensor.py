@@ -11,7 +11,7 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 EOS = 3
 decoder = nn.Linear(16, 50).to(device)
 with torch.no_grad():
-    for step in range(STEPS):  # step
+    for step in range(STEPS):  # step of no optimizer
         state = torch.randn(4, 16, device=device)
         tokens = decoder(state).argmax(-1)
         if EOS in tokens:  # waits: bool, static maybe

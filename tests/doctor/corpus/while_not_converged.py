@@ -11,7 +11,7 @@ v = torch.ones(200, device=device)
 delta = torch.ones((), device=device)
 turn = 0
 while delta >= 0 and turn < STEPS:  # waits: bool, static maybe
-    turn += 1  # step
+    turn += 1  # step of no optimizer
     w = matrix @ v
     w = w / w.norm()  # harmless: a norm stays on the device
     delta = (w - v).abs().max()

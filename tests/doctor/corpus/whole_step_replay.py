@@ -32,7 +32,7 @@ if cuda:
     with torch.cuda.graph(graph):
         loss = train_step()
 history = []
-for step in range(STEPS):  # step
+for step in range(STEPS):  # step of no optimizer
     x.normal_()  # harmless: drawn on the device
     if cuda:
         graph.replay()  # harmless: queues the graph
