@@ -141,7 +141,7 @@ class _Clock:
 def _step(clock, number, kernels, *, mended):
     clock.steps.append(clock.host)
     loader = clock.host + clock.draw.uniform(300, 1700) * (0.1 if mended else 1.0)
-    clock.wait(loader, "DataLoader.__next__", finding=1, kind="data")
+    clock.wait(loader, "DataLoader.__next__", finding=0 if mended else 1, kind="data")
     clock.loader.append(
         Span(name="collate", kind="host code", start_us=loader - 280, end_us=loader)
     )
@@ -215,9 +215,14 @@ def made_up_timeline(*, num_steps=10, kernels=300, mended=False, title="", seed=
 def made_up_session(*, num_steps=10, kernels=300, mended=False):
     """Return a session of a script with six findings; mended, of the same with one of them left."""
     timeline = made_up_timeline(num_steps=num_steps, kernels=kernels, mended=mended)
-    wall = [timeline.end_us / 1000.0 / num_steps * part for part in (0.97, 0.99, 1.0, 1.02, 1.06)]
-    idle = sum(gap.end_us - gap.start_us for gap in timeline.gaps) / 1000.0 / num_steps
     whole = timeline.end_us / 1000.0 / num_steps
+    idle = sum(gap.end_us - gap.start_us for gap in timeline.gaps) / 1000.0 / num_steps
+    host = [span for lane in timeline.lanes[:2] for span in lane.spans]
+
+    def mean_ms(kind):
+        spans = [span for span in host if span.kind == kind]
+        return sum(span.end_us - span.start_us for span in spans) / 1000.0 / num_steps
+
     session = Session(
         command=("train.py", "--epochs", "3", "--data", "wmt14"),
         device="NVIDIA H200",
@@ -225,18 +230,18 @@ def made_up_session(*, num_steps=10, kernels=300, mended=False):
         step="a call of AdamW.step",
         steps=StepTimes(
             num_steps=num_steps,
-            wall_ms=Spread.of(wall),
-            data_ms=1.1,
-            wait_ms=3.9,
-            launch_ms=1.6,
+            wall_ms=Spread.of([whole * part for part in (0.97, 0.99, 1.0, 1.02, 1.06)]),
+            data_ms=mean_ms("data"),
+            wait_ms=mean_ms("wait"),
+            launch_ms=mean_ms("launch"),
             busy_ms=whole - idle,
-            compute_ms=whole - idle - 0.4,
+            compute_ms=whole - idle - 0.3,
             idle_ms=idle,
             num_launches=kernels + 3.0,
         ),
         findings=FINDINGS,
-        verdict="The host holds the script back: the device is idle for a quarter of each step, and "
-        "mending the first three findings can win most of it.",
+        verdict="The host holds the script back: it waits for the device in every step, and then the "
+        "device waits for the host. Mending the first finding can win most of it.",
         notes=(
             "One blocking call in five steps had no line of Python.",
             "The clocks of the device were not locked.",
@@ -260,11 +265,10 @@ def made_up_session(*, num_steps=10, kernels=300, mended=False):
     )
     if not mended:
         return session
-    left = replace(COPY, waited_ms=0.2, exposed_ms=0.1, share=0.008)
+    left = replace(LOADER, waited_ms=0.09, exposed_ms=0.05, share=0.004)
     return replace(
         session,
         findings=(left,),
         verdict="The device is busy for most of each step: mending what is left will help little.",
         trials=(),
-        steps=replace(session.steps, data_ms=0.1, wait_ms=0.2),
     )

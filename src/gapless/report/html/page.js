@@ -22,6 +22,14 @@
     return `${Number(us.toPrecision(digits))} µs`;
   }
 
+  // A place on the axis, in the unit and with the digits that its ticks need.
+  function axisText(us, tick) {
+    if (!us) return "0";
+    const [scale, unit] = us >= 1e6 ? [1e6, "s"] : us >= 1e3 || tick >= 1e3 ? [1e3, "ms"] : [1, "µs"];
+    const digits = clamp(Math.ceil(-Math.log10(tick / scale) - 1e-9), 0, 6);
+    return `${(us / scale).toFixed(digits)} ${unit}`;
+  }
+
   // --- unpacking ---
 
   async function numbersOf(text) {
@@ -219,7 +227,7 @@
         pen.moveTo(x, AXIS - 5);
         pen.lineTo(x, AXIS);
         pen.stroke();
-        const text = at ? timeText(at, 5) : "0";
+        const text = axisText(at, tick);
         if (x + 4 + pen.measureText(text).width < width) pen.fillText(text, x + 3, AXIS / 2 - 1);
       }
       pen.fillStyle = this.colour.rule;

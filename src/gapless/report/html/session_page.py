@@ -251,50 +251,48 @@ def trials_section(trials: Sequence[Trial]) -> Html | None:
         return None
     columns = [
         Column(title="variant"),
-        Column(title="what it changes"),
+        Column(title="gain", unit="times as fast", is_number=True),
+        Column(title="steps/s", unit="median", is_number=True),
+        Column(title="middle half", unit="steps/s"),
         Column(title="as written", unit="steps/s", is_number=True),
-        Column(title="variant", unit="steps/s", is_number=True),
-        Column(title="gain", unit="times", is_number=True),
+        Column(title="middle half", unit="steps/s"),
         Column(title="windows", is_number=True),
     ]
     return section(
         "Trials",
         table("Trials", columns, [_trial(trial) for trial in trials]),
-        about="Each variant was measured against the script as it is written, in turns. Medians, and "
-        "the range of the middle half.",
+        about="Each variant was measured against the script as it is written, in turns.",
     )
 
 
 def _trial(trial: Trial) -> Row:
-    gain, rounds = trial.gain, trial.steps_per_second
-    change = joined([trial.change, f" Not measured: {trial.refusal}" if trial.refusal else None])
+    gain, after, before = trial.gain, trial.steps_per_second, trial.baseline
+    windows = None if after is None else len(after.rounds)
+    details = [
+        element("p", trial.change),
+        element("p", f"Not measured: {trial.refusal}") if trial.refusal else None,
+    ]
     return Row(
         cells=[
             text_cell(trial.name),
-            Cell(text=change, value=trial.change),
-            _speed(trial.baseline),
-            _speed(trial.steps_per_second),
-            Cell(text=MISSING if gain is None else f"{gain:.2f} ×", value=gain),
-            Cell(
-                text=MISSING if rounds is None else count(len(rounds.rounds)),
-                value=None if rounds is None else len(rounds.rounds),
-            ),
+            Cell(text=MISSING if gain is None else f"{gain:.2f}", value=gain),
+            *_speed(after),
+            *_speed(before),
+            Cell(text=count(windows), value=windows),
         ],
-        is_marked=gain is not None and gain > 1.0 and _is_clear(trial),
+        details=joined(details),
+        is_marked=bool(after and before and gain and gain > 1.0 and not after.overlaps(before)),
     )
 
 
-def _is_clear(trial: Trial) -> bool:
-    after, before = trial.steps_per_second, trial.baseline
-    return after is not None and before is not None and not after.overlaps(before)
-
-
-def _speed(spread: Spread | None) -> Cell:
+def _speed(spread: Spread | None) -> list[Cell]:
     if spread is None:
-        return Cell(text=MISSING)
+        return [Cell(text=MISSING), Cell(text=MISSING)]
     half = f"{milliseconds(spread.q1)} to {milliseconds(spread.q3)}"
-    text = joined([milliseconds(spread.median), " ", element("span", half, class_="remark")])
-    return Cell(text=text, value=spread.median)
+    return [
+        Cell(text=milliseconds(spread.median), value=spread.median),
+        Cell(text=half, value=spread.q1),
+    ]
 
 
 def notes_section(notes: Sequence[str]) -> Html | None:

@@ -1,0 +1,343 @@
+"""Pages in a real browser: drawn, moved, sorted and read by whoever opens them."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from gapless.report.html.session_page import session_page
+from made_up_session import FINDINGS, HOSTILE, made_up_session
+
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
+
+# How many pixels of the timeline there are of each colour.
+COLOURS = """(() => {
+  const canvas = document.querySelector('.lanes');
+  const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
+  copy.drawImage(canvas, 0, 0);
+  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  const found = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const name = '#' + [0, 1, 2].map(n => data[i + n].toString(16).padStart(2, '0')).join('');
+    found[name] = (found[name] || 0) + 1;
+  }
+  return found;
+})()"""
+
+KERNEL, WAIT, DATA = "#0072b2", "#d55e00", "#e69f00"
+
+
+@pytest.fixture(scope="session")
+def session_file(tmp_path_factory):
+    path = tmp_path_factory.mktemp("pages") / "report of a session.html"
+    path.write_text(session_page(made_up_session(num_steps=8, kernels=120)), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def tab(browser, session_file):
+    with browser.tab(session_file) as found:
+        yield found
+        assert found.events("Runtime.exceptionThrown", "Log.entryAdded") == []
+        assert found.events("Runtime.consoleAPICalled") == []
+
+
+def view(tab):
+    """Return the part of the timeline that is shown, as two places in microseconds."""
+    tab.settle()
+    found = tab.js("({...document.querySelector('.lanes').dataset})")
+    return float(found["from"]), float(found["to"])
+
+
+def focus(tab, selector=".lanes"):
+    tab.js(f"document.querySelector({selector!r}).focus()")
+
+
+def test_the_timeline_is_drawn_and_nothing_is_asked_of_the_network(tab):
+    """Kernels, waits and waits for data have their colours, and only the file itself is opened."""
+    colours = tab.js(COLOURS)
+    asked = [event["request"]["url"] for event in tab.events("Network.requestWillBeSent")]
+
+    assert min(colours.get(name, 0) for name in (KERNEL, WAIT, DATA)) > 50
+    assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
+    assert len(asked) <= 2
+
+
+def test_a_line_with_tags_is_shown_as_it_is(tab):
+    """Nothing of a script's text becomes an element."""
+    assert HOSTILE in tab.js("document.querySelector('#findings').innerText")
+    assert tab.js("document.scripts.length") == 2
+
+
+def test_buttons_zoom_move_and_show_the_whole(tab):
+    """Each button does what it says."""
+    whole = view(tab)
+    tab.click("[data-action=zoom-in]")
+    near = view(tab)
+    tab.click("[data-action=right]")
+    later = view(tab)
+    tab.click("[data-action=zoom-out]")
+    tab.click("[data-action=whole]")
+
+    assert near[1] - near[0] == pytest.approx((whole[1] - whole[0]) / 2)
+    assert later[0] - near[0] == pytest.approx((near[1] - near[0]) / 4)
+    assert view(tab) == whole
+
+
+def test_the_wheel_zooms_where_the_pointer_is_and_a_drag_moves(tab):
+    """The place under the pointer stays there; without Ctrl the wheel is the page's own."""
+    box = tab.box(".lanes")
+    x, y = box["x"] + box["width"] * 0.25, box["y"] + box["height"] / 2
+    start, end = view(tab)
+    under, pixel = start + 0.25 * (end - start), (end - start) / box["width"]
+    tab.mouse("mouseWheel", x, y, deltaX=0, deltaY=-300, modifiers=2)
+    tab.wait_for(f"document.querySelector('.lanes').dataset.to < {end}")
+    start, end = view(tab)
+
+    assert start + 0.25 * (end - start) == pytest.approx(under, abs=pixel)
+
+    tab.mouse("mousePressed", x, y, button="left", buttons=1, clickCount=1)
+    tab.mouse("mouseMoved", x - 100, y, button="left", buttons=1)
+    tab.mouse("mouseReleased", x - 100, y, button="left", clickCount=1)
+
+    assert view(tab)[0] == pytest.approx(start + 100 / box["width"] * (end - start), rel=1e-2)
+
+
+def test_keys_move_the_timeline(tab):
+    """Arrows, plus and minus, Home, End and 0 on the focused timeline."""
+    whole = view(tab)
+    focus(tab)
+    tab.key("+")
+    near = view(tab)
+    tab.key("ArrowRight")
+    later = view(tab)
+    tab.key("ArrowLeft")
+    back = view(tab)
+    tab.key("End")
+    end = view(tab)
+    tab.key("Home")
+    home = view(tab)
+    tab.key("0")
+
+    assert near[1] - near[0] < whole[1] - whole[0]
+    assert later[0] > near[0]
+    assert back == pytest.approx(near)
+    assert end[1] == pytest.approx(whole[1])
+    assert home[0] == 0.0
+    assert view(tab) == whole
+
+
+def test_gaps_are_visited_in_turn_and_said(tab):
+    """N shows the next gap, with its cause for who cannot see it; the list shows the longest."""
+    focus(tab)
+    tab.key("n")
+    first, said = view(tab), tab.js("document.querySelector('#said').textContent")
+    tab.key("n")
+    second = view(tab)
+    tab.key("p")
+
+    assert said.startswith("Gap of")
+    assert second[0] > first[0]
+    assert view(tab) == pytest.approx(first)
+
+    tab.click(".show-gap")
+    length = tab.js("(({start, end}) => end - start)(document.querySelector('.show-gap').dataset)")
+    start, end = view(tab)
+
+    assert end - start == pytest.approx(5 * length, rel=1e-3)
+
+
+def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_is(tab):
+    """Tab comes to every button, the timeline and each table, and each draws an outline."""
+    reachable = tab.js(
+        "[...document.querySelectorAll('button, summary, .lanes, .scroll')]"
+        ".map((e, i) => (e.dataset.place = i))"
+    )
+    visited, plain = set(), []
+    for _ in range(3 * len(reachable)):
+        tab.key("Tab")
+        place, outline = tab.js(
+            "(e => [e.dataset.place ?? null, parseFloat(getComputedStyle(e).outlineWidth)])"
+            "(document.activeElement)"
+        )
+        if place is not None:
+            visited.add(int(place))
+            plain += [] if outline >= 2 else [place]
+        if len(visited) == len(reachable):
+            break
+
+    assert sorted(visited) == reachable
+    assert plain == []
+
+
+def test_arrows_move_between_findings_and_enter_chooses_one(tab):
+    """The chosen row stands out, its spans stand out, and all others fade."""
+    before = tab.js(COLOURS)
+    focus(tab, ".pick")
+    tab.key("ArrowDown")
+    tab.key("Enter")
+    chosen = tab.js("[...document.querySelectorAll('tbody.chosen')].map(e => e.dataset.row)")
+    pressed = tab.js("document.activeElement.getAttribute('aria-pressed')")
+    after = tab.js(COLOURS)
+
+    assert chosen == ["1"]
+    assert pressed == "true"
+    # Row 1 is the loader: what waits for data keeps its colour.
+    assert after.get(WAIT, 0) < before[WAIT] / 2
+    assert after.get(DATA, 0) > before[DATA] / 2
+
+    tab.key("Enter")
+
+    assert tab.js("document.querySelectorAll('tbody.chosen').length") == 0
+
+
+def test_a_click_on_a_span_chooses_its_finding_and_its_tip_names_it(tab):
+    """The wait under the pointer is that of the line in the tip."""
+    tab.click(".show-gap")
+    box = tab.box(".lanes")
+    # From the left to the right over the lane of the main thread.
+    for part in range(1, 40):
+        x, y = box["x"] + box["width"] * part / 40, box["y"] + 22 + 15 + 8
+        tab.mouse("mouseMoved", x, y)
+        tip = tab.js(
+            "document.querySelector('.tip').hidden || document.querySelector('.tip').innerText"
+        )
+        if tip is not True and "GAP" in tip:
+            break
+    for kind in ("mousePressed", "mouseReleased"):
+        tab.mouse(kind, x, y, button="left", clickCount=1)
+    tab.settle()
+    row = tab.js("Number(document.querySelector('tbody.chosen').dataset.row)")
+
+    assert f"{FINDINGS[row].code} {FINDINGS[row].site}" in tip
+
+
+def test_the_table_sorts_by_every_column(tab):
+    """Figures by size and the largest first, text from A; once more turns it; what is missing is last."""
+    columns = tab.js("document.querySelector('#findings table').tHead.rows[0].cells.length")
+    for column in range(columns):
+        button = f"#findings th:nth-child({column + 1}) button"
+        for turn in range(2):
+            tab.click(button)
+            values, kind, order = tab.js(
+                "(() => { const table = document.querySelector('#findings table');"
+                f" const head = table.tHead.rows[0].cells[{column}];"
+                f" return [[...table.tBodies].map(b => b.rows[0].cells[{column}].dataset.value ?? null),"
+                " head.dataset.sort, head.getAttribute('aria-sort')]; })()"
+            )
+            known = [float(v) if kind == "number" else v for v in values if v is not None]
+            keys = known if kind == "number" else [_natural(value) for value in known]
+
+            assert order == ("descending" if (kind == "number") == (turn == 0) else "ascending")
+            assert keys == sorted(keys, reverse=order == "descending")
+            assert values[len(known) :] == [None] * (len(values) - len(known))
+
+
+def _natural(text):
+    """Return a text as the browser compares it: letters as letters, digits as numbers."""
+    parts = re.split(r"(\d+)", text.lower())
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+
+
+def test_a_narrow_screen_needs_no_scrolling_sideways(browser, session_file):
+    """At 375 pixels the page is as wide as the screen; a wide table scrolls in its own box."""
+    with browser.tab(session_file, width=375, height=700) as tab:
+        page = tab.js("document.documentElement.scrollWidth")
+        wide = tab.js(
+            "[...document.querySelectorAll('main *')].filter(e => !e.closest('.scroll, .unseen') "
+            "&& e.getBoundingClientRect().right > 375.5).map(e => e.outerHTML.slice(0, 80))"
+        )
+        inner, outer = tab.js(
+            "(e => [e.scrollWidth, e.clientWidth])(document.querySelector('#findings .scroll'))"
+        )
+
+    assert page == 375
+    assert wide == []
+    assert inner > outer
+
+
+# The least contrast of any text with what is behind it, and the text.
+LEAST_CONTRAST = """(() => {
+  const parts = text => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map(v => v / 255)
+    .map(v => v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, i) => sum + v * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = e => {
+    for (; e; e = e.parentElement) {
+      const colour = parts(getComputedStyle(e).backgroundColor);
+      if (colour.length === 3 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  let least = [99, ''];
+  for (const e of document.querySelectorAll('body *')) {
+    const text = [...e.childNodes].filter(n => n.nodeType === 3).map(n => n.data.trim()).join('');
+    if (!text || !e.getClientRects().length || e.closest('.unseen, script')) continue;
+    const [a, b] = [light(parts(getComputedStyle(e).color)), light(behind(e))];
+    const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (contrast < least[0]) least = [contrast, text];
+  }
+  return least;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_text_can_be_read_in_light_and_in_dark(browser, session_file, dark):
+    """Every text has a contrast of 4.5 with its background, which is dark where that is preferred."""
+    with browser.tab(session_file, dark=dark) as tab:
+        colours = tab.js(COLOURS)
+        tab.click(".pick")
+        # Colours may take a moment to change.
+        tab.js("Promise.all(document.getAnimations().map(one => one.finished)).then(() => 0)")
+        contrast, text = tab.js(LEAST_CONTRAST)
+        paper = tab.js("getComputedStyle(document.body).backgroundColor")
+
+    assert contrast >= 4.5, text
+    assert paper == ("rgb(16, 19, 24)" if dark else "rgb(255, 255, 255)")
+    assert colours.get("#2f93d1" if dark else KERNEL, 0) > 50
+
+
+def test_nothing_is_cut_on_paper(browser, session_file):
+    """As wide as a page of A4: tables and code fit, every mend is unfolded, the colours are there."""
+    with browser.tab(session_file, width=718, height=1000) as tab:
+        tab.call("Emulation.setEmulatedMedia", media="print")
+        tab.js("dispatchEvent(new Event('beforeprint'))")
+        cut = tab.js(
+            "[...document.querySelectorAll('main *')].filter(e => !e.closest('.unseen, svg') "
+            "&& (e.getBoundingClientRect().right > 718.5 || e.scrollWidth > e.clientWidth + 1 "
+            "&& getComputedStyle(e).display !== 'inline')).map(e => e.outerHTML.slice(0, 90))"
+        )
+        folded = tab.js("document.querySelectorAll('details:not([open])').length")
+        tab.js("dispatchEvent(new Event('afterprint'))")
+        folded_again = tab.js("document.querySelectorAll('details:not([open])').length")
+        paper = tab.call("Page.printToPDF", printBackground=True)["data"]
+
+    assert cut == []
+    assert folded == 0
+    assert folded_again == len(FINDINGS) - 1
+    assert len(paper) > 20_000
+
+
+def test_who_prefers_calm_sees_nothing_move(browser, session_file):
+    """With reduced motion nothing has a transition."""
+    ask = "Math.max(...[...document.querySelectorAll('*')].map(e => parseFloat(getComputedStyle(e).transitionDuration)))"
+    with browser.tab(session_file, calm=True) as tab:
+        calm = tab.js(ask)
+    with browser.tab(session_file) as tab:
+        lively = tab.js(ask)
+
+    assert calm == 0.0
+    assert lively > 0.0
+
+
+def test_two_hundred_steps_of_a_thousand_kernels_are_a_small_page(browser, tmp_path):
+    """At most 5 MB, drawn in the browser."""
+    path = tmp_path / "large.html"
+    path.write_text(session_page(made_up_session(num_steps=200, kernels=1200)), encoding="utf-8")
+    with browser.tab(path) as tab:
+        colours = tab.js(COLOURS)
+
+    assert path.stat().st_size <= 5_000_000
+    assert colours.get(KERNEL, 0) > 50
