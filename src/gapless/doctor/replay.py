@@ -454,7 +454,7 @@ def play(
     *,
     event_cost_us: float = 0.0,
     without_waits: Collection[int] = (),
-    without_kind: HostKind | None = None,
+    without_named: Collection[int] = (),
     num_rounds: int = _NUM_ROUNDS,
 ) -> Played:
     """Play a recording several times in a row.
@@ -463,14 +463,14 @@ def play(
         recording: the steps.
         event_cost_us: host time that is taken off for each event that was recorded.
         without_waits: waits that are left out.
-        without_kind: a kind of named host time that is left out.
+        without_named: owners of named host time that is left out.
         num_rounds: at least 2.
     """
     return _Player(
         recording,
         event_cost_us=event_cost_us,
         without_waits=frozenset(without_waits),
-        without_kind=without_kind,
+        without_named=frozenset(without_named),
     ).play(num_rounds)
 
 
@@ -483,12 +483,12 @@ class _Player:
         *,
         event_cost_us: float,
         without_waits: frozenset[int],
-        without_kind: HostKind | None,
+        without_named: frozenset[int],
     ) -> None:
         self._recording = recording
         self._cost = event_cost_us
         self._without_waits = without_waits
-        self._without_kind = without_kind
+        self._without_named = without_named
         self._now = 0.0
         self._act_start = 0.0
         self._free = dict(recording.stream_free_us)
@@ -547,14 +547,14 @@ class _Player:
 
     def _pause(self, act: Act, *, keep: bool) -> None:
         left_out = sum(
-            end - start for kind, _, start, end in act.named if kind == self._without_kind
+            end - start for _, owner, start, end in act.named if owner in self._without_named
         )
         pause = self._shorter(act.pause_us - left_out, act.num_events)
         if keep and act.named:
             # They keep their place in a pause that may be shorter.
             scale = pause / act.pause_us if act.pause_us else 0.0
             for kind, owner, start, end in act.named:
-                if kind != self._without_kind:
+                if owner not in self._without_named:
                     a, b = self._now + start * scale, self._now + end * scale
                     self._host.append(HostSpan(kind=kind, start_us=a, end_us=b, owner=owner))
         self._now += pause
