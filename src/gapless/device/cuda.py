@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.device import cuda_waits
+from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
 from gapless.device.capture_edges import capture_edges
 from gapless.device.cuda_graph import CudaCapture, CudaGraph
 from gapless.device.instruments.kernel_trace import trace_kernels
@@ -49,7 +50,7 @@ class CudaDevice:
     """One GPU: real streams, real events, page-locked staging memory."""
 
     is_accelerator = True
-    max_direct_copy_bytes = cuda_waits.MAX_INLINE_COPY_BYTES
+    max_direct_copy_bytes = MAX_INLINE_COPY_BYTES
     # A copy takes an H200 20 us a megabyte; to copy it beside other work costs the host 40.
     max_queued_copy_bytes = 2 << 20
     sees_all_threads = True

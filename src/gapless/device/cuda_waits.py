@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES
 from gapless.device.call_site import call_site
 from gapless.errors import DeviceError
 
@@ -33,11 +34,6 @@ if TYPE_CHECKING:
 
     from gapless.device.base import WaitObserver
 
-
-# The driver takes so much pageable memory into its command buffer, and goes on at once. What is larger
-# goes through a few buffers of its own: with work queued, an H200 took two copies of 128 KB and
-# waited for the third, and for the first one of 4 MB.
-MAX_INLINE_COPY_BYTES = 64 << 10
 
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
@@ -54,16 +50,23 @@ def watch_waits(observer: WaitObserver) -> Iterator[None]:
     Raises:
         DeviceError: this torch does not report synchronisations.
     """
-    callbacks = _register(observer)
+    forget = call_before_waits(lambda what: observer(what, call_site()))
     try:
         with _BlockingCopies(observer):
             yield
     finally:
-        for registry, callback in callbacks:
-            registry.callback_list.remove(callback)
+        forget()
 
 
-def _register(observer: WaitObserver) -> list[tuple[Any, Callable[..., None]]]:
+def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
+    """Call `callback(what)` before every synchronisation, on the thread that waits.
+
+    Return a function that ends it. Torch goes on to look for callbacks at each event, stream and
+    allocation of the process, and finds none.
+
+    Raises:
+        DeviceError: this torch does not report synchronisations.
+    """
     try:
         from torch.cuda import _gpu_trace
 
@@ -78,15 +81,20 @@ def _register(observer: WaitObserver) -> list[tuple[Any, Callable[..., None]]]:
             f"torch {torch.__version__} does not report synchronisations ({error}), so host "
             "waits cannot be counted; use torch 2.11 or later"
         ) from error
-    callbacks = []
+    added = []
     for what, registry in registries.items():
 
-        def callback(*_: Any, what: str = what) -> None:
-            observer(what, call_site())
+        def call(*_: Any, what: str = what) -> None:
+            callback(what)
 
-        registry.add_callback(callback)
-        callbacks.append((registry, callback))
-    return callbacks
+        registry.add_callback(call)
+        added.append((registry, call))
+
+    def forget() -> None:
+        for registry, call in added:
+            registry.callback_list.remove(call)
+
+    return forget
 
 
 class _BlockingCopies(TorchDispatchMode):
@@ -155,14 +163,15 @@ def lift_sync_errors() -> AbstractContextManager[None]:
 @contextmanager
 def _sync_mode(mode: str) -> Iterator[None]:
     previous = torch.cuda.get_sync_debug_mode()
-    _set_sync_mode(mode)
+    set_sync_mode(mode)
     try:
         yield
     finally:
-        _set_sync_mode(previous)
+        set_sync_mode(previous)
 
 
-def _set_sync_mode(mode: str | int) -> None:
+def set_sync_mode(mode: str | int) -> None:
+    """Set the sync debug mode without what torch says of it."""
     with warnings.catch_warnings():
         # Torch warns that it does not see every synchronisation; the docstrings here say which.
         warnings.filterwarnings("ignore", message="Synchronization debug mode")

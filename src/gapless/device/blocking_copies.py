@@ -1,0 +1,67 @@
+"""Whether a copy between the host and a device makes the host wait."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+# The driver takes so much pageable memory into its command buffer, and goes on at once. What is larger
+# goes through a few buffers of its own: with work queued, an H200 took two copies of 128 KB and
+# waited for the third, and for the first one of 4 MB.
+MAX_INLINE_COPY_BYTES = 64 << 10
+
+CopyCause = Literal["copy", "cpu", "pageable copy", "strided copy"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """A copy that crosses between the host and a device.
+
+    Attributes:
+        to_device: else it goes to the host.
+        non_blocking: was asked for.
+        num_bytes: at the target.
+        pinned: whether the tensor on the host is page-locked.
+        is_same_type: whether both have the same dtype.
+        is_dense: whether both lie in memory in the same order without holes.
+    """
+
+    to_device: bool
+    non_blocking: bool
+    num_bytes: int
+    pinned: bool
+    is_same_type: bool
+    is_dense: bool
+
+
+def why_it_blocks(copy: Copy) -> CopyCause | None:
+    """Return why a copy blocks; None if it does not."""
+    if copy.num_bytes == 0:
+        return None
+    if not copy.non_blocking:
+        return "copy" if copy.to_device else "cpu"
+    if copy.to_device and copy.num_bytes <= MAX_INLINE_COPY_BYTES:
+        return None
+    if not copy.pinned:
+        return "pageable copy"
+    if not copy.is_dense:
+        return "strided copy"
+    # On the way to a device torch converts on the host, into memory of its own.
+    return "pageable copy" if copy.to_device and not copy.is_same_type else None
+
+
+def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether a tensor's elements lie side by side in memory, in whatever order of dimensions."""
+    expected = 1
+    for size, stride in sorted(zip(shape, strides, strict=True), key=lambda pair: pair[1]):
+        if size == 1:
+            continue
+        if stride != expected:
+            return False
+        expected *= size
+    return True

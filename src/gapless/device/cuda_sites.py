@@ -1,0 +1,112 @@
+"""What names torch.cuda for the doctor: functions that wait, and torch's own reports of waits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+
+from gapless.device.cuda_waits import set_sync_mode
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# What torch says of a wait. Other text follows.
+SYNC_WARNING = "called a synchronizing CUDA operation"
+
+_WARN = 1
+
+
+class WaitingFunction(NamedTuple):
+    """A function that makes the host wait.
+
+    Attributes:
+        holder: module or class that it is an attribute of.
+        name: of the attribute.
+        cause: what it waits for.
+        call: how users call it.
+    """
+
+    holder: Any
+    name: str
+    cause: Literal["device", "stream", "event", "empty_cache"]
+    call: str
+
+
+def waiting_functions() -> list[WaitingFunction]:
+    """Return those that this torch has and that can be replaced.
+
+    Functions of `torch._C` are what the public ones call, also where a script has bound those to names of
+    its own. `torch.Event` and `torch.Stream` cannot be changed; `torch.cuda` has classes of its own.
+    """
+    core = torch._C
+    known = [
+        WaitingFunction(core, "_cuda_synchronize", "device", "torch.cuda.synchronize"),
+        WaitingFunction(
+            core, "_accelerator_synchronizeDevice", "device", "torch.accelerator.synchronize"
+        ),
+        WaitingFunction(core, "_cuda_emptyCache", "empty_cache", "torch.cuda.empty_cache"),
+        WaitingFunction(
+            core, "_accelerator_emptyCache", "empty_cache", "torch.accelerator.empty_cache"
+        ),
+        WaitingFunction(torch.cuda.Stream, "synchronize", "stream", "Stream.synchronize"),
+        WaitingFunction(torch.cuda.Event, "synchronize", "event", "Event.synchronize"),
+    ]
+    return [one for one in known if hasattr(one.holder, one.name)]
+
+
+def askable_classes() -> tuple[type, ...]:
+    """Return the classes whose `query()` says whether work is done."""
+    return (torch.cuda.Event, torch.cuda.Stream)
+
+
+def is_capturing() -> bool:
+    """Whether the current stream is being captured into a graph."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+class WarningsOfWaits:
+    """Lets torch warn of waits, while the script believes that the mode is what it has set.
+
+    The mode of the script is kept: "error" goes on to raise, and what it sets in the meantime holds
+    afterwards.
+    """
+
+    def __init__(self) -> None:
+        self._wished = 0
+        self._is_on = False
+        self._set: Callable[[int], None] | None = None
+
+    @property
+    def script_wants_them(self) -> bool:
+        """Whether the script itself has asked for warnings."""
+        return self._wished == _WARN
+
+    def start(self, put: Callable[[Any, str, Any], None]) -> bool:
+        """Begin, if CUDA is at work; `put` replaces an attribute. Return whether it has begun."""
+        core = torch._C
+        if self._is_on or not torch.cuda.is_initialized():
+            return self._is_on
+        self._wished = core._cuda_get_sync_debug_mode()
+        self._set = set_original = core._cuda_set_sync_debug_mode
+
+        def set_mode(level: int) -> None:
+            self._wished = int(level)
+            set_original(max(_WARN, self._wished))
+
+        def get_mode() -> int:
+            return self._wished
+
+        set_sync_mode(max(_WARN, self._wished))
+        put(core, "_cuda_set_sync_debug_mode", set_mode)
+        put(core, "_cuda_get_sync_debug_mode", get_mode)
+        self._is_on = True
+        return True
+
+    def stop(self) -> None:
+        """End; the mode is what the script has set. To be called before the attributes are put back."""
+        if self._set is not None:
+            self._set(self._wished)
+        self._set, self._is_on = None, False

@@ -1,0 +1,128 @@
+"""Waits that a script asks for by name: synchronisation, queries in a loop, collectives."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+
+from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.doctor.patches import Patches
+    from gapless.doctor.wait_notes import Note, WaitNotes
+
+
+# NCCL only tells the device to wait, which takes less.
+_MIN_COLLECTIVE_NS = 100_000
+
+
+def watch_synchronisation(notes: WaitNotes, patches: Patches) -> None:
+    """Note each call that waits for a stream, an event or the device, or gives memory back."""
+    for function in waiting_functions():
+        patches.put(function.holder, function.name, _waiting(function, notes))
+
+
+def _waiting(function: WaitingFunction, notes: WaitNotes) -> Callable[..., Any]:
+    original = getattr(function.holder, function.name)
+
+    def wait(*args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
+            return original(*args, **kwargs)
+        notes.thread.in_wait = True
+        note = notes.begin(function.cause, function.call)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            note.end_ns = time.perf_counter_ns()
+            notes.thread.in_wait = False
+
+    return _like(wait, original)
+
+
+def watch_queries(notes: WaitNotes, patches: Patches) -> None:
+    """Note each loop that asks an event or a stream until it is done; asking once is no wait."""
+    for kind in askable_classes():
+        patches.put(kind, "query", _asking(kind, notes))
+
+
+def _asking(kind: type, notes: WaitNotes) -> Callable[[Any], bool]:
+    original: Callable[[Any], bool] = kind.query  # type: ignore[attr-defined]
+    spins = Spins(notes, f"{kind.__name__}.query")
+
+    def query(self: Any) -> bool:
+        if is_dynamo_compiling():
+            return original(self)
+        start_ns = time.perf_counter_ns()
+        is_done = original(self)
+        spins.asked(self, is_done, start_ns=start_ns)
+        return is_done
+
+    return _like(query, original)
+
+
+class Spins:
+    """Tells loops of queries from queries.
+
+    It is a loop if the same line asks the same event again in the same step, after a "no".
+    """
+
+    def __init__(self, notes: WaitNotes, call: str) -> None:
+        self._notes = notes
+        self._call = call
+        # By thread: what was asked last, with the answer "no", and since when; and the note of it.
+        self._last: dict[int, tuple[tuple[Any, ...], int, Note | None]] = {}
+
+    def asked(self, what: Any, is_done: bool, *, start_ns: int) -> None:
+        """Note an answer, two calls below whoever asks."""
+        frame = sys._getframe(2)
+        thread = threading.get_ident()
+        key = (id(what), id(frame.f_code), frame.f_lasti, self._notes.step)
+        last, since_ns, note = self._last.pop(thread, (None, start_ns, None))
+        if last != key:
+            since_ns, note = start_ns, None
+        elif note is None:
+            note = self._notes.cost("query", self._call, start_ns=since_ns, frame=frame)
+            note.count = 2
+        else:
+            note.end_ns = time.perf_counter_ns()
+            note.count += 1
+        if not is_done:
+            self._last[thread] = (key, since_ns, note)
+
+
+def watch_collectives(notes: WaitNotes, patches: Patches) -> None:
+    """Note each wait for a collective that held the host up."""
+    if not torch.distributed.is_available():
+        return
+    work: Any = torch._C._distributed_c10d.Work
+    original = work.wait
+
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
+            return original(self, *args, **kwargs)
+        notes.thread.in_wait = True
+        start_ns = time.perf_counter_ns()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            notes.thread.in_wait = False
+            if time.perf_counter_ns() - start_ns >= _MIN_COLLECTIVE_NS:
+                notes.cost("collective", "Work.wait", start_ns=start_ns, frame=sys._getframe(1))
+
+    patches.put(work, "wait", _like(wait, original))
+
+
+def _like(stand_in: Callable[..., Any], original: Any) -> Callable[..., Any]:
+    stand_in.__name__ = getattr(original, "__name__", stand_in.__name__)
+    stand_in.__qualname__ = getattr(original, "__qualname__", stand_in.__name__)
+    stand_in.__module__ = getattr(original, "__module__", None) or stand_in.__module__
+    stand_in.__doc__ = getattr(original, "__doc__", None)
+    return stand_in

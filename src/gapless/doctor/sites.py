@@ -1,0 +1,127 @@
+"""The pass that finds the lines: every wait of a stretch of steps, with the user's line that makes it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gapless.device.cuda_sites import WarningsOfWaits
+from gapless.device.cuda_waits import call_before_waits
+from gapless.doctor.explicit_waits import watch_collectives, watch_queries, watch_synchronisation
+from gapless.doctor.host_costs import CollectorPauses, watch_loaders
+from gapless.doctor.patches import Patches
+from gapless.doctor.sync_warnings import SyncWarnings
+from gapless.doctor.tensor_reads import cause_of_index, watch_tensors
+from gapless.doctor.wait_notes import WaitNotes
+from gapless.errors import DeviceError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+    from gapless.doctor.causes import Cause
+    from gapless.doctor.seen import SeenWait
+
+
+# What torch's callbacks of `exact` report.
+_CAUSES: dict[str, Cause] = {
+    "stream synchronize": "unknown",
+    "event synchronize": "event",
+    "device synchronize": "device",
+}
+
+
+class SitesPass:
+    """Notes where the host waits; a `gapless.doctor.seen.Pass`.
+
+    Methods and functions that wait are replaced by ones that note the call and its duration; torch's
+    warnings tell of all other waits for a stream. Both end with `stop`, and leave nothing behind.
+
+    Args:
+        marks: whether to write a mark into the profiler's trace for each wait; see `seen.MARK`.
+        exact: whether to use torch's callbacks instead of its warnings. They also see waits for events
+            and devices that come from C++, and cannot be taken out of the process again: see `remains`.
+
+    Attributes:
+        notes: what could not be watched, and why; one sentence each.
+        remains: what stays installed after `stop`; empty if nothing.
+    """
+
+    def __init__(self, *, marks: bool = False, exact: bool = False) -> None:
+        self.notes: list[str] = []
+        self.remains = ""
+        self._waits = WaitNotes(marks=marks)
+        self._exact = exact
+        self._patches = Patches()
+        self._mode = WarningsOfWaits()
+        self._warnings = SyncWarnings(self._heard, lambda: self._mode.script_wants_them)
+        self._pauses = CollectorPauses(self._waits)
+        self._forget: Callable[[], None] | None = None
+
+    @property
+    def waits(self) -> list[SeenWait]:
+        """What was seen, in its order; the number of a mark is the place in this list.
+
+        To be asked for after `stop`: lines are looked up here.
+        """
+        return self._waits.waits()
+
+    def start(self) -> None:
+        """Begin to watch; a step begins."""
+        self._waits.is_open = True
+        watch_tensors(self._waits, self._patches)
+        watch_synchronisation(self._waits, self._patches)
+        watch_queries(self._waits, self._patches)
+        watch_collectives(self._waits, self._patches)
+        watch_loaders(self._waits, self._patches)
+        self._pauses.start()
+        if self._exact:
+            self._call_back()
+        if self._forget is None:
+            self._warnings.start(self._patches)
+            self._mode.start(self._patches.put)
+
+    def next_step(self) -> None:
+        """Note that one step has ended and the next begins."""
+        self._waits.step += 1
+        if self._forget is None:
+            # A script may begin with CUDA late, and may have set warnings anew.
+            self._mode.start(self._patches.put)
+            self._warnings.come_first()
+
+    def stop(self) -> None:
+        """Take everything out again; the last step has ended."""
+        self._waits.is_open = False
+        self._mode.stop()
+        if self._forget is None:
+            self._warnings.stop()
+        else:
+            self._forget()
+            self._forget = None
+        self._patches.take_out()
+        self._pauses.stop()
+
+    def _call_back(self) -> None:
+        try:
+            self._forget = call_before_waits(self._called_back)
+        except DeviceError as error:
+            self.notes.append(f"Waits were found by torch's warnings, not exactly: {error}.")
+            return
+        self.remains = "torch goes on to look for callbacks at each event, stream and allocation; there are none"
+
+    def _called_back(self, what: str) -> None:
+        """Note a wait that is about to begin, unless a wrapper has."""
+        if not self._waits.thread.in_wait:
+            cause = _CAUSES[what]
+            self._waits.begin(None if cause == "unknown" else cause, "")
+
+    def _heard(self, frame: FrameType) -> None:
+        """Note a wait that torch has warned of, unless a wrapper has."""
+        state = self._waits.thread
+        if state.in_wait:
+            return
+        if frame.f_code.co_name == "_engine_run_backward":
+            self._waits.replayed()
+            return
+        cause = None if state.index is None else cause_of_index(state.index)
+        self._waits.after(frame=frame, cause=cause)

@@ -1,0 +1,274 @@
+"""Methods of tensors that make the host wait, watched."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.overrides import handle_torch_function, has_torch_function
+
+from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
+from gapless.device.cuda_sites import is_capturing
+from gapless.doctor import placement
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.doctor.causes import Cause
+    from gapless.doctor.patches import Patches
+    from gapless.doctor.wait_notes import WaitNotes
+
+
+# Always wait, if the tensor is on a device.
+_READS: dict[str, Cause] = {
+    "item": "item",
+    "__bool__": "bool",
+    "__float__": "float",
+    "__complex__": "float",
+    "__int__": "int",
+    "__index__": "index",
+    "tolist": "tolist",
+    "cpu": "cpu",
+}
+
+
+def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
+    """Note each wait of the methods of tensors that wait."""
+
+    def read(cause: Cause) -> Callable[..., tuple[Cause, str] | None]:
+        def question(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Cause, str] | None:
+            return (cause, "") if placement.is_on_accelerator(tensor) else None
+
+        return question
+
+    questions = {name: read(cause) for name, cause in _READS.items()}
+    questions |= {"to": _to, "cuda": _cuda, "copy_": _copy, "numpy": _numpy, "pin_memory": _pin}
+    for name, question in questions.items():
+        patches.put(torch.Tensor, name, _watched(name, question, notes))
+    for name in ("__getitem__", "__setitem__"):
+        patches.put(torch.Tensor, name, _indexing(name, notes))
+
+
+def _watched(
+    name: str, question: Callable[..., tuple[Cause, str] | None], notes: WaitNotes
+) -> Callable[..., Any]:
+    original = getattr(torch.Tensor, name)
+    call = f"Tensor.{name}"
+
+    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(tensor, *args, **kwargs)
+        is_watched = notes.is_open and not notes.thread.in_wait
+        found = question(tensor, *args, **kwargs) if is_watched else None
+        if found is None:
+            return _as_torch_would(original, tensor, args, kwargs)
+        notes.thread.in_wait = True
+        note = notes.begin(found[0], call, detail=found[1])
+        try:
+            return _as_torch_would(original, tensor, args, kwargs)
+        finally:
+            note.end_ns = time.perf_counter_ns()
+            notes.thread.in_wait = False
+
+    return _named(method, name)
+
+
+def _indexing(name: str, notes: WaitNotes) -> Callable[..., Any]:
+    """Remember the index, which says why a wait that torch warns of comes."""
+    original = getattr(torch.Tensor, name)
+
+    def method(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
+        if is_dynamo_compiling() or not placement.is_on_accelerator(tensor):
+            return _as_torch_would(original, tensor, (index, *value), {})
+        state = notes.thread
+        before, state.index = state.index, index
+        try:
+            return _as_torch_would(original, tensor, (index, *value), {})
+        finally:
+            state.index = before
+
+    return _named(method, name)
+
+
+def _named(method: Callable[..., Any], name: str) -> Callable[..., Any]:
+    # By these it is found again when a script sends it to another process.
+    method.__name__, method.__qualname__, method.__module__ = name, f"Tensor.{name}", "torch"
+    method.__doc__ = getattr(torch.Tensor, name).__doc__
+    return method
+
+
+def _as_torch_would(
+    original: Callable[..., Any],
+    tensor: torch.Tensor,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Call a method. Functions that a script has put around it are to see torch's, not ours."""
+    if has_torch_function((tensor, *args)):
+        return handle_torch_function(original, (tensor, *args), tensor, *args, **kwargs)
+    return original(tensor, *args, **kwargs)
+
+
+def cause_of_index(index: object) -> Cause:
+    """Return why indexing a tensor on a device waits: for its shape, its places, or one place."""
+    parts = index if isinstance(index, tuple) else (index,)
+    kinds = {_kind_of_part(part) for part in parts}
+    return "shape" if "shape" in kinds else "cpu index" if "cpu index" in kinds else "index"
+
+
+def _kind_of_part(part: object) -> Cause:
+    if isinstance(part, torch.Tensor):
+        if part.dtype in (torch.bool, torch.uint8):
+            return "shape"
+        return "index" if placement.is_on_accelerator(part) or part.dim() == 0 else "cpu index"
+    if isinstance(part, list):
+        return "shape" if part and isinstance(part[0], bool) else "cpu index"
+    if hasattr(part, "__array__"):
+        return "cpu index"
+    return "index"
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Cause, str] | None:
+    kwargs.pop("copy", None)
+    try:
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+    except (TypeError, RuntimeError):
+        return None  # torch will say what is wrong, or knows more than we do
+    if device is None:
+        return None
+    return _crossing(
+        tensor, device, dtype=dtype, non_blocking=non_blocking, memory_format=memory_format
+    )
+
+
+def _cuda(
+    tensor: torch.Tensor,
+    device: Any = None,
+    non_blocking: bool = False,
+    *,
+    memory_format: torch.memory_format | None = None,
+) -> tuple[Cause, str] | None:
+    return _crossing(
+        tensor,
+        torch.device("cuda"),
+        dtype=None,
+        non_blocking=non_blocking,
+        memory_format=memory_format,
+    )
+
+
+def _crossing(
+    tensor: torch.Tensor,
+    device: torch.device,
+    *,
+    dtype: torch.dtype | None,
+    non_blocking: bool,
+    memory_format: torch.memory_format | None,
+) -> tuple[Cause, str] | None:
+    """Return why a copy into a new tensor blocks, if it leaves or enters the host."""
+    to_device = placement.is_accelerator(device)
+    if to_device == placement.is_on_accelerator(tensor) or device.type == "meta":
+        return None
+    if not placement.holds_values(tensor):
+        return None
+    if non_blocking and not to_device:
+        return None  # torch takes page-locked memory for it
+    with torch._C.DisableTorchFunction():
+        if tensor.layout is not torch.strided:
+            return None
+        dtype = dtype or tensor.dtype
+        return _judged(
+            tensor,
+            to_device=to_device,
+            non_blocking=non_blocking,
+            num_bytes=tensor.numel() * dtype.itemsize,
+            is_same_type=dtype == tensor.dtype,
+            lies_alike=lambda: (
+                is_dense(tensor.shape, tensor.stride())
+                if memory_format is None or memory_format is torch.preserve_format
+                else tensor.is_contiguous(memory_format=memory_format)
+            ),
+        )
+
+
+def _copy(
+    target: torch.Tensor, source: Any, non_blocking: bool = False
+) -> tuple[Cause, str] | None:
+    if not isinstance(source, torch.Tensor):
+        return None
+    to_device = placement.is_on_accelerator(target)
+    if to_device == placement.is_on_accelerator(source):
+        return None
+    if not (placement.holds_values(target) and placement.holds_values(source)):
+        return None
+    with torch._C.DisableTorchFunction():
+        if not target.layout == source.layout == torch.strided:
+            return None
+        return _judged(
+            source if to_device else target,
+            to_device=to_device,
+            non_blocking=non_blocking,
+            num_bytes=target.nbytes,
+            is_same_type=target.dtype == source.dtype,
+            lies_alike=lambda: (
+                target.shape == source.shape
+                and (target.is_contiguous() or target.stride() == source.stride())
+                and (source.is_contiguous() or target.stride() == source.stride())
+                and is_dense(source.shape, source.stride())
+            ),
+        )
+
+
+def _judged(
+    on_host: torch.Tensor,
+    *,
+    to_device: bool,
+    non_blocking: bool,
+    num_bytes: int,
+    is_same_type: bool,
+    lies_alike: Callable[[], bool],
+) -> tuple[Cause, str] | None:
+    # The questions below cost a call of the driver: only where the answer depends on them.
+    depends = non_blocking and not (to_device and num_bytes <= MAX_INLINE_COPY_BYTES)
+    if depends and is_capturing():
+        return None
+    copy = Copy(
+        to_device=to_device,
+        non_blocking=non_blocking,
+        num_bytes=num_bytes,
+        pinned=depends and on_host.is_pinned(),
+        is_same_type=is_same_type,
+        is_dense=not depends or lies_alike(),
+    )
+    cause = why_it_blocks(copy)
+    return None if cause is None else (cause, _size(num_bytes))
+
+
+def _size(num_bytes: int) -> str:
+    if num_bytes >= 1 << 20:
+        return f"{num_bytes / (1 << 20):.1f} MiB"
+    return f"{num_bytes / (1 << 10):.1f} KiB" if num_bytes >= 1 << 10 else f"{num_bytes} bytes"
+
+
+def _numpy(tensor: torch.Tensor, *, force: bool = False) -> tuple[Cause, str] | None:
+    return ("cpu", "") if force and placement.is_on_accelerator(tensor) else None
+
+
+def _pin(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Cause, str] | None:
+    # A loader that was asked for pinned batches makes them, mostly on a thread of its own.
+    if str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.utils.data"):
+        return None
+    with torch._C.DisableTorchFunction():
+        if (
+            not placement.holds_values(tensor)
+            or not tensor.is_cpu
+            or not tensor.numel()
+            or is_capturing()
+            or tensor.is_pinned()
+        ):
+            return None
+        return "host allocation", _size(tensor.nbytes)

@@ -1,0 +1,184 @@
+"""Note waits while a script runs, cheaply; say afterwards where they were and why."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.doctor.call_syntax import operation_at
+from gapless.doctor.seen import MARK, MARK_AFTER, SeenWait
+from gapless.doctor.user_line import OwnCode, Place, module_that_runs, site_of
+from gapless.doctor.wait_cause import cause_by_name, cause_through, function_called
+
+
+if TYPE_CHECKING:
+    from types import FrameType
+
+    from gapless.doctor.causes import Cause
+    from gapless.records.finding import Site
+
+
+_Mark = torch._C._profiler._RecordFunctionFast
+
+_REPLAYED = "a node of the backward pass; torch told of it when the pass had ended"
+
+
+@dataclass(slots=True)
+class Note:
+    """One wait as it is noted: a `SeenWait` whose place nobody has looked up yet.
+
+    `cause` is None where nothing but the place is known.
+    """
+
+    cause: Cause | None
+    call: str
+    place: Place
+    thread: str
+    step: int
+    start_ns: int
+    end_ns: int | None = None
+    detail: str = ""
+    count: int = 1
+
+
+class ThreadState(threading.local):
+    """What a thread is doing.
+
+    Attributes:
+        in_wait: whether a wait that is noted already is going on.
+        index: with which a tensor is being indexed; None if none is.
+        name: of the thread; empty until it is known.
+    """
+
+    in_wait = False
+    index: object = None
+    name = ""
+
+
+class WaitNotes:
+    """The waits of one pass.
+
+    Args:
+        marks: whether to write a mark into the profiler's trace for each.
+    """
+
+    def __init__(self, *, marks: bool) -> None:
+        self.step = 0
+        self.is_open = False
+        self.thread = ThreadState()
+        self._marks = marks
+        self._own = OwnCode(module_that_runs())
+        self._numbers = itertools.count()
+        self._notes: dict[int, Note] = {}
+        self._folder = os.getcwd()  # noqa: PTH109  # paths are shortened as text
+        self._process = os.getpid()
+
+    def begin(self, cause: Cause | None, call: str, *, detail: str = "") -> Note:
+        """Note a wait that begins now, and mark it; its end is the caller's to fill in."""
+        note = self._note(cause, call, frame=sys._getframe(1), detail=detail)
+        self._keep(note, mark=MARK)
+        note.start_ns = time.perf_counter_ns()
+        return note
+
+    def after(self, *, frame: FrameType, cause: Cause | None = None) -> None:
+        """Note a wait that is over, made by a frame, of which nothing else is known; mark it."""
+        self._keep(self._note(cause, "", frame=frame), mark=MARK_AFTER)
+
+    def cost(
+        self, cause: Cause, call: str, *, start_ns: int, frame: FrameType | None, detail: str = ""
+    ) -> Note:
+        """Note time that a frame has lost since `start_ns`; the trace has no mark of it."""
+        note = self._note(cause, call, frame=frame, detail=detail)
+        note.start_ns, note.end_ns = start_ns, note.start_ns
+        self._keep(note, mark="")
+        return note
+
+    def replayed(self) -> None:
+        """Note a wait of the autograd engine, which torch tells of when `.backward()` ends."""
+        note = self._note("unknown", "Tensor.backward", frame=None, detail=_REPLAYED)
+        note.thread = "autograd"
+        self._keep(note, mark="")
+
+    def waits(self) -> list[SeenWait]:
+        """Return what was noted, each at the place that its mark gives."""
+        explained: dict[object, tuple[Cause, str, Site | None]] = {}
+        return [self._seen(self._notes[number], explained) for number in sorted(self._notes)]
+
+    def _note(
+        self, cause: Cause | None, call: str, *, frame: FrameType | None, detail: str = ""
+    ) -> Note:
+        state = self.thread
+        return Note(
+            cause,
+            call,
+            self._own.place(frame),
+            state.name or _name_this_thread(state),
+            self.step,
+            time.perf_counter_ns(),
+            detail=detail,
+        )
+
+    def _keep(self, note: Note, *, mark: str) -> None:
+        # A process that was forked off, such as a worker of a loader, is not watched.
+        if not self.is_open or os.getpid() != self._process:
+            return
+        number = next(self._numbers)
+        self._notes[number] = note
+        if mark and self._marks:
+            with _Mark(f"{mark}{number}"):
+                pass
+
+    def _seen(
+        self, note: Note, explained: dict[object, tuple[Cause, str, Site | None]]
+    ) -> SeenWait:
+        key = (note.cause, note.call, note.place.key)
+        if key not in explained:
+            explained[key] = explain(note, folder=self._folder)
+        cause, call, site = explained[key]
+        return SeenWait(
+            cause=cause,
+            call=call,
+            site=site,
+            thread=note.thread,
+            step=note.step,
+            start_ns=note.start_ns,
+            end_ns=note.end_ns,
+            detail=note.detail,
+            count=note.count,
+        )
+
+
+def explain(note: Note, *, folder: str) -> tuple[Cause, str, Site | None]:
+    """Return why a noted call waits, the name of the call, and the user's line."""
+    place = note.place
+    innermost = place.innermost
+    operation = "" if innermost is None else operation_at(innermost, place.inner_instruction)
+    site = None if place.code is None else site_of(place.code, place.instruction, folder=folder)
+    if note.cause == "gc":
+        # The collector runs by itself at any line.
+        return ("gc", "gc.collect", site) if operation == "collect" else ("gc", note.call, None)
+    cause = cause_by_name(operation) if note.cause is None else note.cause
+    cause = cause_through(place.through, otherwise=cause)
+    if operation == "format" and cause in ("float", "int"):
+        cause = "format"
+    return cause, function_called(place.through) or note.call or operation, site
+
+
+def _name_this_thread(state: ThreadState) -> str:
+    """Return the name of this thread, and keep it where it is sure."""
+    ident = threading.get_ident()
+    thread = next((one for one in threading.enumerate() if one.ident == ident), None)
+    if thread is threading.main_thread():
+        state.name = "main"
+    elif thread is not None and not isinstance(thread, threading._DummyThread):
+        state.name = thread.name
+    elif torch._C._current_autograd_node() is not None:
+        state.name = "autograd"
+    return state.name or "unknown thread"
