@@ -136,7 +136,7 @@ class Trial:
     @property
     def gain(self) -> float | None:
         """Steps a second over those of the script as written; None where it did not run."""
-        if self.steps_per_second is None or self.baseline is None:
+        if self.steps_per_second is None or self.baseline is None or not self.baseline.median:
             return None
         return self.steps_per_second.median / self.baseline.median
 

@@ -1,0 +1,349 @@
+"""What the doctor found, as text for a terminal: the verdict first, then what costs most."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+from gapless.report.text import counted, cut, display_width, wrapped
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from gapless.records.comparison import Spread
+    from gapless.records.finding import Finding, Session, Site, StepTimes, Trial
+
+
+# From this share on the device has so much to do that waits of the host cost next to nothing.
+_BUSY = 0.9
+
+_BOLD, _DIM = "1", "2"
+
+
+def session_text(
+    session: Session, *, columns: int = 80, limit: int | None = 10, is_coloured: bool = False
+) -> str:
+    """Return a session as lines of text.
+
+    Args:
+        session: what was seen of one run of a script.
+        columns: that the lines may take; only paths and code are longer.
+        limit: findings that are shown at most; None for all.
+        is_coloured: whether the text is for a terminal that shows bold and dim letters.
+    """
+    page = Page(columns, is_coloured=is_coloured)
+    page.say(session.verdict or "Nothing was seen that costs time.", style=_BOLD)
+    page.say("")
+    for fact in _facts(session):
+        page.say(fact, rest=2)
+    if session.steps is not None:
+        _say_steps(page, session.steps)
+    _say_findings(page, session, limit)
+    if session.trials:
+        _say_trials(page, session.trials)
+    if session.notes:
+        page.say("")
+        page.say("Notes", style=_BOLD)
+        for note in session.notes:
+            page.say(f"- {note}", rest=2)
+    return page.text()
+
+
+class Page:
+    """Lines of text of a limited width.
+
+    Args:
+        columns: that a line may take.
+        is_coloured: whether lines may be bold or dim.
+    """
+
+    def __init__(self, columns: int, *, is_coloured: bool) -> None:
+        self.columns = max(40, columns)
+        self._is_coloured = is_coloured
+        self._lines: list[str] = []
+
+    def say(self, text: str, *, indent: int = 0, rest: int = 0, style: str = "") -> None:
+        """Add a text, broken at spaces where the page ends.
+
+        Args:
+            text: one line.
+            indent: spaces before it.
+            rest: spaces more before what is broken off.
+            style: number of a terminal's style; empty for none.
+        """
+        lines = wrapped(shown(text), self.columns - indent, indent=rest)
+        self._add([f"{' ' * indent}{line}".rstrip() for line in lines], style)
+
+    def say_as_it_is(self, text: str, *, indent: int = 0, style: str = "") -> None:
+        """Add a line, such as code, that is not broken."""
+        self._add([f"{' ' * indent}{shown(text)}".rstrip()], style)
+
+    def say_cut(self, text: str, *, indent: int = 0, style: str = "") -> None:
+        """Add a line whose end is left out if it does not fit."""
+        self.say_as_it_is(fitted(shown(text), self.columns - indent), indent=indent, style=style)
+
+    def text(self) -> str:
+        """Return all lines."""
+        return "\n".join(self._lines) + "\n"
+
+    def _add(self, lines: list[str], style: str) -> None:
+        if style and self._is_coloured:
+            lines = [f"\x1b[{style}m{line}\x1b[0m" for line in lines]
+        self._lines += lines
+
+
+def shown(text: str) -> str:
+    """Return a text with a mark for each character that a terminal would not show, but act on."""
+    spaced = text.expandtabs(4).replace("\N{NO-BREAK SPACE}", " ")
+    return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in spaced)
+
+
+def fitted(text: str, columns: int) -> str:
+    """Return a text, or its beginning and dots, in so many columns."""
+    return text if display_width(text) <= columns else f"{cut(text, columns - 3)}..."
+
+
+def milliseconds(value: float | None) -> str:
+    """Return a time in ms; "-" where it was not measured."""
+    if value is None:
+        return "-"
+    return (
+        f"{value:,.0f}" if value >= 1000.0 else f"{value:.1f}" if value >= 10.0 else f"{value:.2f}"
+    )
+
+
+def count(value: float) -> str:
+    """Return how often something is in a step, which may be a mean."""
+    return f"{value:,.0f}" if value >= 100.0 or value == round(value) else f"{value:.2g}"
+
+
+def percent(share: float) -> str:
+    """Return a share, 0 to 1, as a whole percentage."""
+    return "< 1 %" if 0.0 < share < 0.005 else f"{share * 100.0:.0f} %"
+
+
+def ranged(spread: Spread) -> str:
+    """Return the median of a figure, and between what it lies."""
+    if len(spread.rounds) < 2:
+        return milliseconds(spread.median)
+    return (
+        f"{milliseconds(spread.median)} ({milliseconds(spread.min)} to {milliseconds(spread.max)})"
+    )
+
+
+def place_of(site: Site | None) -> str:
+    """Return a line as editors write it, with its function."""
+    if site is None:
+        return "line unknown"
+    return str(site) if site.function in ("", "<module>") else f"{site} in {site.function}"
+
+
+# --- the run ---
+
+
+def _facts(session: Session) -> list[str]:
+    command = " ".join(map(shlex.quote, session.command))
+    versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
+    ranks = f", {session.num_ranks} processes" if session.num_ranks > 1 else ""
+    facts = [f"{command} on {session.device}{ranks}" if command else f"{session.device}{ranks}"]
+    if session.steps is not None:
+        of = f"; a step is {session.step}" if session.step else ""
+        facts.append(f"{counted(session.steps.num_steps, 'step')} watched{of}")
+    return [*facts, versions] if versions else facts
+
+
+def _say_steps(page: Page, steps: StepTimes) -> None:
+    wall = steps.wall_ms.median
+    page.say("")
+    page.say(f"A step takes {ranged(steps.wall_ms)} ms", style=_BOLD)
+    whole = (
+        None if steps.busy_ms is None or steps.idle_ms is None else steps.busy_ms + steps.idle_ms
+    )
+    parts = [
+        ("the host waits for the loader", steps.data_ms, wall),
+        ("the host waits for the device", steps.wait_ms, wall),
+        (f"the host queues work{_launches(steps)}", steps.launch_ms, wall),
+        ("the host does something else", _other_ms(steps), wall),
+        ("the device has work", steps.busy_ms, whole),
+        ("  other than copies", steps.compute_ms, whole),
+        ("the device is idle", steps.idle_ms, whole),
+    ]
+    width = max((display_width(name) for name, value, _ in parts if value is not None), default=0)
+    for name, value, of in parts:
+        if value is not None:
+            part = percent(value / of) if of else ""
+            page.say_as_it_is(f"{name:{width}} {milliseconds(value):>9} ms {part:>7}", indent=2)
+
+
+def _launches(steps: StepTimes) -> str:
+    return "" if steps.num_launches is None else f", {count(steps.num_launches)} launches"
+
+
+def _other_ms(steps: StepTimes) -> float | None:
+    known = [steps.data_ms, steps.wait_ms, steps.launch_ms]
+    if None in known:
+        return None
+    return max(0.0, steps.wall_ms.median - sum(part for part in known if part is not None))
+
+
+# --- findings ---
+
+
+def _say_findings(page: Page, session: Session, limit: int | None) -> None:
+    page.say("")
+    findings = session.findings
+    if not findings:
+        page.say("No findings.")
+        return
+    page.say("Findings, costliest first", style=_BOLD)
+    if _is_busy(session) and "will not help" not in session.verdict:
+        page.say("The device is busy nearly all the time: removing these will not help.")
+    table = _Table(findings)
+    for line in table.legend():
+        page.say(line, indent=2)
+    page.say_as_it_is(table.head(), style=_DIM)
+    first_with: dict[str, int] = {}
+    shown_ones = findings if limit is None else findings[:limit]
+    for number, finding in enumerate(shown_ones, start=1):
+        if number > 1:
+            page.say("")
+        _say_row(page, table.row(number, finding), finding)
+        _say_about(page, finding)
+        _say_mend(page, finding, first_with.setdefault(finding.mend, number), number)
+    if left := findings[len(shown_ones) :]:
+        page.say("")
+        page.say(f"... and {counted(len(left), 'more finding')}{_together(left)}.")
+
+
+def _is_busy(session: Session) -> bool:
+    share = None if session.steps is None else session.steps.busy_share
+    return share is not None and share >= _BUSY
+
+
+def _together(findings: Sequence[Finding]) -> str:
+    """Return what findings that are not shown cost."""
+    known = [one.exposed_ms for one in findings if one.exposed_ms is not None]
+    return f", with {milliseconds(sum(known))} ms of idle time together" if known else ""
+
+
+class _Table:
+    """Figures of findings in columns; a column in which nothing is known is left out."""
+
+    def __init__(self, findings: Sequence[Finding]) -> None:
+        cells = [_figures(finding) for finding in findings]
+        self._names = [name for name in cells[0] if any(row[name] != "-" for row in cells)]
+        self._widths = {
+            name: max(display_width(name), *(len(row[name]) for row in cells))
+            for name in self._names
+        }
+        self._number_width = len(str(len(findings)))
+
+    def head(self) -> str:
+        """Return the names of the columns."""
+        return self._line("", {name: name for name in self._names})
+
+    def row(self, number: int, finding: Finding) -> str:
+        """Return the figures of one finding, with its code."""
+        mark = " maybe" if finding.certainty == "maybe" else ""
+        return f"{self._line(str(number), _figures(finding))}  {finding.code}{mark}"
+
+    def legend(self) -> list[str]:
+        """Return what the columns mean."""
+        meanings = {
+            "waited ms": "waited: the host stood still for that long in a step.",
+            "idle ms": "idle: the device had no work because of it; no mend can gain more.",
+            "gain ms": "gain: predicted if this alone is mended.",
+        }
+        said = " ".join(text for name, text in meanings.items() if name in self._names)
+        return [said] if said else []
+
+    def _line(self, number: str, cells: dict[str, str]) -> str:
+        parts = [f"{cells[name]:>{self._widths[name]}}" for name in self._names]
+        return "  ".join([number.rjust(self._number_width), *parts])
+
+
+def _figures(finding: Finding) -> dict[str, str]:
+    return {
+        "waited ms": milliseconds(finding.waited_ms),
+        "idle ms": milliseconds(finding.exposed_ms),
+        "gain ms": milliseconds(finding.gain_ms),
+        "of a step": "-" if finding.share is None else _at_most(finding.share),
+        "count": count(finding.per_step) if finding.per_step else "-",
+    }
+
+
+def _at_most(share: float) -> str:
+    text = percent(share)
+    return text if text.startswith(("<", "0 ")) else f"<= {text}"
+
+
+def _say_row(page: Page, row: str, finding: Finding) -> None:
+    """Say the figures, and the line beside them where there is room."""
+    place = place_of(finding.site)
+    if display_width(f"{row}  {shown(place)}") <= page.columns:
+        page.say_as_it_is(f"{row}  {place}")
+        return
+    page.say_as_it_is(row)
+    page.say_as_it_is(place, indent=4)
+
+
+def _say_about(page: Page, finding: Finding) -> None:
+    if finding.site is not None and finding.site.source:
+        page.say_cut(finding.site.source, indent=8, style=_DIM)
+    if where := _where(finding):
+        page.say(where, indent=4)
+    page.say(finding.cause, indent=4)
+
+
+def _where(finding: Finding) -> str:
+    """Return what else is known of the place; empty if nothing."""
+    parts = []
+    if finding.thread != "main":
+        parts.append(f"on thread {finding.thread}")
+    if finding.forward is not None:
+        source = f": {finding.forward.source}" if finding.forward.source else ""
+        parts.append(f"in the backward pass of {finding.forward}{source}")
+    if finding.rank is not None:
+        parts.append(f"in process {finding.rank}")
+    if finding.certainty == "maybe":
+        parts.append("maybe: the syntax does not show whether the value is on a GPU")
+    if finding.certainty == "surely":
+        parts.append("on a GPU, as the syntax shows")
+    text = ", ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _say_mend(page: Page, finding: Finding, first: int, number: int) -> None:
+    """Say what to write instead; the second time, where it stands."""
+    if not finding.mend:
+        return
+    if first != number:
+        page.say(f"Instead: as for {first}.", indent=4)
+        return
+    sentence, *code = finding.mend.splitlines()
+    page.say(f"Instead: {sentence}", indent=4)
+    for line in code:
+        page.say_as_it_is(line, indent=8)
+
+
+# --- trials ---
+
+
+def _say_trials(page: Page, trials: Sequence[Trial]) -> None:
+    page.say("")
+    page.say("Measured: steps a second, in turns with the script as written", style=_BOLD)
+    for trial in trials:
+        page.say(f"{trial.name}: {_outcome(trial)}", indent=2, rest=2)
+        for line in (trial.change, *trial.details):
+            page.say(line, indent=4)
+
+
+def _outcome(trial: Trial) -> str:
+    now, before = trial.steps_per_second, trial.baseline
+    if now is None or before is None or trial.gain is None:
+        return f"not measured: {trial.refusal}" if trial.refusal else "not measured"
+    figures = f"{ranged(now)} instead of {ranged(before)}"
+    if now.overlaps(before):
+        return f"{figures}: no clear difference"
+    return f"{figures}: {abs(trial.gain - 1.0) * 100.0:.1f} % {'faster' if trial.gain > 1 else 'slower'}"
