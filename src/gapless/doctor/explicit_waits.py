@@ -16,7 +16,7 @@ from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.patches import Patches
+    from gapless.doctor.patched_attributes import Patches
     from gapless.doctor.wait_notes import Note, WaitNotes
 
 

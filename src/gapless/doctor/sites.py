@@ -8,7 +8,7 @@ from gapless.device.cuda_sites import WarningsOfWaits
 from gapless.device.cuda_waits import call_before_waits
 from gapless.doctor.explicit_waits import watch_collectives, watch_queries, watch_synchronisation
 from gapless.doctor.host_costs import CollectorPauses, watch_loaders
-from gapless.doctor.patches import Patches
+from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.sync_warnings import SyncWarnings
 from gapless.doctor.tensor_reads import cause_of_index, watch_tensors
 from gapless.doctor.wait_notes import WaitNotes

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gapless.doctor.patches import Patches
+    from gapless.doctor.patched_attributes import Patches
 
 
 # In brackets, so that it is not equal to a filter that the script may have of its own.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.doctor.causes import Cause
-    from gapless.doctor.patches import Patches
+    from gapless.doctor.patched_attributes import Patches
     from gapless.doctor.wait_notes import WaitNotes
 
 
