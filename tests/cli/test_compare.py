@@ -133,13 +133,18 @@ def test_the_demo_is_compared_in_a_process_of_its_own(process, terminal, tmp_pat
 @pytest.mark.slow
 def test_the_files_workload_under_every_plan(compare):
     """Without --plans all plans are compared, and the file has the terminal's figures."""
-    outcome = compare("--workload", "c.py:make", *QUICK, "--json", "out.json")
+    files = ["--json", "out.json", "--html", "page.html"]
+    outcome = compare("--workload", "c.py:make", *QUICK, *files)
 
-    assert (outcome.code, outcome.err, outcome.new_files) == (0, "", ["out.json"])
+    assert (outcome.code, outcome.err, outcome.new_files) == (0, "", ["out.json", "page.html"])
     # Without a terminal there are lines instead of a bar.
     assert "same bits? a plain loop, first run  1/4\n" in outcome.progress
     assert "warm-up of gapless" in outcome.progress
-    assert outcome.out.rstrip().endswith("written to out.json")
+    assert outcome.out.rstrip().endswith(
+        "written to out.json\nwritten to page.html; open it in a browser"
+    )
+    page = Path("page.html").read_text(encoding="utf-8")
+    assert [plan for plan in PLANS if f'"title":"{plan}"' not in page] == []
     found = json.loads(Path("out.json").read_text())
     assert [row["plan"] for row in found["rows"]] == list(PLANS)
     assert (found["unit"], found["device"], found["is_accelerator"]) == ("rows", "cpu", False)
@@ -283,6 +288,8 @@ def test_bits_are_compared_on_batches_of_one_process(tiny_data):
         (["--weight", "speed"], ["weight must be NAME=NUMBER", "'speed'"]),
         (["--weight", "beauty=1"], ["'beauty'", "speed, memory"]),
         (["--json", "."], ["--json . is a folder"]),
+        (["--html", "absent/a.html"], ["--html absent/a.html lies in absent", "not exist"]),
+        (["--html", "a", "--json", "a"], ["--json and --html both name a"]),
         (["--json", "absent/out.json"], ["--json absent/out.json lies in absent", "not exist"]),
         (["--device", "tpu"], ["unknown device 'tpu'"]),
         (["--precision", "fp16"], ["fp16 needs a GPU"]),

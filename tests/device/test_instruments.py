@@ -9,7 +9,7 @@ from time import perf_counter, process_time
 
 from gapless.device.find import find_device
 from gapless.device.instruments.clocks import cpu_seconds
-from gapless.device.instruments.kernel_trace import KernelTrace, summarise
+from gapless.device.instruments.kernel_trace import KernelTrace, lanes_of, summarise
 from gapless.device.instruments.nvml import Sampler
 from gapless.errors import DeviceError
 
@@ -83,6 +83,23 @@ def test_fills_are_busy_but_no_kernels():
 
     assert (found.num_kernels, found.busy_ms) == (1, 2.0)
     assert summarise([]) is None
+
+
+def test_a_trace_has_a_lane_for_each_stream_on_the_clock_of_the_host():
+    """Work is in order of its start, copies from the host included, and all times are moved."""
+    events = [
+        event(5000, 6000, stream=13),
+        event(1000, 2000, "gpu_memset"),
+        event(0, 500, "gpu_memcpy"),
+    ]
+    lanes = lanes_of([{"name": "w", **one} for one in events], shift_us=100.0)
+
+    assert [lane.name for lane in lanes] == ["stream 7", "stream 13"]
+    assert [(span.kind, span.start_us, span.end_us) for span in lanes[0].spans] == [
+        ("copy", 100.0, 600.0),
+        ("fill", 1100.0, 2100.0),
+    ]
+    assert all(lane.is_device for lane in lanes)
 
 
 def test_a_sampler_reads_until_its_body_ends_and_skips_the_start():

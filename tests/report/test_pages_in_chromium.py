@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
+from gapless.report.html.comparison_page import comparison_page
 from gapless.report.html.session_page import session_page
-from made_up_session import FINDINGS, HOSTILE, made_up_session
+from made_up_session import FINDINGS, HOSTILE, made_up_session, made_up_timeline
+from toys import made_up_report
 
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
@@ -330,6 +333,30 @@ def test_who_prefers_calm_sees_nothing_move(browser, session_file):
 
     assert calm == 0.0
     assert lively > 0.0
+
+
+def test_plans_stand_under_each_other_on_one_axis(browser, tmp_path):
+    """A timeline of each plan, shorter ones with their end, and no button for gaps where there are none."""
+    plans = [made_up_timeline(num_steps=n, mended=n < 4, title=f"plan {n}") for n in (5, 3)]
+    path = tmp_path / "compare.html"
+    path.write_text(comparison_page(made_up_report(timelines=tuple(plans))), encoding="utf-8")
+    with browser.tab(path) as tab:
+        whole, colours = view(tab), tab.js(COLOURS)
+        tab.click("#plans th:nth-child(3) button")
+        first = tab.js("document.querySelector('#plans tbody').innerText")
+        marked = tab.js("document.querySelector('#plans tbody.marked').innerText")
+        trouble = tab.events("Runtime.exceptionThrown", "Log.entryAdded")
+
+    assert whole[1] == pytest.approx(max(plan.end_us for plan in plans), abs=0.1)
+    assert min(colours.get(name, 0) for name in (KERNEL, WAIT, DATA)) > 50
+    assert first.startswith("blocking")
+    assert marked.startswith("captured")
+    assert trouble == []
+
+    bare = [replace(plan, gaps=()) for plan in plans]
+    path.write_text(comparison_page(made_up_report(timelines=tuple(bare))), encoding="utf-8")
+    with browser.tab(path) as tab:
+        assert tab.js("document.querySelector('[data-action=next]')") is None
 
 
 def test_two_hundred_steps_of_a_thousand_kernels_are_a_small_page(browser, tmp_path):

@@ -7,6 +7,7 @@ import json
 import re
 import zlib
 from dataclasses import replace
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
@@ -73,7 +74,7 @@ def test_a_page_links_to_nothing_and_its_policy_forbids_the_network():
     assert Page(text).links == ["data:,"]
     assert "http://" not in text
     assert "https://" not in text
-    assert "default-src 'none'" in text
+    assert "default-src 'none'" in unescape(text)
 
 
 def test_every_finding_has_its_figures_its_cause_and_its_mend():
@@ -127,7 +128,7 @@ def test_findings_of_a_timeline_are_the_rows_that_they_are_given():
     assert [label[2] for label in packed(timeline, rows=[4, None])["labels"]] == [4, None]
 
 
-@pytest.mark.parametrize("most", [100, 2500, 10**9])
+@pytest.mark.parametrize("most", [100, 700, 10**9])
 def test_a_timeline_of_too_many_events_keeps_whole_steps(most):
     """At least one step is kept, and no event of a later one."""
     timeline = made_up_timeline(num_steps=5, kernels=90)

@@ -74,6 +74,12 @@ def add_options(parser: Parser) -> None:
     report.add_argument(
         "--json", type=Path, metavar="FILE", help="file for all figures; a row a plan"
     )
+    report.add_argument(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="page for a browser, with a timeline of each plan; takes a few more steps of each",
+    )
     device = add_device_option(parser)
     device.add_argument(
         "--precision",
@@ -118,10 +124,14 @@ def run(options: Namespace) -> int:
     from gapless.device.find import find_device
     from gapless.report.comparison_json import comparison_json
     from gapless.report.comparison_text import comparison_text
+    from gapless.report.html.comparison_page import comparison_page
 
     asked = _settings(options, find_device(options.device))
-    if options.json is not None:
-        _check_writable(options.json)
+    for flag_name in ("json", "html"):
+        if (path := getattr(options, flag_name)) is not None:
+            _check_writable(path, flag_name)
+    if options.html is not None and options.html == options.json:
+        raise UserError(f"--json and --html both name {options.html}; name two files")
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
     set_run_numerics(asked.run, compares=bool(asked.rounds.verify_steps))
     given = given_settings(options, COMPARE_SETTINGS)
@@ -132,6 +142,9 @@ def run(options: Namespace) -> int:
     if options.json is not None:
         replace_file(options.json, comparison_json(report).encode())
         print(f"written to {options.json}")
+    if options.html is not None:
+        replace_file(options.html, comparison_page(report).encode())
+        print(f"written to {options.html}; open it in a browser")
     return 0 if report.holds else 1
 
 
@@ -157,6 +170,7 @@ def _settings(options: Namespace, device: Device) -> CompareSettings:
         weights=make_weights(_weights(options.weight or [])),
         # Rounds that were asked for are taken however long they last.
         seconds=None if is_asked or device.is_accelerator else _CPU_SECONDS,
+        timelines=options.html is not None,
     )
 
 
@@ -178,7 +192,7 @@ def _weights(items: list[str]) -> dict[str, float]:
     return weights
 
 
-def _check_writable(path: Path) -> None:
+def _check_writable(path: Path, flag_name: str) -> None:
     """Refuse a place that cannot be written before the work is done, not after it."""
     folder = path.parent
     if path.is_dir():
@@ -189,7 +203,7 @@ def _check_writable(path: Path) -> None:
         found = f"lies in {folder}, which cannot be written"
     else:
         return
-    raise UserError(f"--json {path} {found}; name a file in a folder that is there")
+    raise UserError(f"--{flag_name} {path} {found}; name a file in a folder that is there")
 
 
 # --- the workload ---

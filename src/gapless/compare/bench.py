@@ -2,8 +2,8 @@
 
 Speed drifts: clocks fall as a device warms up, and a shared host has other users. So each round
 takes every plan once, in a new random order, and a drift affects all plans alike. Building,
-capturing and warm-up rounds come before. Kernel traces and the driver's utilisation, which cost
-time, come after.
+capturing and warm-up rounds come before. Kernel traces, the driver's utilisation and
+timelines, which cost time, come after.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gapless.compare.workload import PlanWorkloadFunction
     from gapless.device.base import UtilisationMeter
     from gapless.records.comparison import PlanRow
+    from gapless.records.timeline import Timeline
 
 
 # How long each plan runs while the driver's utilisation is read; the first second does not count.
@@ -56,12 +57,14 @@ class BenchResult:
         unit: what the weights of steps count; empty if they count nothing.
         notes: what a reader has to know about these figures.
         in_turns: whether each round took every plan; otherwise one plan was timed after the other.
+        timelines: of each plan, in the order of the settings; empty if none were asked for.
     """
 
     rows: tuple[PlanRow, ...]
     unit: str
     notes: tuple[str, ...]
     in_turns: bool
+    timelines: tuple[Timeline, ...] = ()
 
 
 class _NoRoomError(Exception):
@@ -94,6 +97,7 @@ def run_bench(
     except _NoRoomError:
         # Plans are timed one by one below; here the traceback still holds what fills the device.
         found = []
+        bench.timelines.clear()
     in_turns = bool(found)
     if not in_turns:
         settings.run.device.release_cached_memory()
@@ -109,6 +113,7 @@ def run_bench(
         unit=bench.unit,
         notes=tuple(dict.fromkeys(bench.notes)),
         in_turns=in_turns,
+        timelines=tuple(bench.timelines),
     )
 
 
@@ -129,6 +134,7 @@ class _Bench:
         self.compile_clock = CompileClock()
         self.unit = ""
         self.notes: list[str] = []
+        self.timelines: list[Timeline] = []
 
     def run(self, plans: Sequence[str]) -> list[PlanRow]:
         """Measure these plans side by side.
@@ -148,7 +154,11 @@ class _Bench:
             for entrant in entrants:
                 entrant.catch_up(most)
             self._take_turns(entrants)
-            return self._measure(entrants)
+            rows = self._measure(entrants)
+            if self._settings.timelines:
+                for entrant in self._with_progress("timelines", entrants):
+                    self.timelines.append(entrant.timeline())
+            return rows
         except torch.OutOfMemoryError as error:
             if len(plans) == 1:
                 raise

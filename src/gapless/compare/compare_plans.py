@@ -167,6 +167,7 @@ def run_comparison(
         reproducible=None if verification is None else verification.is_reproducible,
         in_turns=result.in_turns,
         verification=verification,
+        timelines=result.timelines,
     )
 
 

@@ -8,6 +8,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from gapless.compare.plan_row import row_of_rounds, with_device_times
+from gapless.compare.plan_timeline import plan_timeline
 from gapless.compare.process_state import seed_generators
 from gapless.compare.rounds import skip_round, take_round
 from gapless.device.instruments.nvml import Sampler
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from gapless.device.instruments.kernel_trace import KernelTrace
     from gapless.plans import Plan
     from gapless.records.comparison import PlanRow, Round
+    from gapless.records.timeline import Timeline
 
 
 # After this many warm-up steps `auto` is timed although it has not decided. It needs 200 steps to
@@ -32,6 +34,9 @@ _MOST_WARMUP_STEPS = 900
 
 # A launch-bound step is a thousand kernels and more, at some hundred bytes each.
 _MAX_TRACED_STEPS = 50
+
+# Twice the interval at which plans wait or read losses.
+_TIMELINE_STEPS = 20
 
 
 class Entrant:
@@ -215,6 +220,18 @@ class Entrant:
         """
         steps = min(self._steps, _MAX_TRACED_STEPS)
         return self._device.trace_kernels(lambda: self._take(steps)), steps
+
+    def timeline(self) -> Timeline:
+        """Take a few steps and return what host and streams did meanwhile.
+
+        Sync: Blocks the host.
+        """
+        steps = min(self._steps, _TIMELINE_STEPS)
+        with self._loop.host_waits.logged() as log:
+            trace = self._device.trace_kernels(lambda: self._take(steps))
+            if not log.spans:  # nothing was traced, so nothing was called
+                self._take(steps)
+        return plan_timeline(self.plan.name, log.spans, () if trace is None else trace.lanes)
 
     def close(self) -> None:
         """Release the workload, the loop and their memory. The entrant cannot be used afterwards.

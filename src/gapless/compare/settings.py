@@ -124,6 +124,7 @@ class CompareSettings:
         plans: names of the plans, in the order of the report.
         weights: of the criteria of the recommendation, summing to 1.
         seconds: after which no further round begins; one round is always taken. None: no limit.
+        timelines: whether a few more steps of each plan are taken for a timeline, after the rounds.
 
     Raises:
         UserError: a plan is unknown or named twice, or there is none.
@@ -134,6 +135,7 @@ class CompareSettings:
     plans: tuple[str, ...]
     weights: dict[str, float]
     seconds: float | None = None
+    timelines: bool = False
 
     def __post_init__(self) -> None:
         """Check what can be checked without the workload."""

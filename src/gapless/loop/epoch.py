@@ -95,6 +95,8 @@ class Epoch:
         engine.losses.add(out.loss if out.logged is None else out.logged, weight=out.weight)
         engine.meter.end_step(stream, launch)
         self._launch_ms += (perf_counter() - start) * 1000.0
+        if engine.host_waits.log is not None:
+            engine.host_waits.log.note("step", "step", since=start)
         self._progress.batch += 1
         self._waits.after_step(self._progress.batch)
         self._update_progress()

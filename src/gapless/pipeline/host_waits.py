@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING
 
+from gapless.pipeline.host_log import HostLog
 from gapless.records.wait_stats import WaitStats
 
 
@@ -25,11 +26,27 @@ class HostWaits:
     Args:
         device: whose events and streams are waited for.
         wait_stats: where waits are counted; a new account if none is given.
+
+    Attributes:
+        log: what the host does is noted there; None: nowhere.
     """
 
     def __init__(self, device: Device, *, wait_stats: WaitStats | None = None) -> None:
         self.device = device
         self.stats = wait_stats if wait_stats is not None else WaitStats()
+        self.log: HostLog | None = None
+
+    @contextmanager
+    def logged(self) -> Iterator[HostLog]:
+        """Note what the host does in the body: its waits, and what the loop adds.
+
+        Sync: Does not block the host.
+        """
+        self.log = HostLog()
+        try:
+            yield self.log
+        finally:
+            self.log = None
 
     def wait_event(self, event: Event, *, reason: str) -> None:
         """Wait until the work before an event's last record is done.
@@ -61,3 +78,5 @@ class HostWaits:
                 yield
         finally:
             self.stats.add(reason, ms=(perf_counter() - start) * 1000.0)
+            if self.log is not None:
+                self.log.note("wait", reason, since=start)

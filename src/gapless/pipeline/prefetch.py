@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Never, Self, TypeVar
 
 from gapless.device.find import find_device
@@ -157,9 +158,11 @@ class Prefetcher(Generic[BatchT]):
         while len(staged) <= self._depth and not (source.is_used_up or source.has_failed):
             try:
                 mover.leave_loader_memory()
-                start = self._device.now_ms()
+                start, since = self._device.now_ms(), perf_counter()
                 found = source.take()
                 self.data_wait_ms += self._device.now_ms() - start
+                if self._host_waits.log is not None:
+                    self._host_waits.log.note("data", "waits for data", since=since)
                 staged += [mover.stage(batch) for batch in found]
             except Exception as failure:
                 source.fail(failure)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.records.epoch_record import EpochRecord
+    from gapless.records.timeline import Timeline
     from gapless.records.verification import Verification
 
 
@@ -200,6 +201,7 @@ class ComparisonReport:
         reproducible: whether a plain loop equals itself; None if that is not known.
         in_turns: whether each round took every plan; otherwise each plan was timed by itself.
         verification: what the comparison of bits found; None if bits were not compared.
+        timelines: of a few steps of each plan, in the order of the rows; empty if none were taken.
     """
 
     workload: str
@@ -216,6 +218,7 @@ class ComparisonReport:
     reproducible: bool | None = None
     in_turns: bool = True
     verification: Verification | None = None
+    timelines: tuple[Timeline, ...] = ()
 
     @property
     def holds(self) -> bool:

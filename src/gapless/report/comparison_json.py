@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 def comparison_json(report: ComparisonReport) -> str:
     """Return a comparison as JSON: `rows` has one object for each plan, with its name in `plan`.
 
-    The verification is left out: `rows` say which plans compute the same.
+    The verification is left out, as `rows` say which plans compute the same; so are timelines.
     """
-    values = asdict(replace(report, verification=None))
-    del values["verification"]
+    values = asdict(replace(report, verification=None, timelines=()))
+    del values["verification"], values["timelines"]
     for row, values_of_row in zip(report.rows, values["rows"], strict=True):
         values_of_row["tokens_per_second"] = (
             row.throughput if report.unit.endswith("tokens") else None

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import json
 import tempfile
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.records.timeline import Lane, Span
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-_WORK = ("kernel", "gpu_memset", "gpu_memcpy")
+    from gapless.records.timeline import SpanKind
+
+_WORK: dict[str, SpanKind] = {"kernel": "kernel", "gpu_memset": "fill", "gpu_memcpy": "copy"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +40,8 @@ class KernelTrace:
         kernel_ms: sum of the kernels' times; more than `busy_ms` if some ran side by side.
         ms_of_streams: sum of the kernels' times on each stream that ran some, largest first.
         span_ms: from the start of the first to the end of the last.
+        lanes: streams with all of their work, copies from and to the host included; times are
+            microseconds of `perf_counter`.
     """
 
     num_kernels: int
@@ -42,6 +49,7 @@ class KernelTrace:
     kernel_ms: float
     ms_of_streams: tuple[float, ...]
     span_ms: float
+    lanes: tuple[Lane, ...] = ()
 
 
 def trace_kernels(index: int, work: Callable[[], object]) -> KernelTrace | None:
@@ -59,16 +67,47 @@ def trace_kernels(index: int, work: Callable[[], object]) -> KernelTrace | None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
-    return summarise([event for event in events if _is_work(event, index=index)])
+        trace = json.loads(path.read_text(encoding="utf-8"))
+    events = [event for event in trace["traceEvents"] if _is_work(event, index=index)]
+    found = summarise([event for event in events if not _is_host_copy(event)])
+    if found is None:
+        return None
+    # The trace counts from a base in the time of the system's clock.
+    shift_ns = trace.get("baseTimeNanoseconds", 0) - (time.time_ns() - time.perf_counter_ns())
+    return replace(found, lanes=lanes_of(events, shift_us=shift_ns / 1000.0))
 
 
 def _is_work(event: dict[str, Any], *, index: int) -> bool:
     if event.get("ph") != "X" or event.get("cat") not in _WORK:
         return False
-    if event.get("args", {}).get("device", index) != index:
-        return False
-    return event["cat"] != "gpu_memcpy" or "DtoD" in event.get("name", "")
+    return bool(event.get("args", {}).get("device", index) == index)
+
+
+def _is_host_copy(event: dict[str, Any]) -> bool:
+    return event["cat"] == "gpu_memcpy" and "DtoD" not in event.get("name", "")
+
+
+def lanes_of(events: Iterable[dict[str, Any]], *, shift_us: float) -> tuple[Lane, ...]:
+    """Return a lane for each stream, by its number, with the work of trace events.
+
+    Args:
+        events: with `name`, `cat`, the stream in `args`, and with `ts` and `dur` in microseconds.
+        shift_us: added to all times.
+    """
+    streams: dict[int, list[Span]] = {}
+    for event in sorted(events, key=lambda event: float(event["ts"])):
+        start_us = event["ts"] + shift_us
+        span = Span(
+            name=event.get("name", ""),
+            kind=_WORK[event["cat"]],
+            start_us=start_us,
+            end_us=start_us + event["dur"],
+        )
+        streams.setdefault(int(event.get("args", {}).get("stream", 0)), []).append(span)
+    return tuple(
+        Lane(name=f"stream {number}", is_device=True, spans=tuple(spans))
+        for number, spans in sorted(streams.items())
+    )
 
 
 def summarise(events: Iterable[dict[str, Any]]) -> KernelTrace | None:

@@ -159,6 +159,8 @@
       });
       this.height = y;
       this.canvas.style.height = `${y}px`;
+      this.overviewHeight = Math.max(34, 9 * this.timelines.length);
+      this.overview.style.height = `${this.overviewHeight}px`;
     }
 
     colours() {
@@ -477,7 +479,7 @@
 
     // How busy the devices are over the whole, and which part is shown.
     drawOverview() {
-      const height = 34;
+      const height = this.overviewHeight;
       const [pen, width] = this.sized(this.overview, height);
       if (!width) return;
       pen.fillStyle = this.colour.card;
@@ -878,7 +880,7 @@
 
   async function start() {
     listenToRows();
-    const box = document.getElementById("timelines");
+    const box = document.querySelector(".timelines");
     if (box && data.timelines.length) {
       widget = new Timelines(box, await Promise.all(data.timelines.map(unpackTimeline)));
       widget.draw();

@@ -32,8 +32,9 @@ KIND_NAMES = {
 
 _HELP = (
     "Drag or use the arrow keys to move, + and − to zoom, Ctrl and the wheel to zoom where the pointer "
-    "is, N and P for the next and the previous gap, 0 for the whole."
+    "is, 0 for the whole"
 )
+_GAP_HELP = ", N and P for the next and the previous gap"
 
 # Gaps in the list of the longest.
 _MOST_GAPS = 8
@@ -58,6 +59,11 @@ def name_of(timeline: Timeline) -> str:
 
 def timelines_widget(timelines: Sequence[Timeline]) -> Html:
     """Return the place in which the script draws timelines, with its buttons and legend."""
+    has_gaps = any(timeline.gaps for timeline in timelines)
+    gap_buttons = [
+        _button("previous", "‹ gap", "Previous gap"),
+        _button("next", "gap ›", "Next gap"),
+    ]
     buttons = element(
         "div",
         _button("zoom-in", "+", "Zoom in"),
@@ -65,8 +71,7 @@ def timelines_widget(timelines: Sequence[Timeline]) -> Html:
         _button("whole", "whole", "Show the whole"),
         _button("left", "←", "Move to earlier"),
         _button("right", "→", "Move to later"),
-        _button("previous", "‹ gap", "Previous gap"),
-        _button("next", "gap ›", "Next gap"),
+        *(gap_buttons if has_gaps else []),
         element("output", class_="view"),
         class_="buttons",
         role="toolbar",
@@ -91,10 +96,12 @@ def timelines_widget(timelines: Sequence[Timeline]) -> Html:
         buttons,
         element("canvas", class_="overview", aria_hidden="true"),
         stage,
-        element("p", _HELP, class_="help", id="timeline-help"),
+        element(
+            "p", f"{_HELP}{_GAP_HELP if has_gaps else ''}.", class_="help", id="timeline-help"
+        ),
         swatches(_legend(timelines)),
         element("p", class_="unseen", aria_live="polite", id="said"),
-        id="timelines",
+        class_="timelines",
     )
 
 
