@@ -1,0 +1,1 @@
+"""What `gapless doctor` says, held against what was measured with a clock."""

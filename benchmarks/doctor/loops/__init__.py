@@ -1,0 +1,1 @@
+"""Loops as people write them, which the benchmark of the doctor runs as scripts."""
