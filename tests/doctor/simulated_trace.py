@@ -7,13 +7,19 @@ playing it without that wait.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
-from gapless.doctor.seen import MARK, STEP_MARK
+from gapless.doctor.seen import MARK, MARK_AFTER, STEP_MARK, SeenWait
+from gapless.doctor.trace import read_trace
+from gapless.doctor.watched import Watched
+from gapless.records.finding import Site
 
 
 MAIN, AUTOGRAD, OTHER = 100, 101, 102
 COMPUTE = 7
+# `time.perf_counter_ns` and the trace's clock differ by this.
+CLOCK_NS = 5_000_000_000
 
 
 @dataclass
@@ -39,6 +45,7 @@ class Machine:
     free: dict[int, float] = field(default_factory=dict)
     starts: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
+    seen: list[SeenWait] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._correlations = itertools.count(1)
@@ -68,17 +75,32 @@ class Machine:
         """Let the host work on its own."""
         self.now += us
 
-    def mark(self, place):
-        """Note that a wait which was seen begins."""
-        self._event("cpu_op", f"{MARK}{place}", self.now, self.now + 1)
+    @contextmanager
+    def seeing(self, cause, call, line, *, thread="main", is_marked=True, is_after=False):
+        """Note what happens in the body as a wait that was seen at a line."""
+        place, started = len(self.seen), self.now
+        noted = SeenWait(
+            cause=cause,
+            call=call,
+            site=None if line is None else Site(path="train.py", line=line),
+            thread=thread,
+            step=len(self.steps) - 1,
+            start_ns=round(started * 1000) + CLOCK_NS,
+        )
+        self.seen.append(noted)
+        if is_marked and not is_after:
+            self._event("cpu_op", f"{MARK}{place}", self.now, self.now + 1)
+        yield
+        if is_after:
+            self._event("cpu_op", f"{MARK_AFTER}{place}", self.now, self.now + 1)
+        else:
+            self.seen[place] = replace(noted, end_ns=round(self.now * 1000) + CLOCK_NS)
 
+    @contextmanager
     def operation(self, name, **args):
-        """Return the span of an operation of torch, to be ended with `end_operation`."""
-        return name, self.now, args
-
-    def end_operation(self, operation):
-        """End it."""
-        name, start, args = operation
+        """Run the body in an operation of torch."""
+        start = self.now
+        yield
         self._event("cpu_op", name, start, self.now, **args)
 
     def launch(self, us, *, stream=COMPUTE, kind="kernel", name="kernel", call=None, num_bytes=4):
@@ -125,12 +147,14 @@ class Machine:
                 else self.free.get(stream, 0)
             )
         self.now = max(self.now, done) + self.return_us
-        self._event("cuda_runtime", name, start, self.now, correlation=correlation)
+        end = self.now
+        self._event("cuda_runtime", name, start, end, correlation=correlation)
+        if kind == "stream":
+            said = {"cuda_sync_kind": "Stream Sync", "stream": stream, "correlation": correlation}
+            self._event("cuda_sync", "Stream Sync", start, end, tid=stream, **said)
 
-    def item(self, place=None):
+    def item(self):
         """Read one value: a copy to the host, and a wait for it."""
-        if place is not None:
-            self.mark(place)
         self.launch(2.0, kind="gpu_memcpy", name="Memcpy DtoH (Device -> Pinned)")
         self.wait()
 
@@ -174,3 +198,24 @@ def step_ms(program, *, num_steps=60, **machine):
             program(made)
         ends.append(max(made.now, *made.free.values()))
     return (ends[1] - ends[0]) / num_steps / 1000
+
+
+def watched(program, *, num_steps=11, event_cost_us=0.0, **noted):
+    """Return what is noted while a program runs: first plain, then with waits seen, then timed."""
+    plain = Machine()
+    for _ in range(21):
+        plain.step()
+        program(plain)
+    plain.step()
+    timed = played(program, num_steps=num_steps, event_cost_us=event_cost_us)
+    step_ns = [round(us * 1000) + CLOCK_NS for us in timed.steps]
+    steps = [after - before for before, after in itertools.pairwise(plain.steps)]
+    fields = {
+        "has_device": True,
+        "step_ms": tuple(us / 1000 for us in steps[1:]),
+        "seen": tuple(plain.seen),
+        "num_seen_steps": 21,
+        "timed": tuple(timed.seen),
+        "trace": read_trace(timed.events, step_ns=step_ns),
+    }
+    return Watched(**(fields | noted))

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Literal
 
 
@@ -114,9 +114,8 @@ def charge_gaps(
     """
     works = sorted(device, key=lambda work: work.start_us)
     starts = [work.start_us for work in works]
-    host = sorted(host, key=lambda span: span.start_us)
-    waits = [span for span in host if span.kind == "wait"]
-    others = [span for span in host if span.kind != "wait"]
+    waits = _Spans(span for span in host if span.kind == "wait")
+    others = _Spans(span for span in host if span.kind != "wait")
     found = []
     for start, end in _gaps(works, begin_us, end_us):
         place = bisect_left(starts, end)
@@ -137,13 +136,12 @@ def _charges(
     end: float,
     launch: float,
     *,
-    waits: Sequence[HostSpan],
-    others: Sequence[HostSpan],
+    waits: _Spans,
+    others: _Spans,
 ) -> list[Charge]:
     if launch <= start:
         return [Charge(cause="device", start_us=start, end_us=end)]
-    near = _touching(waits, start, end)
-    known = _touching(others, start, end)
+    near, known = waits.touching(start, end), others.touching(start, end)
     # Cut where anything begins or ends: between two cuts the cause is one.
     cuts = {start, end, launch if start < launch < end else start}
     for span in (*near, *known):
@@ -152,20 +150,24 @@ def _charges(
     return _merged(_with_code(pieces))
 
 
-def _touching(spans: Sequence[HostSpan], start: float, end: float) -> list[HostSpan]:
-    """Return the spans that overlap a gap."""
-    last = bisect_right(spans, end, key=lambda span: span.start_us)
-    found = []
-    for span in reversed(spans[:last]):
-        if span.end_us > start or (span.kind == "wait" and span.end_us == start):
-            found.append(span)
-        elif span.kind == "wait" or span.start_us < start - _LOOK_BACK_US:
-            break  # waits do not overlap each other
-    return found[::-1]
+class _Spans:
+    """Spans in order of their start, which may overlap, asked for those that touch a gap."""
 
+    def __init__(self, spans: Iterable[HostSpan]) -> None:
+        self._spans = sorted(spans, key=lambda span: span.start_us)
+        self._starts = [span.start_us for span in self._spans]
+        # Where all spans up to each one have ended.
+        self._reached = list(accumulate((span.end_us for span in self._spans), max))
 
-# Spans of other kinds may nest; none that matters is longer.
-_LOOK_BACK_US = 60e6
+    def touching(self, start: float, end: float) -> list[HostSpan]:
+        """Return the spans that overlap a gap or end where it begins, in order."""
+        found = []
+        for place in range(bisect_right(self._starts, end) - 1, -1, -1):
+            if self._reached[place] < start:
+                break
+            if self._spans[place].end_us >= start:
+                found.append(self._spans[place])
+        return found[::-1]
 
 
 def _piece(

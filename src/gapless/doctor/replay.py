@@ -38,7 +38,7 @@ _HANDOVER_US = 4.0
 
 _NUM_ROUNDS = 4
 # Recordings are cut to their last steps so that playing them stays quick.
-_MAX_WORKS = 20_000
+_MAX_WORKS = 15_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,11 +134,11 @@ class Played:
 
     Attributes:
         step_ms: of one step in the long run.
-        device: work of the last round.
-        host: waits, launches and named intervals of the last two rounds.
+        device: work of the last two rounds, where it was to be kept.
+        host: waits, launches and named intervals of them, likewise.
         begin_us: when the device was done with the round before the last.
         end_us: when it was done with the last round.
-        wait_us: that the host stood still, by wait, in the last round.
+        wait_us: that the host stood still, by wait, in the last round, likewise.
     """
 
     step_ms: float
@@ -456,6 +456,7 @@ def play(
     without_waits: Collection[int] = (),
     without_named: Collection[int] = (),
     num_rounds: int = _NUM_ROUNDS,
+    keep_spans: bool = False,
 ) -> Played:
     """Play a recording several times in a row.
 
@@ -465,12 +466,14 @@ def play(
         without_waits: waits that are left out.
         without_named: owners of named host time that is left out.
         num_rounds: at least 2.
+        keep_spans: whether what the host and the device did is returned as well.
     """
     return _Player(
         recording,
         event_cost_us=event_cost_us,
         without_waits=frozenset(without_waits),
         without_named=frozenset(without_named),
+        keeps=keep_spans,
     ).play(num_rounds)
 
 
@@ -484,11 +487,13 @@ class _Player:
         event_cost_us: float,
         without_waits: frozenset[int],
         without_named: frozenset[int],
+        keeps: bool,
     ) -> None:
         self._recording = recording
         self._cost = event_cost_us
         self._without_waits = without_waits
         self._without_named = without_named
+        self._keeps = keeps
         self._now = 0.0
         self._act_start = 0.0
         self._free = dict(recording.stream_free_us)
@@ -499,17 +504,38 @@ class _Player:
         self._device: list[DeviceSpan] = []
         self._wait_us: dict[int, float] = defaultdict(float)
 
+    def _shorter(self, us: float, num_events: int) -> float:
+        """Take the profiler's cost off host time, but never more than most of it."""
+        return max(0.1 * us, us - self._cost * num_events)
+
+    def _pause_of(self, act: Act) -> float:
+        left_out = sum(
+            end - start for _, owner, start, end in act.named if owner in self._without_named
+        )
+        return self._shorter(act.pause_us - left_out, act.num_events)
+
     def play(self, num_rounds: int) -> Played:
         """Go through all rounds."""
+        acts = [
+            (act, self._pause_of(act), self._shorter(act.call_us, 1))
+            for act in self._recording.acts
+        ]
+        end_pause = self._shorter(self._recording.end_pause_us, self._recording.end_events)
         done: list[float] = []
         for round_ in range(num_rounds):
-            keep = round_ >= num_rounds - 2
-            last = round_ == num_rounds - 1
-            for act in self._recording.acts:
-                self._play_act(act, keep=keep, last=last)
-            pause = self._shorter(self._recording.end_pause_us, self._recording.end_events)
-            self._now += pause
-            done.append(max(self._device_end, 0.0))
+            keep = self._keeps and round_ >= num_rounds - 2
+            for act, pause, call_us in acts:
+                if act.aside:
+                    self._queue(act, self._act_start + act.pause_us, keep=keep)
+                    continue
+                if keep and act.named:
+                    self._keep_named(act, pause)
+                self._now += pause
+                self._play_act(act, call_us, keep=keep)
+            if keep and round_ == num_rounds - 2:
+                self._wait_us.clear()
+            self._now += end_pause
+            done.append(self._device_end)
         step_us = (done[-1] - done[-2]) / self._recording.num_steps
         return Played(
             step_ms=step_us / 1000.0,
@@ -520,69 +546,50 @@ class _Player:
             wait_us=self._wait_us,
         )
 
-    def _play_act(self, act: Act, *, keep: bool, last: bool) -> None:
-        if act.aside:
-            self._queue(act, self._act_start + act.pause_us, keep=keep)
-            return
-        self._pause(act, keep=keep)
-        start = self._now
-        if act.wait is None:
-            start = self._room_in_queue(act, start)
+    def _play_act(self, act: Act, call_us: float, *, keep: bool) -> None:
+        start, wait = self._now, act.wait
+        kind: HostKind = "launch"
+        if wait is None:
+            if len(self._starts) >= _QUEUE_LENGTH:  # the driver has no room for more
+                start = max(start, self._starts[-_QUEUE_LENGTH])
             self._queue(act, start, keep=keep)
-            self._now = start + self._shorter(act.call_us, 1)
-            kind: HostKind = "launch"
+            self._now = start + call_us
         else:
             self._queue(act, start, keep=keep)
-            if act.wait in self._without_waits:
-                self._act_start = start
-                return
-            self._now = self._returned(act, start)
-            kind = "wait"
-            if last:
-                self._wait_us[act.wait] += self._now - start
+            if wait not in self._without_waits:
+                self._now = self._returned(act, start)
+                kind = "wait"
+                if keep:
+                    self._wait_us[wait] += self._now - start
         self._act_start = start
-        if keep:
-            span = HostSpan(kind=kind, start_us=start, end_us=self._now, owner=act.wait)
+        if keep and self._now > start:
+            span = HostSpan(kind=kind, start_us=start, end_us=self._now, owner=wait)
             self._host.append(span)
 
-    def _pause(self, act: Act, *, keep: bool) -> None:
-        left_out = sum(
-            end - start for _, owner, start, end in act.named if owner in self._without_named
-        )
-        pause = self._shorter(act.pause_us - left_out, act.num_events)
-        if keep and act.named:
-            # They keep their place in a pause that may be shorter.
-            scale = pause / act.pause_us if act.pause_us else 0.0
-            for kind, owner, start, end in act.named:
-                if owner not in self._without_named:
-                    a, b = self._now + start * scale, self._now + end * scale
-                    self._host.append(HostSpan(kind=kind, start_us=a, end_us=b, owner=owner))
-        self._now += pause
-
-    def _shorter(self, us: float, num_events: int) -> float:
-        """Take the profiler's cost off host time, but never more than most of it."""
-        return max(0.1 * us, us - self._cost * num_events)
-
-    def _room_in_queue(self, act: Act, start: float) -> float:
-        if act.works and len(self._starts) >= _QUEUE_LENGTH:
-            return max(start, self._starts[-_QUEUE_LENGTH])
-        return start
+    def _keep_named(self, act: Act, pause: float) -> None:
+        """Note named host time; it keeps its place in a pause that may be shorter."""
+        scale = pause / act.pause_us if act.pause_us else 0.0
+        for kind, owner, start, end in act.named:
+            if owner not in self._without_named:
+                a, b = self._now + start * scale, self._now + end * scale
+                self._host.append(HostSpan(kind=kind, start_us=a, end_us=b, owner=owner))
 
     def _queue(self, act: Act, called: float, *, keep: bool) -> None:
         for place in act.works:
             work = self._recording.works[place]
             start = called + work.latency_us
-            free = self._free.get(work.stream)
-            if free is not None:
-                start = max(start, free + work.lead_us)
-            if 0 < work.after <= len(self._ends):
-                start = max(start, self._ends[-work.after])
+            free = self._free.get(work.stream, 0.0)
+            if free + work.lead_us > start:
+                start = free + work.lead_us
+            if 0 < work.after <= len(self._ends) and self._ends[-work.after] > start:
+                start = self._ends[-work.after]
             start += work.delay_us
             end = start + work.duration_us
-            self._free[work.stream] = max(end, self._free.get(work.stream, 0.0))
+            self._free[work.stream] = end if end > free else free
             self._starts.append(start)
             self._ends.append(end)
-            self._device_end = max(self._device_end, end)
+            if end > self._device_end:
+                self._device_end = end
             if keep:
                 self._device.extend(
                     DeviceSpan(start_us=start + a, end_us=start + b, launch_us=called)

@@ -1,0 +1,228 @@
+"""From what was noted to findings with times, a verdict and a timeline."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from doctor.simulated_trace import AUTOGRAD, MAIN, step_ms, watched
+from gapless.doctor.diagnose import diagnose
+from gapless.records.finding import Site
+
+
+def planted(exposed, *, waits=True, device_us=10_000.0):
+    def program(machine):
+        for _ in range(20):
+            machine.launch(device_us / 20)
+        if waits:
+            with machine.seeing("item", "Tensor.item", 12):
+                machine.item()
+        machine.host(device_us * exposed / (1 - exposed))
+
+    return program
+
+
+@pytest.mark.parametrize("cost_us", [0.0, 3.0])
+@pytest.mark.parametrize("exposed", [0.1, 0.3, 0.6])
+def test_a_planted_wait_is_reported_with_what_it_exposes_and_gains(exposed, cost_us):
+    """What removing it saves, within a tenth or 2 % of the step, with its line and its count."""
+    plain = step_ms(planted(exposed))
+    saved = plain - step_ms(planted(exposed, waits=False))
+
+    (finding,) = diagnose(watched(planted(exposed), event_cost_us=cost_us)).findings
+
+    assert (str(finding.site), finding.call, finding.code) == (
+        "train.py:12",
+        "Tensor.item",
+        "GAP001",
+    )
+    assert finding.per_step == pytest.approx(1)
+    assert finding.gain_ms == pytest.approx(saved, rel=0.1, abs=0.02 * plain)
+    assert finding.share == pytest.approx(exposed, abs=0.02)
+    assert finding.waited_ms == pytest.approx(10, rel=0.05)
+
+
+def test_a_wait_that_exposes_nothing_is_said_not_to_matter():
+    """The device has work again at once: at most 1 % of the step, and the verdict says it."""
+    diagnosis = diagnose(watched(planted(0.0)))
+
+    assert diagnosis.findings[0].share <= 0.01
+    assert diagnosis.verdict.startswith(
+        "Removing these waits will not help: the device is busy 99"
+    )
+
+
+def test_of_two_waits_in_a_row_neither_gains_alone():
+    """The idle time only moves on to the other; without all of them it is gone."""
+
+    def program(machine):
+        machine.launch(8000.0)
+        with machine.seeing("item", "Tensor.item", 5):
+            machine.item()
+        with machine.seeing("float", "float", 6):
+            machine.item()
+        machine.host(4000.0)
+
+    diagnosis = diagnose(watched(program))
+
+    first, second = diagnosis.findings
+    assert first.site.line == 6
+    assert first.exposed_ms == pytest.approx(4.0, rel=0.05)
+    assert first.gain_ms == pytest.approx(0.0, abs=0.05)
+    assert second.gain_ms == pytest.approx(0.0, abs=0.05)
+    assert "without all waits a step is predicted to take 8.0 ms and not 12." in diagnosis.verdict
+
+
+def test_a_slow_loader_comes_before_the_wait_in_front_of_it():
+    """The loader's own time is charged to it; the wait gains what the device's work could hide."""
+
+    def program(machine):
+        with machine.seeing("loader", "next", 3, is_marked=False):
+            machine.host(30_000.0)
+        machine.launch(10_000.0)
+        with machine.seeing("item", "Tensor.item", 5):
+            machine.item()
+
+    diagnosis = diagnose(watched(program))
+
+    assert [finding.code for finding in diagnosis.findings] == ["GAP016", "GAP001"]
+    assert diagnosis.findings[0].gain_ms == pytest.approx(30, rel=0.02)
+    assert diagnosis.findings[1].gain_ms == pytest.approx(10, rel=0.02)
+    assert diagnosis.findings[1].exposed_ms >= diagnosis.findings[1].gain_ms
+    assert "waits for batches" in diagnosis.verdict
+
+
+def test_a_step_of_many_short_launches_is_launch_bound():
+    """No wait is to blame, and capture is what helps."""
+
+    def program(machine):
+        for _ in range(300):
+            machine.host(10.0)
+            machine.launch(3.0)
+
+    diagnosis = diagnose(watched(program))
+
+    (finding,) = diagnosis.findings
+    assert finding.code == "GAP017"
+    assert finding.per_step == pytest.approx(300)
+    assert "capturing the step may gain more" in diagnosis.verdict
+    assert diagnosis.steps.num_launches == pytest.approx(300)
+
+
+def in_backward(machine, *, name, sequence):
+    with machine.operation("aten::mul", **{"Sequence number": sequence}):
+        machine.launch(100.0)
+    machine.launch(3000.0)
+    machine.thread = AUTOGRAD
+    node = f"autograd::engine::evaluate_function: {name}"
+    with machine.operation(node, **{"Sequence number": sequence}):
+        machine.host(1.0)
+        with machine.operation("aten::nonzero"):
+            machine.item()
+    machine.host(1000.0)
+    machine.thread = MAIN
+
+
+def test_a_wait_of_a_backward_node_has_the_line_of_its_forward_operation():
+    """The node's place among those of its name in the step leads to the line."""
+
+    def program(machine):
+        in_backward(machine, name="MulBackward0", sequence=10 * len(machine.steps))
+        in_backward(machine, name="IndexBackward0", sequence=10 * len(machine.steps) + 1)
+
+    line = Site(path="model.py", line=44)
+    noted = watched(program, forward_lines={("IndexBackward0", 0): line})
+
+    found = {finding.call: finding for finding in diagnose(noted).findings}
+
+    known = found["IndexBackward0 (cudaStreamSynchronize)"]
+    assert (known.forward, known.thread, known.code) == (line, "autograd", "GAP007")
+    unknown = found["MulBackward0 (cudaStreamSynchronize)"]
+    assert (unknown.site, unknown.code) == (None, "GAP021")
+
+
+def test_a_blocking_call_that_nobody_saw_is_reported_by_its_name():
+    """It has no line, but it is never dropped."""
+
+    def program(machine):
+        machine.launch(3000.0)
+        machine.wait("device")
+
+    (finding,) = diagnose(watched(program)).findings
+
+    assert (finding.code, finding.call, finding.site) == ("GAP021", "cudaDeviceSynchronize", None)
+
+
+def test_a_call_that_did_not_block_in_the_trace_is_no_finding():
+    """The trace is the truth about a line that only looked as if it waited."""
+
+    def program(machine):
+        machine.launch(3000.0)
+        with machine.seeing("copy", "Tensor.to", 7):
+            machine.launch(5.0, kind="gpu_memcpy", name="Memcpy HtoD (Pinned -> Device)")
+        with machine.seeing("item", "Tensor.item", 8):
+            machine.item()
+
+    assert [finding.site.line for finding in diagnose(watched(program)).findings] == [8]
+
+
+def test_a_wait_that_torch_tells_of_when_it_is_over_is_joined_as_well():
+    """Its mark comes behind the blocking call."""
+
+    def program(machine):
+        machine.launch(3000.0)
+        with machine.seeing("shape", "Tensor.nonzero", 9, is_after=True):
+            machine.item()
+
+    (finding,) = diagnose(watched(program)).findings
+
+    assert finding.site.line == 9
+    assert finding.waited_ms == pytest.approx(3.0, rel=0.05)
+
+
+def test_without_a_trace_waits_have_their_own_durations_and_nothing_exposed():
+    """Counts and times of the sites window are all that there is."""
+    noted = watched(planted(0.3), trace=None, timed=())
+
+    diagnosis = diagnose(noted)
+
+    (finding,) = diagnosis.findings
+    assert finding.exposed_ms is None
+    assert finding.waited_ms == pytest.approx(10, rel=0.05)
+    assert "without the profiler nobody knows" in diagnosis.verdict
+
+
+def test_without_steps_it_says_so():
+    """A script that ends early has no figures."""
+    diagnosis = diagnose(watched(planted(0.3), trace=None, timed=(), seen=(), step_ms=()))
+
+    assert diagnosis.verdict.startswith("No step was seen")
+
+
+def test_the_parts_of_a_step_and_the_timeline_belong_together():
+    """Busy and idle make up the step; gaps lead to the finding that exposed them."""
+    diagnosis = diagnose(watched(planted(0.3)))
+
+    steps, timeline = diagnosis.steps, diagnosis.timeline
+    assert steps.busy_ms + steps.idle_ms == pytest.approx(steps.wall_ms.median, rel=0.01)
+    assert steps.compute_ms < steps.busy_ms
+    assert [lane.name for lane in timeline.lanes] == ["main thread", "stream 7"]
+    longest = max(timeline.gaps, key=lambda gap: gap.end_us - gap.start_us)
+    assert (longest.cause, longest.finding) == ("host wait", 0)
+    assert len(timeline.step_starts_us) == 10
+
+
+def test_the_timeline_of_two_hundred_steps_stays_small():
+    """Kernels that a page could not show apart are drawn as one; waits stay."""
+
+    def program(machine):
+        for _ in range(80):
+            machine.launch(8.0)
+        with machine.seeing("item", "Tensor.item", 5):
+            machine.item()
+
+    timeline = diagnose(watched(program, num_steps=201)).timeline
+
+    assert len(json.dumps(asdict(timeline))) < 3_000_000
+    host = timeline.lanes[0]
+    assert sum(span.kind == "wait" for span in host.spans) == 200
