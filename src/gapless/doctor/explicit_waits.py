@@ -11,6 +11,7 @@ import torch
 from torch.compiler import is_dynamo_compiling
 
 from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
+from gapless.doctor.seen import MARK, MARK_AFTER
 
 
 if TYPE_CHECKING:
@@ -84,12 +85,13 @@ class Spins:
         """Note an answer, two calls below whoever asks."""
         frame = sys._getframe(2)
         thread = threading.get_ident()
-        key = (id(what), id(frame.f_code), frame.f_lasti, self._notes.step)
+        # By line: the condition of a loop is compiled twice.
+        key = (id(what), id(frame.f_code), frame.f_lineno, self._notes.step)
         last, since_ns, note = self._last.pop(thread, (None, start_ns, None))
         if last != key:
             since_ns, note = start_ns, None
         elif note is None:
-            note = self._notes.cost("query", self._call, start_ns=since_ns, frame=frame)
+            note = self._notes.cost("query", self._call, start_ns=since_ns, frame=frame, mark=MARK)
             note.count = 2
         else:
             note.end_ns = time.perf_counter_ns()
@@ -108,14 +110,21 @@ def watch_collectives(notes: WaitNotes, patches: Patches) -> None:
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
             return original(self, *args, **kwargs)
-        notes.thread.in_wait = True
+        state = notes.thread
+        state.in_wait, state.heard = True, False
         start_ns = time.perf_counter_ns()
         try:
             return original(self, *args, **kwargs)
         finally:
-            notes.thread.in_wait = False
-            if time.perf_counter_ns() - start_ns >= _MIN_COLLECTIVE_NS:
-                notes.cost("collective", "Work.wait", start_ns=start_ns, frame=sys._getframe(1))
+            state.in_wait = False
+            if state.heard or time.perf_counter_ns() - start_ns >= _MIN_COLLECTIVE_NS:
+                notes.cost(
+                    "collective",
+                    "Work.wait",
+                    start_ns=start_ns,
+                    frame=sys._getframe(1),
+                    mark=MARK_AFTER if state.heard else "",
+                )
 
     patches.put(work, "wait", _like(wait, original))
 

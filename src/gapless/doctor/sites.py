@@ -118,6 +118,7 @@ class SitesPass:
     def _heard(self, frame: FrameType) -> None:
         """Note a wait that torch has warned of, unless a wrapper has."""
         state = self._waits.thread
+        state.heard = True
         if state.in_wait:
             return
         if frame.f_code.co_name == "_engine_run_backward":

@@ -135,7 +135,8 @@ def _kind_of_part(part: object) -> Cause:
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Cause, str] | None:
     kwargs.pop("copy", None)
     try:
-        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     except (TypeError, RuntimeError):
         return None  # torch will say what is wrong, or knows more than we do
     if device is None:

@@ -53,11 +53,13 @@ class ThreadState(threading.local):
 
     Attributes:
         in_wait: whether a wait that is noted already is going on.
+        heard: whether torch has warned of a wait since it was last made False.
         index: with which a tensor is being indexed; None if none is.
         name: of the thread; empty until it is known.
     """
 
     in_wait = False
+    heard = False
     index: object = None
     name = ""
 
@@ -92,12 +94,19 @@ class WaitNotes:
         self._keep(self._note(cause, "", frame=frame), mark=MARK_AFTER)
 
     def cost(
-        self, cause: Cause, call: str, *, start_ns: int, frame: FrameType | None, detail: str = ""
+        self,
+        cause: Cause,
+        call: str,
+        *,
+        start_ns: int,
+        frame: FrameType | None,
+        detail: str = "",
+        mark: str = "",
     ) -> Note:
-        """Note time that a frame has lost since `start_ns`; the trace has no mark of it."""
+        """Note time that a frame has lost since `start_ns`, with a mark or without."""
         note = self._note(cause, call, frame=frame, detail=detail)
         note.start_ns, note.end_ns = start_ns, note.start_ns
-        self._keep(note, mark="")
+        self._keep(note, mark=mark)
         return note
 
     def replayed(self) -> None:
@@ -168,7 +177,8 @@ def explain(note: Note, *, folder: str) -> tuple[Cause, str, Site | None]:
     cause = cause_through(place.through, otherwise=cause)
     if operation == "format" and cause in ("float", "int"):
         cause = "format"
-    return cause, function_called(place.through) or note.call or operation, site
+    through = "" if site is None else function_called(place.through)
+    return cause, through or note.call or operation, site
 
 
 def _name_this_thread(state: ThreadState) -> str:

@@ -1,0 +1,725 @@
+"""The lines that wait, found while a script runs: on the CPU, where every tensor counts as a device's."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import runpy
+import sys
+import threading
+import warnings
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils.data import DataLoader
+
+from doctor.labels import CORPUS, read_case
+from gapless.device import cuda_sites
+from gapless.doctor import explicit_waits, host_costs, placement
+from gapless.doctor.patched_attributes import Patches
+from gapless.doctor.seen import MARK, MARK_AFTER
+from gapless.doctor.sites import SitesPass
+
+
+HERE = Path(__file__).name
+TESTS = Path(__file__).parents[1]
+SAYS = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:1.)"
+NUM_STEPS = 5
+
+
+@pytest.fixture(autouse=True)
+def tensors_are_on_a_device(monkeypatch):
+    """Let every tensor be one that the host waits for, and every device another than the host."""
+    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: True)
+    monkeypatch.setattr(placement, "is_accelerator", lambda device: True)
+
+
+@pytest.fixture
+def watching():
+    """A pass that is going on, and ends with the test."""
+    sites = SitesPass()
+    sites.start()
+    yield sites
+    sites.stop()
+
+
+def waits_of(sites):
+    sites.stop()
+    return [wait for wait in sites.waits if wait.cause not in ("gc", "loader")]
+
+
+def here(text):
+    """Return the only line of this file that ends with a comment."""
+    lines = Path(__file__).read_text().splitlines()
+    (line,) = (number for number, line in enumerate(lines, 1) if line.endswith(f"# {text}"))
+    return line
+
+
+def says_that_it_waits():
+    """Warn as torch does when a C++ function has waited: in the frame of who called it."""
+    warnings.warn(SAYS, UserWarning, stacklevel=1)
+
+
+# The corpus
+
+
+def run_case(name, monkeypatch):
+    """Return the case and how often each of its lines was noted, by cause, in a step."""
+    path = CORPUS / f"{name}.py"
+    monkeypatch.setenv("CASE_STEPS", str(NUM_STEPS))
+    monkeypatch.setattr(sys, "argv", [str(path)])
+    monkeypatch.syspath_prepend(str(path.parent))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sites = SitesPass()
+        sites.start()
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        finally:
+            waits = waits_of(sites)
+    found = Counter()
+    for wait in waits:
+        assert wait.site is not None
+        # On the CPU an optimizer keeps the number of its steps on the host.
+        if wait.call not in ("Adam.step", "AdamW.step"):
+            found[Path(wait.site.path).name, wait.site.line, wait.cause] += wait.count
+    return read_case(path), found
+
+
+QUICK = (
+    *("amp_scaler_unfused", "any_all_in", "callbacks_of_a_trainer", "clip_error_if_nonfinite"),
+    *("distributions_validate", "executed_source", "fstring_postfix", "loop_over_tensor"),
+    *("multi_line_expression", "percent_format", "print_vector_each_step", "state_dict_to_cpu"),
+    *("tensor_subclass", "value_in_tensor"),
+)
+ALL = (
+    *("accumulation", "adafactor_reads", "any_of_parameters", "assert_finite", "best_with_min"),
+    *("batch_norm_cumulative", "checkpointed_blocks", "comprehension_items", "exit_stack"),
+    *("curriculum_by_loss", "custom_function_backward", "early_stopping_compare"),
+    *("ema_decay_loop", "float_in_dataclass", "gan_two_optimizers", "gradient_norm_by_hand"),
+    *("greedy_decode_all_done", "hook_of_a_hook", "int_of_count", "json_default", "lambda_hook"),
+    *("lbfgs_closure", "logger_thread", "match_statement", "module_hooks"),
+    *("names_bound_early", "nan_guard", "optimizer_hooks", "plateau_scheduler"),
+    *("post_accumulate_hook", "ppo_early_kl_stop", "properties_that_read", "repr_in_messages"),
+    *("readers_from_functools", "single_dispatch", "tensor_hook_nan", "token_accuracy_in_model"),
+    *("tolist_predictions", "topk_accuracy", "transformer_mask_detection", "try_except_finally"),
+    *("wandb_like_run", "while_not_converged", "wrapped_optimizers"),
+)
+# What only torch's warnings on a GPU tell, or only a GPU does.
+NEEDS_A_GPU = ("shape", "copy", "new tensor", "cpu index", "equal", "linalg", "device", "stream")
+
+
+@pytest.mark.parametrize(
+    "name", [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ALL)]
+)
+def test_labels_of_the_corpus_are_found(name, monkeypatch, capsys):
+    """Every line that reads a value is found as often as labelled, with its cause; no other is."""
+    case, found = run_case(name, monkeypatch)
+
+    labels = [wait for wait in case.waits if wait.is_wait and wait.cause not in NEEDS_A_GPU]
+    for label in labels:
+        at = [key for key in found if label.covers(Path(key[0]), key[1])]
+        same = [one for one in labels if (one.path, one.line) == (label.path, label.line)]
+        count = sum(found[key] for key in at) / NUM_STEPS
+        least, most = sum(one.least for one in same), sum(one.most for one in same)
+        # A wait in one of ten steps comes once in so few.
+        assert least * 0.7 <= count <= most + 2 / NUM_STEPS or label.unsure, (label, found)
+        assert {key[2] for key in at} <= {one.cause for one in same}, (label, found)
+    step = case.step[1]
+    in_the_loop = [key for key in found if key[0] != case.path.name or key[1] >= step]
+    unlabelled = [
+        key
+        for key in in_the_loop
+        if not any(wait.covers(Path(key[0]), key[1]) for wait in case.waits)
+    ]
+    assert unlabelled == []
+
+
+# Words of a record
+
+
+def test_a_wait_has_its_line_call_function_and_duration(watching):
+    """What is noted is enough to find the line, and to say how long it held the host up."""
+    loss = torch.ones(())
+    loss.item()  # read here
+
+    (wait,) = waits_of(watching)
+    assert (wait.cause, wait.call, wait.thread, wait.step) == ("item", "Tensor.item", "main", 0)
+    assert Path(wait.site.path).name == HERE
+    assert wait.site.line == here("read here")
+    assert wait.site.source == "loss.item()  # read here"
+    assert wait.site.function == "test_a_wait_has_its_line_call_function_and_duration"
+    assert 0 < wait.end_ns - wait.start_ns < 10**9
+
+
+def test_waits_belong_to_their_step(watching):
+    """Each step has its own number, from 0."""
+    loss = torch.ones(())
+    for _ in range(3):
+        loss.item()
+        watching.next_step()
+
+    assert [wait.step for wait in waits_of(watching)] == [0, 1, 2]
+
+
+def test_a_print_is_one_line_with_one_cause(watching, capsys):
+    """All that a print reads counts as the print."""
+    print(torch.arange(3.0))
+
+    assert {(wait.cause, wait.call) for wait in waits_of(watching)} == {
+        ("print", "Tensor.__repr__")
+    }
+
+
+def test_the_line_of_a_call_over_several_lines_is_that_of_the_call(watching):
+    """A reader wants the line with `.item()`, not the one where the expression begins."""
+    _ = (
+        torch.ones(2).sum().item()  # the call itself
+    )
+
+    (wait,) = waits_of(watching)
+    assert wait.site.line == here("the call itself")
+
+
+def test_tensors_on_the_host_make_nobody_wait(monkeypatch):
+    """Without a device nothing is noted, whatever is read."""
+    monkeypatch.undo()
+    sites = SitesPass()
+    sites.start()
+    x = torch.arange(4.0)
+    _ = (
+        x[0].item(),
+        x.tolist(),
+        x.to("cpu"),
+        x.cpu(),
+        bool(x[0] > 0),
+        f"{x}",
+        x[x > 1],
+        x.numpy(),
+    )
+
+    assert waits_of(sites) == []
+
+
+# Whose line it is
+
+
+def test_the_line_is_the_users_not_the_librarys(watching, tmp_path, monkeypatch):
+    """A library that is installed reads on behalf of the line that calls it; its callback is the user's."""
+    library = tmp_path / "site-packages" / "somelib.py"
+    library.parent.mkdir()
+    library.write_text("def read(x, then=None):\n    return then(x) if then else x.item()\n")
+    monkeypatch.syspath_prepend(str(library.parent))
+    import somelib
+
+    x = torch.ones(())
+    somelib.read(x)  # calls the library
+    somelib.read(
+        x,
+        then=lambda x: x.item(),  # is called by the library
+    )
+
+    lines = [(wait.site.line, wait.call) for wait in waits_of(watching)]
+    assert lines == [
+        (here("calls the library"), "read"),
+        (here("is called by the library"), "Tensor.item"),
+    ]
+
+
+def test_a_framework_used_from_a_checkout_is_no_code_of_the_user(watching, tmp_path, monkeypatch):
+    """Where a framework lies does not matter."""
+    (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "reads_for_you.py").write_text("def read(x):\n    x.item()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "accelerate", raising=False)
+    from accelerate import reads_for_you
+
+    reads_for_you.read(torch.ones(()))  # calls the framework
+
+    (wait,) = waits_of(watching)
+    assert wait.site.line == here("calls the framework")
+    del sys.modules["accelerate"], sys.modules["accelerate.reads_for_you"]
+
+
+def test_a_thread_without_a_line_of_the_user_keeps_its_name(watching):
+    """What a library's own thread reads has a thread and a call, but no line."""
+    thread = threading.Thread(target=torch.ones(()).item, name="reader")
+    thread.start()
+    thread.join()
+
+    (wait,) = waits_of(watching)
+    assert (wait.site, wait.thread, wait.call) == (None, "reader", "Tensor.item")
+
+
+# Torch's warnings
+
+
+def test_a_warning_makes_a_record_of_the_line_that_waited(watching):
+    """An operation that nobody has wrapped is found by what torch says."""
+    says_that_it_waits()
+
+    (wait,) = waits_of(watching)
+    assert Path(wait.site.path).name == HERE
+    assert wait.end_ns is None
+
+
+def test_a_warning_inside_a_wrapped_call_is_the_calls(watching, monkeypatch):
+    """One wait is one record."""
+    monkeypatch.setattr(torch.Tensor, "tolist", torch.Tensor.tolist)
+
+    class Warns(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            says_that_it_waits()
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    torch.ones(()).as_subclass(Warns).item()
+    found = [wait.call for wait in waits_of(watching)]
+
+    assert found[-1:] == ["Tensor.item"]
+    assert found.count("Tensor.item") == 1
+
+
+@pytest.mark.parametrize(
+    "mute",
+    [
+        lambda: warnings.simplefilter("ignore"),
+        lambda: warnings.filterwarnings("error"),
+        lambda: warnings.resetwarnings(),  # as the script would find it then
+    ],
+    ids=["ignored", "errors", "forgotten"],
+)
+def test_filters_of_the_script_neither_mute_nor_raise(watching, mute):
+    """What the script does with warnings holds for all but torch's on waits, now and afterwards."""
+    with warnings.catch_warnings():
+        mute()
+        for _ in range(3):
+            says_that_it_waits()
+        assert len(waits_of(watching)) == 3
+        assert not any("synchronizing" in str(one) for one in warnings.filters)
+
+
+def test_a_script_that_records_warnings_sees_none_of_ours(watching):
+    """`catch_warnings(record=True)` and `pytest.warns` get what they would get without us."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        says_that_it_waits()
+        warnings.warn("the script's own", UserWarning, stacklevel=1)
+
+    assert [str(one.message) for one in seen] == ["the script's own"]
+    assert len(waits_of(watching)) == 1
+
+
+def test_the_scripts_own_showwarning_goes_on_to_work(watching):
+    """It gets its own warnings, and keeps its place afterwards."""
+    seen = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_, **__: seen.append(str(message))
+        says_that_it_waits()
+        warnings.warn("the script's own", UserWarning, stacklevel=1)
+
+    assert seen == ["the script's own"]
+    assert len(waits_of(watching)) == 1
+
+
+def test_filters_that_were_put_back_do_not_end_the_watch():
+    """A block that began before the watch takes its filters with it when it ends."""
+    sites = SitesPass()
+    with warnings.catch_warnings():
+        sites.start()
+    sites.next_step()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        says_that_it_waits()
+
+    assert len(waits_of(sites)) == 1
+
+
+def test_a_warning_on_another_thread_is_that_threads(watching):
+    """Warnings come where the wait was."""
+    thread = threading.Thread(target=says_that_it_waits, name="copier")
+    thread.start()
+    thread.join()
+
+    (wait,) = waits_of(watching)
+    assert wait.thread == "copier"
+
+
+def test_what_backward_replays_is_not_its_line(watching):
+    """Torch tells of waits of its backward threads when `.backward()` ends; their line is not known."""
+
+    def _engine_run_backward():
+        warnings.warn(SAYS, UserWarning, stacklevel=1)
+
+    _engine_run_backward()
+
+    (wait,) = waits_of(watching)
+    assert (wait.site, wait.thread, wait.call) == (None, "autograd", "Tensor.backward")
+
+
+def test_a_warning_of_a_wrapped_call_names_the_scripts_line(watching):
+    """The script's output says the same as without us."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        torch.ones((), requires_grad=True).__float__()  # converted here
+
+    for one in seen:  # torch says so once in a process
+        assert (Path(one.filename).name, one.lineno) == (HERE, here("converted here"))
+
+
+# Explicit waits
+
+
+@pytest.fixture
+def stubs(monkeypatch):
+    """Functions of CUDA that do nothing, counted; made before a pass begins."""
+    called = Counter()
+
+    def stub(name, result=None):
+        def function(*_):
+            called[name] += 1
+            return result
+
+        return function
+
+    for name in ("_cuda_synchronize", "_accelerator_synchronizeDevice", "_cuda_emptyCache"):
+        monkeypatch.setattr(torch._C, name, stub(name), raising=False)
+    for kind in (torch.cuda.Stream, torch.cuda.Event):
+        monkeypatch.setattr(kind, "synchronize", stub(kind.__name__))
+    return called
+
+
+def test_synchronisation_is_found_however_it_is_called(stubs):
+    """Of the device, a stream and an event; a name that was bound early leads to the same function."""
+    early = torch._C._accelerator_synchronizeDevice
+    sites = SitesPass()
+    sites.start()
+    torch._C._cuda_synchronize()
+    torch._C._accelerator_synchronizeDevice(0)
+    torch.cuda.Stream.synchronize(None)
+    torch.cuda.Event.synchronize(None)
+    torch._C._cuda_emptyCache()
+
+    assert [(wait.cause, wait.call) for wait in waits_of(sites)] == [
+        ("device", "torch.cuda.synchronize"),
+        ("device", "torch.accelerator.synchronize"),
+        ("stream", "Stream.synchronize"),
+        ("event", "Event.synchronize"),
+        ("empty_cache", "torch.cuda.empty_cache"),
+    ]
+    assert stubs.total() == 5
+    assert torch._C._accelerator_synchronizeDevice is early
+
+
+def answers(monkeypatch, *given):
+    """Return an event whose queries are answered so, in a pass that has begun."""
+    left = list(given)
+    monkeypatch.setattr(torch.cuda.Event, "query", lambda self: left.pop(0))
+    sites = SitesPass()
+    sites.start()
+    return sites, object()
+
+
+def test_a_loop_of_queries_is_one_wait_with_its_count(monkeypatch):
+    """It lasts from the first query to the last."""
+    sites, event = answers(monkeypatch, False, False, False, True)
+    while not torch.cuda.Event.query(event):  # spins
+        pass
+
+    (wait,) = waits_of(sites)
+    assert (wait.cause, wait.count, wait.site.line) == ("query", 4, here("spins"))
+    assert wait.end_ns > wait.start_ns
+
+
+def test_asking_once_a_step_is_no_wait(monkeypatch):
+    """The same line that asks the same event in the next step does not wait for it."""
+    sites, event = answers(monkeypatch, False, False, True, True)
+    for _ in range(4):
+        torch.cuda.Event.query(event)
+        sites.next_step()
+
+    assert waits_of(sites) == []
+
+
+def test_a_collective_that_holds_the_host_up_is_found(tmp_path, watching, monkeypatch):
+    """Work of a group on the host is waited for; work that is done is not."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the group replaces it for good
+    monkeypatch.setattr(explicit_waits, "_MIN_COLLECTIVE_NS", 0)
+    import torch.distributed as dist
+
+    dist.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        work = dist.all_reduce(torch.ones(1 << 22), async_op=True)
+        work.wait()  # collected
+        monkeypatch.setattr(explicit_waits, "_MIN_COLLECTIVE_NS", 10**12)
+        work.wait()
+    finally:
+        dist.destroy_process_group()
+
+    (wait,) = (wait for wait in waits_of(watching) if wait.cause == "collective")
+    assert (wait.call, wait.site.line) == ("Work.wait", here("collected"))
+
+
+# Host costs
+
+
+def test_each_batch_of_a_loader_is_noted_at_the_loop(watching):
+    """The time until it came, and how the loader is set up."""
+    for _ in DataLoader(torch.zeros(6, 2), batch_size=2):  # the loop
+        pass
+    watching.stop()
+
+    waits = [wait for wait in watching.waits if wait.cause == "loader"]
+    assert [wait.site.line for wait in waits] == [here("the loop")] * 3
+    assert {wait.detail for wait in waits} == {"0 workers, not pinned"}
+
+
+def test_a_collection_that_the_script_asks_for_has_its_line(watching, monkeypatch):
+    """One that comes by itself could come anywhere: it has none."""
+    monkeypatch.setattr(host_costs, "_MIN_PAUSE_NS", 0)
+    gc.collect()  # collects
+    circles = [[] for _ in range(10_000)]
+    watching.stop()
+
+    assert len(circles) == 10_000
+    found = {(wait.call, wait.site and wait.site.line) for wait in watching.waits}
+    assert ("gc.collect", here("collects")) in found
+    assert ("collection of generation 0", None) in found
+    assert all(line in (None, here("collects")) for _, line in found)
+
+
+# Scripts are not disturbed
+
+
+def state():
+    """Return all that a pass replaces."""
+    holders = [torch.Tensor, torch._C, torch.cuda.Stream, torch.cuda.Event, warnings]
+    holders += [torch.utils.data.dataloader._BaseDataLoaderIter]
+    holders += [torch._C._distributed_c10d.Work]
+    return [dict(vars(holder)) for holder in holders], list(warnings.filters), list(gc.callbacks)
+
+
+def test_everything_is_taken_out_again():
+    """Attributes are the same objects as before, twice in a row."""
+    item = torch.Tensor.item
+    before = state()
+    for _ in range(2):
+        sites = SitesPass(marks=True)
+        sites.start()
+        assert torch.Tensor.item is not item
+        sites.stop()
+
+    assert torch.Tensor.item is item
+    after = state()
+    assert before[1:] == after[1:]
+    for old, new in zip(before[0], after[0], strict=True):
+        assert old.keys() == new.keys()
+        assert [
+            name for name in old if old[name] is not new[name] and name != "__warningregistry__"
+        ] in (
+            [],
+            ["_filters_version"],
+        )
+
+
+def test_what_somebody_else_has_replaced_since_stays(monkeypatch):
+    """Another tool's replacement is not undone."""
+
+    class Holder:
+        value = 1
+
+    patches = Patches()
+    patches.put(Holder, "value", 2)
+    Holder.value = 3
+    patches.take_out()
+
+    assert Holder.value == 3
+
+
+def test_a_wrapper_that_a_script_has_kept_notes_nothing_afterwards(watching):
+    """It goes on to work."""
+    kept = torch.Tensor.item
+    watching.stop()
+
+    assert kept(torch.ones(())) == 1.0
+    assert waits_of(watching) == []
+
+
+def test_marks_are_in_the_trace_before_each_wait(tmp_path):
+    """Each names the place of its wait in the list; one of a warning comes behind it."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        sites = SitesPass(marks=True)
+        sites.start()
+        torch.ones(()).item()
+        says_that_it_waits()
+        torch.ones(3).tolist()
+        waits = waits_of(sites)
+
+    names = [event.name for event in profiler.events() if event.name.startswith("gapless")]
+    assert [wait.call for wait in waits][::2] == ["Tensor.item", "Tensor.tolist"]
+    assert sorted(names) == sorted([f"{MARK}0", f"{MARK_AFTER}1", f"{MARK}2"])
+
+
+def test_compiled_functions_stay_whole():
+    """Wrapped methods in a function that must be one graph do not break it."""
+
+    @torch.compile(fullgraph=True, backend="eager")
+    def function(x, y, i):
+        x = x.to(torch.float64).to("cpu")
+        x[0] = 1
+        z = x[i] + y.cpu().to(y)
+        return z.copy_(y) * 2
+
+    sites = SitesPass()
+    sites.start()
+    try:
+        result = function(torch.zeros(3), torch.ones(()), torch.tensor(1))
+    finally:
+        sites.stop()
+    torch._dynamo.reset()
+
+    assert result == 2.0
+
+
+def test_torch_func_works(watching):
+    """Its tensors stand for others, and have no values of their own."""
+    found = torch.func.vmap(lambda x: x[0] * x.to(torch.float64).sum())(torch.ones(3, 2))
+
+    assert found.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_modes_and_subclasses_of_the_script_see_torchs_functions(watching, monkeypatch):
+    """Tables by function find the function that torch has always had."""
+    watching.stop()
+    known = {torch.Tensor.item: "item", torch.Tensor.__getitem__: "index", torch.Tensor.to: "to"}
+    watching.start()
+    seen = []
+
+    class Sees(TorchFunctionMode):
+        def __torch_function__(self, func, types, args=(), kwargs=None):
+            seen.append(known.get(func))
+            return func(*args, **(kwargs or {}))
+
+    x = torch.ones(3)
+    with Sees():
+        x[0].to(torch.float64).item()
+
+    assert seen == ["index", "to", "item"]
+
+
+def test_a_default_device_is_still_the_default(watching):
+    """`torch.device` as a context is such a mode."""
+    with torch.device("meta"):
+        assert torch.tensor([1.0]).device.type == "meta"
+
+
+def test_methods_can_be_sent_to_another_process(watching):
+    """They arrive there as torch's own."""
+    sent = pickle.dumps(torch.Tensor.item)
+    watching.stop()
+
+    assert pickle.loads(sent) is torch.Tensor.item
+
+
+def test_a_forked_process_reports_nothing(watching, tmp_path):
+    """A child of the script has the wrappers, but nobody reads its notes."""
+    torch.ones(()).item()
+    child = os.fork()
+    if child == 0:
+        torch.ones(()).item()
+        watching.stop()
+        os._exit(len(watching.waits))
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+    assert code == 1
+
+
+def test_an_error_of_the_call_reaches_the_script(watching):
+    """And the next wait is noted as ever."""
+    with pytest.raises(RuntimeError, match="a Tensor with 2 elements"):
+        torch.ones(2).item()
+    torch.ones(()).item()
+
+    assert [wait.call for wait in waits_of(watching)] == ["Tensor.item"] * 2
+
+
+# The mode of CUDA
+
+
+@pytest.fixture
+def mode(monkeypatch):
+    """The sync debug mode of a CUDA that is not there."""
+    now = [0]
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch._C, "_cuda_get_sync_debug_mode", lambda: now[0], raising=False)
+    monkeypatch.setattr(
+        torch._C,
+        "_cuda_set_sync_debug_mode",
+        lambda level: now.__setitem__(0, level),
+        raising=False,
+    )
+    monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(cuda_sites, "is_capturing", lambda: False)
+    yield now
+    monkeypatch.undo()
+
+
+def test_torch_warns_while_sites_are_watched(mode):
+    """And no longer."""
+    sites = SitesPass()
+    sites.start()
+    assert mode == [1]
+    sites.stop()
+
+    assert mode == [0]
+
+
+def test_the_script_believes_in_its_own_mode(mode):
+    """It sets errors for a part of its step; between them torch warns all the same."""
+    sites = SitesPass()
+    sites.start()
+    torch.cuda.set_sync_debug_mode("error")
+    assert (mode, torch.cuda.get_sync_debug_mode()) == ([2], 2)
+    torch.cuda.set_sync_debug_mode("default")
+    assert (mode, torch.cuda.get_sync_debug_mode()) == ([1], 0)
+    torch.cuda.set_sync_debug_mode("error")
+    sites.stop()
+
+    assert (mode, torch.cuda.get_sync_debug_mode()) == ([2], 2)
+
+
+def test_a_script_that_wants_the_warnings_gets_them(mode):
+    """It has set the mode itself."""
+    mode[0] = 1
+    sites = SitesPass()
+    sites.start()
+    with warnings.catch_warnings(record=True) as seen:
+        says_that_it_waits()
+    sites.stop()
+
+    assert [str(one.message) for one in seen] == [SAYS]
+    assert mode == [1]
+
+
+# Modules of the device that lie in no class
+
+
+def test_a_linear_layer_that_moves_makes_as_many_copies_as_it_has_tensors(monkeypatch):
+    """`Module.to` goes through the same method."""
+    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: False)
+    sites = SitesPass()
+    sites.start()
+    nn.Linear(2, 2).to("cpu")
+
+    assert [(wait.cause, wait.detail) for wait in waits_of(sites)] == [
+        ("copy", "16 bytes"),
+        ("copy", "8 bytes"),
+    ]
