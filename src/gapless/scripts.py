@@ -1,1 +1,312 @@
-"""Run a user's script or module as Python itself would."""
+"""Run a user's script or module as Python itself would.
+
+The process becomes the script's: `sys.argv`, `sys.path`, `__main__` and the way it ends are those of
+`python script.py`. What remains different are the frames of the caller below the script's first one,
+which `traceback.print_stack` shows and tracebacks do not.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import io
+import os
+import runpy
+import signal
+import sys
+import threading
+import traceback
+import zipimport
+from dataclasses import dataclass
+from importlib.machinery import SourceFileLoader, SourcelessFileLoader
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+from gapless.errors import UserError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import CodeType, TracebackType
+
+
+# Attributes of `__main__` that not every version of Python sets.
+_SOME_PYTHONS_SET: dict[str, Callable[[], object]] = {
+    "__annotations__": dict,
+    "__cached__": lambda: None,
+}
+
+# Python itself has these before any script can put a file of that name before them.
+_LOADED_AT_START = ("encodings", "gapless", "sitecustomize", "usercustomize")
+
+# The former `__main__`: its globals are used until the process ends.
+_former_main: list[ModuleType] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """What to run.
+
+    Attributes:
+        target: path of a file, of a folder or of a zip file with a `__main__.py`, or name of a module.
+        is_module: whether the target is the name of a module, as after `python -m`.
+        arguments: of the program, as `sys.argv[1:]`.
+    """
+
+    target: str
+    is_module: bool = False
+    arguments: tuple[str, ...] = ()
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """What follows `python` on a command line that runs this."""
+        return (*(("-m",) if self.is_module else ()), self.target, *self.arguments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ending:
+    """How a program ended.
+
+    Attributes:
+        code: exit code, 0 to 255; minus SIGINT if an interrupt ended it.
+    """
+
+    code: int
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the program ended well."""
+        return self.code == 0
+
+
+def check_runs(program: Program) -> None:
+    """Raise if there is no file to run. A module is looked for when it is run.
+
+    Raises:
+        UserError: there is no such file, or it is a folder without a `__main__.py`.
+    """
+    path = Path(program.target)
+    if program.is_module:
+        return
+    if not path.exists():
+        raise UserError(f"cannot run {program.target}: there is no such file")
+    if path.is_dir() and not any(
+        (path / name).exists() for name in ("__main__.py", "__main__.pyc")
+    ):
+        raise UserError(f"cannot run {program.target}: the folder has no __main__.py")
+
+
+def run_program(program: Program) -> Ending:
+    """Run a program in this process and thread to the end of its main thread.
+
+    An exception is told as Python tells it, without frames of the caller. Threads that are no
+    daemons may still run: see `wait_for_threads`.
+
+    Args:
+        program: to run; `check_runs` says whether it can.
+    """
+    try:
+        code, main = _prepare(program)
+        exec(code, vars(main))
+    except BaseException as error:
+        return _ended_by(error)
+    return Ending(code=0)
+
+
+def wait_for_threads() -> None:
+    """Wait for threads of the program that are no daemons, as Python does before it ends."""
+    # Nothing public wakes the threads of a `ThreadPoolExecutor` that nobody has shut down.
+    shut_down: Any = getattr(threading, "_shutdown", lambda: None)
+    try:
+        shut_down()
+    except BaseException as error:  # an interrupt, most of all; Python goes on to its end as well
+        seen: Any = SimpleNamespace(
+            exc_type=type(error),
+            exc_value=error,
+            exc_traceback=error.__traceback__,
+            err_msg=None,
+            object=threading,
+        )
+        sys.unraisablehook(seen)
+
+
+def leave(code: int) -> NoReturn:
+    """End the process as a program ends that had this code: handlers of `atexit` run first.
+
+    Args:
+        code: exit code; minus SIGINT: the process dies of that signal, as its parent expects.
+    """
+    if code != -signal.SIGINT:
+        sys.exit(code)
+    _tell_nothing_once()
+    raise KeyboardInterrupt
+
+
+def _prepare(program: Program) -> tuple[CodeType, ModuleType]:
+    """Make this process the program's, and return its code and its `__main__`."""
+    own = sys.modules["__main__"]
+    _former_main.append(own)
+    main = ModuleType("__main__")
+    vars(main)["__builtins__"] = sys.modules["builtins"]
+    for name, value in _SOME_PYTHONS_SET.items():
+        if hasattr(own, name):
+            setattr(main, name, value())
+    sys.modules["__main__"] = main
+    sys.orig_argv[1:] = program.words
+    if program.is_module:
+        return _prepare_module(program, main), main
+    path = _absolute(program.target)
+    if Path(path).is_file() and not _is_archive(path):
+        return _prepare_file(program, path, main), main
+    return _prepare_folder(program, path, main), main
+
+
+def _prepare_file(program: Program, path: str, main: ModuleType) -> CodeType:
+    sys.argv[:] = [program.target, *program.arguments]
+    _put_first_on_path(str(Path(path).resolve().parent))
+    is_compiled = path.endswith(".pyc")
+    kind = SourcelessFileLoader if is_compiled else SourceFileLoader
+    main.__loader__ = kind("__main__", path)
+    main.__file__ = path
+    if is_compiled:
+        compiled: Any = SourcelessFileLoader("__main__", path).get_code("__main__")
+        return cast("CodeType", compiled)
+    with io.open_code(path) as file:
+        return compile(file.read(), path, "exec", dont_inherit=True)
+
+
+def _prepare_module(program: Program, main: ModuleType) -> CodeType:
+    sys.argv[:] = ["-m", *program.arguments]
+    _put_first_on_path(str(Path.cwd()))
+    return _found(main, program.target)
+
+
+def _prepare_folder(program: Program, path: str, main: ModuleType) -> CodeType:
+    sys.argv[:] = [program.target, *program.arguments]
+    _put_first_on_path(path, is_asked=True)
+    del sys.modules["__main__"]  # or it would be found instead of the file
+    try:
+        return _found(main, "__main__", is_folder=True)
+    finally:
+        sys.modules["__main__"] = main
+
+
+def _found(main: ModuleType, name: str, *, is_folder: bool = False) -> CodeType:
+    """Find a module, and make `__main__` the one that it is run as."""
+    finder: Any = runpy  # `pdb` uses this function likewise
+    problem: Any = finder._Error
+    try:
+        _, spec, code = finder._get_module_details(name, problem)
+    except problem as error:
+        _say(f"{sys.executable}: {error}")
+        raise SystemExit(1) from None
+    vars(main).update(
+        __file__=spec.origin,
+        __cached__=spec.cached,
+        __loader__=spec.loader,
+        __package__=spec.parent,
+        __spec__=spec,
+    )
+    if not is_folder:
+        sys.argv[0] = spec.origin
+    found: CodeType = code
+    return found
+
+
+def _absolute(path: str) -> str:
+    """Return a path as Python makes that of a script absolute: no link and no dots are resolved."""
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path.removeprefix("./"))  # noqa: PTH109, PTH117, PTH118
+
+
+def _is_archive(path: str) -> bool:
+    try:
+        zipimport.zipimporter(path)
+    except zipimport.ZipImportError:
+        return False
+    return True
+
+
+def _put_first_on_path(folder: str, *, is_asked: bool = False) -> None:
+    """Put a folder where Python puts that of a script, in the place of our own.
+
+    Args:
+        folder: of the script.
+        is_asked: whether Python adds it even where it adds no folder by itself (`-P`).
+    """
+    if not sys.flags.safe_path:
+        sys.path[:1] = [folder]
+    elif is_asked:
+        sys.path.insert(0, folder)
+    else:
+        return
+    _forget_shadowed(folder)
+
+
+def _forget_shadowed(folder: str) -> None:
+    """Let the script import files of its own whose names are those of modules that we have loaded."""
+    finder = importlib.machinery.FileFinder(
+        folder,
+        (importlib.machinery.ExtensionFileLoader, importlib.machinery.EXTENSION_SUFFIXES),
+        (SourceFileLoader, importlib.machinery.SOURCE_SUFFIXES),
+    )
+    tops = {name.partition(".")[0] for name in sys.modules}
+    for top in tops.difference(sys.builtin_module_names, _LOADED_AT_START, ["__main__"]):
+        known = getattr(sys.modules.get(top), "__spec__", None)
+        if known is None or known.origin == "frozen":
+            continue
+        found = finder.find_spec(top)
+        if found is None or found.loader is None or found.origin == known.origin:
+            continue
+        for name in [name for name in sys.modules if f"{name}.".startswith(f"{top}.")]:
+            del sys.modules[name]
+
+
+def _ended_by(error: BaseException) -> Ending:
+    """Tell what ended the program, as Python does, and return the ending."""
+    if isinstance(error, SystemExit):
+        return Ending(code=_exit_code(error.code))
+    trace = error.__traceback__
+    while trace is not None and _is_below_the_script(trace):
+        trace = trace.tb_next
+    error = error.with_traceback(trace)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
+    sys.last_exc = error  # type: ignore[attr-defined,unused-ignore]
+    try:
+        sys.excepthook(type(error), error, trace)
+    except SystemExit as exit:
+        return Ending(code=_exit_code(exit.code))
+    except BaseException as second:
+        _say("Error in sys.excepthook:")
+        traceback.print_exception(second)
+        _say("\nOriginal exception was:")
+        traceback.print_exception(error)
+    return Ending(code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _exit_code(code: object) -> int:
+    if code is None:
+        return 0
+    if isinstance(code, int):
+        return code & 0xFF
+    _say(str(code))
+    return 1
+
+
+def _say(text: str) -> None:
+    if sys.stderr is not None:
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+
+def _is_below_the_script(trace: TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>")
+
+
+def _tell_nothing_once() -> None:
+    """Let Python, which tells every interrupt that ends it, not tell this one again."""
+    former = sys.excepthook
+
+    def nothing(*_: object) -> None:
+        sys.excepthook = former
+
+    sys.excepthook = nothing

@@ -21,6 +21,7 @@ from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
 from gapless.errors import GaplessError, UserError
+from gapless.scripts import leave
 
 
 if TYPE_CHECKING:
@@ -36,11 +37,15 @@ COMMANDS = {
     "checkpoint": "List the checkpoints of a run, or verify that all of them are whole.",
     "verify": "Verify that a plan changes nothing: the same bits in every loss and tensor.",
     "compare": "Compare every plan on the same work, and recommend one.",
+    "doctor": "Diagnose any script: every line that makes the GPU wait, its cost and its mend.",
     "explain": "Explain a code of the doctor, such as GAP001: why it costs time, what to write.",
     "plans": "List the plans: the ways in which a loop can move its work.",
     "completion": "Print a script that lets a shell complete commands, options and their values.",
 }
 
+
+# Commands whose process is the user's script's: it sets its own signals, and ends as the script does.
+_SCRIPTS_OWN = ("doctor",)
 
 # Commands that run no code of the user: what they raise unawares is a bug of ours.
 _OWN = ("train", "translate", "evaluate")
@@ -68,6 +73,9 @@ _LOOKS = "1000"
 
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Run the command line and exit: 0 done, 1 failed, 2 a mistake in what was asked."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if _is_scripts_own(arguments):
+        leave(run_command(arguments))
     # Read when torch is imported, which a command does; what the user has set stays.
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", _LOOKS)
@@ -75,7 +83,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
     try:
-        code = run_command(sys.argv[1:] if arguments is None else arguments)
+        code = run_command(arguments)
         _give_up_unwritable_output()
     except KeyboardInterrupt:
         code = 130
@@ -89,7 +97,7 @@ def run_command(arguments: Sequence[str]) -> int:
     try:
         code = _run(arguments)
         # Now, while an error can still be told: Python's own flush at the end cannot.
-        if sys.stdout is not None:
+        if sys.stdout is not None and not _is_scripts_own(arguments):
             sys.stdout.flush()
         return code
     except GaplessError as error:
@@ -175,6 +183,10 @@ def _give_up_unwritable_output() -> None:
             sys.stdout.flush()
     except OSError:
         throw_away(sys.stdout)
+
+
+def _is_scripts_own(arguments: Sequence[str]) -> bool:
+    return bool(arguments) and arguments[0] in _SCRIPTS_OWN
 
 
 def _code(error: GaplessError) -> int:

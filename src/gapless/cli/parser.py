@@ -10,7 +10,7 @@ from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
 
 
 class UsageError(UserError):
@@ -38,6 +38,7 @@ class Parser(argparse.ArgumentParser):
             formatter_class=_HelpFormatter,
             allow_abbrev=False,
         )
+        self._rest: tuple[str, str, Collection[str]] | None = None
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print.
@@ -54,7 +55,8 @@ class Parser(argparse.ArgumentParser):
             UsageError: an argument is unknown, missing, or has a value that it cannot have.
             SystemExit: the help was asked for and has been printed.
         """
-        options, unknown = self.parse_known_intermixed_args(arguments)
+        ours, rest = self.split(arguments)
+        options, unknown = self.parse_known_intermixed_args(ours)
         for argument in unknown:
             if argument.startswith("-"):
                 name = argument.partition("=")[0]
@@ -62,7 +64,36 @@ class Parser(argparse.ArgumentParser):
                 raise UsageError(f"unknown option {name}; {hint or f'see {self.prog} --help'}")
         if unknown:
             raise UsageError(f"unexpected argument {unknown[0]!r}; see {self.prog} --help")
+        if rest and self._rest is not None:
+            setattr(options, self._rest[0], rest)
         return options
+
+    def leave_rest(self, dest: str, *, ends_after: str, unless: Collection[str]) -> None:
+        """Leave what follows the first argument that is no option to somebody else.
+
+        Args:
+            dest: under which `parse` stores the rest, a list; a positional argument has it.
+            ends_after: an option after whose value the rest begins as well.
+            unless: options of which one makes all arguments ours.
+        """
+        self._rest = (dest, ends_after, unless)
+
+    def split(self, arguments: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+        """Return the arguments that are ours, and those that are left to somebody else."""
+        if self._rest is None:
+            return arguments, []
+        _, ends_after, unless = self._rest
+        at = 0
+        while at < len(arguments) and arguments[at].startswith("-"):
+            name, is_joined, _ = arguments[at].partition("=")
+            if name in unless:
+                return arguments, []
+            action = self._option_string_actions.get(name)
+            num_values = 0 if action is None or is_joined else _num_values(action)
+            at += 1 + num_values
+            if name == ends_after:
+                break
+        return arguments[:at], list(arguments[at:])
 
     def actions(self) -> list[argparse.Action]:
         """Return all options and positional arguments, in the order of the help."""
@@ -71,6 +102,12 @@ class Parser(argparse.ArgumentParser):
     def parameters(self) -> set[str]:
         """Return the names under which options, but no positional arguments, are stored."""
         return {action.dest for action in self._actions if action.option_strings}
+
+
+def _num_values(action: argparse.Action) -> int:
+    if action.nargs is None:
+        return 1
+    return action.nargs if isinstance(action.nargs, int) else 0
 
 
 class _HelpFormatter(argparse.RawDescriptionHelpFormatter):

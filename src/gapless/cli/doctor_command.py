@@ -1,0 +1,273 @@
+"""`gapless doctor`."""
+
+from __future__ import annotations
+
+import atexit
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gapless.cli.parser import UsageError, one_of, positive_number, whole_number
+from gapless.doctor.causes import CODE_OF
+from gapless.scripts import Program, check_runs
+
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+
+    from gapless.cli.parser import Parser
+    from gapless.records.finding import Finding
+
+
+DETAILS = """
+Runs a script as Python would, watches some of its steps, and tells at its end which lines made the
+host wait for the GPU, how often, how long, what that cost, and what to write instead. Everything
+after the script is the script's. The script needs no change, and the exit code is its own.
+
+The report goes to standard error. With --static nothing is run: the files below PATH are read, and
+the report goes to standard output.
+
+  gapless doctor train.py --epochs 1
+  gapless doctor --stop-after -m package.train
+  gapless doctor --static src
+  gapless doctor --diff before.session after.session
+
+Exit code: that of the script; 1 if it is 0 and --fail-on found something; 2 a mistake in what was
+asked.
+"""
+
+# Pairs of options of which only one may be given; docs/doctor.md shows them as a table.
+EXCLUDES = (
+    ("--static", "--try"),
+    ("--static", "--exact"),
+    ("--static", "--step"),
+    ("--static", "--warm-up"),
+    ("--static", "--steps"),
+    ("--static", "--stop-after"),
+    ("--static", "--save"),
+    ("--static", "--html"),
+    ("--static", "--perfetto"),
+    ("--static", "--diff"),
+    ("--static", "-m"),
+    ("--diff", "--try"),
+    ("--diff", "--exact"),
+    ("--diff", "--step"),
+    ("--diff", "--warm-up"),
+    ("--diff", "--steps"),
+    ("--diff", "--stop-after"),
+    ("--diff", "--save"),
+    ("--diff", "-m"),
+    ("--try", "--stop-after"),
+)
+
+_FORMATS = ("text", "json", "sarif")
+
+_WARM_UP, _STEPS = 10, 20
+
+
+def add_options(parser: Parser) -> None:
+    """Add what `run` reads."""
+    parser.usage = "gapless doctor [options] (SCRIPT | -m MODULE) ARGS..."
+    what = parser.add_argument_group("what is looked at")
+    what.add_argument(
+        "script",
+        nargs="*",
+        metavar="SCRIPT ARGS",
+        help="file, folder or zip file to run, and its arguments; with --static: what to read",
+    )
+    what.add_argument(
+        "-m", dest="module", metavar="MODULE", help="run a module instead of a file, as python -m"
+    )
+    what.add_argument(
+        "--static", action="store_true", help="run nothing: read files, and folders of files"
+    )
+    what.add_argument(
+        "--diff",
+        nargs=2,
+        metavar=("BEFORE", "AFTER"),
+        help="run nothing: compare two files that --save wrote",
+    )
+    _add_watching(parser)
+    _add_reports(parser)
+    parser.leave_rest("script", ends_after="-m", unless=("--static", "--diff"))
+
+
+def _add_watching(parser: Parser) -> None:
+    watching = parser.add_argument_group("watching")
+    watching.add_argument(
+        "--step",
+        metavar="NAME",
+        help="what a step is: loader, optimizer, the class of an optimizer, or a function of the "
+        "script, such as train_step or package.module.Trainer.step [default: a call of the most "
+        "frequent optimizer]",
+    )
+    watching.add_argument(
+        "--warm-up",
+        type=whole_number,
+        metavar="N",
+        help=f"steps before the first that counts [default: {_WARM_UP}]",
+    )
+    watching.add_argument(
+        "--steps",
+        type=positive_number,
+        metavar="N",
+        help="steps that are timed, then as many in which lines are looked for, then half as many "
+        f"under torch's profiler [default: {_STEPS}]",
+    )
+    watching.add_argument(
+        "--stop-after", action="store_true", help="end the script when enough was watched"
+    )
+    watching.add_argument(
+        "--exact",
+        action="store_true",
+        help="look for lines by torch's own callbacks, also inside of libraries; they stay in the "
+        "process, at a small cost",
+    )
+    watching.add_argument(
+        "--try",
+        dest="tries",
+        action="store_true",
+        help="measure what mending would gain: in turns with the script as written",
+    )
+
+
+def _add_reports(parser: Parser) -> None:
+    reports = parser.add_argument_group("reports")
+    reports.add_argument(
+        "--out", metavar="FILE", help="write the report there instead of to standard error"
+    )
+    reports.add_argument(
+        "--format", default="text", **one_of(_FORMATS), help="of the report [default: text]"
+    )
+    reports.add_argument("--html", metavar="FILE", help="also write a page for a browser")
+    reports.add_argument(
+        "--perfetto", metavar="FILE", help="also write the timeline for ui.perfetto.dev"
+    )
+    reports.add_argument(
+        "--save", metavar="FILE", help="also write all that was seen, for a later --diff"
+    )
+    reports.add_argument(
+        "--private", action="store_true", help="leave source and paths out of all reports"
+    )
+    reports.add_argument(
+        "--fail-on",
+        type=_codes,
+        metavar="CODES",
+        help="exit code 1 if the script ended with 0 and one of these was found, such as "
+        "GAP001,GAP004, or any; what is only maybe does not count",
+    )
+
+
+def run(options: Namespace) -> int:
+    """Run the script, or read it, and report; return the exit code."""
+    _check(options)
+    if options.static:
+        raise UsageError("--static is not there yet")
+    if options.diff is not None:
+        from gapless.cli.doctor_reports import write_difference
+
+        return write_difference(options)
+    return _run_script(options)
+
+
+def _run_script(options: Namespace) -> int:
+    from gapless.cli.doctor_reports import Reports
+    from gapless.doctor.run import diagnose_program
+    from gapless.doctor.watch_settings import WatchSettings
+
+    program = _program(options)
+    check_runs(program)
+    reports = Reports(options)
+    # The first that is registered runs last: after everything that the script has to say.
+    atexit.register(reports.print_text)
+    settings = WatchSettings(
+        step=options.step or "auto",
+        warm_up=_WARM_UP if options.warm_up is None else options.warm_up,
+        num_steps=options.steps or _STEPS,
+        stops_after=options.stop_after,
+        is_exact=options.exact,
+    )
+    ending, session, problem = diagnose_program(program, settings)
+    if session is None and not problem:  # a process that the script has forked
+        atexit.unregister(reports.print_text)
+        return ending.code
+    found = reports.take(session, problem)
+    return 1 if ending.is_success and fails(found, options.fail_on) else ending.code
+
+
+def fails(findings: tuple[Finding, ...], codes: frozenset[str] | None) -> bool:
+    """Return whether a finding, one that is not only maybe, has one of the codes of --fail-on."""
+    return any(one.code in (codes or ()) for one in findings if one.certainty != "maybe")
+
+
+def _program(options: Namespace) -> Program:
+    if options.module is not None:
+        return Program(target=options.module, is_module=True, arguments=tuple(options.script))
+    target, *arguments = options.script
+    return Program(target=target, arguments=tuple(arguments))
+
+
+def _check(options: Namespace) -> None:
+    """Refuse what cannot be done, before the script runs for hours.
+
+    Raises:
+        UsageError: two options exclude each other, something is missing, or a file cannot be written.
+    """
+    given = _given(options)
+    for first, second in EXCLUDES:
+        if first in given and second in given:
+            raise UsageError(f"{first} and {second} exclude each other; leave one of them out")
+    if options.diff is not None and options.script:
+        raise UsageError(
+            f"--diff compares two files and runs nothing, but {options.script[0]!r} follows them"
+        )
+    if options.diff is None and options.module is None and not options.script:
+        what = "a path after --static" if options.static else "a script, or -m and a module"
+        raise UsageError(f"nothing to look at: expected {what}; see gapless doctor --help")
+    outputs = [options.out, options.html, options.perfetto, options.save]
+    for name in filter(None, outputs):
+        _check_writable(Path(name))
+        if outputs.count(name) > 1:
+            raise UsageError(f"two reports cannot go to one file: {name}")
+
+
+def _given(options: Namespace) -> set[str]:
+    names = {
+        "try": options.tries,
+        "m": options.module is not None,
+        "diff": options.diff is not None,
+    }
+    for name in ("static", "exact", "step", "stop_after", "save", "html", "perfetto"):
+        names[name] = getattr(options, name)
+    for name in ("warm_up", "steps"):
+        names[name] = getattr(options, name) is not None
+    return {_flag(name) for name, is_given in names.items() if is_given}
+
+
+def _flag(name: str) -> str:
+    return f"-{name}" if len(name) == 1 else f"--{name.replace('_', '-')}"
+
+
+def _check_writable(path: Path) -> None:
+    if path.is_dir():
+        raise UsageError(f"cannot write {path}: it is a folder")
+    if not path.parent.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+
+
+def _codes(text: str) -> frozenset[str]:
+    """Return the codes that the value of --fail-on names.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    known = sorted(set(CODE_OF.values()))
+    if text == "any":
+        return frozenset(known)
+    codes = [code.strip().upper() for code in text.split(",")]
+    for code in codes:
+        if code not in known:
+            raise UsageError(
+                f"--fail-on: {code!r} is no code; expected any, or codes from {known[0]} to "
+                f"{known[-1]} with commas between them"
+            )
+    return frozenset(codes)

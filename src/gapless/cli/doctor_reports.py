@@ -1,0 +1,133 @@
+"""The reports of `gapless doctor`: which there are, and where they go."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, TextIO
+
+from gapless.cli.output import say, terminal_columns, write
+from gapless.records.session_difference import SessionDifference
+from gapless.report.difference_text import difference_text
+from gapless.report.session_json import read_session, session_json
+from gapless.report.session_text import session_text
+
+
+if TYPE_CHECKING:
+    from argparse import Namespace
+    from collections.abc import Callable
+
+    from gapless.records.finding import Finding, Session
+
+
+# The first line of a report that follows what a script has printed.
+HEADING = "gapless doctor"
+
+# Of a report that goes to a file or a pipe.
+_COLUMNS = 100
+
+
+class Reports:
+    """Writes what was seen; nothing that goes wrong here changes how the script ends.
+
+    Args:
+        options: of the command.
+    """
+
+    def __init__(self, options: Namespace) -> None:
+        self._options = options
+        self._text = ""
+
+    def take(self, session: Session | None, problem: str) -> tuple[Finding, ...]:
+        """Write all files, keep the text for `print_text`, and return the findings.
+
+        Args:
+            session: what was seen; None if the doctor could not say.
+            problem: what went wrong with the doctor itself; empty if nothing.
+        """
+        try:
+            if session is not None:
+                self._write_all(session)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if problem:
+            self._text += f"gapless: warning: the doctor failed, the script did not: {problem}\n"
+        return () if session is None else session.findings
+
+    def print_text(self) -> None:
+        """Print to standard error what is to go there."""
+        text, self._text = self._text, ""
+        if text:
+            write(sys.stderr, text)
+
+    def _write_all(self, session: Session) -> None:
+        if self._options.private:
+            from gapless.doctor.private import private
+
+            session = private(session)
+        self._write_report(session)
+        if self._options.save is not None:
+            _put(self._options.save, session_json(session))
+        if self._options.html is not None:
+            from gapless.report.html.session_page import session_page
+
+            _put(self._options.html, session_page(session))
+        if self._options.perfetto is not None:
+            _put(self._options.perfetto, _later("perfetto", "perfetto_json")(session))
+
+    def _write_report(self, session: Session) -> None:
+        text = _formatted(session, self._options.format, to_file=self._options.out is not None)
+        if self._options.out is not None:
+            _put(self._options.out, text)
+        else:
+            self._text = text
+
+
+def _formatted(session: Session, form: str, *, to_file: bool) -> str:
+    if form == "json":
+        return session_json(session)
+    if form == "sarif":
+        return _later("sarif", "sarif_json")(session.findings)
+    if to_file:
+        return session_text(session, columns=_COLUMNS)
+    columns = terminal_columns(sys.stderr) if _is_terminal(sys.stderr) else _COLUMNS
+    text = session_text(session, columns=columns, is_coloured=_is_coloured(sys.stderr))
+    return f"{HEADING}\n{text}"
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
+
+
+def _is_coloured(stream: TextIO | None) -> bool:
+    return _is_terminal(stream) and "NO_COLOR" not in os.environ
+
+
+def _later(module: str, name: str) -> Callable[..., str]:
+    function: Callable[..., str] = getattr(import_module(f"gapless.report.{module}"), name)
+    return function
+
+
+def _put(name: str, text: str) -> None:
+    Path(name).write_text(text, encoding="utf-8")
+
+
+def write_difference(options: Namespace) -> int:
+    """Report what has changed between two saved sessions."""
+    before, after = (_read(name) for name in options.diff)
+    if options.private:
+        from gapless.doctor.private import private
+
+        before, after = private(before), private(after)
+    text = difference_text(SessionDifference.of(before, after), columns=_COLUMNS)
+    if options.out is None:
+        say(text.rstrip("\n"))
+    else:
+        _put(options.out, text)
+    return 0
+
+
+def _read(name: str) -> Session:
+    return read_session(Path(name).read_text(encoding="utf-8"), name)

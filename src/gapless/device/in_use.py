@@ -1,0 +1,34 @@
+"""Which device a program uses, asked from outside of it."""
+
+from __future__ import annotations
+
+import torch
+
+
+def is_gpu_in_use() -> bool:
+    """Return whether this process has used a GPU so far; asking does not begin to."""
+    return bool(torch.cuda.is_initialized())
+
+
+def name_of_device() -> str:
+    """Return the name of the GPU in use, such as "NVIDIA H200"; "cpu" if none is."""
+    return torch.cuda.get_device_name() if is_gpu_in_use() else "cpu"
+
+
+def driver_version() -> str:
+    """Return the version of CUDA that torch was built for; empty if it was built for none."""
+    return torch.version.cuda or ""
+
+
+def synchronize() -> None:
+    """Wait until the GPU in use has done everything that was queued.
+
+    Sync: Blocks the host.
+    """
+    if is_gpu_in_use():
+        torch.cuda.synchronize()
+
+
+def graph_class() -> type | None:
+    """Return the class whose `replay` a program calls; None where torch has no support for a GPU."""
+    return torch.cuda.CUDAGraph if torch.backends.cuda.is_built() else None

@@ -1,0 +1,161 @@
+"""What is watched when: warm-up, steps as they are, sites, times; then nothing any more."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Literal
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gapless.doctor.seen import Pass
+
+
+Phase = Literal["rest", "plain", "sites", "times", "backward"]
+
+# A look at three of the first steps is what remains of a script that ends before its windows do.
+_BEFORE_EARLY_LOOK, _EARLY_LOOK = 3, 3
+
+_BACKWARD_STEPS = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """A stretch of steps.
+
+    Attributes:
+        phase: what is watched in it.
+        num_steps: that it has.
+    """
+
+    phase: Phase
+    num_steps: int
+
+
+@dataclass(kw_only=True)
+class Seen:
+    """What is left of a window that is over.
+
+    Attributes:
+        phase: what was watched.
+        num_steps: that it had; fewer than planned if the script has ended.
+        passes: that watched, stopped.
+        step_ns: how long each step took.
+        start_ns: beginning of the window, by `time.perf_counter_ns`.
+        end_ns: its end, likewise.
+    """
+
+    phase: Phase
+    num_steps: int = 0
+    passes: Sequence[Pass] = ()
+    step_ns: list[int] = field(default_factory=list)
+    start_ns: int = 0
+    end_ns: int = 0
+
+
+def plan_windows(*, warm_up: int, num_steps: int) -> list[Window]:
+    """Return the windows of a script that has steps enough.
+
+    Args:
+        warm_up: steps before the first window.
+        num_steps: of the windows of plain steps and of sites; that of times has half as many.
+    """
+    early = _BEFORE_EARLY_LOOK + _EARLY_LOOK
+    if warm_up > early:
+        first = [
+            Window(phase="rest", num_steps=_BEFORE_EARLY_LOOK),
+            Window(phase="sites", num_steps=_EARLY_LOOK),
+            Window(phase="rest", num_steps=warm_up - early),
+        ]
+    else:
+        first = [Window(phase="rest", num_steps=warm_up)] if warm_up else []
+    return [
+        *first,
+        Window(phase="plain", num_steps=num_steps),
+        Window(phase="sites", num_steps=num_steps),
+        Window(phase="times", num_steps=max(1, num_steps // 2)),
+    ]
+
+
+class Phases:
+    """Goes through windows step by step.
+
+    Args:
+        windows: in this order.
+        start: returns the passes of a phase, started.
+        wants_backward: called at the end; whether steps are watched for the lines of backward passes.
+        clock: in nanoseconds.
+
+    Attributes:
+        seen: the windows that are over, also those that were cut short.
+        is_over: whether nothing is watched any more.
+    """
+
+    def __init__(
+        self,
+        windows: Sequence[Window],
+        *,
+        start: Callable[[Phase], Sequence[Pass]],
+        wants_backward: Callable[[list[Seen]], bool] = lambda _: False,
+        clock: Callable[[], int] = perf_counter_ns,
+    ) -> None:
+        self.seen: list[Seen] = []
+        self.is_over = False
+        self._waiting = list(windows)
+        self._start = start
+        self._wants_backward: Callable[[list[Seen]], bool] | None = wants_backward
+        self._clock = clock
+        self._now: Seen | None = None
+        self._left = 0
+        self._step_began = 0
+
+    def step_ended(self) -> None:
+        """Note that a step has ended and the next begins; the first call begins the first window."""
+        if self.is_over:
+            return
+        if self._now is not None:
+            now = self._now.end_ns = self._clock()
+            self._now.step_ns.append(now - self._step_began)
+            self._now.num_steps += 1
+            self._left -= 1
+        if self._now is None or self._left == 0:
+            self._next_window()
+        else:
+            for one in self._now.passes:
+                one.next_step()
+        self._step_began = self._clock()
+
+    def end(self) -> None:
+        """Watch nothing any more: the script has ended, or all windows are over."""
+        self.is_over = True
+        self._close()
+
+    def _next_window(self) -> None:
+        self._close()
+        if not self._waiting and self._wants_backward is not None:
+            wants, self._wants_backward = self._wants_backward, None
+            if wants(self.seen):
+                self._waiting.append(Window(phase="backward", num_steps=_BACKWARD_STEPS))
+        if not self._waiting:
+            self.is_over = True
+            return
+        window = self._waiting.pop(0)
+        self._left = window.num_steps
+        passes = self._start(window.phase)
+        self._now = Seen(phase=window.phase, passes=passes, start_ns=self._clock())
+
+    def _close(self) -> None:
+        now, self._now = self._now, None
+        if now is None:
+            return
+        for one in reversed(now.passes):
+            one.stop()
+        self.seen.append(now)
+
+
+def longest(seen: Sequence[Seen], phase: Phase) -> Seen | None:
+    """Return the window of a phase that had the most steps; None if none had any."""
+    found = [one for one in seen if one.phase == phase and one.num_steps]
+    return max(found, key=lambda one: one.num_steps) if found else None

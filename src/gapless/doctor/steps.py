@@ -1,0 +1,176 @@
+"""Says when a step of a script ends: hooks on what scripts call once a step."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from functools import wraps
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim.optimizer import Optimizer, register_optimizer_step_post_hook
+from torch.utils.data import dataloader
+
+from gapless.device.in_use import graph_class
+from gapless.doctor.step_source import Caller, Kind, StepSource
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+# How far above a hook the step of a class is looked for that calls the step of its base.
+_FRAMES = 8
+
+
+class StepHooks:
+    """Tells of the end of every step, in the thread that trains.
+
+    The hooks let everything through as it is, and are taken out by `remove`.
+
+    Args:
+        source: decides which calls are steps.
+        on_step: called at the end of a step.
+        on_batch: called with the nanoseconds that a loader took for a batch.
+    """
+
+    def __init__(
+        self,
+        source: StepSource,
+        *,
+        on_step: Callable[[], None],
+        on_batch: Callable[[int, int], None],
+    ) -> None:
+        self._source = source
+        self._on_step = on_step
+        self._on_batch = on_batch
+        self._is_in = False
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Put the hooks in."""
+        self._is_in = True
+        handle = register_optimizer_step_post_hook(self._after_optimizer)
+        self._undo.append(handle.remove)
+        self._replace(dataloader._BaseDataLoaderIter, "__next__", self._loader_next)
+        self._replace(torch.autograd, "backward", self._counted("backward", "backward"))
+        graphs = graph_class()
+        if graphs is not None:
+            self._replace(graphs, "replay", self._counted("replay", "CUDAGraph.replay"))
+
+    def remove(self) -> None:
+        """Take the hooks out; nothing happens if they are out."""
+        self._is_in = False
+        while self._undo:
+            self._undo.pop()()
+
+    def step(self) -> None:
+        """Note that the script itself has said that a step has ended."""
+        self._called(Caller("call", "gapless.doctor.step"))
+
+    def optimizer_called(self, optimizer: Any) -> None:
+        """Note a step of an optimizer for which torch calls no hooks."""
+        name = f"{type(optimizer).__name__}.step"
+        self._called(Caller("optimizer", name, id(optimizer)))
+
+    def _called(self, caller: Caller) -> None:
+        if self._is_in and not _is_within_backward():
+            self._look_for_function()
+            if self._source.called(caller):
+                self._on_step()
+
+    def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not torch.compiler.is_compiling() and not _is_called_by_another_step(optimizer):
+            self.optimizer_called(optimizer)
+
+    def _loader_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(original)
+        def next_batch(iterator: Any) -> Any:
+            began = perf_counter_ns()
+            batch = original(iterator)
+            if self._is_in:
+                self._on_batch(began, perf_counter_ns())
+                self._called(Caller("loader", "DataLoader", id(iterator._dataset)))
+            return batch
+
+        return next_batch
+
+    def _counted(self, kind: Kind, name: str) -> Callable[[Callable[..., Any]], Any]:
+        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+            @wraps(original)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                result = original(*args, **kwargs)
+                self._called(Caller(kind, name))
+                return result
+
+            return call
+
+        return counted
+
+    def _look_for_function(self) -> None:
+        """Count the calls of the function that was asked for, once the script has defined it."""
+        asked = self._source.asked
+        if asked in _KINDS or any(one.kind == "function" for one in self._source.calls):
+            return
+        owner, name = _owner_of(asked)
+        function = getattr(owner, name, None)
+        is_function = callable(function) and not isinstance(function, type)
+        if is_function and not getattr(function, "_is_counted_by_the_doctor", False):
+            self._replace(owner, name, self._counted_function)
+
+    def _counted_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        counted: Any = self._counted("function", self._source.asked)(original)
+        counted._is_counted_by_the_doctor = True
+        return counted  # type: ignore[no-any-return]
+
+    def _replace(self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
+        is_own = name in vars(owner)
+        former = vars(owner)[name] if is_own else getattr(owner, name)
+        ours = wrap(getattr(owner, name))
+        setattr(owner, name, staticmethod(ours) if isinstance(former, staticmethod) else ours)
+        put_in = vars(owner)[name]
+
+        def undo() -> None:
+            # What somebody else has put over it stays: ours lets everything through by now.
+            if vars(owner).get(name) is put_in:
+                if is_own:
+                    setattr(owner, name, former)
+                else:
+                    delattr(owner, name)
+
+        self._undo.append(undo)
+
+
+_KINDS = ("auto", "optimizer", "loader")
+
+
+def _owner_of(dotted: str) -> tuple[Any, str]:
+    """Return the module or class that holds a function, or would; None for one that is not there."""
+    path, _, name = dotted.replace(":", ".").rpartition(".")
+    if not path:
+        return sys.modules["__main__"], name
+    if path in sys.modules:
+        return sys.modules[path], name
+    owner, last = _owner_of(path)
+    return getattr(owner, last, None), name
+
+
+def _is_within_backward() -> bool:
+    """Whether a backward pass calls this in a thread of its own, where no pass can begin."""
+    if threading.current_thread() is threading.main_thread():
+        return False
+    node = getattr(torch._C, "_current_autograd_node", lambda: None)
+    return node() is not None
+
+
+def _is_called_by_another_step(optimizer: Optimizer) -> bool:
+    """Whether the step of a derived class has called that of its base: there is one more to come."""
+    hooked = sys._getframe(2)
+    frame = hooked.f_back
+    for _ in range(_FRAMES):
+        if frame is None:
+            return False
+        if frame.f_code is hooked.f_code and frame.f_locals.get("self") is optimizer:
+            return True
+        frame = frame.f_back
+    return False

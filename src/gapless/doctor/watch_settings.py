@@ -1,0 +1,34 @@
+"""What is asked of the doctor for one run of a script."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from gapless.doctor.trial import Variant
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchSettings:
+    """How a script is watched.
+
+    Attributes:
+        step: what a step is: "auto", "optimizer", "loader", the class of an optimizer, or the name of
+            a function of the script.
+        warm_up: steps before the first window.
+        num_steps: of the windows of plain steps and of sites.
+        stops_after: whether the script is ended when the windows are over.
+        is_exact: whether torch's own callbacks are used, which stay in the process.
+        variants: returns variants to be measured; called once torch is there.
+    """
+
+    step: str = "auto"
+    warm_up: int = 10
+    num_steps: int = 20
+    stops_after: bool = False
+    is_exact: bool = False
+    variants: Callable[[], Sequence[Variant]] | None = None

@@ -1,0 +1,181 @@
+"""What `gapless doctor` promises on the command line: every entry of `command_line.toml`."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from doctor.tables import files_of, read_command_line
+from faults.processes import Launcher, environment, shared_launcher
+from gapless.cli.doctor_command import EXCLUDES
+from gapless.cli.main import run_command
+
+
+TABLE = read_command_line()
+QUICK = [run for run in TABLE["run"] if run.get("needs") not in ("torchrun", "gpu")]
+PAGE = Path(__file__).parents[2] / "docs" / "doctor.md"
+
+# The first line of a report as text.
+_REPORT = re.compile(r"^gapless doctor", re.MULTILINE)
+
+
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """A shell starts its background processes with SIGINT ignored, and so do they theirs."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+@pytest.fixture
+def launcher():
+    """Return a launcher whose processes are gone at the end of the test."""
+    shared = shared_launcher()
+    yield shared
+    shared.stop_all()
+
+
+def write_files(run: dict, folder: Path) -> None:
+    for name, text in files_of(run).items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+
+
+def check_run(run: dict, folder: Path, launcher: Launcher, *, real: bool) -> None:
+    """Run an entry and hold what it did against what it must."""
+    if "--static" in run["argv"] or "GAP" in run.get("stderr", []):
+        pytest.importorskip("gapless.doctor.static.look")
+    if "--perfetto" in run["argv"]:
+        pytest.importorskip("gapless.report.perfetto")
+    folder = folder / "work"
+    folder.mkdir()
+    write_files(run, folder)
+    stdin = folder.parent / "stdin"
+    stdin.write_text(run.get("stdin", ""))
+    with stdin.open("rb") as file:
+        done = launcher.run(*run["argv"], folder=folder, stdin=file, real=real)
+    _check_texts(run, done)
+    _check_files(run, folder)
+    if "plain" in run:
+        _check_as_python(run, folder, done)
+
+
+def _check_texts(run: dict, done) -> None:
+    assert done.code == run["exit"], done.err
+    assert [text for text in run.get("stdout", []) if text not in done.out] == []
+    assert [text for text in run.get("stderr", []) if text not in done.err] == []
+    assert [text for text in run.get("output", []) if text not in done.out + done.err] == []
+    assert [text for text in run.get("not_stdout", []) if text in done.out] == []
+    assert [text for text in run.get("not_stderr", []) if text in done.err] == []
+    assert done.out == run.get("stdout_is", done.out)
+    if "reports" in run:
+        assert len(_REPORT.findall(done.err)) == run["reports"], done.err
+
+
+def _check_files(run: dict, folder: Path) -> None:
+    assert [name for name in run.get("writes", []) if not (folder / name).stat().st_size] == []
+    assert [name for name in run.get("not_writes", []) if (folder / name).exists()] == []
+    texts = [(folder / name).read_text() for name in run.get("writes", [])]
+    for hidden in run.get("not_in_files", []):
+        assert [text for text in texts if hidden in text] == []
+    for key in run.get("json_keys", []):
+        assert key in json.loads(texts[0])
+
+
+def _check_as_python(run: dict, folder: Path, done) -> None:
+    plain = subprocess.run(
+        [sys.executable, *run["plain"]],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        input=run.get("stdin", ""),
+        env=environment(),
+    )
+    said, report = split_report(done.err)
+    assert (done.code, done.out) == (plain.returncode, plain.stdout)
+    assert said == plain.stderr
+    assert len(_REPORT.findall(report)) <= 1
+    if run.get("traceback"):
+        assert "Traceback (most recent call last)" in said
+        assert "gapless" not in said.replace(str(folder), "")
+
+
+def split_report(err: str) -> tuple[str, str]:
+    """Return what the script wrote to standard error, and the report at its end."""
+    found = _REPORT.search(err)
+    return (err[: found.start()], err[found.start() :]) if found else (err, "")
+
+
+@pytest.mark.parametrize("run", QUICK, ids=lambda run: run["name"])
+def test_a_run_is_as_promised(run, tmp_path, launcher):
+    """Exit code, outputs and files, and all that Python itself would have said and done."""
+    check_run(run, tmp_path, launcher, real=False)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("run", TABLE["run"], ids=lambda run: run["name"])
+def test_a_run_of_its_own_process_is_as_promised(run, tmp_path, launcher):
+    """The same where torch is imported by the script, not before; and all ranks of torchrun."""
+    if run.get("needs") == "gpu":
+        pytest.skip("needs a GPU")
+    check_run(run, tmp_path, launcher, real=True)
+
+
+@pytest.mark.parametrize("entry", TABLE["refused"], ids=lambda entry: entry["name"])
+def test_mistakes_are_refused_before_the_script_begins(entry, tmp_path, launcher):
+    """One line that names the thing; nothing is run, nothing is written."""
+    if "--static" in entry["argv"]:
+        pytest.importorskip("gapless.doctor.static.look")
+    (tmp_path / "s.py").write_text("open('ran', 'w')\n")
+
+    done = launcher.run(*entry["argv"], folder=tmp_path)
+
+    assert done.code == 2
+    assert (done.out, done.err.count("\n")) == ("", 1)
+    assert [name for name in entry["names"] if name not in done.err] == []
+    assert not (tmp_path / "ran").exists()
+
+
+VALUES = {
+    "--step": ["loader"],
+    "--warm-up": ["3"],
+    "--steps": ["4"],
+    "--save": ["a.session"],
+    "--html": ["a.html"],
+    "--perfetto": ["a.json"],
+    "--diff": ["a", "b"],
+    "-m": ["module"],
+}
+
+
+@pytest.mark.parametrize("pair", EXCLUDES, ids=" ".join)
+def test_options_that_exclude_each_other_are_refused(pair, capsys):
+    """The line names both."""
+    given = [word for flag in sorted(pair) for word in (flag, *VALUES.get(flag, []))]
+
+    assert run_command(["doctor", *given]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert [flag for flag in pair if flag not in err] == []
+
+
+def test_the_judge_and_the_page_know_the_same_exclusions():
+    """Those of the table of promises are among ours; the page shows exactly ours."""
+    ours = {frozenset(pair) for pair in EXCLUDES}
+    promised = {frozenset(entry["flags"]) for entry in TABLE["excludes"]}
+    rows = re.findall(r"^\| `(-[\w-]+)` \| (.+) \|$", PAGE.read_text(), re.MULTILINE)
+    shown = {
+        frozenset((flag, other))
+        for flag, others in rows
+        for other in re.findall(r"`(.+?)`", others)
+    }
+
+    assert promised - ours == set()
+    assert shown == ours
