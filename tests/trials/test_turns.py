@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gapless.doctor.trial import those_for
 from gapless.doctor.turns import Turns
+from gapless.doctor.variant import those_for
 from gapless.records.finding import Finding
 
 

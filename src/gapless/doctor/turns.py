@@ -13,7 +13,7 @@ from gapless.records.finding import Trial
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
-    from gapless.doctor.trial import Variant
+    from gapless.doctor.variant import Variant
 
 
 # After a change of sides, memory and caches are those of the other side for a step or two.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from gapless.doctor.trial import Variant
+    from gapless.doctor.variant import Variant
 
 
 @dataclass(frozen=True, kw_only=True)
