@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 
@@ -33,8 +32,8 @@ def mend_text(cause: Cause, call: str, detail: str = "") -> str:
         call: that waits; some have a mend of their own.
         detail: what was found in this very call; it may choose the mend as well.
     """
-    words = set(re.findall(r"\w+", f"{call} {detail}"))
-    own = [mend for word, mend in _OF_CALLS.get(cause, {}).items() if word in words]
+    said = f"{call} {detail}"
+    own = [mend for word, mend in _OF_CALLS.get(cause, {}).items() if word in said]
     sentence, code = own[0] if own else _MENDS[cause]
     return f"{sentence}\n{code}" if code else sentence
 
