@@ -46,6 +46,11 @@ def test_a_mend_is_a_sentence_and_python_code(cause):
         ("shape", "Tensor.__getitem__", "a mask of 64 x 8", "torch.where"),
         ("linalg", "torch.linalg.cholesky", "", "cholesky_ex"),
         ("optimizer", "Optimizer.step", "ASGD", "capturable"),
+        ("optimizer", "BatchNorm2d.forward", "", "momentum"),
+        ("float", "Tensor.add_", "", "formula"),
+        ("float", "float", "", "DeferredLoss"),
+        ("cpu", "torch.nn.functional.ctc_loss", "", "lengths"),
+        ("collective", "all_gather_object", "", "Python objects"),
         ("collective", "torch.distributed.barrier", "", "wait for each other"),
     ],
 )

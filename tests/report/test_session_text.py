@@ -114,6 +114,11 @@ def test_what_nobody_can_attribute_is_listed():
     assert "  GAP021  line unknown\n" in session_text(session(UNKNOWN))
 
 
+def test_what_no_line_is_to_blame_for_belongs_to_the_whole_step():
+    """Its line is not unknown: there is none."""
+    assert "  GAP017  the whole step\n" in session_text(session(replace(UNKNOWN, code="GAP017")))
+
+
 def test_what_the_syntax_shows_is_marked():
     """Nobody has seen it wait."""
     maybe = session_text(session(replace(ITEM, certainty="maybe")), columns=100)

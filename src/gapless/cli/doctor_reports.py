@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, TextIO
 
 from gapless.cli.output import say, terminal_columns, write
 from gapless.records.session_difference import SessionDifference
+from gapless.records.timeline import Timeline
 from gapless.report.difference_text import difference_text
+from gapless.report.perfetto import perfetto_json
 from gapless.report.session_json import read_session, session_json
 from gapless.report.session_text import session_text
 
@@ -75,7 +77,8 @@ class Reports:
 
             _put(self._options.html, session_page(session))
         if self._options.perfetto is not None:
-            _put(self._options.perfetto, _later("perfetto", "perfetto_json")(session))
+            timeline = session.timeline or Timeline(lanes=(), end_us=0.0)
+            _put(self._options.perfetto, perfetto_json(timeline, session.findings))
 
     def _write_report(self, session: Session) -> None:
         text = _formatted(session, self._options.format, to_file=self._options.out is not None)
@@ -130,4 +133,4 @@ def write_difference(options: Namespace) -> int:
 
 
 def _read(name: str) -> Session:
-    return read_session(Path(name).read_text(encoding="utf-8"), name)
+    return read_session(Path(name).read_text(encoding="utf-8", errors="replace"), name)

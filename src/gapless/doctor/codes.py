@@ -130,6 +130,12 @@ end.record()
 milliseconds = start.elapsed_time(end)""",
 )
 
+_FORMULA = (
+    "Where torch wants a Python number, write the formula with the tensor: torch.where, torch.maximum "
+    "and products take tensors of the device.",
+    "x = x + factor * y  # instead of x.add(y, alpha=factor)",
+)
+
 # A sentence or two, and code; "" without one.
 _MENDS: dict[Cause, tuple[str, str]] = {
     "item": _READ,
@@ -210,8 +216,8 @@ loss = torch.where(mask, losses, 0.0).sum() / mask.sum()""",
         "differs |= (a != b).any()",
     ),
     "linalg": (
-        "Use the form that leaves the check to you: its name ends in _ex, and it returns `info` on "
-        "the device.",
+        "Use the form that leaves the check to you, where there is one: inv_ex, cholesky_ex, solve_ex, "
+        "lu_factor_ex; they return `info` on the device. Call others less often.",
         "inverse, info = torch.linalg.inv_ex(a)",
     ),
     "validation": (
@@ -301,6 +307,25 @@ gc.freeze()  # after the warm-up""",
 
 # Mends of single calls: for a word that is in the call or in the detail.
 _OF_CALLS: dict[Cause, dict[str, tuple[str, str]]] = {
+    "float": dict.fromkeys(
+        (".add", ".sub", ".clamp", ".full", ".fill", ".lerp", "masked_fill"), _FORMULA
+    ),
+    "cpu": {
+        "ctc_loss": (
+            "Give the lengths as tensors of the host or as tuples: torch needs them there.",
+            "F.ctc_loss(log_probs, targets, input_lengths, target_lengths)  # both on the host",
+        ),
+        "pad_packed_sequence": (
+            "Sort batches by length in the loader and pass enforce_sorted=True when packing.",
+            "",
+        ),
+    },
+    "copy": {
+        "pack_padded_sequence": (
+            "Sort batches by length in the loader and pass enforce_sorted=True.",
+            "packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=True)",
+        ),
+    },
     "shape": {
         "nonzero": (
             "Use torch.where or a mask instead of positions; where positions are needed, "

@@ -131,7 +131,7 @@ def _say_changed(page: Page, pairs: Sequence[tuple[Finding, Finding]]) -> None:
 
 
 def _say_line(page: Page, finding: Finding) -> None:
-    page.say_as_it_is(f"{finding.code}  {place_of(finding.site)}", indent=2)
+    page.say_as_it_is(f"{finding.code}  {place_of(finding)}", indent=2)
     if finding.site is not None and finding.site.source:
         page.say_cut(finding.site.source, indent=6, style=_DIM)
     elif finding.site is None:

@@ -12,11 +12,14 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.records.comparison import Spread
-    from gapless.records.finding import Finding, Session, Site, StepTimes, Trial
+    from gapless.records.finding import Finding, Session, StepTimes, Trial
 
 
 # From this share on the device has so much to do that waits of the host cost next to nothing.
 _BUSY = 0.9
+
+# The code of calls that blocked and whose line nobody knows.
+_UNKNOWN = "GAP021"
 
 _BOLD, _DIM = "1", "2"
 
@@ -132,10 +135,11 @@ def ranged(spread: Spread) -> str:
     )
 
 
-def place_of(site: Site | None) -> str:
-    """Return a line as editors write it, with its function."""
+def place_of(finding: Finding) -> str:
+    """Return the line of a finding as editors write it, with its function."""
+    site = finding.site
     if site is None:
-        return "line unknown"
+        return "line unknown" if finding.code == _UNKNOWN else "the whole step"
     return str(site) if site.function in ("", "<module>") else f"{site} in {site.function}"
 
 
@@ -280,7 +284,7 @@ def _at_most(share: float) -> str:
 
 def _say_row(page: Page, row: str, finding: Finding) -> None:
     """Say the figures, and the line beside them where there is room."""
-    place = place_of(finding.site)
+    place = place_of(finding)
     if display_width(f"{row}  {shown(place)}") <= page.columns:
         page.say_as_it_is(f"{row}  {place}")
         return
