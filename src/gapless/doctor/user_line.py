@@ -119,6 +119,11 @@ class OwnCode:
             frame = frame.f_back
         return Place(None, 0, tuple(through), inner)
 
+    def owns(self, path: str) -> bool:
+        """Return whether a file is the user's own, as far as its path tells."""
+        known = self._is_own.get(path)
+        return self._belongs_to_user(path, {}) if known is None else known
+
     def _belongs_to_user(self, name: str, variables: dict[str, object]) -> bool:
         if name.startswith("<"):
             return name.startswith(_PROMPTS)
