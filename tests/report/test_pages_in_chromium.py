@@ -9,7 +9,9 @@ import pytest
 
 from gapless.report.html.comparison_page import comparison_page
 from gapless.report.html.session_page import session_page
+from gapless.report.html.training_page import training_page
 from made_up_session import FINDINGS, HOSTILE, made_up_session, made_up_timeline
+from made_up_training import made_up_run
 from toys import made_up_report
 
 
@@ -357,6 +359,29 @@ def test_plans_stand_under_each_other_on_one_axis(browser, tmp_path):
     path.write_text(comparison_page(made_up_report(timelines=tuple(bare))), encoding="utf-8")
     with browser.tab(path) as tab:
         assert tab.js("document.querySelector('[data-action=next]')") is None
+
+
+@pytest.mark.parametrize("width", [375, 1280])
+def test_a_run_is_drawn_on_any_screen(browser, tmp_path, width):
+    """Curves lie in their charts, texts can be read, and nothing needs scrolling sideways."""
+    path = tmp_path / "run.html"
+    text = training_page(made_up_run(), title="runs/demo", about={"device": "cuda:0"})
+    path.write_text(text, encoding="utf-8")
+    with browser.tab(path, width=width) as tab:
+        page = tab.js("document.documentElement.scrollWidth")
+        outside = tab.js(
+            "[...document.querySelectorAll('path')].filter(path => {"
+            " const [a, b] = [path, path.closest('svg')].map(e => e.getBoundingClientRect());"
+            " return !(a.width > 20 && a.left >= b.left - 5 && a.right <= b.right + 5"
+            " && a.top >= b.top - 5 && a.bottom <= b.bottom + 5); }).length"
+        )
+        contrast, said = tab.js(LEAST_CONTRAST)
+        trouble = tab.events("Runtime.exceptionThrown", "Log.entryAdded")
+
+    assert page == width
+    assert outside == 0
+    assert contrast >= 4.5, said
+    assert trouble == []
 
 
 def test_two_hundred_steps_of_a_thousand_kernels_are_a_small_page(browser, tmp_path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
 from gapless.cli.parser import number, one_of, whole_number
 from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, flag, given_settings
+from gapless.cli.written_files import require_writable
 from gapless.compare.ranking import DEFAULT_WEIGHTS, make_weights
 from gapless.compare.settings import CompareSettings, Rounds, RunSettings
 from gapless.device.precision import Precision
@@ -129,7 +129,7 @@ def run(options: Namespace) -> int:
     asked = _settings(options, find_device(options.device))
     for flag_name in ("json", "html"):
         if (path := getattr(options, flag_name)) is not None:
-            _check_writable(path, flag_name)
+            require_writable(path, f"--{flag_name}")
     if options.html is not None and options.html == options.json:
         raise UserError(f"--json and --html both name {options.html}; name two files")
     # Before a workload's file can use the device: cuBLAS reads its setting at its first call.
@@ -190,20 +190,6 @@ def _weights(items: list[str]) -> dict[str, float]:
                 f"--weight must be NAME=NUMBER, such as speed=0.5, but is {item!r}"
             ) from None
     return weights
-
-
-def _check_writable(path: Path, flag_name: str) -> None:
-    """Refuse a place that cannot be written before the work is done, not after it."""
-    folder = path.parent
-    if path.is_dir():
-        found = "is a folder"
-    elif not folder.is_dir():
-        found = f"lies in {folder}, which does not exist"
-    elif not os.access(folder, os.W_OK):
-        found = f"lies in {folder}, which cannot be written"
-    else:
-        return
-    raise UserError(f"--{flag_name} {path} {found}; name a file in a folder that is there")
 
 
 # --- the workload ---

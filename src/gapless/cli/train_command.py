@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped
 from gapless.cli.ranks import refuse_ranks
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
+from gapless.cli.written_files import require_writable
 from gapless.errors import LanguageError, UserError
 from gapless.nmt.run.defaults import CHOSEN
 from gapless.records.epoch_record import total
@@ -55,6 +57,12 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="print host waits after each epoch too, not only at the end",
     )
+    output.add_argument(
+        "--report",
+        type=Path,
+        metavar="FILE",
+        help="page for a browser with loss, speed, waits and utilisation; written when the run ends",
+    )
     add_setting_options(parser, chosen=CHOSEN)
 
 
@@ -81,6 +89,12 @@ def _train(options: Namespace, signals: Signals) -> int:
         if file is not None or options.run_dir is not None:
             raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
         file = settings_file(options.resume)
+    if options.report is not None:
+        if options.dry_run:
+            raise UserError(
+                "--report is of a run, and --dry-run trains nothing; leave out one of them"
+            )
+        require_writable(options.report, "--report")
     if options.dry_run:
         return _dry_run(options, file)
     with make_observer(waits_each_epoch=options.waits) as observer:
@@ -99,7 +113,24 @@ def _train(options: Namespace, signals: Signals) -> int:
         say(f"  gapless train --resume {trainer.run.run_dir}")
     else:
         say_wrapped("\n".join(_result_lines(summary, trainer.run.run_dir)))
+    if options.report is not None:
+        _write_report(options.report, trainer)
     return 0 if stop.number is None else 128 + stop.number
+
+
+def _write_report(path: Path, trainer: Trainer) -> None:
+    from gapless.nmt.run.metrics_file import METRICS
+    from gapless.nmt.run.summary import describe_run
+    from gapless.records.run_history import RunHistory
+    from gapless.report.html.training_page import training_page
+
+    about = describe_run(trainer.run)
+    title = about.pop("run")
+    metrics = trainer.run.run_dir / METRICS
+    with metrics.open(encoding="utf-8", errors="replace") as lines:
+        history = RunHistory.of_lines(lines)
+    replace_file(path, training_page(history, title=title, about=about).encode())
+    say(f"report: {path}, for a browser")
 
 
 def _trainer(

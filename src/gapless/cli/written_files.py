@@ -1,0 +1,34 @@
+"""Files that a command writes at its end."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from gapless.errors import UserError
+
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def require_writable(path: Path, option: str) -> None:
+    """Refuse a place that cannot be written before the work is done, not after it.
+
+    Args:
+        path: of the file to write.
+        option: that named it, such as "--json".
+
+    Raises:
+        UserError: it is a folder, or its folder does not exist or cannot be written.
+    """
+    folder = path.parent
+    if path.is_dir():
+        found = "is a folder"
+    elif not folder.is_dir():
+        found = f"lies in {folder}, which does not exist"
+    elif not os.access(folder, os.W_OK):
+        found = f"lies in {folder}, which cannot be written"
+    else:
+        return
+    raise UserError(f"{option} {path} {found}; name a file in a folder that is there")

@@ -1,0 +1,44 @@
+"""`gapless train --report`, as a user runs it."""
+
+from __future__ import annotations
+
+import random
+
+
+TINY = [
+    *("--d-model", "8", "--heads", "2", "--ffn", "8", "--encoder-layers", "1"),
+    *("--decoder-layers", "1", "--tokenizer", "none", "--device", "cpu", "--workers", "0"),
+]
+
+
+def table(folder):
+    """Write a hundred short pairs, and return their file."""
+    draw = random.Random(3)
+    words = ["red", "cat", "sees", "old", "dog", "tree"]
+    rows = [" ".join(draw.choices(words, k=draw.randint(3, 6))) for _ in range(100)]
+    (folder / "d.tsv").write_text("".join(f"{row}\t{row}\n" for row in rows))
+    return folder / "d.tsv"
+
+
+SIDES = ["--src", "en", "--tgt", "de", "--columns", "en,de"]
+
+
+def test_a_run_leaves_a_page_of_its_course(gapless, tmp_path):
+    """The page stands beside the run, and the last line says where."""
+    ended = gapless(
+        "train", "--data", table(tmp_path), *SIDES, *TINY, "--epochs", "2", "--run-dir", "run",
+        "--no-check-columns", "--report", "page.html",
+    )  # fmt: skip
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    assert ended.code == 0, ended.err
+    assert ended.out.rstrip().endswith("report: page.html, for a browser")
+    assert [part for part in ("run", "Loss of each batch", "epoch_end") if part not in page] == []
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_training(gapless):
+    """The line names the option and what is wrong with the place."""
+    gapless("train", "--report", "absent/p.html").check_refused(
+        "--report absent/p.html", "not exist"
+    )
+    gapless("train", "--dry-run", "--report", "p.html").check_refused("--report", "--dry-run")
