@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
+from torch.cuda import _gpu_trace
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader
 
@@ -74,6 +75,8 @@ def run_case(name, monkeypatch):
     monkeypatch.setenv("CASE_STEPS", str(NUM_STEPS))
     monkeypatch.setattr(sys, "argv", [str(path)])
     monkeypatch.syspath_prepend(str(path.parent))
+    # Torch's compiler turns it off for the process.
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         sites = SitesPass()
@@ -268,9 +271,8 @@ def test_a_warning_makes_a_record_of_the_line_that_waited(watching):
     assert wait.end_ns is None
 
 
-def test_a_warning_inside_a_wrapped_call_is_the_calls(watching, monkeypatch):
+def test_a_warning_inside_a_wrapped_call_is_the_calls(watching):
     """One wait is one record."""
-    monkeypatch.setattr(torch.Tensor, "tolist", torch.Tensor.tolist)
 
     class Warns(torch.Tensor):
         @classmethod
@@ -648,6 +650,70 @@ def test_an_error_of_the_call_reaches_the_script(watching):
     torch.ones(()).item()
 
     assert [wait.call for wait in waits_of(watching)] == ["Tensor.item"] * 2
+
+
+# Torch's callbacks
+
+
+@pytest.fixture
+def fires(monkeypatch):
+    """Fire a callback as torch would before it waits."""
+    monkeypatch.setattr(torch._C, "_activate_gpu_trace", lambda: None, raising=False)
+
+    def fire(kind, *args):
+        getattr(_gpu_trace, f"{kind}SynchronizationCallbacks").fire_callbacks(*args)  # fires
+
+    return fire
+
+
+def test_callbacks_find_the_line_before_it_waits(fires):
+    """Also for events and devices, and where no Python is: they take the place of warnings."""
+    sites = SitesPass(exact=True)
+    sites.start()
+    fires("Stream", 7)
+    fires("Event", 8)
+    fires("Device")
+    thread = threading.Thread(
+        target=_gpu_trace.EventSynchronizationCallbacks.fire_callbacks, args=(1,)
+    )
+    thread.start()
+    thread.join()
+    torch.ones(()).item()
+    waits = waits_of(sites)
+
+    assert [wait.cause for wait in waits] == ["unknown", "event", "device", "event", "item"]
+    assert [wait.site and wait.site.line for wait in waits[:2]] == [here("fires")] * 2
+    assert waits[3].site is None
+    assert sites.remains
+    assert sites.notes == []
+
+
+def test_callbacks_are_gone_afterwards_and_warnings_were_left_alone(fires):
+    """What remains is that torch looks for them."""
+    registries = (
+        _gpu_trace.StreamSynchronizationCallbacks,
+        _gpu_trace.EventSynchronizationCallbacks,
+        _gpu_trace.DeviceSynchronizationCallbacks,
+    )
+    filters = list(warnings.filters)
+    sites = SitesPass(exact=True)
+    sites.start()
+    assert [len(one.callback_list) for one in registries] == [1, 1, 1]
+    assert list(warnings.filters) == filters
+    sites.stop()
+
+    assert [len(one.callback_list) for one in registries] == [0, 0, 0]
+
+
+def test_a_torch_without_callbacks_is_watched_by_its_warnings(monkeypatch):
+    """And a note says so."""
+    monkeypatch.delattr(torch._C, "_activate_gpu_trace", raising=False)
+    sites = SitesPass(exact=True)
+    sites.start()
+    says_that_it_waits()
+
+    assert len(waits_of(sites)) == 1
+    assert (len(sites.notes), sites.remains) == (1, "")
 
 
 # The mode of CUDA

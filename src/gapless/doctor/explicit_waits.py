@@ -38,7 +38,7 @@ def _waiting(function: WaitingFunction, notes: WaitNotes) -> Callable[..., Any]:
         if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
             return original(*args, **kwargs)
         notes.thread.in_wait = True
-        note = notes.begin(function.cause, function.call)
+        note = notes.begin(function.cause, function.call, frame=sys._getframe(1))
         try:
             return original(*args, **kwargs)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from gapless.device.cuda_sites import WarningsOfWaits
@@ -11,6 +12,7 @@ from gapless.doctor.host_costs import CollectorPauses, watch_loaders
 from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.sync_warnings import SyncWarnings
 from gapless.doctor.tensor_reads import cause_of_index, watch_tensors
+from gapless.doctor.user_line import OURS
 from gapless.doctor.wait_notes import WaitNotes
 from gapless.errors import DeviceError
 
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
     from gapless.doctor.seen import SeenWait
 
 
-# What torch's callbacks of `exact` report.
+# What torch's callbacks of `exact` report; why a stream is waited for is not known from that.
 _CAUSES: dict[str, Cause] = {
-    "stream synchronize": "unknown",
     "event synchronize": "event",
     "device synchronize": "device",
 }
@@ -111,9 +112,19 @@ class SitesPass:
 
     def _called_back(self, what: str) -> None:
         """Note a wait that is about to begin, unless a wrapper has."""
-        if not self._waits.thread.in_wait:
-            cause = _CAUSES[what]
-            self._waits.begin(None if cause == "unknown" else cause, "")
+        state = self._waits.thread
+        if state.in_wait:
+            return
+        frame: FrameType | None = sys._getframe(1)
+        # Between us and the call that waits is only what calls us back.
+        while frame is not None and (
+            frame.f_code.co_name == "fire_callbacks" or frame.f_code.co_filename.startswith(OURS)
+        ):
+            frame = frame.f_back
+        cause = _CAUSES.get(what)
+        if cause is None and state.index is not None:
+            cause = cause_of_index(state.index)
+        self._waits.begin(cause, "", frame=frame, detail=what)
 
     def _heard(self, frame: FrameType) -> None:
         """Note a wait that torch has warned of, unless a wrapper has."""

@@ -67,7 +67,7 @@ def _watched(
         if found is None:
             return _as_torch_would(original, tensor, args, kwargs)
         notes.thread.in_wait = True
-        note = notes.begin(found[0], call, detail=found[1])
+        note = notes.begin(found[0], call, frame=sys._getframe(1), detail=found[1])
         try:
             return _as_torch_would(original, tensor, args, kwargs)
         finally:

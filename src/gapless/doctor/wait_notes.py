@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -82,9 +81,11 @@ class WaitNotes:
         self._folder = os.getcwd()  # noqa: PTH109  # paths are shortened as text
         self._process = os.getpid()
 
-    def begin(self, cause: Cause | None, call: str, *, detail: str = "") -> Note:
-        """Note a wait that begins now, and mark it; its end is the caller's to fill in."""
-        note = self._note(cause, call, frame=sys._getframe(1), detail=detail)
+    def begin(
+        self, cause: Cause | None, call: str, *, frame: FrameType | None, detail: str = ""
+    ) -> Note:
+        """Note a wait of a frame that begins now, and mark it; its end is the caller's to fill in."""
+        note = self._note(cause, call, frame=frame, detail=detail)
         self._keep(note, mark=MARK)
         note.start_ns = time.perf_counter_ns()
         return note
@@ -178,7 +179,7 @@ def explain(note: Note, *, folder: str) -> tuple[Cause, str, Site | None]:
     if operation == "format" and cause in ("float", "int"):
         cause = "format"
     through = "" if site is None else function_called(place.through)
-    return cause, through or note.call or operation, site
+    return cause, through or note.call or operation or note.detail, site
 
 
 def _name_this_thread(state: ThreadState) -> str:
