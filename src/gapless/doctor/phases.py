@@ -43,24 +43,21 @@ class Seen:
         num_steps: that it had; fewer than planned if the script has ended.
         passes: that watched, stopped.
         step_ns: how long each step took.
-        start_ns: beginning of the window, by `time.perf_counter_ns`.
-        end_ns: its end, likewise.
     """
 
     phase: Phase
     num_steps: int = 0
     passes: Sequence[Pass] = ()
     step_ns: list[int] = field(default_factory=list)
-    start_ns: int = 0
-    end_ns: int = 0
 
 
-def plan_windows(*, warm_up: int, num_steps: int) -> list[Window]:
+def plan_windows(*, warm_up: int, num_steps: int, has_times: bool = True) -> list[Window]:
     """Return the windows of a script that has steps enough.
 
     Args:
         warm_up: steps before the first window.
         num_steps: of the windows of plain steps and of sites; that of times has half as many.
+        has_times: whether there is a device whose times are measured.
     """
     early = _BEFORE_EARLY_LOOK + _EARLY_LOOK
     if warm_up > early:
@@ -71,12 +68,14 @@ def plan_windows(*, warm_up: int, num_steps: int) -> list[Window]:
         ]
     else:
         first = [Window(phase="rest", num_steps=warm_up)] if warm_up else []
-    return [
+    windows = [
         *first,
         Window(phase="plain", num_steps=num_steps),
         Window(phase="sites", num_steps=num_steps),
-        Window(phase="times", num_steps=max(1, num_steps // 2)),
     ]
+    if has_times:
+        windows.append(Window(phase="times", num_steps=max(1, num_steps // 2)))
+    return windows
 
 
 class Phases:
@@ -116,8 +115,7 @@ class Phases:
         if self.is_over:
             return
         if self._now is not None:
-            now = self._now.end_ns = self._clock()
-            self._now.step_ns.append(now - self._step_began)
+            self._now.step_ns.append(self._clock() - self._step_began)
             self._now.num_steps += 1
             self._left -= 1
         if self._now is None or self._left == 0:
@@ -144,7 +142,7 @@ class Phases:
         window = self._waiting.pop(0)
         self._left = window.num_steps
         passes = self._start(window.phase)
-        self._now = Seen(phase=window.phase, passes=passes, start_ns=self._clock())
+        self._now = Seen(phase=window.phase, passes=passes)
 
     def _close(self) -> None:
         now, self._now = self._now, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from functools import wraps
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,19 +30,11 @@ class StepHooks:
     Args:
         source: decides which calls are steps.
         on_step: called at the end of a step.
-        on_batch: called with the nanoseconds that a loader took for a batch.
     """
 
-    def __init__(
-        self,
-        source: StepSource,
-        *,
-        on_step: Callable[[], None],
-        on_batch: Callable[[int, int], None],
-    ) -> None:
+    def __init__(self, source: StepSource, *, on_step: Callable[[], None]) -> None:
         self._source = source
         self._on_step = on_step
-        self._on_batch = on_batch
         self._is_in = False
         self._undo: list[Callable[[], None]] = []
 
@@ -86,10 +77,8 @@ class StepHooks:
     def _loader_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def next_batch(iterator: Any) -> Any:
-            began = perf_counter_ns()
             batch = original(iterator)
             if self._is_in:
-                self._on_batch(began, perf_counter_ns())
                 self._called(Caller("loader", "DataLoader", id(iterator._dataset)))
             return batch
 

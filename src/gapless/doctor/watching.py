@@ -18,6 +18,17 @@ if TYPE_CHECKING:
     from gapless.doctor.watch_settings import WatchSettings
 
 
+def _passes_of(phase: Phase, *, is_exact: bool) -> Sequence[Pass]:
+    """Return the passes of a phase in the order in which they are to be started."""
+    from gapless.doctor.sites import SitesPass
+
+    if phase == "sites":
+        return [SitesPass(exact=is_exact)]
+    if phase == "times":
+        return [SitesPass(exact=is_exact, marks=True)]
+    return []
+
+
 class Stopped(SystemExit):
     """Ends the script because all windows are over: as `sys.exit(0)` does."""
 
@@ -33,7 +44,6 @@ class Watch:
     Attributes:
         source: what a step is.
         seen: the windows that are over.
-        batches: beginning and end of every wait for a batch, in nanoseconds.
         problem: why nothing is watched any more; empty if all is well.
         has_torch: whether the script has imported torch.
         has_gpu: whether it had used a GPU when it was watched.
@@ -42,14 +52,13 @@ class Watch:
     def __init__(self, settings: WatchSettings) -> None:
         self.source = StepSource(settings.step)
         self.seen: list[Seen] = []
-        self.batches: list[tuple[int, int]] = []
         self.problem = ""
         self.has_torch = self.has_gpu = False
         self._settings = settings
         self._phases: Phases | None = None
         self._hooks: StepHooks | None = None
         self._chosen: object = None
-        self._is_within = False
+        self._is_within = self._is_complete = False
         self._pid = os.getpid()
         self._import: TorchImport | None = None
 
@@ -69,9 +78,9 @@ class Watch:
         self._guarded(self._take_out)()
 
     @property
-    def planned_steps(self) -> int:
-        """Steps that a window of plain steps has where the script is long enough."""
-        return self._settings.num_steps
+    def is_complete(self) -> bool:
+        """Whether all windows were over before the script ended."""
+        return self._is_complete
 
     @property
     def is_in_its_process(self) -> bool:
@@ -82,12 +91,9 @@ class Watch:
         from gapless.doctor.steps import StepHooks
 
         self.has_torch = True
-        self._hooks = StepHooks(self.source, on_step=self._on_step, on_batch=self._on_batch)
+        self._hooks = StepHooks(self.source, on_step=self._on_step)
         self._hooks.install()
         os.register_at_fork(after_in_child=self._hooks.remove)
-
-    def _on_batch(self, began: int, ended: int) -> None:
-        self.batches.append((began, ended))
 
     def _on_step(self) -> None:
         if self._is_within:
@@ -110,22 +116,27 @@ class Watch:
         if self._phases is None:
             self._phases = self._new_phases()
         self._phases.step_ended()
-        if self._phases.is_over and self._hooks is not None and not self._settings.stops_after:
-            self._hooks.remove()
+        if self._phases.is_over:
+            self._is_complete = True
+            if self._hooks is not None and not self._settings.stops_after:
+                self._hooks.remove()
 
     def _new_phases(self) -> Phases:
-        windows = plan_windows(warm_up=self._settings.warm_up, num_steps=self._settings.num_steps)
+        from gapless.device.in_use import is_gpu_in_use
+
+        self.has_gpu = is_gpu_in_use()
+        windows = plan_windows(
+            warm_up=self._settings.warm_up,
+            num_steps=self._settings.num_steps,
+            has_times=self.has_gpu,
+        )
         phases = Phases(windows, start=self._started)
         self.seen = phases.seen
         return phases
 
     def _started(self, phase: Phase) -> Sequence[Pass]:
         """Return the passes of a phase, started."""
-        from gapless.doctor.sites import SitesPass
-
-        passes: list[Pass] = []
-        if phase == "sites":
-            passes.append(SitesPass(exact=self._settings.is_exact))
+        passes = _passes_of(phase, is_exact=self._settings.is_exact)
         for one in passes:
             one.start()
         return passes
