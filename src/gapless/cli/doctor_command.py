@@ -171,11 +171,13 @@ def run(options: Namespace) -> int:
 
 def _run_script(options: Namespace) -> int:
     from gapless.cli.doctor_reports import Reports
-    from gapless.doctor.run import diagnose_program
+    from gapless.doctor.launcher import is_launcher
+    from gapless.doctor.run import diagnose_launch, diagnose_program
     from gapless.doctor.watch_settings import WatchSettings
 
     program = _program(options)
-    check_runs(program)
+    if not is_launcher(program):
+        check_runs(program)
     reports = Reports(options)
     # The first that is registered runs last: after everything that the script has to say.
     atexit.register(reports.print_text)
@@ -186,12 +188,28 @@ def _run_script(options: Namespace) -> int:
         stops_after=options.stop_after,
         is_exact=options.exact,
     )
-    ending, session, problem = diagnose_program(program, settings)
-    if session is None and not problem:  # a process that the script has forked
-        atexit.unregister(reports.print_text)
-        return ending.code
-    found = reports.take(session, problem)
+    outcome = (
+        diagnose_launch(program, _words_for_workers(options))
+        if is_launcher(program)
+        else diagnose_program(program, settings)
+    )
+    found = reports.take(outcome.session, outcome.problem)
+    ending = outcome.ending
     return 1 if ending.is_success and fails(found, options.fail_on) else ending.code
+
+
+def _words_for_workers(options: Namespace) -> list[str]:
+    """Return the options that each process of torchrun is watched with."""
+    words = []
+    for flag, value in (
+        ("--step", options.step),
+        ("--warm-up", options.warm_up),
+        ("--steps", options.steps),
+    ):
+        words += [] if value is None else [flag, str(value)]
+    for flag, is_given in (("--stop-after", options.stop_after), ("--exact", options.exact)):
+        words += [flag] if is_given else []
+    return words
 
 
 def fails(findings: tuple[Finding, ...], codes: frozenset[str] | None) -> bool:

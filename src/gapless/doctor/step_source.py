@@ -101,6 +101,11 @@ class StepSource:
         return self.calls[caller] > _CALLS_WITHOUT_OPTIMIZER
 
     def _is_silent(self, caller: Caller) -> bool:
-        """Whether the chosen one has not been called for many calls of this one."""
+        """Whether the chosen one has not been called for many calls of this one.
+
+        An optimizer that waits while a loader is read waits for a validation.
+        """
+        if self.chosen is not None and (caller.kind, self.chosen.kind) == ("loader", "optimizer"):
+            return False
         per_step = self.calls[caller] / max(1, self.calls[self.chosen]) if self.chosen else 0
         return self._since_chosen[caller] >= _SILENT_CALLS + 4 * per_step
