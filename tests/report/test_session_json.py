@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import replace
+import re
+from dataclasses import fields, replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 
 from doctor.any_session import sessions
 from gapless.errors import UserError
+from gapless.records.comparison import Spread
+from gapless.records.finding import Finding, Session, Site, StepTimes, Trial
+from gapless.records.timeline import Gap, Lane, Span, Timeline
 from gapless.report.session_json import read_session, session_json
 from made_up_session import made_up_session
 
@@ -18,6 +23,9 @@ from made_up_session import made_up_session
 KEYS = """
 format version command device versions step steps findings verdict notes trials num_ranks timeline
 """
+
+# Of a span, which is a row without keys.
+ROW = {one.name for one in fields(Span)}
 
 FINDING_KEYS = """
 code site thread call per_step waited_ms exposed_ms gain_ms share certainty cause mend forward rank
@@ -50,6 +58,16 @@ def test_the_keys_of_the_file_are_those_written_down():
     assert list(found) == KEYS.split()
     assert list(found["findings"][0]) == FINDING_KEYS.split()
     assert found["version"] == 1
+
+
+def test_the_page_on_the_file_names_all_its_keys():
+    """docs/doctor-json.md is what scripts are written by."""
+    page = (Path(__file__).parents[2] / "docs" / "doctor-json.md").read_text(encoding="utf-8")
+    records = (Finding, Gap, Lane, Session, Site, Span, StepTimes, Timeline, Trial, Spread)
+    named = set(re.findall(r"`(\w+)`", page))
+    keys = {one.name for record in records for one in fields(record)} - ROW
+
+    assert keys - named == set()
 
 
 def test_what_is_not_finite_is_null_and_comes_back_as_nan():

@@ -82,8 +82,8 @@ _CAUSES: dict[Cause, str] = {
     "has to allocate it anew.",
     "allocation": "{call} finds no room in the memory that torch holds: the driver allocates or frees, "
     "and the host stands still.",
-    "host allocation": "{call} page-locks memory in the loop, which takes the driver long, and copies "
-    "into it on the host.",
+    "host allocation": "{call} page-locks memory in the loop, which can take the driver long, and "
+    "copies into it on the host.",
     "loader": "The loop asks for a batch and {call} has none ready, so the device runs out of work.",
     "launch": "The host needs longer to queue the work of a step than the device to do it; no wait is "
     "to blame.",
@@ -256,12 +256,12 @@ if event.query():  # once a step
     ),
     "empty_cache": (
         "Leave it out: torch uses its memory again by itself. If memory runs out in pieces, set "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True.",
         "",
     ),
     "allocation": (
         "Run the largest batch first, so that all memory is there from then on; "
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True helps where sizes vary.",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True helps where sizes vary.",
         "",
     ),
     "host allocation": (

@@ -413,7 +413,7 @@ print(losses.history)
         why="Torch keeps memory and hands it out again without asking the driver. To give it back, the driver waits until "
         "the device is done, and the next step has to ask for it anew.",
         mend="Leave `empty_cache` out: torch gives memory back by itself before it runs out. Run the largest batch first, "
-        "so that the memory for it is there. Where sizes vary, set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`.",
+        "so that the memory for it is there. Where sizes vary, set `PYTORCH_ALLOC_CONF=expandable_segments:True`.",
         before="""\
 for x, y in batches:
     update(F.cross_entropy(model(x), y))
@@ -427,8 +427,9 @@ for x, y in batches:
     "GAP015": Code(
         title="Memory of the host is page-locked in the loop",
         meaning="`.pin_memory()` or `pin_memory=True` of a new tensor, in the loop itself.",
-        why="To page-lock memory the driver has to talk to the operating system, which takes longer than most copies; and "
-        "to fill it is a copy on the host, on the thread that should queue work.",
+        why="To page-lock memory the driver asks the operating system, which takes longer than most copies. "
+        "Torch keeps such memory for the next time, but to fill it is a copy on the host, on the thread that "
+        "should queue work.",
         mend="Let the loader pin: it does so in a thread of its own. Or make one pinned buffer before the loop. "
         "`gapless.prefetch` keeps such buffers and uses them again.",
         before="""\
@@ -529,8 +530,8 @@ for step in range(20):
     "GAP019": Code(
         title="Python's garbage collector runs in the loop",
         meaning="The collector stops Python now and then, to look for objects that refer to each other.",
-        why="Its third generation looks at every object of the process, modules and data sets included. That can take tens "
-        "of milliseconds, in which nothing is queued.",
+        why="A full collection looks at every object of the process, modules and data sets included. That can "
+        "take tens of milliseconds, in which nothing is queued.",
         mend="After the warm-up, tell it that what is there will stay: `gc.freeze()`. Or turn it off, and collect where "
         "it does no harm, such as after each epoch.",
         before="""\
