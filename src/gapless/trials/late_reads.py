@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.trials.attributes import Patches
+from gapless.trials.forcing_line import forcing_line
 from gapless.trials.held_output import HeldOutput
 from gapless.trials.late_number import LateFloat, forced, is_late
 from gapless.trials.late_tensor import LateTensor
 from gapless.trials.number_names import NumberNames
 from gapless.trials.reads import Reads
 from gapless.trials.takers import teach_takers
-from gapless.trials.user_line import user_line
 
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ class LateReads:
                 return tensor.number
             if not self._may_be_late(tensor) or (is_list and tensor.dim() > 1):
                 if _is_condition(tensor, self._device):
-                    self._as_written["reads a condition from", user_line()] += 1
+                    self._as_written["reads a condition from", forcing_line()] += 1
                 return read(tensor)
             late = self._reads.read(tensor)
             return [late] if is_list and tensor.dim() else late
@@ -163,7 +163,7 @@ class LateReads:
 
         def convert_now(tensor: torch.Tensor) -> Any:
             if self._may_be_late(tensor):
-                self._as_written[f"calls {name}() on", user_line()] += 1
+                self._as_written[f"calls {name}() on", forcing_line()] += 1
                 self._names.put_where_called(_user_frame(), name)
             return convert(tensor)
 
@@ -172,7 +172,7 @@ class LateReads:
     def _counted(self, read: Callable[..., Any], use: str) -> Callable[..., Any]:
         def read_now(tensor: torch.Tensor) -> Any:
             if self._may_be_late(tensor) or _is_condition(tensor, self._device):
-                self._as_written[use, user_line()] += 1
+                self._as_written[use, forcing_line()] += 1
             return read(tensor)
 
         return read_now

@@ -10,8 +10,8 @@ import torch
 
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.streams import EventPool
+from gapless.trials.forcing_line import forcing_line
 from gapless.trials.late_number import LateNumber, late_of
-from gapless.trials.user_line import user_line
 
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class Reads:
             self.take_arrived()
             if late.number is not None:
                 return
-            self.forced[use, user_line()] += 1
+            self.forced[use, forcing_line()] += 1
             while late.number is None:
                 self._take_next()
 

@@ -24,7 +24,7 @@ _FOLDERS = (
 )
 
 
-def user_line() -> str:
+def forcing_line() -> str:
     """Return file:line of the nearest caller outside of all libraries; "unknown" without one."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and _is_of_library(frame.f_code.co_filename):
