@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from gapless.doctor.steps import StepHooks
     from gapless.doctor.turns import Turns
     from gapless.doctor.watch_settings import WatchSettings
+    from gapless.records.finding import Finding
 
 
 def _passes_of(phase: Phase, *, is_exact: bool) -> Sequence[Pass]:
@@ -57,6 +58,8 @@ class Watch:
 
     Args:
         settings: of the run.
+        findings_so_far: returns what has been found in the windows that are over; variants are
+            chosen by that.
 
     Attributes:
         source: what a step is.
@@ -68,12 +71,18 @@ class Watch:
         turns: in which variants are measured; None if there are none.
     """
 
-    def __init__(self, settings: WatchSettings) -> None:
+    def __init__(
+        self,
+        settings: WatchSettings,
+        *,
+        findings_so_far: Callable[[Watch], Sequence[Finding]] = lambda _: (),
+    ) -> None:
         self.source = StepSource(settings.step)
         self.seen: list[Seen] = []
         self.problem = ""
         self.has_torch = self.has_gpu = False
         self._settings = settings
+        self._findings_so_far = findings_so_far
         self._phases: Phases | None = None
         self._hooks: StepHooks | None = None
         self._chosen: object = None
@@ -150,12 +159,11 @@ class Watch:
             self.turns.next_step()
             return
         from gapless.device.in_use import synchronize
-        from gapless.doctor.conclusion import findings_so_far
         from gapless.doctor.turns import Turns
         from gapless.doctor.variant import those_for
 
         self.turns = Turns(
-            those_for(self._settings.variants(), findings_so_far(self)),
+            those_for(self._settings.variants(), self._findings_so_far(self)),
             synchronize=synchronize,
             step_ended=self._hooks.optimizer_called,
         )
