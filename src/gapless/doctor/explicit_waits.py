@@ -12,14 +12,13 @@ from torch.compiler import is_dynamo_compiling
 
 from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
 from gapless.doctor.seen import MARK, MARK_AFTER
-from gapless.doctor.wait_notes import Noted, WaitNotes
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.doctor.patched_attributes import Patches
-    from gapless.doctor.wait_notes import Note
+    from gapless.doctor.wait_notes import Note, WaitNotes
 
 
 # NCCL only tells the device to wait, which takes less.
@@ -36,10 +35,15 @@ def _waiting(function: WaitingFunction, notes: WaitNotes) -> Callable[..., Any]:
     original = getattr(function.holder, function.name)
 
     def wait(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or not notes.are_wanted:
+        if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
             return original(*args, **kwargs)
-        with Noted(notes, function.cause, function.call):
+        notes.thread.in_wait = True
+        note = notes.begin(function.cause, function.call, frame=sys._getframe(1))
+        try:
             return original(*args, **kwargs)
+        finally:
+            note.end_ns = time.perf_counter_ns()
+            notes.thread.in_wait = False
 
     return _like(wait, original)
 
@@ -104,7 +108,7 @@ def watch_collectives(notes: WaitNotes, patches: Patches) -> None:
     original = work.wait
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or not notes.are_wanted:
+        if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
             return original(self, *args, **kwargs)
         state = notes.thread
         state.in_wait, state.heard = True, False

@@ -1,0 +1,231 @@
+"""What calls do: whom they call, what that returns, and whether it waits."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from gapless.doctor.static import tables
+from gapless.doctor.static.arguments import Call
+from gapless.doctor.static.hints import meant_by
+from gapless.doctor.static.methods import call_hook, call_method, call_module, log
+from gapless.doctor.static.scope import NEVER, Class, Function
+from gapless.doctor.static.torch_calls import call_torch
+from gapless.doctor.static.values import (
+    EMPTY,
+    HOST,
+    MODULE,
+    TENSOR,
+    UNKNOWN,
+    Value,
+    dict_of,
+    element_of,
+    list_of,
+    strongest,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.doctor.static.walker import Walker
+
+
+def call(flow: Walker, node: ast.Call) -> Value:
+    """Go through a call; return what it returns."""
+    function = node.func
+    if isinstance(function, ast.Attribute):
+        is_discarded = flow.discarded is node
+        flow.discarded = None
+        base = flow.value(function.value)
+        done = Call(flow, node)
+        if base.kind == "named":
+            path = f"{base.what}.{function.attr}"
+            if not path.startswith("torch.") and done.name in ("to", "cuda", "cpu"):
+                return call_method(flow, done, meant_by(path), is_discarded=is_discarded)
+            return _named(flow, done, path)
+        return call_method(flow, done, base, is_discarded=is_discarded)
+    flow.discarded = None
+    if isinstance(function, ast.Name):
+        value = flow.look_up(function.id)
+        done = Call(flow, node)
+        if value is None or value.kind == "unknown":
+            builtin = _builtin(flow, done) if value is None else None
+            return builtin if builtin is not None else _called(flow, done, meant_by(function.id))
+        return _called(flow, done, value)
+    value = flow.value(function)
+    return _called(flow, Call(flow, node), value)
+
+
+def decorate(flow: Walker, decorator: ast.expr, function: Function) -> None:
+    """Note a decorator that makes a function a hook."""
+    target = decorator.func if isinstance(decorator, ast.Call) else decorator
+    if isinstance(target, ast.Attribute) and tables.HOOKS.search(target.attr):
+        call_hook(flow, target.attr, Value("function", what=function))
+    else:
+        flow.value(decorator)
+
+
+def note_spin(flow: Walker, node: ast.Call) -> None:
+    """Note a loop that asks `query()` until it is true."""
+    if isinstance(node.func, ast.Attribute) and node.func.attr == "query" and not node.args:
+        base = flow.value(node.func.value)
+        if base.kind == "object":
+            flow.report(node.lineno, "query", "Event.query", sure=True)
+
+
+def _called(flow: Walker, done: Call, value: Value) -> Value:
+    """Call what a name or an expression holds."""
+    kind = value.kind
+    if kind == "named":
+        return _named(flow, done, str(value.what))
+    if kind == "function" and isinstance(value.what, Function):
+        return flow.call_function(value.what, done.values, done.keywords)
+    if kind == "class" and isinstance(value.what, Class):
+        return _construct(flow, done, value.what)
+    if kind == "module":
+        return call_module(flow, done, value)
+    if kind == "instance" and isinstance(value.what, Class):
+        method = value.what.methods.get("__call__")
+        if method is not None:
+            return flow.call_function(method, done.values, done.keywords)
+    return UNKNOWN
+
+
+def _construct(flow: Walker, done: Call, cls: Class) -> Value:
+    constructor = cls.methods.get("__init__")
+    if constructor is not None:
+        flow.call_function(constructor, done.values, done.keywords, NEVER)
+    if cls.is_module:
+        return Value("module", of=TENSOR, what=cls)
+    return Value("instance", what=cls)
+
+
+def _named(flow: Walker, done: Call, path: str) -> Value:
+    """Call what is imported."""
+    root = path.partition(".")[0]
+    if root == "torch":
+        return call_torch(flow, done, path)
+    handler = _NAMED.get(path) or _NAMED.get(root)
+    if handler is not None:
+        return handler(flow, done, path)
+    if root in tables.HOST_MODULES:
+        return HOST
+    if path.startswith("torchvision.models."):
+        return MODULE
+    hint = meant_by(path)
+    if path.rpartition(".")[2][:1].isupper():
+        return hint if hint.kind == "module" else Value("object", what=path)
+    return _called(flow, done, hint)
+
+
+def _first(flow: Walker, done: Call, path: str) -> Value:
+    return done.values[0] if done.values else UNKNOWN
+
+
+def _one_of_first(flow: Walker, done: Call, path: str) -> Value:
+    return element_of(done.values[0]) if done.values else UNKNOWN
+
+
+def _math(flow: Walker, done: Call, path: str) -> Value:
+    for value in done.values[:1]:
+        flow.read(done.line, "float", path, value)
+    return HOST
+
+
+def _collect_garbage(flow: Walker, done: Call, path: str) -> Value:
+    flow.report(done.line, "gc", path, sure=False)
+    return HOST
+
+
+_NAMED: dict[str, Callable[[Walker, Call, str], Value]] = {
+    "math": _math,
+    "gc.collect": _collect_garbage,
+    "logging": lambda flow, done, path: log(flow, done),
+    "logging.getLogger": lambda flow, done, path: UNKNOWN,
+    **dict.fromkeys(tables.RETURN_THE_FIRST, _first),
+    **dict.fromkeys(tables.RETURN_ONE_OF_THE_FIRST, _one_of_first),
+}
+
+
+def _builtin(flow: Walker, done: Call) -> Value | None:
+    """Call a function that Python has built in; None where it has none of that name."""
+    handler = _BUILTINS.get(done.name)
+    return handler(flow, done) if handler is not None else None
+
+
+def _make_number(flow: Walker, done: Call) -> Value:
+    for value in done.values[:1]:
+        cause = "float" if done.name == "complex" else done.name
+        flow.read(done.line, cause, f"Tensor.__{done.name}__", value)
+    return HOST
+
+
+def _make_text(flow: Walker, done: Call) -> Value:
+    for value in done.values:
+        held = value.of if value.kind == "list" and value.of is not None else value
+        if done.name == "format":
+            flow.read(done.line, "format", "Tensor.__format__", held)
+        else:
+            flow.read(done.line, "print", "Tensor.__repr__", held)
+    return HOST
+
+
+def _any_or_all(flow: Walker, done: Call) -> Value:
+    for value in done.values:
+        flow.read(done.line, "bool", "Tensor.__bool__", element_of(value))
+    return HOST
+
+
+def _range(flow: Walker, done: Call) -> Value:
+    for value in done.values:
+        if value.kind == "device":
+            flow.report(done.line, "index", "Tensor.__index__", sure=True)
+    return HOST
+
+
+def _host(flow: Walker, done: Call) -> Value:
+    return HOST
+
+
+def _container(flow: Walker, done: Call) -> Value:
+    return list_of(element_of(done.values[0])) if done.values else EMPTY
+
+
+def _element(flow: Walker, done: Call) -> Value:
+    return element_of(done.values[0]) if done.values else UNKNOWN
+
+
+def _dict(flow: Walker, done: Call) -> Value:
+    return dict_of([*done.values[:1], *map(list_of, done.keywords.values())])
+
+
+def _abs(flow: Walker, done: Call) -> Value:
+    return strongest(done.values)
+
+
+def _comparing(flow: Walker, done: Call) -> Value:
+    values = done.values
+    if len(values) == 1:
+        of = element_of(values[0])
+        flow.read(done.line, "bool", "Tensor.__bool__", of if of.kind == "device" else HOST)
+        return of if done.name != "sorted" else list_of(of)
+    place = strongest(values) if values else UNKNOWN
+    flow.read(
+        done.line, "bool", "Tensor.__bool__", place if place.kind in ("device", "tensor") else HOST
+    )
+    return place
+
+
+_BUILTINS: dict[str, Callable[[Walker, Call], Value]] = {
+    **dict.fromkeys(["float", "int", "bool", "complex"], _make_number),
+    **dict.fromkeys(["print", "str", "repr", "format"], _make_text),
+    **dict.fromkeys(["min", "max", "sorted"], _comparing),
+    **dict.fromkeys(["any", "all"], _any_or_all),
+    **dict.fromkeys(["list", "tuple", "set", "frozenset", "iter", "reversed"], _container),
+    **dict.fromkeys(["sum", "next"], _element),
+    **dict.fromkeys(tables.HOST_BUILTINS, _host),
+    "range": _range,
+    "dict": _dict,
+    "abs": _abs,
+}

@@ -1,0 +1,171 @@
+"""Look at files without running them, for lines that would make the host wait for a GPU."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+from gapless.doctor.causes import CODE_OF
+from gapless.doctor.codes import cause_text, mend_text
+from gapless.doctor.static.allowances import allowed_lines
+from gapless.doctor.static.flow import Flow
+from gapless.records.finding import Finding, Site
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gapless.doctor.causes import Cause
+
+
+# A file in which none of these stands holds no tensor, unless a module beside it makes them.
+_WORDS = re.compile(r"torch|lightning|transformers|accelerate|\.item\(\)|\.cpu\(\)")
+_IMPORTED = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
+_SKIPPED_FOLDERS = frozenset(["__pycache__", "node_modules", "site-packages", "build", "dist"])
+# Below so many bytes of source a second process costs more than it saves.
+_WORTH_A_PROCESS_BYTES = 4_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticLook:
+    """What a look at files has found.
+
+    Attributes:
+        findings: by file and line.
+        unread: files that could not be looked at, with the reason, one sentence each.
+        num_files: that were looked at.
+    """
+
+    findings: tuple[Finding, ...]
+    unread: tuple[str, ...]
+    num_files: int
+
+
+def findings_in(paths: Iterable[Path]) -> list[Finding]:
+    """Return what would make the host wait for a GPU, in files and in folders of files."""
+    return list(look_at(paths).findings)
+
+
+def look_at(paths: Iterable[Path]) -> StaticLook:
+    """Look at files, and at the Python files below folders; several processes share many.
+
+    A file that cannot be read or does not parse is named in `unread`; the others are looked at.
+    """
+    files = python_files(paths)
+    sizes = sum(file.stat().st_size for file in files if file.exists())
+    processes = min(os.cpu_count() or 1, 1 + sizes // _WORTH_A_PROCESS_BYTES)
+    if processes > 1:
+        with ProcessPoolExecutor(processes) as pool:
+            looks = list(pool.map(_look_at_file, files, chunksize=8))
+    else:
+        looks = [_look_at_file(file) for file in files]
+    return StaticLook(
+        findings=tuple(finding for findings, _ in looks for finding in findings),
+        unread=tuple(reason for _, reason in looks if reason),
+        num_files=len(files),
+    )
+
+
+def python_files(paths: Iterable[Path]) -> list[Path]:
+    """Return the files named, and those below the folders named, without hidden and built ones."""
+    files: dict[Path, None] = {}
+    for path in paths:
+        if not path.is_dir():
+            files[path] = None
+            continue
+        for folder, folders, names in os.walk(path):
+            folders[:] = sorted(
+                name for name in folders if name[0] != "." and name not in _SKIPPED_FOLDERS
+            )
+            files.update(
+                (Path(folder, name), None) for name in sorted(names) if name.endswith(".py")
+            )
+    return list(files)
+
+
+def findings_of(source: str, path: str) -> list[Finding]:
+    """Return what would make the host wait in one source text.
+
+    Args:
+        source: the text of a file.
+        path: that the findings give.
+
+    Raises:
+        SyntaxError: the text is not Python, or has a null byte.
+        RecursionError: its expressions are nested too deep.
+    """
+    tree = ast.parse(source)
+    waits = Flow().waits(tree)
+    if not waits:
+        return []
+    lines = source.splitlines()
+    allowed = allowed_lines(source, tree)
+    findings = []
+    for wait in waits:
+        if wait.line in allowed:
+            continue
+        cause = cast("Cause", wait.cause)
+        text = lines[wait.line - 1].strip() if wait.line <= len(lines) else ""
+        findings.append(
+            Finding(
+                code=CODE_OF[cause],
+                site=Site(path=path, line=wait.line, function=wait.function, source=text),
+                call=wait.call,
+                per_step=0.0,
+                certainty="surely" if wait.sure else "maybe",
+                cause=cause_text(cause, wait.call),
+                mend=mend_text(cause, wait.call),
+            )
+        )
+    return findings
+
+
+def _look_at_file(path: Path) -> tuple[list[Finding], str]:
+    """Return what was found in a file, and why it could not be looked at, or nothing."""
+    try:
+        source = _read(path)
+        if not _holds_tensors(source, path):
+            return [], ""
+        return findings_of(source, _shown(path)), ""
+    except (OSError, UnicodeError) as error:
+        return [], f"{_shown(path)} cannot be read: {error}."
+    except (SyntaxError, ValueError) as error:
+        line = getattr(error, "lineno", None)
+        where = f":{line}" if line else ""
+        return [], f"{_shown(path)}{where} does not parse: {getattr(error, 'msg', error)}."
+    except RecursionError:
+        return [], f"{_shown(path)} is nested too deep to be looked at."
+
+
+def _read(path: Path) -> str:
+    data = path.read_bytes()
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        import tokenize
+
+        with tokenize.open(path) as file:
+            return file.read()
+
+
+def _holds_tensors(source: str, path: Path) -> bool:
+    if _WORDS.search(source):
+        return True
+    return any(
+        _WORDS.search(_read(beside))
+        for name in set(_IMPORTED.findall(source))
+        if (beside := path.parent / f"{name}.py").is_file()
+    )
+
+
+def _shown(path: Path) -> str:
+    """Return a path as short as it can be from the working directory."""
+    try:
+        return str(path.resolve().relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)

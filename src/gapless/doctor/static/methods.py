@@ -1,0 +1,307 @@
+"""What methods return, and which of them wait."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from gapless.doctor.static import tables
+from gapless.doctor.static.moves import move
+from gapless.doctor.static.scope import OFTEN, Class, Function
+from gapless.doctor.static.torch_calls import operation
+from gapless.doctor.static.values import (
+    DEVICE,
+    HOST,
+    HOST_TENSOR,
+    ON_DEVICE,
+    OUTPUT,
+    PINNED,
+    TENSOR,
+    TENSORS,
+    UNKNOWN,
+    Value,
+    element_of,
+    join,
+    list_of,
+    strongest,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.doctor.static.arguments import Call
+    from gapless.doctor.static.walker import Walker
+
+    _Handler = Callable[[Walker, Call, Value], Value]
+
+
+def call_method(flow: Walker, done: Call, base: Value, *, is_discarded: bool = False) -> Value:
+    """Call a method; `is_discarded`: nobody takes what it returns."""
+    name, kind = done.name, base.kind
+    if tables.HOOKS.search(name) and done.node.args:
+        return _note_hook(flow, done, base)
+    if name == "format" and isinstance(done.node.func, ast.Attribute) and kind == "host":
+        for value in done.everything():
+            flow.read(done.line, "format", "Tensor.__format__", value)
+        return HOST
+    if name in ("to", "cuda", "cpu"):
+        return move(flow, done, base, is_discarded=is_discarded)
+    if kind == "instance" and isinstance(base.what, Class):
+        method = base.what.methods.get(name)
+        if method is not None:
+            return flow.call_function(method, done.values, done.keywords)
+    if kind == "class" and isinstance(base.what, Class):
+        return _of_class(flow, done, base.what)
+    return _METHODS_OF.get(kind, _of_unknown)(flow, done, base)
+
+
+def _of_class(flow: Walker, done: Call, cls: Class) -> Value:
+    method = cls.methods.get(done.name)
+    if method is not None:
+        return flow.call_function(method, done.values, done.keywords)
+    if done.name == "apply" and cls.is_function:
+        place = strongest(done.values) if done.values else UNKNOWN
+        return place if place.kind in TENSORS else UNKNOWN
+    return UNKNOWN
+
+
+def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
+    name = done.name
+    if name in tables.READS:
+        sure = DEVICE if base.kind == "output" else base
+        flow.read(done.line, tables.READS[name], f"Tensor.{name}", sure)
+        return HOST
+    if name in tables.HOST_METHODS:
+        return HOST
+    if name in tables.KEEP_MASK:
+        return base
+    special = _OF_TENSORS.get(name)
+    if special is not None:
+        return special(flow, done, base)
+    if base.kind in ("host tensor", "pinned"):
+        return operation(flow, done, f"Tensor.{name}", [HOST_TENSOR])
+    others = [one for one in done.values if one.kind in TENSORS]
+    return operation(flow, done, f"Tensor.{name}", [base, *others])
+
+
+def _pin_memory(flow: Walker, done: Call, base: Value) -> Value:
+    if base.kind == "host tensor" and flow.is_in_loop:
+        flow.report(done.line, "host allocation", "Tensor.pin_memory", sure=False)
+    return PINNED
+
+
+def _new_tensor(flow: Walker, done: Call, base: Value) -> Value:
+    if done.values and done.values[0].kind in ("host", "list"):
+        flow.read(done.line, "new tensor", "Tensor.new_tensor", base)
+    return Value(base.kind)
+
+
+def _backward(flow: Walker, done: Call, base: Value) -> Value:
+    """What `backward` is called of is a tensor, whatever the model may return."""
+    function = done.node.func
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        flow.names[function.value.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
+    return HOST
+
+
+def _copy_into(flow: Walker, done: Call, base: Value) -> Value:
+    source = done.values[0] if done.values else UNKNOWN
+    if not done.flag("non_blocking") and len(done.values) < 2:
+        if base.kind in ON_DEVICE and source.kind in ("host tensor", "pinned"):
+            flow.report(done.line, "copy", "Tensor.copy_", sure=True)
+        elif base.kind in ("host tensor", "pinned") and source.kind in ON_DEVICE:
+            flow.report(done.line, "cpu", "Tensor.copy_", sure=True)
+    return base
+
+
+def _of_unknown(flow: Walker, done: Call, base: Value) -> Value:
+    """Call a method of what may be anything: its name says what it is most likely."""
+    name = done.name
+    function = done.node.func
+    owner = function.value if isinstance(function, ast.Attribute) else function
+    own_name = getattr(owner, "id", getattr(owner, "attr", ""))
+    if name in tables.LOG_METHODS and tables.LOGGERS.search(own_name):
+        return log(flow, done)
+    special = _OF_UNKNOWNS.get(name)
+    if special is not None:
+        return special(flow, done, base)
+    if name in tables.TENSOR_METHODS:
+        return Value("tensor", "mask" if name in tables.MASK_METHODS else "")
+    return HOST if name in tables.HOST_METHODS else UNKNOWN
+
+
+def _read_unknown(flow: Walker, done: Call, base: Value) -> Value:
+    cause = tables.READS[done.name]
+    flow.read(done.line, cause, f"Tensor.{done.name}", base, or_unknown=True)
+    return HOST
+
+
+def _shape_of_unknown(flow: Walker, done: Call, base: Value) -> Value:
+    flow.read(done.line, "shape", f"Tensor.{done.name}", base, or_unknown=True)
+    return TENSOR
+
+
+def _synchronize_unknown(flow: Walker, done: Call, base: Value) -> Value:
+    if not done.values:
+        flow.report(done.line, "stream", "synchronize", sure=False)
+    return HOST
+
+
+def _get_scale(flow: Walker, done: Call, base: Value) -> Value:
+    flow.report(done.line, "item", "GradScaler.get_scale", sure=False)
+    return HOST
+
+
+def _add_to_summary(flow: Walker, done: Call, base: Value) -> Value:
+    if any(value.kind in ON_DEVICE for value in done.values):
+        flow.report(done.line, "cpu", f"SummaryWriter.{done.name}", sure=False)
+    return HOST
+
+
+def _of_module(flow: Walker, done: Call, module: Value) -> Value:
+    name = done.name
+    if name in tables.SAME_MODULE:
+        return module
+    is_moved = module.of is not None and module.of.kind in ON_DEVICE
+    if name in ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"):
+        return list_of(DEVICE if is_moved else TENSOR)
+    if isinstance(module.what, Class) and (method := module.what.methods.get(name)):
+        return flow.call_function(method, done.values, done.keywords)
+    if name in tables.MODULE_CALLS:
+        return call_module(flow, done, module)
+    if name in ("children", "modules", "named_modules", "named_children", "items", "values"):
+        return list_of(module)
+    return _of_unknown(flow, done, UNKNOWN)
+
+
+def call_module(flow: Walker, done: Call, module: Value) -> Value:
+    """Return what a module returns: on the device, if it was moved there or its input is."""
+    given = strongest(done.everything()) if done.everything() else UNKNOWN
+    if isinstance(module.what, Class) and (forward := module.what.methods.get("forward")):
+        returned = flow.call_function(forward, done.values, done.keywords)
+        if returned.kind != "unknown":
+            return returned
+    on_device = OUTPUT if module.form != "torch" else DEVICE
+    if given.kind in ON_DEVICE or (module.of is not None and module.of.kind in ON_DEVICE):
+        return on_device
+    if module.form == "torch":
+        return HOST_TENSOR if given.kind == "host tensor" else TENSOR
+    return UNKNOWN
+
+
+def _of_list(flow: Walker, done: Call, base: Value) -> Value:
+    function = done.node.func
+    if done.name in tables.ADD_TO_LISTS and done.values and isinstance(function, ast.Attribute):
+        added = element_of(done.values[-1]) if done.name == "extend" else done.values[-1]
+        new = list_of(join(base.of, added) if base.of else added)
+        if isinstance(function.value, ast.Name) and function.value.id in flow.names:
+            flow.names[function.value.id] = new
+        return HOST
+    if done.name in ("items", "copy"):
+        return base
+    if done.name == "values":
+        return list_of(base.of)
+    return element_of(base) if done.name in tables.OF_LISTS else HOST
+
+
+def _of_object(flow: Walker, done: Call, base: Value) -> Value:
+    name, what = done.name, base.what
+    if what in ("Event", "Stream"):
+        if name == "synchronize":
+            flow.report(done.line, str(what).lower(), f"{what}.synchronize", sure=True)
+        return HOST
+    if what == "GradScaler":
+        return _of_scaler(flow, done)
+    if what == "torch.distributions":
+        return _of_distribution(flow, done, base)
+    if what in tables.READING_OPTIMIZERS and name == "step":
+        given = done.values[0] if done.values else HOST
+        called = f"{str(what).rpartition('.')[2]}.step"
+        if not str(what).endswith("Plateau"):
+            flow.report(done.line, "optimizer", called, sure=False)
+        elif given.kind in ON_DEVICE:
+            flow.read(done.line, "optimizer", called, given)
+        return TENSOR
+    if str(what).endswith("AveragedModel") and name == "update_parameters":
+        flow.report(done.line, "validation", "AveragedModel.update_parameters", sure=False)
+    return HOST if str(what).startswith("torch.") else _of_unknown(flow, done, UNKNOWN)
+
+
+def _of_scaler(flow: Walker, done: Call) -> Value:
+    first = done.values[0] if done.values else UNKNOWN
+    if done.name == "step" and first.form != "fused":
+        flow.report(done.line, "scaler", "GradScaler.step", sure=False)
+    if done.name == "get_scale":
+        flow.report(done.line, "item", "GradScaler.get_scale", sure=False)
+    return first if done.name == "scale" else HOST
+
+
+def _of_distribution(flow: Walker, done: Call, base: Value) -> Value:
+    place = base.of or UNKNOWN
+    kinds = {place.kind, *(one.kind for one in done.values)}
+    if done.name == "log_prob" and base.form == "checked" and kinds & ON_DEVICE:
+        flow.report(done.line, "validation", "Distribution.log_prob", sure=False)
+    return HOST_TENSOR if place.kind == "host" else place
+
+
+def _of_host(flow: Walker, done: Call, base: Value) -> Value:
+    return HOST
+
+
+def _note_hook(flow: Walker, done: Call, base: Value) -> Value:
+    argument = done.node.args[0]
+    if isinstance(argument, ast.Lambda):
+        given = (
+            {one.arg: DEVICE for one in argument.args.args} if done.name == "register_hook" else {}
+        )
+        flow.call_lambda(argument, given, OFTEN)
+    else:
+        call_hook(flow, done.name, done.values[0])
+    return HOST
+
+
+def call_hook(flow: Walker, name: str, value: Value) -> None:
+    """Go through a function that runs in each step, with tensors of the device."""
+    if value.kind == "function" and isinstance(value.what, Function):
+        parameters = value.what.parameters()
+        given = {parameters[0].arg: DEVICE} if name == "register_hook" and parameters else {}
+        flow.call_function(value.what, [], given, OFTEN)
+
+
+def log(flow: Walker, done: Call) -> Value:
+    """Call a method of a logger."""
+    for value in done.values:
+        of = value.of if value.kind == "list" and value.of else value
+        if of.kind in ON_DEVICE:  # a level that is off formats nothing
+            flow.report(done.line, "format", "Tensor.__format__", sure=False)
+    return HOST
+
+
+_METHODS_OF: dict[str, _Handler] = {
+    **dict.fromkeys(TENSORS, _of_tensor),
+    "module": _of_module,
+    "list": _of_list,
+    "object": _of_object,
+    "host": _of_host,
+    "none": _of_host,
+}
+_OF_TENSORS: dict[str, _Handler] = {
+    "backward": _backward,
+    "pin_memory": _pin_memory,
+    "copy_": _copy_into,
+    "new_tensor": _new_tensor,
+    "as_subclass": lambda flow, done, base: UNKNOWN,
+    "items": lambda flow, done, base: base,
+    "values": lambda flow, done, base: base,
+    "keys": lambda flow, done, base: HOST,
+}
+_OF_UNKNOWNS: dict[str, _Handler] = {
+    "backward": _backward,
+    "item": _read_unknown,
+    "tolist": _read_unknown,
+    "synchronize": _synchronize_unknown,
+    "get_scale": _get_scale,
+    **dict.fromkeys(tables.TENSOR_SHAPES, _shape_of_unknown),
+    **dict.fromkeys(["add_scalar", "add_scalars", "add_histogram"], _add_to_summary),
+}

@@ -1,0 +1,197 @@
+"""The functions and classes of a file, and how often their code runs."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+
+from gapless.doctor.static.tables import FUNCTION_CLASS, HOST_CLASS, MODULE_CLASS
+from gapless.doctor.static.values import (
+    ANY_DEVICE_NAME,
+    DEVICE_NAME,
+    HOST,
+    MODULE,
+    TENSOR,
+    UNKNOWN,
+    Value,
+    dict_of,
+    join,
+    list_of,
+)
+
+
+# How often code runs. What runs once is not reported; of what may run once nothing is said for sure.
+NEVER = 0  # constructors, and what runs in workers of a loader: their loops do not count either
+ONCE = 1
+PERHAPS = 2  # beside the loop of a function that nobody is seen to call
+OFTEN = 3
+
+_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+_QUIET_METHODS = frozenset(
+    [
+        "__init__",
+        "__post_init__",
+        "__new__",
+        "extra_repr",
+        "__setstate__",
+        "reset_parameters",
+        "init_weights",
+        "_init_weights",
+        "setup",
+        "prepare_data",
+        "add_arguments",
+        "configure_optimizers",
+    ]
+)
+_ANNOTATED = {
+    "Tensor": TENSOR,
+    "LongTensor": TENSOR,
+    "FloatTensor": TENSOR,
+    "BoolTensor": TENSOR,
+    "int": HOST,
+    "float": HOST,
+    "str": HOST,
+    "bool": HOST,
+    "ndarray": HOST,
+    "Path": HOST,
+    "dtype": HOST,
+    "DataFrame": HOST,
+    "Module": MODULE,
+    "device": DEVICE_NAME,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """A line at which the host would wait for a GPU."""
+
+    line: int
+    cause: str
+    call: str
+    sure: bool
+    function: str
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Class:
+    """A class of the file: its methods, and what its objects' attributes hold."""
+
+    name: str
+    bases: tuple[str, ...]
+    methods: dict[str, Function] = field(default_factory=dict)
+    attributes: dict[str, Value] = field(default_factory=dict)
+
+    @property
+    def is_module(self) -> bool:
+        """Whether its objects are modules of torch, as far as one can see."""
+        return "forward" in self.methods or any(MODULE_CLASS.search(base) for base in self.bases)
+
+    @property
+    def is_function(self) -> bool:
+        """Whether it is a custom function of autograd."""
+        return FUNCTION_CLASS in self.bases
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether its methods run on the host, as those of a data set."""
+        return any(HOST_CLASS.search(base) for base in (self.name, *self.bases))
+
+
+@dataclass(eq=False, repr=False, slots=True)
+class Function:
+    """A function of the file, and what is known of its calls."""
+
+    node: ast.FunctionDef | ast.AsyncFunctionDef
+    outer: list[dict[str, Value]]
+    cls: Class | None = None
+    level: int = NEVER
+    arguments: dict[str, Value] = field(default_factory=dict)
+    returned: Value | None = None
+    waits: dict[int, Wait] = field(default_factory=dict)
+    times: int = 0
+    is_busy: bool = False
+    is_passed_on: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name, behind that of its class."""
+        return f"{self.cls.name}.{self.node.name}" if self.cls else self.node.name
+
+    @property
+    def runs_once(self) -> bool:
+        """Whether it is where a script begins, or makes an object."""
+        return self.node.name.startswith("main") or self.node.name in _QUIET_METHODS
+
+    def level_by_itself(self) -> int:
+        """Return how often it runs where no call is seen: it may be called from any loop."""
+        if self.node.name in _QUIET_METHODS or (self.cls is not None and self.cls.is_on_host):
+            return NEVER
+        if self.node.name.startswith("main"):
+            return ONCE
+        return PERHAPS if _has_loop(self.node.body) else OFTEN
+
+    def parameters(self) -> list[ast.arg]:
+        """Return those that take a place, without `self`."""
+        arguments = [*self.node.args.posonlyargs, *self.node.args.args]
+        is_static = any(
+            getattr(one, "id", "") == "staticmethod" for one in self.node.decorator_list
+        )
+        return arguments[1:] if self.cls is not None and not is_static else arguments
+
+    def note_call(self, given: dict[str, Value], level: int) -> bool:
+        """Join what a call passes to what is known; return whether that changed anything."""
+        level = min(level, NEVER) if self.level_by_itself() == NEVER else level
+        changed = level > self.level or self.times == 0
+        self.level = max(level, self.level)
+        for name, value in given.items():
+            former = self.arguments.get(name)
+            new = value if former is None else join(former, value)
+            if new != former:
+                self.arguments[name] = new
+                changed = True
+        return changed
+
+    def others_given(self) -> Value:
+        """Return what calls pass by names that no parameter has."""
+        own = {one.arg for one in (*self.parameters(), *self.node.args.kwonlyargs)}
+        return dict_of(
+            [list_of(value) for name, value in self.arguments.items() if name not in own]
+        )
+
+    def value_of(self, argument: ast.arg, default: ast.expr | None) -> Value:
+        """Return what a parameter holds: what calls pass, what is annotated, or what its default is."""
+        given = self.arguments.get(argument.arg)
+        if given is not None and given.kind != "unknown":
+            return given
+        if argument.annotation is not None and (
+            kind := _ANNOTATED.get(_last_name(argument.annotation))
+        ):
+            return kind
+        if isinstance(default, ast.Constant) and default.value is not None:
+            return ANY_DEVICE_NAME if "device" in argument.arg else HOST
+        return UNKNOWN
+
+
+def _last_name(annotation: ast.expr) -> str:
+    if isinstance(annotation, ast.Attribute):
+        return annotation.attr
+    if isinstance(annotation, ast.Name):
+        return annotation.id
+    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
+        return annotation.value.rpartition(".")[2]
+    if isinstance(annotation, ast.BinOp):  # Tensor | None
+        return _last_name(annotation.left)
+    if isinstance(annotation, ast.Subscript) and _last_name(annotation.value) == "Optional":
+        return _last_name(annotation.slice)
+    return ""
+
+
+def _has_loop(body: list[ast.stmt]) -> bool:
+    for node in body:
+        if isinstance(node, _LOOPS):
+            return True
+        if isinstance(node, ast.If | ast.With | ast.Try):
+            inner = [*node.body, *getattr(node, "orelse", ()), *getattr(node, "finalbody", ())]
+            if _has_loop(inner):
+                return True
+    return False

@@ -1,0 +1,282 @@
+"""What functions and classes of torch return, and which of them wait."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING
+
+from gapless.doctor.static import tables
+from gapless.doctor.static.moves import device_of, moved
+from gapless.doctor.static.scope import Class
+from gapless.doctor.static.values import (
+    CPU_NAME,
+    DEVICE,
+    DEVICE_NAME,
+    HOST,
+    HOST_TENSOR,
+    ON_DEVICE,
+    OUTPUT,
+    PINNED,
+    SCALAR,
+    TENSOR,
+    TENSORS,
+    UNKNOWN,
+    Value,
+    strongest,
+)
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.doctor.static.arguments import Call
+    from gapless.doctor.static.walker import Walker
+
+    _Handler = Callable[[Walker, Call, str], Value]
+
+
+def call_torch(flow: Walker, done: Call, path: str) -> Value:
+    """Call a function or class of torch by its whole name."""
+    if path in tables.SYNCHRONIZE:
+        flow.report(done.line, tables.SYNCHRONIZE[path], path, sure=True)
+        return HOST
+    handler = _NAMED.get(path)
+    if handler is None:
+        handler = next((one for start, one in _NAMESPACES if path.startswith(start)), None)
+    return handler(flow, done, path) if handler is not None else UNKNOWN
+
+
+def _of_the_root(flow: Walker, done: Call, path: str) -> Value:
+    """Call a function of torch itself: it makes a tensor, or computes with some."""
+    last = path.rpartition(".")[2]
+    if last in tables.FACTORIES:
+        return _factory(flow, done, path)
+    if last in tables.HOST_FUNCTIONS:
+        return HOST
+    return operation(flow, done, path, done.values) if path.count(".") == 1 else UNKNOWN
+
+
+def _compute(flow: Walker, done: Call, path: str) -> Value:
+    return operation(flow, done, path, done.values)
+
+
+def _on_host(flow: Walker, done: Call, path: str) -> Value:
+    return HOST
+
+
+def _object(flow: Walker, done: Call, path: str) -> Value:
+    """Make a stream, an event or a scaler."""
+    last = path.rpartition(".")[2]
+    return Value("object", what="Stream" if last in tables.STREAMS else last)
+
+
+def _device(flow: Walker, done: Call, path: str) -> Value:
+    is_cpu = bool(done.values) and done.values[0].kind == "cpu name"
+    return CPU_NAME if is_cpu else DEVICE_NAME
+
+
+def _same(flow: Walker, done: Call, path: str) -> Value:
+    return done.values[0] if done.values else UNKNOWN
+
+
+def _of_cuda(flow: Walker, done: Call, path: str) -> Value:
+    if not path.endswith("Tensor"):
+        return HOST
+    flow.report(done.line, "new tensor", path, sure=False)
+    return DEVICE
+
+
+def _of_nn(flow: Walker, done: Call, path: str) -> Value:
+    last = path.rpartition(".")[2]
+    first = done.values[0] if done.values else UNKNOWN
+    if path.startswith("torch.nn.init."):
+        return first
+    if last == "Parameter":
+        return HOST_TENSOR if first.kind == "host" else Value(first.kind)
+    if last in ("DataParallel", "DistributedDataParallel"):
+        return Value("module", of=OUTPUT, what=first.what if first.kind == "module" else None)
+    if last[:1].isupper():
+        own = [one for one in done.values if one.kind in ("module", "list")]
+        holds_own = any((one.of or one).form != "torch" for one in own if one.kind == "list")
+        return Value("module", "" if holds_own else "torch", TENSOR)
+    return UNKNOWN
+
+
+def _of_nn_utils(flow: Walker, done: Call, path: str) -> Value:
+    last = path.rpartition(".")[2]
+    first = done.values[0] if done.values else UNKNOWN
+    if last == "clip_grad_norm_":
+        if done.flag("error_if_nonfinite"):
+            flow.report(done.line, "clip", "torch.nn.utils.clip_grad_norm_", sure=True)
+        return (
+            DEVICE if first.kind == "list" and first.of and first.of.kind == "device" else TENSOR
+        )
+    if last == "clip_grad_norm":
+        return TENSOR
+    if last in ("pad_sequence", "parameters_to_vector"):
+        return strongest([first])
+    if last == "pack_padded_sequence":
+        return strongest([first])
+    return first if first.kind == "module" else UNKNOWN
+
+
+def _of_optim(flow: Walker, done: Call, path: str) -> Value:
+    return Value("object", "fused" if done.flag("fused") else "", what=path)
+
+
+def _of_distributions(flow: Walker, done: Call, path: str) -> Value:
+    if path.rpartition(".")[2] in ("kl_divergence", "register_kl"):
+        return strongest(done.values) if done.values else UNKNOWN
+    is_checked = not any(
+        one.arg == "validate_args" and isinstance(one.value, ast.Constant) and not one.value.value
+        for one in done.node.keywords
+    )
+    place = strongest(done.everything()) if done.everything() else UNKNOWN
+    if is_checked and place.kind in ON_DEVICE:
+        flow.report(done.line, "validation", path, sure=False)
+    return Value("object", "checked" if is_checked else "", place, what="torch.distributions")
+
+
+def _of_data(flow: Walker, done: Call, path: str) -> Value:
+    if not path.endswith("DataLoader"):
+        return UNKNOWN
+    first = done.values[0] if done.values else UNKNOWN
+    is_slow = first.kind == "instance" and not done.has(99, "num_workers") and _works(first.what)
+    of = PINNED if done.flag("pin_memory") else HOST_TENSOR
+    return Value("loader", "slow" if is_slow else "", of)
+
+
+def _works(cls: object) -> bool:
+    """Return whether a data set computes something for each item."""
+    method = cls.methods.get("__getitem__") if isinstance(cls, Class) else None
+    return method is not None and any(
+        isinstance(one, ast.For | ast.While) for one in method.node.body
+    )
+
+
+def _of_checkpoint(flow: Walker, done: Call, path: str) -> Value:
+    if done.values and done.values[0].kind == "module":
+        done.values.pop(0)
+    place = strongest(done.values) if done.values else UNKNOWN
+    return OUTPUT if place.kind in ON_DEVICE else UNKNOWN
+
+
+def _factory(flow: Walker, done: Call, path: str) -> Value:
+    """Make a tensor where `device=` says, or else on the host."""
+    last = path.rpartition(".")[2]
+    place = device_of(done)
+    values = done.values[:1]
+    if last in tables.SIZED:
+        for value in values:
+            flow.read(
+                done.line, "index", path, Value(value.kind) if value.kind == "device" else HOST
+            )
+    if last in tables.FROM_VALUES and values:
+        first = values[0]
+        if first.kind == "list" and first.of is not None and first.of.kind == "device":
+            flow.report(done.line, "item", path, sure=False)
+        elif first.kind in TENSORS:
+            return first if place is None else moved(flow, done, first, place, path)
+        elif place == "device":
+            flow.report(done.line, "new tensor", path, sure=True)
+        elif place == "any":
+            flow.report(done.line, "new tensor", path, sure=False)
+    form = "vector" if last in tables.VECTORS else ""
+    if place is None or place == "cpu":
+        return PINNED if done.flag("pin_memory") else HOST_TENSOR
+    return Value("device", form) if place == "device" else TENSOR
+
+
+def _save(flow: Walker, done: Call, path: str) -> Value:
+    for value in done.values[:1]:
+        of = value.of if value.kind in ("list", "module") and value.of else value
+        if of.kind in ON_DEVICE:
+            flow.read(done.line, "save", "torch.save", of)
+    return HOST
+
+
+def operation(flow: Walker, done: Call, path: str, operands: list[Value]) -> Value:
+    """Go through an operation; its result is where its operands are."""
+    last = path.rpartition(".")[2]
+    place = strongest(operands) if operands else UNKNOWN
+    if path.startswith("torch.") and place.kind == "unknown":
+        place = TENSOR  # a function of torch computes with tensors
+    if (named := device_of(done)) is not None:
+        place = {"device": DEVICE, "cpu": HOST_TENSOR}.get(named, TENSOR)
+    elif place.kind != "host tensor":
+        _note_operation(flow, done, path, last, place, operands)
+    if last in tables.EQUALS or last in tables.HOST_FUNCTIONS:
+        return HOST
+    if last in tables.MASK_METHODS:
+        return Value(place.kind, "mask") if place.kind in TENSORS else place
+    if place.kind != "device":
+        return place
+    if last in tables.REDUCTIONS and len(done.values) + len(done.keywords) <= path.startswith(
+        "torch."
+    ):
+        return SCALAR
+    return place
+
+
+def _note_operation(
+    flow: Walker, done: Call, path: str, last: str, place: Value, operands: list[Value]
+) -> None:
+    name = path if path.startswith("torch.") else f"Tensor.{last}"
+    is_function = name is path
+    if last in tables.SHAPES or (last == "where" and is_function and len(done.values) == 1):
+        if last == "repeat_interleave":
+            counts = done.values[1 if is_function else 0 :][:1]
+            counts = counts or [done.keywords.get("repeats", HOST)]
+            if done.has(99, "output_size") or counts[0].kind not in ON_DEVICE:
+                return
+        flow.read(done.line, "shape", name, place)
+    elif last == "one_hot" and not done.has(1, "num_classes"):
+        flow.read(done.line, "shape", name, place)
+    elif last in tables.EQUALS:
+        nodes = done.node.args
+        if isinstance(done.node.func, ast.Attribute) and not is_function:
+            nodes = [done.node.func.value, *nodes]
+        if len(nodes) >= 2 and ast.unparse(nodes[0]) == ast.unparse(nodes[1]):
+            return
+        is_same = len(nodes) >= 2 and flow.are_the_same(nodes[0], nodes[1])
+        flow.read(done.line, "equal", name, TENSOR if is_same else place)
+    elif last in tables.LINALG and (path.startswith("torch.linalg.") or last != "solve"):
+        flow.read(
+            done.line, "linalg", name, place if last in tables.LINALG_SURELY else Value("tensor")
+        )
+
+
+_NAMED: dict[str, _Handler] = {
+    "torch.device": _device,
+    "torch.save": _save,
+    "torch.load": lambda flow, done, path: UNKNOWN,
+    "torch.autograd.grad": _compute,
+    **dict.fromkeys(
+        ["torch.compile", "torch.jit.script", "torch.jit.trace", "torch.autograd.Variable"], _same
+    ),
+    **{
+        f"{room}.{name}": _object for room in tables.STREAM_ROOMS for name in tables.STREAM_CLASSES
+    },
+    **dict.fromkeys(
+        ["torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.GradScaler"], _object
+    ),
+}
+# The first that a name begins with.
+_NAMESPACES: list[tuple[str, _Handler]] = [
+    (
+        "torch.nn.functional.",
+        lambda flow, done, path: operation(flow, done, path, done.everything()),
+    ),
+    ("torch.nn.utils.", _of_nn_utils),
+    ("torch.nn.", _of_nn),
+    ("torch.optim.", _of_optim),
+    ("torch.distributions.", _of_distributions),
+    ("torch.utils.data.", _of_data),
+    ("torch.utils.checkpoint.", _of_checkpoint),
+    ("torch.cuda.", _of_cuda),
+    *((f"{room}.", _on_host) for room in tables.HOST_NAMESPACES),
+    ("torch.linalg.", _compute),
+    ("torch.fft.", _compute),
+    ("torch.special.", _compute),
+    ("torch.", _of_the_root),
+]

@@ -1,0 +1,129 @@
+"""What a name may hold, as far as a look at the syntax can tell."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One of few kinds of values.
+
+    Attributes:
+        kind: one of the names below.
+        form: of a tensor: "mask" where it is of booleans, "scalar" where it has no dimension, "vector"
+            where its elements have none; "hint" where only its name says that it is one. Of a module:
+            "torch" where it is of torch's own. Of a list: "dict".
+        of: of a list or loader: what its elements are; of a module: what it returns.
+        what: of what is imported, or made by a class of torch: its name, such as "torch.optim.Adam"; of
+            functions and classes of the file, and what these make: the function or class.
+    """
+
+    kind: str
+    form: str = ""
+    of: Value | None = None
+    what: object = None
+
+
+UNKNOWN = Value("unknown")
+NONE = Value("none")
+HOST = Value("host")  # a number, a string, an array of numpy: it never waits
+
+TENSOR = Value("tensor")  # a tensor, or most likely one; who knows where
+HINT = Value("tensor", "hint")  # only its name says so
+HOST_TENSOR = Value("host tensor")
+PINNED = Value("pinned")
+DEVICE = Value("device")
+OUTPUT = Value("output")  # of a model on the device: tensors there, or a structure that holds some
+MASK = Value("device", "mask")
+SCALAR = Value("device", "scalar")
+
+DEVICE_NAME = Value("device name")  # may name the GPU
+CPU_NAME = Value("cpu name")
+ANY_DEVICE_NAME = Value("any device name")
+
+EMPTY = Value("list")
+MODULE = Value("module", of=TENSOR)  # not moved, as far as one can see
+
+TENSORS = frozenset(["tensor", "host tensor", "pinned", "device", "output"])
+ON_DEVICE = frozenset(["device", "output"])
+ON_HOST = frozenset(["host", "none", "host tensor", "pinned"])
+
+
+def list_of(element: Value | None) -> Value:
+    """Return a list, tuple or set whose elements are alike."""
+    return Value("list", of=element)
+
+
+def dict_of(parts: list[Value]) -> Value:
+    """Return a dict with the values of all these lists and dicts."""
+    of: Value | None = None
+    for part in parts:
+        if part.of is not None:
+            of = part.of if of is None else join(of, part.of)
+    return Value("list", "dict", of)
+
+
+def named(path: str) -> Value:
+    """Return what an import binds."""
+    return Value("named", what=path)
+
+
+def element_of(value: Value) -> Value:
+    """Return what iterating over a value, or an index, yields."""
+    if value.kind in ("list", "loader"):
+        return value.of or UNKNOWN
+    if value.kind in TENSORS:
+        return replace(value, form={"mask": "mask", "vector": "scalar"}.get(value.form, ""))
+    return value if value.kind in ("module", "host") else UNKNOWN
+
+
+def join(one: Value, other: Value) -> Value:
+    """Return what holds of both: a name has one value on one path, and the other on another."""
+    if one is other or one == other:
+        return one
+    if one.kind == "none" or other.kind == "none":  # a use that None would survive says so itself
+        return other if one.kind == "none" else one
+    kinds = {one.kind, other.kind}
+    if len(kinds) == 1:
+        return _join_alike(one, other)
+    if kinds <= {"host", "host tensor", "pinned"} and "host" in kinds:
+        return HOST_TENSOR if "host tensor" in kinds else PINNED
+    if kinds == {"host tensor", "pinned"}:  # page-locked where there is a GPU
+        return PINNED
+    if kinds == {"device name", "cpu name"}:  # the GPU where there is one
+        return DEVICE_NAME
+    if kinds <= TENSORS or kinds == {"host", "device"}:
+        return TENSOR
+    if kinds == {"device", "list"}:
+        return OUTPUT
+    return UNKNOWN
+
+
+def _join_alike(one: Value, other: Value) -> Value:
+    if one.kind in ("list", "loader", "module"):
+        both = one.of and other.of and join(one.of, other.of)
+        what = one.what if one.what == other.what else None
+        form = one.form if one.form == other.form else ""
+        return Value(one.kind, form, both or one.of or other.of, what)
+    if one.kind in TENSORS:
+        return Value(one.kind)
+    return UNKNOWN
+
+
+def strongest(values: list[Value]) -> Value:
+    """Return where an operation on all these is computed: a tensor on the device decides."""
+    kinds = {
+        value.of.kind if value.kind == "list" and value.of else value.kind for value in values
+    }
+    if "device" in kinds:
+        return DEVICE
+    if "output" in kinds:
+        return OUTPUT
+    if "tensor" in kinds:
+        return TENSOR
+    if kinds & {"host tensor", "pinned"}:
+        return (
+            HOST_TENSOR if kinds <= {"host", "none", "host tensor", "pinned", "list"} else TENSOR
+        )
+    return HOST if kinds <= {"host", "none"} else UNKNOWN
