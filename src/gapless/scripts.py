@@ -215,7 +215,7 @@ def _found(main: ModuleType, name: str, *, is_folder: bool = False) -> CodeType:
 
 def _absolute(path: str) -> str:
     """Return a path as Python makes that of a script absolute: no link and no dots are resolved."""
-    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path.removeprefix("./"))  # noqa: PTH109, PTH117, PTH118
+    return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)  # noqa: PTH109, PTH117, PTH118
 
 
 def _is_archive(path: str) -> bool:

@@ -180,12 +180,13 @@ class Machine:
 
 
 def played(program, *, num_steps=11, **machine):
-    """Play a program, a function of the machine, once a step; return the machine."""
+    """Play a program, a function of the machine, once a step, under the profiler; return the machine."""
     made = Machine(**machine)
     for _ in range(num_steps):
         made.step()
         program(made)
     made.step()
+    made.wait("device")  # the profiler's own
     return made
 
 

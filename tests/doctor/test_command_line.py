@@ -51,8 +51,6 @@ def check_run(run: dict, folder: Path, launcher: Launcher, *, real: bool) -> Non
     """Run an entry and hold what it did against what it must."""
     if "--static" in run["argv"] or "GAP" in run.get("stderr", []):
         pytest.importorskip("gapless.doctor.static.look")
-    if "--perfetto" in run["argv"]:
-        pytest.importorskip("gapless.report.perfetto")
     folder = folder / "work"
     folder.mkdir()
     write_files(run, folder)

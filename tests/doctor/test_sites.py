@@ -643,6 +643,16 @@ def test_a_forked_process_reports_nothing(watching):
     assert code == 1
 
 
+def test_a_wrong_call_has_torchs_own_error(watching):
+    """Arguments that we do not know are torch's to judge."""
+    x = torch.ones(2)
+    for call in (lambda: x.cuda(colour=1), lambda: x.to(colour=1), lambda: x.copy_(1, 2, 3)):
+        with pytest.raises(TypeError, match=r"(colour|copy_\(\))"):
+            call()
+
+    assert x.copy_(other=torch.zeros(2), non_blocking=True).tolist() == [0, 0]
+
+
 def test_an_error_of_the_call_reaches_the_script(watching):
     """And the next wait is noted as ever."""
     with pytest.raises(RuntimeError, match="a Tensor with 2 elements"):

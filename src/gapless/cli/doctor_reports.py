@@ -124,7 +124,12 @@ def write_difference(options: Namespace) -> int:
         from gapless.doctor.private import private
 
         before, after = private(before), private(after)
-    text = difference_text(SessionDifference.of(before, after), columns=_COLUMNS)
+    difference = SessionDifference.of(before, after)
+    if options.html is not None:
+        from gapless.report.html.difference_page import difference_page
+
+        _put(options.html, difference_page(difference))
+    text = difference_text(difference, columns=_COLUMNS)
     if options.out is None:
         say(text.rstrip("\n"))
     else:

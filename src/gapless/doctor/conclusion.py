@@ -6,11 +6,11 @@ import platform
 import sys
 from dataclasses import replace
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from gapless import __version__
 from gapless.doctor.diagnose import diagnose
-from gapless.doctor.phases import longest
+from gapless.doctor.phases import Phase, longest
 from gapless.doctor.script_files import files_of_the_script
 from gapless.doctor.watched import Watched
 from gapless.records.finding import Session
@@ -19,7 +19,7 @@ from gapless.records.finding import Session
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.doctor.phases import Phase, Seen
+    from gapless.doctor.phases import Seen
     from gapless.doctor.watching import Watch
     from gapless.records.finding import Finding
 
@@ -53,15 +53,25 @@ def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
         findings=findings,
         verdict=found.verdict,
         notes=tuple(notes),
+        trials=watch.turns.trials if watch.turns is not None else (),
         timeline=found.timeline,
     )
 
 
+def findings_so_far(watch: Watch) -> tuple[Finding, ...]:
+    """Return what has been found in the windows that are over."""
+    return diagnose(_watched(watch)).findings
+
+
 def _watched(watch: Watch) -> Watched:
     """Return what a diagnosis is made of."""
+    notes = _problem(watch) + _shortage(watch)
+    for phase in get_args(Phase):
+        notes += _notes_of(_window(watch, phase))
     plain = _window(watch, "plain") or _window(watch, "rest")
     sites = _window(watch, "sites")
     times = _window(watch, "times")
+    backward = _window(watch, "backward")
     return Watched(
         has_device=watch.has_gpu,
         step_ms=tuple(ns / 1e6 for ns in plain.step_ns) if plain else (),
@@ -69,7 +79,10 @@ def _watched(watch: Watch) -> Watched:
         num_seen_steps=sites.num_steps if sites else 0,
         timed=tuple(_of(times, "waits", ())),
         trace=_of(times, "trace", None),
-        notes=tuple(_problem(watch) + _shortage(watch) + _notes_of(sites) + _notes_of(times)),
+        forward_lines=_of(backward, "lines", {}),
+        recompilations=_of(times, "recompilations", 0),
+        num_shapes_steps=_of(times, "num_steps", 0),
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 

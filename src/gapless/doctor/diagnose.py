@@ -43,6 +43,8 @@ _MAY_NOT_BLOCK = (*_HOST_COSTS, "query", "empty_cache", "collective", "unknown")
 
 # Below this share of the step a host cost is not worth a finding.
 _LEAST_COST_SHARE = 0.01
+# Likewise where nobody knows how much of it the device was idle.
+_LEAST_UNKNOWN_SHARE = 0.05
 _LEAST_LAUNCH_SHARE = 0.10
 # So many findings are played again without; more would take long and cost little.
 _MAX_PLAYED = 24
@@ -404,7 +406,9 @@ class _Diagnosing:
         found = [
             (self._finding(key, group), group)
             for key, group in groups.items()
-            if key.cause not in _HOST_COSTS or self._is_worth(key, group)
+            # What came in the first recorded step alone, the profiler may have caused itself.
+            if group.per_step > 0.0
+            and (key.cause not in _HOST_COSTS or self._is_worth(key, group))
         ]
         found += [(finding, _Group()) for finding in self._of_the_whole_step()]
         return sorted(
@@ -419,10 +423,11 @@ class _Diagnosing:
 
     def _is_worth(self, key: _Key, group: _Group) -> bool:
         step = self._step_ms
-        cost = group.exposed_ms if group.exposed_ms is not None else group.waited_ms
         if key.cause in ("shapes", "launch") or step is None:
             return True
-        return (cost or 0.0) >= _LEAST_COST_SHARE * step
+        if group.exposed_ms is None:
+            return (group.waited_ms or 0.0) >= _LEAST_UNKNOWN_SHARE * step
+        return group.exposed_ms >= _LEAST_COST_SHARE * step
 
     def _finding(self, key: _Key, group: _Group) -> Finding:
         exposed = group.exposed_ms

@@ -12,13 +12,14 @@ from torch.compiler import is_dynamo_compiling
 
 from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
 from gapless.doctor.seen import MARK, MARK_AFTER
+from gapless.doctor.wait_notes import Noted, WaitNotes
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.doctor.patched_attributes import Patches
-    from gapless.doctor.wait_notes import Note, WaitNotes
+    from gapless.doctor.wait_notes import Note
 
 
 # NCCL only tells the device to wait, which takes less.
@@ -35,15 +36,10 @@ def _waiting(function: WaitingFunction, notes: WaitNotes) -> Callable[..., Any]:
     original = getattr(function.holder, function.name)
 
     def wait(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
+        if is_dynamo_compiling() or not notes.are_wanted:
             return original(*args, **kwargs)
-        notes.thread.in_wait = True
-        note = notes.begin(function.cause, function.call, frame=sys._getframe(1))
-        try:
+        with Noted(notes, function.cause, function.call):
             return original(*args, **kwargs)
-        finally:
-            note.end_ns = time.perf_counter_ns()
-            notes.thread.in_wait = False
 
     return _like(wait, original)
 
@@ -108,7 +104,7 @@ def watch_collectives(notes: WaitNotes, patches: Patches) -> None:
     original = work.wait
 
     def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or notes.thread.in_wait or not notes.is_open:
+        if is_dynamo_compiling() or not notes.are_wanted:
             return original(self, *args, **kwargs)
         state = notes.thread
         state.in_wait, state.heard = True, False

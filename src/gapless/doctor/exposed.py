@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 HostKind = Literal["wait", "loader", "gc", "allocation", "launch"]
 GapCause = Literal["wait", "loader", "gc", "allocation", "launch", "host code", "device"]
 
+# The clocks of the host and the device differ by so much at most.
+_SKEW_US = 5.0
+
 # Host code between two launches of torch's own operations is a part of launching.
 _LAUNCH_PAUSE_US = 200.0
 
@@ -141,7 +144,7 @@ def _charges(
 ) -> list[Charge]:
     if launch <= start:
         return [Charge(cause="device", start_us=start, end_us=end)]
-    near, known = waits.touching(start, end), others.touching(start, end)
+    near, known = waits.touching(start - _SKEW_US, end), others.touching(start, end)
     # Cut where anything begins or ends: between two cuts the cause is one.
     cuts = {start, end, launch if start < launch < end else start}
     for span in (*near, *known):

@@ -39,14 +39,21 @@ class Joined:
 
 
 def join(trace: Trace, seen: Sequence[SeenWait]) -> Joined:
-    """Return the waits of a trace, each with the place of what was seen that it belongs to.
+    """Return the waits of a trace's steps, each with the place of what was seen that it belongs to.
 
     A blocking call belongs to the last wait that was seen to begin on its thread and was not over yet;
     where only the beginning was seen, to that if it is the first behind it.
     """
     marks = [mark for mark in trace.marks if 0 <= mark.place < len(seen)]
+    # The profiler itself waits for the device when it ends, behind the last step.
+    begin, end = (trace.steps[0], trace.steps[-1]) if trace.steps else (0.0, float("inf"))
     waits = sorted(
-        [*find_waits(trace), *_spins(trace, marks, seen)], key=lambda wait: wait.start_us
+        (
+            wait
+            for wait in (*find_waits(trace), *_spins(trace, marks, seen))
+            if begin <= wait.start_us < end
+        ),
+        key=lambda wait: wait.start_us,
     )
     owners: list[int | None] = [None] * len(waits)
     by_thread: dict[int, list[int]] = defaultdict(list)

@@ -19,13 +19,14 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from gapless.doctor.exposed import DeviceSpan, HostSpan, union
+from gapless.doctor.trace import Call
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from gapless.doctor.exposed import HostKind
-    from gapless.doctor.trace import Call, Trace, Wait, Work
+    from gapless.doctor.trace import Trace, Wait, Work
 
 # The driver takes about so many pieces of work that have not begun; then a launch waits.
 _QUEUE_LENGTH = 1000
@@ -34,7 +35,9 @@ _QUEUE_LENGTH = 1000
 _MAX_EVENT_COST_US = 12.0
 
 # How far apart the end of one piece of work and the start of another that waited for it may be.
-_HANDOVER_US = 4.0
+_HANDOVER_US = 10.0
+# The clocks of the host and the device differ by so much at most.
+_SKEW_US = 5.0
 
 _NUM_ROUNDS = 4
 # Recordings are cut to their last steps so that playing them stays quick.
@@ -177,6 +180,12 @@ def _num_works(trace: Trace, since_us: float) -> int:
     return len(trace.works) - bisect_left(trace.works, since_us, key=lambda work: work.start_us)
 
 
+def _unseen_launch(work: Work) -> Call:
+    """Return a call that stands for one that was not recorded; it is the device's own."""
+    start = work.start_us
+    return Call(name="", thread=-1, start_us=start, end_us=start, correlation=work.correlation)
+
+
 class _Recorder:
     """Turns a trace into a recording."""
 
@@ -198,13 +207,14 @@ class _Recorder:
             self._groups[work.correlation].append(work)
         self._waits = waits
         covered = {wait.correlation for wait in waits} | {wait.copy for wait in waits}
-        launches = [
-            call
-            for call in trace.calls
-            if call.correlation in self._groups and call.correlation not in covered
-        ]
+        launches: dict[int, Call] = {}
+        for call in trace.calls:
+            if call.correlation in self._groups and call.correlation not in covered:
+                launches.setdefault(call.correlation, call)
+        for correlation in self._groups.keys() - launches.keys() - covered:
+            launches[correlation] = _unseen_launch(self._groups[correlation][0])
         acts: list[tuple[float, Call | None, int | None]] = []
-        acts += [(call.start_us, call, None) for call in launches]
+        acts += [(call.start_us, call, None) for call in launches.values()]
         acts += [(wait.start_us, None, place) for place, wait in enumerate(waits)]
         self._order = sorted(acts, key=lambda act: act[0])
         self._queue_works()
@@ -386,13 +396,13 @@ class _Recorder:
         if count == 0:
             return None
         latest_end = max(self._ends[:count])
-        if wait.kind in ("device", "free") and latest_end <= wait.end_us + _HANDOVER_US:
+        if wait.kind in ("device", "free") and latest_end <= wait.end_us + _SKEW_US:
             return -1
         stream = self._stream_of(wait)
         if stream is not None:
             for i in range(count - 1, -1, -1):
                 if self._groups[self._queue[i]][0].stream == stream:
-                    if self._ends[i] <= wait.end_us + _HANDOVER_US:
+                    if self._ends[i] <= wait.end_us + _SKEW_US:
                         return i
                     break
         return self._done_last(wait, count=count)
@@ -407,7 +417,7 @@ class _Recorder:
 
     def _done_last(self, wait: Wait, *, count: int) -> int | None:
         """Return the work queued before a wait that was done last when the wait returned."""
-        for i in range(bisect_right(self._sorted_ends, wait.end_us) - 1, -1, -1):
+        for i in range(bisect_right(self._sorted_ends, wait.end_us + _SKEW_US) - 1, -1, -1):
             if self._by_end[i] < count:
                 return self._by_end[i]
         return None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.doctor.active import watched_by
-from gapless.doctor.conclusion import conclude
+from gapless.doctor.conclusion import conclude, findings_so_far
 from gapless.doctor.launcher import launcher_as_module, with_watched_workers
 from gapless.doctor.rank_sessions import FOLDER_VARIABLE, Rank, collect, this_rank
 from gapless.doctor.watching import Watch
@@ -53,7 +53,7 @@ def diagnose_program(program: Program, settings: WatchSettings) -> Outcome:
     os.environ.pop(FOLDER_VARIABLE, None)  # what the program starts in turn is nobody's rank
     if rank is not None:
         rank.begin()
-    watch = Watch(settings)
+    watch = Watch(settings, findings_so_far=findings_so_far)
     with watched_by(watch):
         watch.start()
         ending = run_program(program)

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import sys
-import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import handle_torch_function, has_torch_function
+from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
 from gapless.device.cuda_sites import is_capturing
 from gapless.doctor import placement
+from gapless.doctor.wait_notes import Noted, WaitNotes
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from gapless.doctor.causes import Cause
     from gapless.doctor.patched_attributes import Patches
-    from gapless.doctor.wait_notes import WaitNotes
 
 
 # Always wait, if the tensor is on a device.
@@ -36,43 +34,59 @@ _READS: dict[str, Cause] = {
 }
 
 
+# What a call of a method waits for, and what to say of it; None if it does not wait.
+_Question = Callable[..., "tuple[Cause, str] | None"]
+
+
 def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
     """Note each wait of the methods of tensors that wait."""
-
-    def read(cause: Cause) -> Callable[..., tuple[Cause, str] | None]:
-        def question(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Cause, str] | None:
-            return (cause, "") if placement.is_on_accelerator(tensor) else None
-
-        return question
-
-    questions = {name: read(cause) for name, cause in _READS.items()}
-    questions |= {"to": _to, "cuda": _cuda, "copy_": _copy, "numpy": _numpy, "pin_memory": _pin}
+    for name, cause in _READS.items():
+        patches.put(torch.Tensor, name, _reading(name, cause, notes))
+    questions: dict[str, _Question] = {
+        "to": _to,
+        "cuda": _cuda,
+        "copy_": _copy,
+        "numpy": _numpy,
+        "pin_memory": _pin,
+    }
     for name, question in questions.items():
-        patches.put(torch.Tensor, name, _watched(name, question, notes))
+        patches.put(torch.Tensor, name, _asking(name, question, notes))
     for name in ("__getitem__", "__setitem__"):
         patches.put(torch.Tensor, name, _indexing(name, notes))
 
 
-def _watched(
-    name: str, question: Callable[..., tuple[Cause, str] | None], notes: WaitNotes
-) -> Callable[..., Any]:
+def _reading(name: str, cause: Cause, notes: WaitNotes) -> Callable[..., Any]:
+    """Note a call if the tensor is on a device."""
     original = getattr(torch.Tensor, name)
     call = f"Tensor.{name}"
 
     def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(tensor, *args, **kwargs)
-        is_watched = notes.is_open and not notes.thread.in_wait
-        found = question(tensor, *args, **kwargs) if is_watched else None
-        if found is None:
-            return _as_torch_would(original, tensor, args, kwargs)
-        notes.thread.in_wait = True
-        note = notes.begin(found[0], call, frame=sys._getframe(1), detail=found[1])
+        if placement.is_on_accelerator(tensor) and notes.are_wanted:
+            with Noted(notes, cause, call):
+                return _as_torch_would(original, tensor, args, kwargs)
+        return _as_torch_would(original, tensor, args, kwargs)
+
+    return _named(method, name)
+
+
+def _asking(name: str, question: _Question, notes: WaitNotes) -> Callable[..., Any]:
+    """Note a call if it blocks, which depends on more than the tensor."""
+    original = getattr(torch.Tensor, name)
+    call = f"Tensor.{name}"
+
+    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(tensor, *args, **kwargs)
         try:
-            return _as_torch_would(original, tensor, args, kwargs)
-        finally:
-            note.end_ns = time.perf_counter_ns()
-            notes.thread.in_wait = False
+            found = question(tensor, *args, **kwargs)
+        except (TypeError, RuntimeError):
+            found = None  # torch is to say what is wrong, or takes more than we know
+        if found is not None and notes.are_wanted:
+            with Noted(notes, found[0], call, found[1]):
+                return _as_torch_would(original, tensor, args, kwargs)
+        return _as_torch_would(original, tensor, args, kwargs)
 
     return _named(method, name)
 
@@ -81,13 +95,15 @@ def _indexing(name: str, notes: WaitNotes) -> Callable[..., Any]:
     """Remember the index, which says why a wait that torch warns of comes."""
     original = getattr(torch.Tensor, name)
 
-    def method(tensor: torch.Tensor, index: Any, *value: Any) -> Any:
-        if is_dynamo_compiling() or not placement.is_on_accelerator(tensor):
-            return _as_torch_would(original, tensor, (index, *value), {})
+    def method(tensor: torch.Tensor, *index_and_value: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(tensor, *index_and_value)
+        if not placement.is_on_accelerator(tensor):
+            return _as_torch_would(original, tensor, index_and_value, {})
         state = notes.thread
-        before, state.index = state.index, index
+        before, state.index = state.index, index_and_value[0]
         try:
-            return _as_torch_would(original, tensor, (index, *value), {})
+            return _as_torch_would(original, tensor, index_and_value, {})
         finally:
             state.index = before
 
@@ -108,7 +124,7 @@ def _as_torch_would(
     kwargs: dict[str, Any],
 ) -> Any:
     """Call a method. Functions that a script has put around it are to see torch's, not ours."""
-    if has_torch_function((tensor, *args)):
+    if has_torch_function_variadic(tensor, *args):
         return handle_torch_function(original, (tensor, *args), tensor, *args, **kwargs)
     return original(tensor, *args, **kwargs)
 
@@ -133,12 +149,11 @@ def _kind_of_part(part: object) -> Cause:
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Cause, str] | None:
+    if len(args) == 1 and isinstance(args[0], torch.dtype) and not kwargs:
+        return None
     kwargs.pop("copy", None)
-    try:
-        with torch._C.DisableTorchFunction():
-            device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
-    except (TypeError, RuntimeError):
-        return None  # torch will say what is wrong, or knows more than we do
+    with torch._C.DisableTorchFunction():
+        device, dtype, non_blocking, memory_format = torch._C._nn._parse_to(*args, **kwargs)
     if device is None:
         return None
     return _crossing(
@@ -197,10 +212,9 @@ def _crossing(
 
 
 def _copy(
-    target: torch.Tensor, source: Any, non_blocking: bool = False
+    target: torch.Tensor, other: torch.Tensor, non_blocking: bool = False
 ) -> tuple[Cause, str] | None:
-    if not isinstance(source, torch.Tensor):
-        return None
+    source = other
     to_device = placement.is_on_accelerator(target)
     if to_device == placement.is_on_accelerator(source):
         return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import threading
 import time
 from dataclasses import dataclass
@@ -80,6 +81,11 @@ class WaitNotes:
         self._notes: dict[int, Note] = {}
         self._folder = os.getcwd()  # noqa: PTH109  # paths are shortened as text
         self._process = os.getpid()
+
+    @property
+    def are_wanted(self) -> bool:
+        """Whether a wait of this thread is to be noted: not one that is a part of another."""
+        return self.is_open and not self.thread.in_wait
 
     def begin(
         self, cause: Cause | None, call: str, *, frame: FrameType | None, detail: str = ""
@@ -163,6 +169,24 @@ class WaitNotes:
             detail=note.detail,
             count=note.count,
         )
+
+
+class Noted:
+    """A context in which a call that waits is made: its wait is noted with its beginning and end."""
+
+    __slots__ = ("_call", "_cause", "_detail", "_note", "_notes")
+
+    def __init__(self, notes: WaitNotes, cause: Cause, call: str, detail: str = "") -> None:
+        self._notes, self._cause, self._call, self._detail = notes, cause, call, detail
+
+    def __enter__(self) -> None:
+        self._notes.thread.in_wait = True
+        frame = sys._getframe(1)
+        self._note = self._notes.begin(self._cause, self._call, frame=frame, detail=self._detail)
+
+    def __exit__(self, *_: object) -> None:
+        self._note.end_ns = time.perf_counter_ns()
+        self._notes.thread.in_wait = False
 
 
 def explain(note: Note, *, folder: str) -> tuple[Cause, str, Site | None]:

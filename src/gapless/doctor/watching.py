@@ -15,18 +15,36 @@ if TYPE_CHECKING:
 
     from gapless.doctor.seen import Pass
     from gapless.doctor.steps import StepHooks
+    from gapless.doctor.turns import Turns
     from gapless.doctor.watch_settings import WatchSettings
+    from gapless.records.finding import Finding
 
 
 def _passes_of(phase: Phase, *, is_exact: bool) -> Sequence[Pass]:
     """Return the passes of a phase in the order in which they are to be started."""
+    if phase in ("rest", "plain"):
+        return []
+    from gapless.doctor.backward_lines import BackwardLinesPass
     from gapless.doctor.sites import SitesPass
+    from gapless.doctor.times import TimesPass
 
     if phase == "sites":
         return [SitesPass(exact=is_exact)]
     if phase == "times":
-        return [SitesPass(exact=is_exact, marks=True)]
-    return []
+        return [TimesPass(has_device=True), SitesPass(exact=is_exact, marks=True)]
+    return [BackwardLinesPass()]
+
+
+def _wants_backward(seen: Sequence[Seen]) -> bool:
+    """Whether there are waits in backward passes for which nobody knows a line."""
+    from gapless.doctor.backward_lines import needs_backward_lines
+
+    return any(
+        needs_backward_lines(one.waits)
+        for window in seen
+        for one in window.passes
+        if hasattr(one, "waits")
+    )
 
 
 class Stopped(SystemExit):
@@ -40,6 +58,8 @@ class Watch:
 
     Args:
         settings: of the run.
+        findings_so_far: returns what has been found in the windows that are over; variants are
+            chosen by that.
 
     Attributes:
         source: what a step is.
@@ -47,20 +67,30 @@ class Watch:
         problem: why nothing is watched any more; empty if all is well.
         has_torch: whether the script has imported torch.
         has_gpu: whether it had used a GPU when it was watched.
+        is_complete: whether all windows were over before the script ended.
+        turns: in which variants are measured; None if there are none.
     """
 
-    def __init__(self, settings: WatchSettings) -> None:
+    def __init__(
+        self,
+        settings: WatchSettings,
+        *,
+        findings_so_far: Callable[[Watch], Sequence[Finding]] = lambda _: (),
+    ) -> None:
         self.source = StepSource(settings.step)
         self.seen: list[Seen] = []
         self.problem = ""
         self.has_torch = self.has_gpu = False
         self._settings = settings
+        self._findings_so_far = findings_so_far
         self._phases: Phases | None = None
         self._hooks: StepHooks | None = None
         self._chosen: object = None
-        self._is_within = self._is_complete = False
+        self._is_within = False
+        self.is_complete = False
         self._pid = os.getpid()
         self._import: TorchImport | None = None
+        self.turns: Turns | None = None
 
     def start(self) -> None:
         """Begin to watch as soon as torch is there."""
@@ -76,11 +106,6 @@ class Watch:
         if self._import is not None:
             self._import.remove()
         self._guarded(self._take_out)()
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all windows were over before the script ended."""
-        return self._is_complete
 
     @property
     def is_in_its_process(self) -> bool:
@@ -108,7 +133,7 @@ class Watch:
             raise Stopped(0)
 
     def _step_ended(self) -> None:
-        if self.source.chosen != self._chosen:
+        if self.source.chosen != self._chosen and not self.is_complete:
             self._chosen = self.source.chosen
             if self._phases is not None:
                 self._phases.end()
@@ -117,9 +142,32 @@ class Watch:
             self._phases = self._new_phases()
         self._phases.step_ended()
         if self._phases.is_over:
-            self._is_complete = True
-            if self._hooks is not None and not self._settings.stops_after:
+            self.is_complete = True
+            self._try_variants()
+            if self._hooks is not None and not self._is_trying and not self._settings.stops_after:
                 self._hooks.remove()
+
+    @property
+    def _is_trying(self) -> bool:
+        return self.turns is not None and not self.turns.is_over
+
+    def _try_variants(self) -> None:
+        """Begin to measure variants, or go on, at the end of a step after all windows."""
+        if self._settings.variants is None or self._hooks is None:
+            return
+        if self.turns is not None:
+            self.turns.next_step()
+            return
+        from gapless.device.in_use import synchronize
+        from gapless.doctor.turns import Turns
+        from gapless.doctor.variant import those_for
+
+        self.turns = Turns(
+            those_for(self._settings.variants(), self._findings_so_far(self)),
+            synchronize=synchronize,
+            step_ended=self._hooks.optimizer_called,
+        )
+        self.turns.start()
 
     def _new_phases(self) -> Phases:
         from gapless.device.in_use import is_gpu_in_use
@@ -130,7 +178,7 @@ class Watch:
             num_steps=self._settings.num_steps,
             has_times=self.has_gpu,
         )
-        phases = Phases(windows, start=self._started)
+        phases = Phases(windows, start=self._started, wants_backward=_wants_backward)
         self.seen = phases.seen
         return phases
 
@@ -146,6 +194,8 @@ class Watch:
             self._hooks.remove()
         if self._phases is not None:
             self._phases.end()
+        if self._is_trying and self.turns is not None:
+            self.turns.stop()
 
     def _guarded(self, function: Callable[[], Any]) -> Callable[[], None]:
         def call() -> None:

@@ -47,7 +47,7 @@ def difference_text(
         is_coloured: whether the text is for a terminal that shows bold and dim letters.
     """
     page = Page(columns, is_coloured=is_coloured)
-    page.say(_verdict(difference), style=_BOLD)
+    page.say(verdict_of(difference), style=_BOLD)
     page.say("")
     page.say(f"before: {_run(difference.before)}", rest=2)
     page.say(f"after: {_run(difference.after)}", rest=2)
@@ -64,7 +64,8 @@ def difference_text(
     return page.text()
 
 
-def _verdict(difference: SessionDifference) -> str:
+def verdict_of(difference: SessionDifference) -> str:
+    """Return in one sentence how the times of a step differ."""
     before, after, speedup = difference.before.steps, difference.after.steps, difference.speedup
     if before is None or after is None or speedup is None:
         return "Times of steps are not known of both runs."

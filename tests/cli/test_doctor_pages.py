@@ -1,0 +1,45 @@
+"""The pages of `gapless doctor`, as a user asks for them."""
+
+from __future__ import annotations
+
+from gapless.report.session_json import session_json
+from made_up_session import made_up_session
+
+
+SCRIPT = """
+import torch
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(30):
+    loss = model(torch.ones(2, 4)).mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    print(loss.item())
+"""
+
+
+def test_two_saved_sessions_become_a_page(process, tmp_path):
+    """The text is printed all the same."""
+    for name, mended in (("a", False), ("b", True)):
+        session = made_up_session(num_steps=2, kernels=30, mended=mended)
+        (tmp_path / name).write_text(session_json(session), encoding="utf-8")
+    done = process("doctor", "--html", "page.html", "--diff", "a", "b")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    assert done.returncode == 0, done.stderr
+    assert "less time than before" in done.stdout
+    assert "less time than before" in page
+    assert 'data-value="gone"' in page
+
+
+def test_a_script_becomes_a_page(process, tmp_path):
+    """On a CPU there is no timeline, and the page says so; the script prints what it prints."""
+    (tmp_path / "s.py").write_text(SCRIPT)
+    done = process("doctor", "--html", "page.html", "s.py")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+
+    assert done.returncode == 0, done.stderr
+    assert len(done.stdout.splitlines()) == 30
+    assert "<code>s.py</code>" in page

@@ -1,0 +1,184 @@
+"""A script runs in a process of gapless as it does in one of Python: all that it can see and say."""
+
+from __future__ import annotations
+
+import py_compile
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from faults.processes import environment
+
+
+# Runs a program as `python PROGRAM` does.
+RUN = """
+import sys
+from gapless.scripts import Program, leave, run_program, wait_for_threads
+
+words = sys.argv[1:]
+if words[0] == "-m":
+    program = Program(target=words[1], is_module=True, arguments=tuple(words[2:]))
+else:
+    program = Program(target=words[0], arguments=tuple(words[1:]))
+ending = run_program(program)
+wait_for_threads()
+leave(ending.code)
+"""
+
+# Says all that Python has set for a script.
+ASK = """
+import sys, __main__
+for name in sorted(vars(__main__)):
+    if name not in ("sys", "__main__", "__builtins__", "__loader__", "__annotations__", "name"):
+        print(name, repr(getattr(__main__, name)).split(" at 0x")[0])
+print(type(__loader__).__name__, __builtins__)
+print(sys.argv, sys.path[0], sys.orig_argv[1:], __annotations__)
+"""
+
+
+@pytest.fixture
+def both(tmp_path):
+    """Return a function that runs a program by Python and by us, in one folder, and compares."""
+    runner = tmp_path / "runner" / "run.py"
+    runner.parent.mkdir()
+    runner.write_text(RUN)
+    work = tmp_path / "work"
+    work.mkdir()
+
+    def run(*words, flags=()):
+        done = [
+            subprocess.run(
+                [sys.executable, *flags, *before, *words],
+                check=False,
+                capture_output=True,
+                text=True,
+                cwd=work,
+                env=environment(),
+            )
+            for before in ([], [runner])
+        ]
+        plain, ours = ((one.returncode, one.stdout, one.stderr) for one in done)
+        assert ours == plain
+        return plain
+
+    run.folder = work
+    return run
+
+
+@pytest.mark.parametrize("target", ["s.py", "./s.py", "sub/../s.py", "link.py", "sub/inner.py"])
+def test_a_file_has_the_path_and_the_folder_that_python_gives_it(both, target):
+    """However it is named, and where it leads through a link."""
+    (both.folder / "sub").mkdir()
+    (both.folder / "s.py").write_text(ASK)
+    (both.folder / "sub" / "inner.py").write_text(ASK)
+    (both.folder / "link.py").symlink_to("sub/inner.py")
+
+    code, out, _ = both(target, "a", "--b")
+
+    assert (code, f"['{target}', 'a', '--b']" in out) == (0, True)
+
+
+def test_a_folder_and_a_zip_file_run_their_main(both):
+    """And stand first in the path themselves."""
+    (both.folder / "app").mkdir()
+    (both.folder / "app" / "__main__.py").write_text(f"import beside\n{ASK}")
+    (both.folder / "app" / "beside.py").write_text("")
+    with zipfile.ZipFile(both.folder / "app.zip", "w") as file:
+        file.writestr("__main__.py", f"import beside\n{ASK}")
+        file.writestr("beside.py", "")
+
+    assert both("app", "x")[0] == 0
+    assert both("app.zip", "x")[0] == 0
+
+
+def test_compiled_files_and_other_encodings_run(both):
+    """A .pyc file; a file in Latin-1 that says so."""
+    (both.folder / "s.py").write_text(ASK)
+    py_compile.compile(both.folder / "s.py", cfile=both.folder / "s.pyc")
+    latin = "# coding: latin-1\nprint(ascii('\xe9'))\n".encode("latin-1")
+    (both.folder / "latin.py").write_bytes(latin)
+
+    assert both("s.pyc")[0] == 0
+    assert both("latin.py")[1] == "'\\xe9'\n"
+
+
+def test_modules_run_as_by_dash_m(both):
+    """A module of a package, which is imported first; and what is missing is said in Python's words."""
+    (both.folder / "pack").mkdir()
+    (both.folder / "pack" / "__init__.py").write_text("import sys\nprint(sys.argv[0])\n")
+    (both.folder / "pack" / "train.py").write_text(ASK)
+
+    assert both("-m", "pack.train", "x")[0] == 0
+    assert both("-m", "pack")[0] == 1
+    assert both("-m", "pack.missing")[0] == 1
+    assert both("-m", "missing.train")[0] == 1
+
+
+def test_a_module_that_fails_has_a_traceback_without_frames_of_others(both, tmp_path):
+    """Python itself shows those of `runpy`, which say nothing of the script."""
+    (both.folder / "train.py").write_text("def f():\n    1 / 0\nf()\n")
+
+    done = subprocess.run(
+        [sys.executable, tmp_path / "runner" / "run.py", "-m", "train"],
+        check=False,
+        capture_output=True,
+        text=True,
+        cwd=both.folder,
+        env=environment(),
+    )
+
+    assert done.returncode == 1
+    assert done.stderr.count("  File ") == 2
+    assert "runpy" not in done.stderr
+
+
+def test_a_file_of_the_script_shadows_a_module_that_we_have_loaded(both):
+    """As it would shadow that of the standard library, or anybody's."""
+    for name in ("dataclasses", "traceback", "signal"):
+        (both.folder / f"{name}.py").write_text("mine = True\n")
+    (both.folder / "s.py").write_text(
+        "import dataclasses, signal\nprint(dataclasses.mine, signal.mine)\nimport os, sys, io\n"
+    )
+
+    assert both("s.py")[:2] == (0, "True True\n")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import sys\nsys.exit(-1)\n",
+        "import sys\nsys.exit(256)\n",
+        "import sys\nsys.exit(True)\n",
+        "import sys\nsys.exit(['a', 1])\n",
+        "import sys\nsys.exit(0.0)\n",
+        "class E(SystemExit):\n    pass\nraise E(3)\n",
+        "import sys\nsys.excepthook = lambda *seen: print('hook', seen[0])\n1 / 0\n",
+        "import sys\nsys.excepthook = lambda *seen: sys.exit(9)\n1 / 0\n",
+        "import atexit, sys\natexit.register(lambda: print(type(sys.last_value)))\n1 / 0\n",
+        "import atexit, sys\natexit.register(lambda: print(sys.excepthook))\nraise KeyboardInterrupt\n",
+        "raise ExceptionGroup('two', [ValueError('a'), TypeError('b')])\n",
+        "import threading\nthreading.Thread(target=lambda: 1 / 0, name='t').start()\n",
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "ThreadPoolExecutor(2).submit(print, 'in the pool')\n",
+        "import os, sys\nif os.fork() == 0:\n    print('child')\n    sys.exit(0)\nos.wait()\n",
+        "import sys\nprint('half', end='')\nsys.stdout.close()\n",
+        "import warnings\nwarnings.warn('careful')\n",
+        "from __future__ import annotations\nx: nothing = 1\nprint(__annotations__)\n",
+        "assert False, 'no'\n",
+        "x = (\n",
+    ],
+)
+def test_a_script_ends_as_it_does_under_python(both, source):
+    """The same exit code and the same words, to the letter."""
+    (both.folder / "s.py").write_text(source)
+
+    both("s.py")
+
+
+def test_flags_of_python_hold(both):
+    """Such as -O, which leaves assertions out, and -P, which puts no folder into the path."""
+    (both.folder / "s.py").write_text("import sys\nassert False\nprint(sys.flags.safe_path)\n")
+
+    assert both("s.py", flags=["-O", "-P"])[1] == "True\n"
