@@ -32,6 +32,7 @@ class Machine:
         return_us: from the end of what is waited for to the end of the wait.
         event_cost_us: of the profiler, for each event that it records.
         queue_length: pieces of work that have not begun which the driver takes.
+        skew_us: by which the device's clock runs behind the host's in the trace.
     """
 
     launch_us: float = 5.0
@@ -39,6 +40,7 @@ class Machine:
     return_us: float = 10.0
     event_cost_us: float = 0.0
     queue_length: int = 1024
+    skew_us: float = 0.0
     now: float = 1000.0
     thread: int = MAIN
     events: list[dict] = field(default_factory=list)
@@ -51,6 +53,8 @@ class Machine:
         self._correlations = itertools.count(1)
 
     def _event(self, cat, name, start, end, **args):
+        if cat in ("kernel", "gpu_memcpy"):
+            start, end = start - self.skew_us, end - self.skew_us
         self.events.append(
             {
                 "ph": "X",
@@ -128,9 +132,34 @@ class Machine:
         )
         return begins + us
 
-    def wait_event(self, stream, done):
-        """Let a stream wait for a time that `launch` returned."""
+    def graph(self, us, *, num_kernels):
+        """Replay a graph of kernels one after the other, with one call."""
+        correlation = next(self._correlations)
+        start = self.now
+        self.now += self.launch_us
+        begins = max(self.now + self.latency_us, self.free.get(COMPUTE, 0.0))
+        self.starts.append(begins)
+        self._event("cuda_runtime", "cudaGraphLaunch", start, self.now, correlation=correlation)
+        for _ in range(num_kernels):
+            end = begins + us / num_kernels
+            at = {"stream": COMPUTE, "device": 0, "correlation": correlation}
+            self._event("kernel", "kernel", begins, end, tid=COMPUTE, **at)
+            begins = end
+        self.free[COMPUTE] = begins
+
+    def wait_event(self, stream, done, *, on_stream=-1):
+        """Let a stream wait for a time that `launch` returned; the driver may tell for which stream."""
         self.free[stream] = max(self.free.get(stream, 0.0), done)
+        correlation, start = next(self._correlations), self.now
+        self.now += 1.0
+        self._event(
+            "cuda_runtime", "cudaStreamWaitEvent", start, self.now, correlation=correlation
+        )
+        said = {"cuda_sync_kind": "Stream Wait Event", "stream": stream}
+        said |= {"wait_on_stream": on_stream, "wait_on_cuda_event_record_corr_id": -1}
+        self._event(
+            "cuda_sync", "Stream Wait Event", start, start, correlation=correlation, **said
+        )
 
     def wait(self, kind="stream", *, done=None, stream=COMPUTE):
         """Let the host wait for a stream, for the device, or for a time that `launch` returned."""

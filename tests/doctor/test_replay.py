@@ -157,3 +157,65 @@ def test_work_of_a_thread_aside_stays_where_it_was():
     recording = recorded(program)
 
     assert play(recording).step_ms == pytest.approx(step_ms(program), rel=0.02)
+
+
+@pytest.mark.parametrize("skew_us", [-4.0, 4.0])
+@pytest.mark.parametrize("name", WAITS)
+def test_clocks_that_differ_a_little_do_not_change_the_gain(name, skew_us):
+    """A wait may seem to return before its work is done."""
+    program = planted(0.3, wait=WAITS[name])
+    plain = step_ms(program)
+    saved = plain - step_ms(planted(0.3, wait=WAITS[name], waits=False))
+
+    assert gain_of_all(recorded(program, skew_us=skew_us)) == pytest.approx(
+        saved, rel=0.1, abs=0.02 * plain
+    )
+
+
+def test_a_graph_is_one_launch_of_all_its_work():
+    """Left out, a wait behind it gains what it would gain behind single kernels."""
+
+    def program(machine, waits=True):
+        machine.graph(8000.0, num_kernels=40)
+        if waits:
+            machine.item()
+        machine.host(3000.0)
+
+    plain = step_ms(program)
+    saved = plain - step_ms(lambda machine: program(machine, waits=False))
+    recording = recorded(program)
+
+    assert len(recording.works) == 20
+    assert gain_of_all(recording) == pytest.approx(saved, rel=0.1)
+
+
+@pytest.mark.parametrize("is_told", [True, False])
+def test_work_that_waits_for_another_stream_still_does_without_the_hosts_wait(is_told):
+    """A copy that the next kernel needs is not hidden by leaving out a wait."""
+
+    def program(machine, waits=True):
+        done = machine.launch(4000.0, stream=9)
+        machine.wait_event(7, done, on_stream=9 if is_told else -1)
+        done = machine.launch(6000.0)
+        machine.wait_event(9, done, on_stream=7 if is_told else -1)
+        if waits:
+            machine.item()
+        machine.host(2000.0)
+
+    plain = step_ms(program)
+    saved = plain - step_ms(lambda machine: program(machine, waits=False))
+    recording = recorded(program)
+
+    assert play(recording).step_ms == pytest.approx(plain, rel=0.01)
+    assert gain_of_all(recording) == pytest.approx(saved, rel=0.1, abs=0.02 * plain)
+
+
+def test_work_whose_launch_was_not_recorded_stays_where_it_was():
+    """It is busy time all the same."""
+    machine = played(planted(0.3, wait=WAITS["item"]))
+    launches = [one for one in machine.events if one["name"] == "cudaLaunchKernel"]
+    machine.events.remove(launches[100])
+    trace = read_trace(machine.events)
+    waits = find_waits(trace)
+
+    assert len(record(trace, waits).works) == 41 * 10

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from gapless.doctor.exposed import DeviceSpan, HostSpan, union
-from gapless.doctor.trace import Call
+from gapless.doctor.trace import Call, find_waits_of_streams
 
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Queued:
         latency_us: from the call to the earliest start.
         lead_us: by which it may start before its stream's earlier work ends: 0 or less.
         delay_us: by which it started later than all that is known would have let it.
-        after: how many pieces before it, in order of queueing, the other one stands whose end it
-            waits for; 0 for none.
+        after: how many pieces before it, in order of queueing, those of other streams stand whose
+            ends it waits for.
     """
 
     stream: int
@@ -75,7 +75,7 @@ class Queued:
     latency_us: float
     lead_us: float
     delay_us: float
-    after: int
+    after: tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -248,6 +248,7 @@ class _Recorder:
         calls = [call.end_us - call.start_us for _, call, _ in self._order if call is not None]
         self._usual_call = median(calls) if calls else 0.0
         self._stream_ends()
+        self._wait_for_events()
         idle = [
             start - called
             for start, called, free in zip(
@@ -272,6 +273,36 @@ class _Recorder:
             stream = self._groups[correlation][0].stream
             self._stream_free.append(free.get(stream, float("-inf")))
             free[stream] = max(free.get(stream, float("-inf")), self._ends[place])
+
+    def _wait_for_events(self) -> None:
+        """Note which work waits for that of other streams.
+
+        Which event a stream waits for is not always known. Then it is taken to wait for all that was
+        queued before on other streams, as far as that was done in time: gains come out too small
+        rather than too large.
+        """
+        self._waits_for: list[list[int]] = [[] for _ in self._queue]
+        of_stream: dict[int, list[int]] = defaultdict(list)
+        for place, correlation in enumerate(self._queue):
+            of_stream[self._groups[correlation][0].stream].append(place)
+        for call in find_waits_of_streams(self._trace):
+            said = self._trace.synchronisations.get(call.correlation)
+            first = bisect_left(self._called, call.start_us)
+            if said is not None and said.stream >= 0:
+                places = of_stream.get(said.stream, [])
+                waiting = next(iter(places[bisect_left(places, first) :]), None)
+            else:
+                waiting = first if first < len(self._queue) else None
+            if waiting is None:
+                continue
+            own = self._groups[self._queue[waiting]][0].stream
+            known = said.on_stream if said is not None else -1
+            for stream, places in of_stream.items():
+                if stream == own or known not in (-1, stream):
+                    continue
+                last = bisect_left(places, first) - 1
+                if last >= 0 and self._ends[places[last]] <= self._starts[waiting] + _SKEW_US:
+                    self._waits_for[waiting].append(places[last])
 
     def recording(self) -> Recording | None:
         """Return the steps."""
@@ -430,11 +461,11 @@ class _Recorder:
         if free > called:
             latency = min(latency, self._latency)
         ready = max(called + latency, free)
-        after = 0
-        if start > ready + _HANDOVER_US:
-            after = self._handed_over(place, start)
-        if after:
-            ready = max(ready, self._ends[place - after])
+        after = [place - other for other in self._waits_for[place]]
+        ready = max([ready, *(self._ends[place - one] for one in after)])
+        if start > ready + _HANDOVER_US and (other := self._handed_over(place, start)):
+            after.append(other)
+            ready = max(ready, self._ends[place - other])
         return Queued(
             stream=group[0].stream,
             duration_us=end - start,
@@ -442,7 +473,7 @@ class _Recorder:
             latency_us=latency,
             lead_us=min(0.0, start - free) if free > float("-inf") else 0.0,
             delay_us=max(0.0, start - ready),
-            after=after,
+            after=tuple(after),
         )
 
     def _handed_over(self, place: int, start: float) -> int:
@@ -591,8 +622,9 @@ class _Player:
             free = self._free.get(work.stream, 0.0)
             if free + work.lead_us > start:
                 start = free + work.lead_us
-            if 0 < work.after <= len(self._ends) and self._ends[-work.after] > start:
-                start = self._ends[-work.after]
+            for before in work.after:
+                if before <= len(self._ends) and self._ends[-before] > start:
+                    start = self._ends[-before]
             start += work.delay_us
             end = start + work.duration_us
             self._free[work.stream] = end if end > free else free

@@ -42,6 +42,7 @@ _BLOCKING: dict[str, WaitKind] = {
 _STAGED = ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2")
 # Take long, but do not wait for the device's work.
 _ALLOCATING = ("cudaMalloc", "cudaMallocManaged", "cuMemCreate", "cuMemMap", "cuMemSetAccess")
+_WAITS_OF_STREAMS = ("cudaStreamWaitEvent", "cuStreamWaitEvent")
 _POLLING = ("cudaEventQuery", "cudaStreamQuery", "cuEventQuery", "cuStreamQuery")
 # The driver takes so much pageable memory into its command buffer, and goes on at once.
 _MAX_INLINE_COPY_BYTES = 64 << 10
@@ -112,10 +113,18 @@ class Mark:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Synchronisation:
-    """What the driver says of a wait: for which stream, and which recorded event; -1 where unknown."""
+    """What the driver says of a wait; -1 where it does not know.
+
+    Attributes:
+        kind: such as "Stream Sync" or "Stream Wait Event".
+        stream: that the host waits for; or that waits, for an event.
+        on_stream: on which the event was recorded that is waited for.
+        recorded_by: correlation of the call that recorded it.
+    """
 
     kind: str
     stream: int
+    on_stream: int
     recorded_by: int
 
 
@@ -337,6 +346,7 @@ def _synchronisations(events: list[Mapping[str, Any]]) -> dict[int, Synchronisat
         found[_int(args.get("correlation"))] = Synchronisation(
             kind=str(args.get("cuda_sync_kind", event["name"])),
             stream=_known(args.get("stream")),
+            on_stream=_known(args.get("wait_on_stream")),
             recorded_by=_known(args.get("wait_on_cuda_event_record_corr_id")),
         )
     found.pop(-1, None)
@@ -415,6 +425,11 @@ def _blocks(copy: Work) -> bool:
 def find_allocations(trace: Trace) -> tuple[Call, ...]:
     """Return the calls that ask the driver for memory of the device, in order of time."""
     return tuple(call for call in trace.calls if call.name in _ALLOCATING)
+
+
+def find_waits_of_streams(trace: Trace) -> tuple[Call, ...]:
+    """Return the calls that let a stream wait for an event, in order of time."""
+    return tuple(call for call in trace.calls if call.name in _WAITS_OF_STREAMS)
 
 
 def find_polls(trace: Trace) -> tuple[Call, ...]:
