@@ -42,8 +42,9 @@ soak: $(VENV)/.installed-test  ## Faults at random on one run, for MINUTES=30; n
 	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 \
 	  ../$(BIN)/python -m faults.soak --minutes $(MINUTES)
 
-screens: $(VENV)/.installed-test  ## Take the screens in docs/terminal.md anew, in a real terminal.
+screens: $(VENV)/.installed-test  ## Take the screens in docs/terminal.md and the pictures of pages anew.
 	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 ../$(BIN)/python -m terminal.screenshots
+	cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 ../$(BIN)/python -m report.pictures
 
 test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 	GAPLESS_REQUIRE_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu

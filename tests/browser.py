@@ -191,10 +191,9 @@ class Tab:
             " return e.getBoundingClientRect().toJSON(); })()"
         )
 
-    def screenshot(self, *, whole=False):
-        """Return what is shown, or the whole page, as PNG."""
-        found = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        return base64.b64decode(found["data"])
+    def screenshot(self):
+        """Return what is shown as PNG."""
+        return base64.b64decode(self.call("Page.captureScreenshot")["data"])
 
     def events(self, *methods):
         """Return what the tab reported."""

@@ -144,10 +144,12 @@ def step_bars(steps: StepTimes, *, title: str = "") -> list[Bar]:
 
 
 def _breakdown(steps: StepTimes) -> Html:
+    found = step_bars(steps)
+    about = "Host and device work side by side: each of the bars is one step."
     return section(
         "Where a step's time goes",
-        bars(step_bars(steps)),
-        about="Host and device work side by side: each of the bars is one step.",
+        bars(found),
+        about=about if len(found) > 1 else None,
         name="step",
     )
 
