@@ -7,7 +7,9 @@ from gapless.doctor.exposed import DeviceSpan, HostSpan, busy_us, charge_gaps
 
 
 def work(start, end, launch):
-    return DeviceSpan(start_us=start, end_us=end, launch_us=launch)
+    return DeviceSpan(
+        start_us=start, end_us=end, launch_us=launch, ready_us=min(start, launch + 10)
+    )
 
 
 def host(kind, start, end, owner=None):
@@ -38,6 +40,24 @@ def test_work_that_was_queued_in_time_makes_the_gap_the_devices_own():
     )
 
     assert causes(gaps) == [[("device", None, 30)]]
+
+
+def test_work_that_was_queued_late_and_held_up_then_is_charged_to_both():
+    """The host until the work could have begun, the device from then on."""
+    gaps = charge_gaps(
+        [FIRST, work(300, 400, 190)], [host("wait", 20, 110, 3)], begin_us=0, end_us=400
+    )
+
+    assert causes(gaps) == [[("wait", 3, 10), ("wait", 3, 90), ("device", None, 100)]]
+
+
+def test_a_launch_that_is_on_its_way_when_the_gap_begins_is_launching():
+    """The host was late, if only by what a launch takes."""
+    gaps = charge_gaps(
+        [FIRST, work(106, 200, 97)], [host("launch", 97, 103)], begin_us=0, end_us=200
+    )
+
+    assert causes(gaps) == [[("launch", None, 6)]]
 
 
 def test_a_second_wait_in_the_gap_takes_what_comes_after_it():

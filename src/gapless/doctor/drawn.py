@@ -14,13 +14,16 @@ if TYPE_CHECKING:
 
     from gapless.doctor.exposed import GapCause
     from gapless.doctor.replay import HostInterval
-    from gapless.doctor.trace import Trace, Wait
+    from gapless.doctor.trace import Call, Trace, Wait, Work
     from gapless.records.timeline import SpanKind
 
 # So many spans of all lanes together, and gaps, are drawn; a page of them has about 2 MB.
 _MAX_SPANS = 12_000
 _MAX_GAPS = 6_000
 _MAX_NAME = 80
+
+# From the end of a launch to the beginning of its work on an idle device, at most.
+_LATENCY_US = 20.0
 
 _GAP_CAUSES: dict[GapCause, str] = {
     "wait": "host wait",
@@ -196,6 +199,15 @@ def _in_order(spans: Sequence[Span]) -> tuple[Span, ...]:
     return tuple(sorted(spans, key=lambda span: (span.start_us, span.end_us)))
 
 
+def _device_span(work: Work, call: Call | None) -> DeviceSpan:
+    launch, ready = work.start_us, work.start_us
+    if call is not None:
+        launch = call.start_us
+        if work.start_us > call.end_us + _LATENCY_US:
+            ready = call.end_us
+    return DeviceSpan(start_us=work.start_us, end_us=work.end_us, launch_us=launch, ready_us=ready)
+
+
 def _gaps(
     trace: Trace,
     waits: Sequence[Wait],
@@ -206,16 +218,7 @@ def _gaps(
 ) -> tuple[Gap, ...]:
     chain = {trace.main, *trace.autograd}
     calls = {call.correlation: call for call in trace.calls}
-    device = [
-        DeviceSpan(
-            start_us=work.start_us,
-            end_us=work.end_us,
-            launch_us=calls[work.correlation].start_us
-            if work.correlation in calls
-            else work.start_us,
-        )
-        for work in trace.works
-    ]
+    device = [_device_span(work, calls.get(work.correlation)) for work in trace.works]
     host = [
         HostSpan(kind="wait", start_us=wait.start_us, end_us=wait.end_us, owner=place)
         for place, wait in enumerate(waits)

@@ -1,9 +1,9 @@
 """Idle time of the device, and why: each moment of it is charged to one cause.
 
 The device is busy while any stream of it has work. For each gap the next work and the call that
-queued it are known. A call that began before the gap did is not to blame: the device itself was not
-ready. Else the host was late: from the moment it last began to wait for the device, that wait is the
-cause; before, what the host was at.
+queued it are known. Work that could have begun before the gap did, as far as the host is concerned, was
+held up by the device itself. Else the host was late: from the moment it last began to wait for the
+device, that wait is the cause; before, what the host was at.
 
 All times are microseconds of one clock. No torch: gaps are made up in tests.
 """
@@ -32,11 +32,18 @@ _LAUNCH_PAUSE_US = 200.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeviceSpan:
-    """Work of the device, and when the host began to queue it."""
+    """Work of the device.
+
+    Attributes:
+        launch_us: when the host began to queue it.
+        ready_us: when it could have begun, had the device been free for it: a launch takes some
+            microseconds to get there.
+    """
 
     start_us: float
     end_us: float
     launch_us: float
+    ready_us: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,8 +129,8 @@ def charge_gaps(
     found = []
     for start, end in _gaps(works, begin_us, end_us):
         place = bisect_left(starts, end)
-        launch = works[place].launch_us if place < len(works) else end
-        charges = _charges(start, end, launch, waits=waits, others=others)
+        following = works[place] if place < len(works) else None
+        charges = _charges(start, end, following, waits=waits, others=others)
         found.append(ChargedGap(start_us=start, end_us=end, charges=tuple(charges)))
     return found
 
@@ -137,13 +144,24 @@ def _gaps(works: Sequence[DeviceSpan], begin: float, end: float) -> list[tuple[f
 def _charges(
     start: float,
     end: float,
-    launch: float,
+    following: DeviceSpan | None,
     *,
     waits: _Spans,
     others: _Spans,
 ) -> list[Charge]:
-    if launch <= start:
+    launch, ready = (end, end) if following is None else (following.launch_us, following.ready_us)
+    if ready <= start:
         return [Charge(cause="device", start_us=start, end_us=end)]
+    if ready < end - _SKEW_US:
+        held_up = Charge(cause="device", start_us=ready, end_us=end)
+        late = _host_charges(start, ready, launch, waits=waits, others=others)
+        return [*late, held_up]
+    return _host_charges(start, end, launch, waits=waits, others=others)
+
+
+def _host_charges(
+    start: float, end: float, launch: float, *, waits: _Spans, others: _Spans
+) -> list[Charge]:
     near, known = waits.touching(start - _SKEW_US, end), others.touching(start, end)
     # Cut where anything begins or ends: between two cuts the cause is one.
     cuts = {start, end, launch if start < launch < end else start}

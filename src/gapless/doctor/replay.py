@@ -634,7 +634,12 @@ class _Player:
                 self._device_end = end
             if keep:
                 self._device.extend(
-                    DeviceSpan(start_us=start + a, end_us=start + b, launch_us=called)
+                    DeviceSpan(
+                        start_us=start + a,
+                        end_us=start + b,
+                        launch_us=called,
+                        ready_us=called + work.latency_us,
+                    )
                     for a, b in work.busy
                 )
 
