@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 
 WAITS = (0, 2, 50)
+# Each is a run of its own, with a reference of its own.
+ROUNDS = 3
 WAYS = {"wrappers": (), "exact": ("--exact",)}
 
 
@@ -40,17 +42,17 @@ def measure(options: Options) -> Iterator[dict[str, Any]]:
 
 
 def _measure(waits: int, flags: tuple[str, ...], options: Options) -> dict[str, Any]:
-    rounds = 1 if options.is_small else max(3, options.rounds)
-    watched, alone, session = [], [], {}
+    rounds = 1 if options.is_small else ROUNDS
+    alone = _alone(waits, options)
+    watched, session = [], {}
     for _ in range(rounds):
-        alone.append(_alone(waits, options))
         steps, session = _watched(waits, flags, options)
         watched.append(overhead_of(steps))
     found = {key: _median([one[key] for one in watched]) for key in watched[0]}
     sites = found["sites_overhead"]
     return {
         **found,
-        "alone_ms": median(alone),
+        "alone_ms": alone,
         "rounds": rounds,
         "launches": (session.get("steps") or {}).get("num_launches"),
         "notes": session.get("notes", []),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.doctor.commands import PLANTED, in_turns, run_doctor
+from benchmarks.doctor.commands import PLANTED, Command, in_turns, run_doctor
 from benchmarks.doctor.verdicts import (
     is_near,
     lines_that_wait,
@@ -17,7 +17,8 @@ from benchmarks.doctor.verdicts import (
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
 
     from benchmarks.doctor.options import Options
 
@@ -32,19 +33,36 @@ def names() -> list[str]:
 
 def measure(options: Options) -> Iterator[dict[str, Any]]:
     """Yield what was found of each loop at each share of the step that is exposed."""
+    shares = EXPOSED[-2:] if options.is_small else EXPOSED
     for name in options.chosen(names()):
-        for exposed in EXPOSED[-2:] if options.is_small else EXPOSED:
-            yield {"name": f"{name} {exposed:g}", **_measure(name, exposed, options)}
+        times = _times(PLANTED / f"{name}.py", shares, options)
+        for exposed, with_wait, without in zip(shares, times[::2], times[1::2], strict=True):
+            found = _found(PLANTED / f"{name}.py", exposed, with_wait, without, options)
+            yield {"name": f"{name} {exposed:g}", "planted": exposed, **found}
 
 
-def _measure(name: str, exposed: float, options: Options) -> dict[str, Any]:
-    script = PLANTED / f"{name}.py"
-    size = ("--exposed", str(exposed), "--device-ms", "1" if options.is_small else "10")
+def _times(script: Path, shares: Sequence[float], options: Options) -> list[list[float]]:
+    """Return the ms a step with the wait and without it, for each share, all in turns."""
     steps = ("--num-steps", "12" if options.is_small else "40")
-    with_wait, without = in_turns(
-        [(script, (*size, *steps)), (script, (*size, *steps, "--without-wait"))],
-        rounds=options.rounds,
-    )
+    commands: list[Command] = []
+    for exposed in shares:
+        arguments = (*_size(exposed, options), *steps)
+        commands += [(script, arguments), (script, (*arguments, "--without-wait"))]
+    return in_turns(commands, rounds=options.rounds)
+
+
+def _size(exposed: float, options: Options) -> tuple[str, ...]:
+    return ("--exposed", str(exposed), "--device-ms", "1" if options.is_small else "10")
+
+
+def _found(
+    script: Path,
+    exposed: float,
+    with_wait: list[float],
+    without: list[float],
+    options: Options,
+) -> dict[str, Any]:
+    size = _size(exposed, options)
     session = run_doctor(script, [*size, "--num-steps", "12" if options.is_small else "100"])
     mine = of_lines(session, script, lines_that_wait(script.read_text(encoding="utf-8")))
     saved = saved_share(with_wait, without)
@@ -52,7 +70,6 @@ def _measure(name: str, exposed: float, options: Options) -> dict[str, Any]:
     gain_share = share_of(session, mine, "gain_ms")
     reported = gain_share if gain_share is not None else exposed_share
     return {
-        "planted": exposed,
         "with_wait_ms": with_wait,
         "without_wait_ms": without,
         "saved": saved,

@@ -150,7 +150,7 @@ def test_a_trial_is_found_by_a_word_of_its_name():
 def test_a_planted_loop_is_judged_by_what_leaving_its_wait_out_saves(monkeypatch, tmp_path):
     """The predicted gain counts before the idle time; a wait that is not found reports nothing."""
     (line,) = lines_that_wait((PLANTED / "item.py").read_text())
-    monkeypatch.setattr(planted, "in_turns", lambda *_, **__: [[10.0], [6.0]])
+    monkeypatch.setattr(planted, "in_turns", lambda *_, **__: [[10.0], [6.0]] * 2)
 
     def rights(*findings, **more):
         monkeypatch.setattr(planted, "run_doctor", lambda *_, **__: session(*findings, **more))
