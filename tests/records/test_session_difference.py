@@ -75,6 +75,26 @@ def test_a_line_that_stayed_is_not_taken_for_one_that_moved():
     assert [one.site.line for one in found.gone] == [10]
 
 
+def test_a_text_that_is_in_two_files_stays_in_its_file():
+    """Both have moved, and the order of files is another one."""
+    found = difference(
+        [at(ITEM, 10, path="a.py"), at(ITEM, 20, path="b.py")],
+        [at(ITEM, 11, path="b.py"), at(ITEM, 12, path="a.py")],
+    )
+
+    assert [(one.site.path, other.site.path) for one, other in found.kept] == [
+        ("a.py", "a.py"),
+        ("b.py", "b.py"),
+    ]
+
+
+def test_another_text_on_the_same_line_is_another_finding():
+    """Where the text is known, the number alone says nothing."""
+    found = difference([ITEM], [replace(ITEM, site=replace(ITEM.site, source="x.item()"))])
+
+    assert (len(found.kept), len(found.gone), len(found.new)) == (0, 1, 1)
+
+
 def test_a_file_that_was_renamed_has_the_same_findings():
     """The text of the line is the same."""
     found = difference([ITEM], [at(ITEM, 7, path="other.py")])

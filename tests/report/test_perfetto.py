@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings, strategies as st
@@ -24,6 +25,7 @@ class Importer:
 
     def __init__(self, text):
         trace = json.loads(text, parse_constant=pytest.fail)
+        json.dumps(trace, ensure_ascii=False).encode("utf-8")
         self.processes, self.threads = {}, {}
         self.slices, self.arrows = defaultdict(list), []
         self.dropped = []
@@ -79,9 +81,10 @@ class Importer:
 @settings(deadline=None, max_examples=60)
 def test_of_any_timeline_nothing_is_dropped(timeline, found):
     """All spans, gaps and steps are there; arrows lead from waits to what they exposed."""
-    timeline = Timeline(
-        **{**vars(timeline), "gaps": _apart(timeline.gaps), "step_starts_us": _sorted(timeline)}
-    )
+    steps = tuple(sorted(timeline.step_starts_us))
+    end_us = max([timeline.end_us, *steps])
+    gaps = _apart(timeline.gaps)
+    timeline = replace(timeline, gaps=gaps, step_starts_us=steps, end_us=end_us)
     trace = Importer(perfetto_json(timeline, found))
 
     assert trace.dropped == []
@@ -92,10 +95,6 @@ def test_of_any_timeline_nothing_is_dropped(timeline, found):
         assert trace.threads[wait["tid"]][0] == "host"
         assert gap["cat"] == "idle"
         assert wait["args"] == gap["args"]
-
-
-def _sorted(timeline):
-    return tuple(sorted(timeline.step_starts_us))
 
 
 def _apart(gaps):
@@ -160,6 +159,31 @@ def test_spans_that_overlap_in_a_lane_get_a_track_more():
     first, second = (trace.slices["device", name] for name in ("stream 7", "stream 7 (2)"))
     assert [one["name"] for one in first] == ["a", "in a", "behind"]
     assert [one["name"] for one in second] == ["beside"]
+
+
+def test_spans_that_begin_together_lie_in_each_other():
+    """The longer holds the shorter, in whatever order they are."""
+    spans = tuple(
+        Span(name=name, kind="launch", start_us=1.0, end_us=end)
+        for name, end in (("b", 2.0), ("a", 3.0))
+    )
+    lane = Lane(name="main thread", is_device=False, spans=spans)
+    trace = Importer(perfetto_json(Timeline(lanes=(lane,), end_us=3.0)))
+
+    assert [one["name"] for one in trace.slices["host", "main thread"]] == ["a", "b"]
+
+
+def test_a_wait_that_began_when_the_gap_was_over_did_not_expose_it():
+    """The one before it did."""
+    waits = tuple(
+        Span(name=name, kind="wait", start_us=start, end_us=start + 1.0, finding=0)
+        for name, start in (("first", 5.0), ("second", 9.0))
+    )
+    gap = Gap(start_us=4.0, end_us=9.0, cause="host wait", finding=0)
+    lane = Lane(name="main thread", is_device=False, spans=waits)
+    trace = Importer(perfetto_json(Timeline(lanes=(lane,), gaps=(gap,), end_us=10.0), FINDINGS))
+
+    assert [wait["name"] for wait, _ in trace.arrows] == ["first"]
 
 
 def test_a_wait_that_began_after_its_gap_has_an_arrow_all_the_same():

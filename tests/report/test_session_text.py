@@ -197,6 +197,31 @@ def test_trials_have_their_spread_and_what_is_not_clear_is_said():
     assert "c: not measured: why\n" in text
 
 
+def test_findings_are_parted_by_an_empty_line():
+    """Each is a block of its own."""
+    block = block_of(session_text(session(ITEM, COPY), columns=100), "GAP001")
+
+    assert not [line for line in block if "GAP005" in line]
+
+
+def test_small_shares_and_negative_rests_are_not_shown_as_nothing_or_less():
+    """Parts that were measured one by one may add up to more than the whole."""
+    steps = replace(
+        made_up_session(num_steps=2).steps, wall_ms=Spread.of([3.0]), launch_ms=9.0, data_ms=0.01
+    )
+    text = session_text(session(replace(ITEM, share=0.001), steps=steps))
+
+    assert re.search(r"the host does something else +0\.00 ms +0 %\n", text)
+    assert re.search(r"the host waits for the loader +0\.01 ms +< 1 %\n", text)
+    assert "  < 1 %      1  GAP001" in text
+
+
+def test_several_processes_are_named():
+    """Figures are of all of them."""
+    assert " on NVIDIA H200, 4 processes\n" in session_text(session(num_ranks=4))
+    assert "processes" not in session_text(session())
+
+
 def test_without_findings_it_says_so():
     """Nothing that costs time is a result as well."""
     text = session_text(session(verdict="", steps=None))

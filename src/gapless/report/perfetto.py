@@ -103,7 +103,7 @@ class _Track:
 def _steps(timeline: Timeline) -> list[_Slice]:
     starts = [*map(_ns, timeline.step_starts_us), _ns(timeline.end_us)]
     return [
-        _Slice(f"step {number}", "step", start, max(start, end), {})
+        _Slice(f"step {number}", "step", start, end, {})
         for number, (start, end) in enumerate(pairwise(starts))
     ]
 
