@@ -40,6 +40,7 @@ from gapless.graphs.refusal import (
     objection_to_autocast,
     objection_to_batch,
     objection_to_modes,
+    objection_to_profiler,
     skipped_read,
     unlike_values,
 )
@@ -471,6 +472,10 @@ class CapturedStep:
             return out
 
     def _warm_up(self, key: Hashable, tree: Tree) -> Any:
+        objection = objection_to_profiler()
+        if objection is not None:
+            self.report.refuse(objection)
+            return self._result(self._work(tree.value))
         # Compiled code tells views from tensors of their own, and nothing can be compiled during
         # a capture.
         if self._warm_ups.use_compiled_code and self._warm_ups.is_last(key):

@@ -602,6 +602,15 @@ class _Held:
 _HELD_ALONE = 2
 
 
+def can_be_called(profiler: Any) -> bool:
+    """Return whether a profiler of this thread, if there is one, can be told of what is seen here.
+
+    One that is made in C cannot. It is paused instead, as `cProfile`'s before Python 3.12, or the
+    step is refused; see `graphs/refusal.py:objection_to_profiler`.
+    """
+    return profiler is None or callable(profiler)
+
+
 class _Profile:
     """Sees which code runs, with what, and which functions made in C it calls.
 
@@ -644,11 +653,17 @@ class _Profile:
             self._around[id(frame)] = frame
             frame = frame.f_back
         self._other = sys.getprofile()
+        paused = None if can_be_called(self._other) else self._other
+        if paused is not None:
+            paused.disable()
+            self._other = None
         sys.setprofile(self._note)
         try:
             yield
         finally:
             sys.setprofile(self._other)
+            if paused is not None:
+                paused.enable()
             self._around = {}
             for held in self._held.values():
                 if held.is_alone:

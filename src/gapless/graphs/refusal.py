@@ -7,6 +7,7 @@ Rules on batches and on what eager runs did are here. The limits on graphs are i
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -234,6 +235,27 @@ def objection_to_modes() -> Refusal | None:
         if not is_foreign(type(mode)):
             return _watched(type(mode).__name__)
     return None
+
+
+def objection_to_profiler() -> Refusal | None:
+    """Return why the next call cannot be watched, None if it can.
+
+    A graph needs one call that is seen, function by function, and only one profiler can see a thread.
+
+    Sync: Does not block the host.
+    """
+    profiler = sys.getprofile()
+    if profiler is None or callable(profiler) or hasattr(profiler, "disable"):
+        return None
+    kind = type(profiler)
+    return Refusal(
+        "watched_by_mode",
+        f"a profiler ({kind.__module__}.{kind.__qualname__}) watches this thread, and the calls before "
+        "a capture have to be watched too; start it when graphs have been captured",
+        is_final=False,
+        name=f"{kind.__module__}.{kind.__qualname__}",
+        is_of_call=True,
+    )
 
 
 def objection_to_transforms() -> Refusal | None:
