@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from doctor.labels import CORPUS, read_case
 from gapless.device import cuda_sites
-from gapless.doctor import explicit_waits, host_costs, placement
+from gapless.doctor import explicit_waits, host_costs, placement, sites as sites_module
 from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.seen import MARK, MARK_AFTER
 from gapless.doctor.sites import SitesPass
@@ -798,3 +798,17 @@ def test_a_linear_layer_that_moves_makes_as_many_copies_as_it_has_tensors(monkey
         ("copy", "16 bytes"),
         ("copy", "8 bytes"),
     ]
+
+
+def test_a_watch_that_cannot_begin_leaves_nothing_behind(monkeypatch):
+    """The script goes on unwatched."""
+
+    def fails(notes, patches):
+        raise AttributeError("this torch has no such thing")
+
+    monkeypatch.setattr(sites_module, "watch_queries", fails)
+    before = dict(vars(torch.Tensor)), list(warnings.filters), list(gc.callbacks)
+    with pytest.raises(AttributeError, match="no such thing"):
+        SitesPass().start()
+
+    assert before == (dict(vars(torch.Tensor)), list(warnings.filters), list(gc.callbacks))

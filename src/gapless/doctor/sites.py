@@ -68,19 +68,12 @@ class SitesPass:
         return self._waits.waits()
 
     def start(self) -> None:
-        """Begin to watch; a step begins."""
-        self._waits.is_open = True
-        watch_tensors(self._waits, self._patches)
-        watch_synchronisation(self._waits, self._patches)
-        watch_queries(self._waits, self._patches)
-        watch_collectives(self._waits, self._patches)
-        watch_loaders(self._waits, self._patches)
-        self._pauses.start()
-        if self._exact:
-            self._call_back()
-        if self._forget is None:
-            self._warnings.start(self._patches)
-            self._mode.start(self._patches.put)
+        """Begin to watch; a step begins. If that fails, nothing is left behind."""
+        try:
+            self._put_in()
+        except BaseException:
+            self.stop()
+            raise
 
     def next_step(self) -> None:
         """Note that one step has ended and the next begins."""
@@ -93,14 +86,33 @@ class SitesPass:
     def stop(self) -> None:
         """Take everything out again; the last step has ended."""
         self._waits.is_open = False
-        self._mode.stop()
-        if self._forget is None:
-            self._warnings.stop()
-        else:
-            self._forget()
+        try:
+            self._mode.stop()
+            if self._forget is None:
+                self._warnings.stop()
+            else:
+                self._forget()
+        finally:
             self._forget = None
-        self._patches.take_out()
-        self._pauses.stop()
+            self._patches.take_out()
+            self._pauses.stop()
+
+    def _put_in(self) -> None:
+        self._waits.is_open = True
+        for watch in (
+            watch_tensors,
+            watch_synchronisation,
+            watch_queries,
+            watch_collectives,
+            watch_loaders,
+        ):
+            watch(self._waits, self._patches)
+        self._pauses.start()
+        if self._exact:
+            self._call_back()
+        if self._forget is None:
+            self._warnings.start(self._patches)
+            self._mode.start(self._patches.put)
 
     def _call_back(self) -> None:
         try:

@@ -81,7 +81,7 @@ def _asking(name: str, question: _Question, notes: WaitNotes) -> Callable[..., A
             return original(tensor, *args, **kwargs)
         try:
             found = question(tensor, *args, **kwargs)
-        except (TypeError, RuntimeError):
+        except (AttributeError, RuntimeError, TypeError):
             found = None  # torch is to say what is wrong, or takes more than we know
         if found is not None and notes.are_wanted:
             with Noted(notes, found[0], call, found[1]):

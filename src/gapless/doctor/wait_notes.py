@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 _Mark = torch._C._profiler._RecordFunctionFast
 
+# Returns the node of autograd that a thread is at, if any.
+_autograd_node = getattr(torch._C, "_current_autograd_node", lambda: None)
+
 _REPLAYED = "a node of the backward pass; torch told of it when the pass had ended"
 
 
@@ -214,6 +217,6 @@ def _name_this_thread(state: ThreadState) -> str:
         state.name = "main"
     elif thread is not None and not isinstance(thread, threading._DummyThread):
         state.name = thread.name
-    elif torch._C._current_autograd_node() is not None:
+    elif _autograd_node() is not None:
         state.name = "autograd"
     return state.name or "unknown thread"
