@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import os
 import re
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -60,6 +59,9 @@ def look_at(paths: Iterable[Path]) -> StaticLook:
     sizes = sum(file.stat().st_size for file in files if file.exists())
     processes = min(os.cpu_count() or 1, 1 + sizes // _WORTH_A_PROCESS_BYTES)
     if processes > 1:
+        # Imported here: it cannot be where a program has ended, whose files are looked at one by one.
+        from concurrent.futures import ProcessPoolExecutor
+
         with ProcessPoolExecutor(processes) as pool:
             looks = list(pool.map(_look_at_file, files, chunksize=8))
     else:
