@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from time import perf_counter
 
 import pytest
 import torch
@@ -63,15 +65,18 @@ def large_products(device, plan):
     return Workload(model=model, optimizer=optimizer, batches=batches, step=step)
 
 
-def rows_of(make, *plans, **changed):
+def settings_of(*plans, **changed):
     numbers = {"steps": 20, "rounds": 3, "warmup_rounds": 3, "verify_steps": 0, **changed}
-    settings = CompareSettings(
+    return CompareSettings(
         run=RunSettings(device=DEVICE),
         rounds=Rounds(**numbers),
         plans=plans,
         weights=make_weights({}),
     )
-    result = run_bench(make, settings)
+
+
+def rows_of(make, *plans, **changed):
+    result = run_bench(make, settings_of(*plans, **changed))
     return {row.plan: row for row in result.rows}, result.notes
 
 
@@ -115,6 +120,44 @@ def test_a_trace_sees_kernels_inside_a_graph():
         found = DEVICE.trace_kernels(replay)
 
     assert found.num_kernels == 25
+
+
+def test_work_in_a_trace_lies_on_the_clock_of_the_host():
+    """A kernel and a copy ran between the host's times before they were queued and after its wait."""
+    value = torch.ones(2**24, device="cuda")
+    host = torch.ones(2**24).pin_memory()
+    add(value, 1)
+    torch.cuda.synchronize()
+    times = []
+
+    def work():
+        times.append(perf_counter() * 1e6)
+        value.copy_(host, non_blocking=True)
+        add(value, 3)
+        torch.cuda.synchronize()
+        times.append(perf_counter() * 1e6)
+
+    (lane,) = DEVICE.trace_kernels(work).lanes
+    # CUPTI's clock and the host's agree within some microseconds.
+    first, last = times[0] - 50.0, times[1] + 50.0
+
+    assert [span.kind for span in lane.spans] == ["copy", "kernel", "kernel", "kernel"]
+    assert all(first < span.start_us < span.end_us < last for span in lane.spans)
+
+
+def test_a_plan_that_waits_leaves_gaps_in_its_timeline():
+    """Under `blocking` the host waits in every step, and its gaps are charged to that or to queueing."""
+    settings = replace(settings_of("blocking", "gapless", steps=10, rounds=1), timelines=True)
+    blocking, gapless = run_bench(many_layers, settings).timelines
+    waits = [span for span in blocking.lanes[0].spans if span.kind == "wait"]
+
+    assert len(waits) >= 10
+    assert len(blocking.step_starts_us) == len(gapless.step_starts_us) == 10
+    assert {gap.cause for gap in blocking.gaps} & {"host wait", "launch"}
+    for timeline in (blocking, gapless):
+        kernels = [span for lane in timeline.lanes if lane.is_device for span in lane.spans]
+        assert kernels
+        assert all(0.0 <= span.start_us <= timeline.end_us for span in kernels)
 
 
 def test_the_driver_sees_a_busy_gpu():

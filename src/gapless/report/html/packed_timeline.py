@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 # More would be slow to draw; what is left out is said on the page.
 MOST_SPANS = 900_000
 
+# Names of kernels hold the types that they are made for, in pages of text.
+_LONGEST_NAME = 160
+
 _PER_US = 10
 
 # Name, kind, and the row of a table that the span belongs to; None if to none.
@@ -44,7 +47,7 @@ def packed(timeline: Timeline, *, rows: Sequence[int | None] = ()) -> dict[str, 
         return rows[finding] if finding < len(rows) else None
 
     def of_span(span: Span) -> _Label:
-        return span.name, span.kind, row_of(span.finding)
+        return span.name[:_LONGEST_NAME], span.kind, row_of(span.finding)
 
     def of_gap(gap: Gap) -> _Label:
         return gap.cause, "gap", row_of(gap.finding)
