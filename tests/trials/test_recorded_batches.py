@@ -84,6 +84,18 @@ def test_an_epoch_has_as_many_batches(variant, num_workers):
     assert len(list(loader)) == 100
 
 
+def test_a_loader_may_be_made_anew_in_each_epoch(variant):
+    """Batches of the epoch before take the places of those of a loader like it."""
+    settle(variant, DataLoader(Numbers(1000), batch_size=4))
+    data = Numbers(1000)
+
+    batches = list(DataLoader(data, batch_size=4))
+    variant.close()
+
+    assert (len(batches), data.num_made) == (250, 0)
+    assert variant.details == ("16 batches were handed out 251 times.",)
+
+
 def test_scripts_may_take_batches_apart(variant):
     """What is taken out of a batch, or put into it, is not missing in the next one like it."""
     batches = settle(variant, DataLoader(Numbers(1000), batch_size=4))

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import atexit
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.cli.parser import UsageError, one_of, positive_number, whole_number
 from gapless.doctor.causes import CODE_OF
 from gapless.scripts import Program, check_runs
+from gapless.trials.names import NAMES
 
 
 if TYPE_CHECKING:
     from argparse import Namespace
+    from collections.abc import Sequence
 
     from gapless.cli.parser import Parser
+    from gapless.doctor.variant import Variant
     from gapless.records.finding import Finding
 
 
@@ -125,8 +129,12 @@ def _add_watching(parser: Parser) -> None:
     watching.add_argument(
         "--try",
         dest="tries",
-        action="store_true",
-        help="measure what mending would gain: in turns with the script as written",
+        nargs="?",
+        const="",
+        metavar="NAMES",
+        help="measure what mending would gain, in windows of this run, in turns with the script as "
+        "written: all variants that may mend a finding, or those of --try=NAMES, with commas between "
+        f"them: {', '.join(NAMES)}",
     )
 
 
@@ -187,6 +195,8 @@ def _run_script(options: Namespace) -> int:
         num_steps=options.steps or _STEPS,
         stops_after=options.stop_after,
         is_exact=options.exact,
+        variants=None if options.tries is None else partial(_variants, options.tries),
+        tries_all=bool(options.tries),
     )
     outcome = (
         diagnose_launch(program, _words_for_workers(options))
@@ -210,6 +220,28 @@ def _words_for_workers(options: Namespace) -> list[str]:
     for flag, is_given in (("--stop-after", options.stop_after), ("--exact", options.exact)):
         words += [flag] if is_given else []
     return words
+
+
+def _variants(text: str) -> Sequence[Variant]:
+    """Return the variants that the value of --try names; all of them if it is empty."""
+    from gapless.trials.chosen import variants
+
+    return variants(_names_of_variants(text))
+
+
+def _names_of_variants(text: str) -> Sequence[str]:
+    """Return the names that the value of --try has; all that there are if it is empty.
+
+    Raises:
+        UsageError: one of them is none.
+    """
+    names = [name.strip() for name in text.split(",")] if text else NAMES
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(
+                f"--try: there is no variant {name!r}; expected some of {', '.join(NAMES)}"
+            )
+    return names
 
 
 def fails(findings: tuple[Finding, ...], codes: frozenset[str] | None) -> bool:
@@ -241,6 +273,7 @@ def _check(options: Namespace) -> None:
     if options.diff is None and options.module is None and not options.script:
         what = "a path after --static" if options.static else "a script, or -m and a module"
         raise UsageError(f"nothing to look at: expected {what}; see gapless doctor --help")
+    _names_of_variants(options.tries or "")
     outputs = [options.out, options.html, options.perfetto, options.save]
     for name in filter(None, outputs):
         _check_writable(Path(name))
@@ -250,7 +283,7 @@ def _check(options: Namespace) -> None:
 
 def _given(options: Namespace) -> set[str]:
     names = {
-        "try": options.tries,
+        "try": options.tries is not None,
         "m": options.module is not None,
         "diff": options.diff is not None,
     }

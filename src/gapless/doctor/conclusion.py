@@ -23,6 +23,11 @@ if TYPE_CHECKING:
     from gapless.doctor.watching import Watch
     from gapless.records.finding import Finding
 
+_TRAINED_ON = (
+    "Variants were measured in windows of this run, in turns with the script as written: it trained on in "
+    "all of them, and what it wrote is that of such a run."
+)
+
 
 def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
     """Return the session of a watch that is over.
@@ -39,6 +44,8 @@ def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
 
     found = diagnose(_watched(watch))
     findings, notes = found.findings, list(found.notes)
+    if watch.turns is not None:
+        notes.append(_TRAINED_ON)
     if not watch.has_gpu:
         notes.append(
             "No GPU was used, so nothing was measured on one. What is said to be surely or maybe a "

@@ -24,6 +24,7 @@ class WatchSettings:
         stops_after: whether the script is ended when the windows are over.
         is_exact: whether torch's own callbacks are used, which stay in the process.
         variants: returns variants to be measured; called once torch is there.
+        tries_all: whether all of them are measured, not only those that may mend a finding.
     """
 
     step: str = "auto"
@@ -32,3 +33,4 @@ class WatchSettings:
     stops_after: bool = False
     is_exact: bool = False
     variants: Callable[[], Sequence[Variant]] | None = None
+    tries_all: bool = False

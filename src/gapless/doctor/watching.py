@@ -162,8 +162,9 @@ class Watch:
         from gapless.doctor.turns import Turns
         from gapless.doctor.variant import those_for
 
+        found = self._settings.variants()
         self.turns = Turns(
-            those_for(self._settings.variants(), self._findings_so_far(self)),
+            found if self._settings.tries_all else those_for(found, self._findings_so_far(self)),
             synchronize=synchronize,
             step_ended=self._hooks.optimizer_called,
         )

@@ -81,7 +81,7 @@ class LateReads:
         """How many reads were late, and what forced them."""
         num_read = self._reads.num_late + self._as_written.total()
         if not num_read:
-            return ("No read of one number was seen.",)
+            return () if self.refusal else ("No read of one number was seen.",)
         num_late = self._reads.num_late - self._reads.forced.total()
         counted = f"{num_late:,} of {num_read:,} reads could be late."
         return (counted, *_lines_of(self._reads.forced + self._as_written))

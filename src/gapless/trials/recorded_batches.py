@@ -52,11 +52,12 @@ class RecordedBatches:
     def __init__(self) -> None:
         self.refusal = ""
         self._patches = Patches()
-        # By the identity of the data set.
-        self._recorded: dict[int, _Recorded] = {}
+        # By what is the same of a loader that is made anew in each epoch.
+        self._recorded: dict[Any, _Recorded] = {}
         self._is_in = False
         self._is_full = False
         self._num_asked = 0
+        self._num_kept = 0
         self._num_handed = 0
         self._num_ahead = 0
         self._is_endless = False
@@ -66,8 +67,7 @@ class RecordedBatches:
         """How many batches there were."""
         if not self._num_handed:
             return ()
-        kept = sum(len(one.batches) for one in self._recorded.values())
-        counted = f"{kept} batches were handed out {self._num_handed:,} times."
+        counted = f"{self._num_kept} batches were handed out {self._num_handed:,} times."
         if not self._is_endless:
             return (counted,)
         return (counted, "The data set has no length: epochs were longer by as many batches.")
@@ -116,8 +116,7 @@ class RecordedBatches:
         def next_data(iterator: Any) -> Any:
             if not self._is_in:
                 return make(iterator)
-            dataset = iterator._dataset
-            recorded = self._recorded.setdefault(id(dataset), _Recorded(dataset))
+            recorded = self._recorded.setdefault(_loader_of(iterator), _Recorded())
             if not self._is_full:
                 return self._record(recorded, make(iterator))
             if not recorded.batches or self.refusal or not self._takes_place(iterator):
@@ -131,6 +130,7 @@ class RecordedBatches:
         try:
             if not recorded.is_full:
                 recorded.add(batch)
+                self._num_kept += 1
         except Exception as error:  # whatever the batch consists of
             self.refusal = f"a batch cannot be copied: {type(error).__name__}: {error}"
         return batch
@@ -157,18 +157,26 @@ class RecordedBatches:
         return True
 
 
+def _loader_of(iterator: Any) -> Any:
+    """Return what an iterator shares with those of the same loader, or of one like it."""
+    dataset = iterator._dataset
+    try:
+        length: int | None = len(dataset)
+    except (TypeError, NotImplementedError):
+        length = None
+    return type(dataset), length, type(iterator._index_sampler), iterator._num_workers
+
+
 @dataclass
 class _Recorded:
     """Batches of one loader.
 
     Attributes:
-        dataset: that they are of.
         batches: themselves.
         num_handed: how often one was handed out.
         num_bytes: that they take.
     """
 
-    dataset: Any
     batches: list[_Batch] = field(default_factory=list)
     num_handed: int = 0
     num_bytes: int = 0
