@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 def is_gpu_in_use() -> bool:
     """Return whether this process has used a GPU so far; asking does not begin to."""
     return bool(torch.cuda.is_initialized())
+
+
+def call_when_gpu_is_used(function: Callable[[], None]) -> None:
+    """Call a function once this process begins to use a GPU; at once if it has."""
+    torch.cuda._lazy_call(function)
 
 
 def name_of_device() -> str:

@@ -55,7 +55,7 @@ def conclude(watch: Watch, *, command: Sequence[str]) -> Session:
     return replace(
         session,
         device=name_of_device(),
-        step=str(watch.source.chosen or ""),
+        step=str(watch.source.chosen or ("a second" if watch.seen_seconds else "")),
         steps=found.steps,
         findings=findings,
         verdict=found.verdict,
@@ -118,9 +118,8 @@ def _shortage(watch: Watch) -> list[str]:
     if watch.source.chosen is None:
         asked = watch.source.asked
         missing = _MISSING.get(asked, f"{asked} was not called")
-        return [
-            f"No step was seen: {missing}. --step or gapless.doctor.step() says what a step is."
-        ]
+        note = f"No step was seen: {missing}. --step or gapless.doctor.step() says what a step is."
+        return [note, _SECONDS] if watch.seen_seconds is not None else [note]
     if watch.is_complete or watch.problem:
         return []
     num_steps = sum(one.num_steps for one in watch.seen)
@@ -129,6 +128,8 @@ def _shortage(watch: Watch) -> list[str]:
         "are less certain; a smaller --warm-up and fewer --steps fit it better."
     ]
 
+
+_SECONDS = "Each second that was watched stands for a step, and the profiler did not run."
 
 _MISSING = {
     "auto": "no optimizer and no loader was used",

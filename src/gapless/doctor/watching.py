@@ -6,6 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gapless.doctor.phases import Phase, Phases, Seen, plan_windows
+from gapless.doctor.seconds import Seconds
 from gapless.doctor.step_source import StepSource
 from gapless.doctor.torch_import import TorchImport
 
@@ -64,6 +65,7 @@ class Watch:
     Attributes:
         source: what a step is.
         seen: the windows that are over.
+        seen_seconds: what was seen where there was no step, with a second for a step.
         problem: why nothing is watched any more; empty if all is well.
         has_torch: whether the script has imported torch.
         has_gpu: whether it had used a GPU when it was watched.
@@ -84,6 +86,9 @@ class Watch:
         self._settings = settings
         self._findings_so_far = findings_so_far
         self._phases: Phases | None = None
+        self.seen_seconds: Seen | None = None
+        self._seconds: Seconds | None = None
+        self._is_ended = False
         self._hooks: StepHooks | None = None
         self._chosen: object = None
         self._is_within = False
@@ -105,6 +110,7 @@ class Watch:
         """Watch nothing any more; the script has ended."""
         if self._import is not None:
             self._import.remove()
+        self._is_ended = True
         self._guarded(self._take_out)()
 
     @property
@@ -113,12 +119,27 @@ class Watch:
         return os.getpid() == self._pid
 
     def _torch_is_there(self) -> None:
+        from gapless.device.in_use import call_when_gpu_is_used
         from gapless.doctor.steps import StepHooks
 
         self.has_torch = True
         self._hooks = StepHooks(self.source, on_step=self._on_step)
         self._hooks.install()
+        call_when_gpu_is_used(self._guarded(self._gpu_is_used))
         os.register_at_fork(after_in_child=self._hooks.remove)
+
+    def _gpu_is_used(self) -> None:
+        """Watch seconds from now on, until there is a step."""
+        self.has_gpu = True
+        if self._phases is None and not self._is_ended and self.is_in_its_process:
+            self._seconds = Seconds(
+                lambda: _passes_of("sites", is_exact=False)[0], on_problem=self._give_up
+            )
+            self._seconds.start()
+
+    def _end_seconds(self) -> Seen | None:
+        seconds, self._seconds = self._seconds, None
+        return None if seconds is None else seconds.end()
 
     def _on_step(self) -> None:
         if self._is_within:
@@ -139,6 +160,7 @@ class Watch:
                 self._phases.end()
             self._phases = None
         if self._phases is None:
+            self._end_seconds()
             self._phases = self._new_phases()
         self._phases.step_ended()
         if self._phases.is_over:
@@ -191,6 +213,7 @@ class Watch:
         return passes
 
     def _take_out(self) -> None:
+        self.seen_seconds = self._end_seconds()
         if self._hooks is not None:
             self._hooks.remove()
         if self._phases is not None:

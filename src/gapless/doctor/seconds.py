@@ -1,0 +1,73 @@
+"""Watches seconds where no step is seen: a script that only infers, or whose loop calls nothing known."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from gapless.doctor.phases import Seen
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gapless.doctor.seen import Pass
+
+
+# The first use of a GPU loads libraries and models; what follows is the script's work.
+_QUIET_SECONDS = 1.0
+_MOST_SECONDS = 20
+
+
+class Seconds:
+    """Lets a pass watch for some seconds, in which each second is a step; `end` ends it at once.
+
+    Args:
+        make_pass: returns the pass.
+        on_problem: called with what goes wrong, in the thread of this object.
+        seconds: that one step takes.
+    """
+
+    def __init__(
+        self,
+        make_pass: Callable[[], Pass],
+        *,
+        on_problem: Callable[[Exception], None],
+        seconds: float = 1.0,
+    ) -> None:
+        self._make_pass = make_pass
+        self._on_problem = on_problem
+        self._seconds = seconds
+        self._over = threading.Event()
+        self._seen: Seen | None = None
+        self._thread = threading.Thread(target=self._watch, name="gapless-doctor", daemon=True)
+
+    def start(self) -> None:
+        """Begin to watch, after a moment."""
+        self._thread.start()
+
+    def end(self) -> Seen | None:
+        """Watch no longer, and return what was seen; None if that was nothing."""
+        self._over.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join()
+        return self._seen
+
+    def _watch(self) -> None:
+        try:
+            if not self._over.wait(_QUIET_SECONDS * self._seconds):
+                self._seen = self._watched()
+        except Exception as error:
+            self._on_problem(error)
+
+    def _watched(self) -> Seen:
+        one = self._make_pass()
+        one.start()
+        num_seconds = 1
+        try:
+            while not self._over.wait(self._seconds) and num_seconds < _MOST_SECONDS:
+                one.next_step()
+                num_seconds += 1
+        finally:
+            one.stop()
+        return Seen(phase="sites", num_steps=num_seconds, passes=[one])

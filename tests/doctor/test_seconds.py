@@ -1,0 +1,61 @@
+"""Seconds stand for steps where a script has none."""
+
+from __future__ import annotations
+
+import threading
+
+from gapless.doctor.seconds import Seconds
+
+
+class Counter:
+    """A pass that counts; it tells when it has seen three borders of seconds."""
+
+    def __init__(self):
+        self.steps = 0
+        self.is_on = False
+        self.has_seen_three = threading.Event()
+
+    def start(self):
+        self.is_on = True
+
+    def next_step(self):
+        self.steps += 1
+        if self.steps == 3:
+            self.has_seen_three.set()
+
+    def stop(self):
+        self.is_on = False
+
+
+def test_each_second_is_a_step_until_there_is_an_end():
+    """What was seen is returned, and the pass is stopped."""
+    counter = Counter()
+    seconds = Seconds(lambda: counter, on_problem=lambda error: None, seconds=0.001)
+    seconds.start()
+    assert counter.has_seen_three.wait(60)
+    seen = seconds.end()
+
+    assert not counter.is_on
+    assert seen.num_steps == counter.steps + 1
+    assert seen.passes == [counter]
+
+
+def test_nothing_is_watched_where_a_step_comes_at_once():
+    """The first moment is left out."""
+    counter = Counter()
+    seconds = Seconds(lambda: counter, on_problem=lambda error: None, seconds=600.0)
+    seconds.start()
+
+    assert seconds.end() is None
+    assert counter.steps == 0
+
+
+def test_a_pass_that_fails_is_told_of():
+    """And ends nothing but the watching."""
+    problems = []
+    seconds = Seconds(lambda: 1 / 0, on_problem=problems.append, seconds=0.001)
+    seconds.start()
+    seconds._thread.join(60)
+
+    assert seconds.end() is None
+    assert [type(problem) for problem in problems] == [ZeroDivisionError]
