@@ -49,8 +49,6 @@ def write_files(run: dict, folder: Path) -> None:
 
 def check_run(run: dict, folder: Path, launcher: Launcher, *, real: bool) -> None:
     """Run an entry and hold what it did against what it must."""
-    if "--static" in run["argv"] or "GAP" in run.get("stderr", []):
-        pytest.importorskip("gapless.doctor.static.look")
     folder = folder / "work"
     folder.mkdir()
     write_files(run, folder)
@@ -129,8 +127,6 @@ def test_a_run_of_its_own_process_is_as_promised(run, tmp_path, launcher):
 @pytest.mark.parametrize("entry", TABLE["refused"], ids=lambda entry: entry["name"])
 def test_mistakes_are_refused_before_the_script_begins(entry, tmp_path, launcher):
     """One line that names the thing; nothing is run, nothing is written."""
-    if "--static" in entry["argv"]:
-        pytest.importorskip("gapless.doctor.static.look")
     (tmp_path / "s.py").write_text("open('ran', 'w')\n")
 
     done = launcher.run(*entry["argv"], folder=tmp_path)

@@ -169,7 +169,9 @@ def run(options: Namespace) -> int:
     """Run the script, or read it, and report; return the exit code."""
     _check(options)
     if options.static:
-        raise UsageError("--static is not there yet")
+        from gapless.cli.doctor_static import look
+
+        return 1 if fails(look(options), options.fail_on) else 0
     if options.diff is not None:
         from gapless.cli.doctor_reports import write_difference
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
@@ -19,7 +18,7 @@ from gapless.report.session_text import session_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Callable
+    from collections.abc import Sequence
 
     from gapless.records.finding import Finding, Session
 
@@ -92,7 +91,7 @@ def _formatted(session: Session, form: str, *, to_file: bool) -> str:
     if form == "json":
         return session_json(session)
     if form == "sarif":
-        return _later("sarif", "sarif_json")(session.findings)
+        return sarif_of(session.findings)
     if to_file:
         return session_text(session, columns=_COLUMNS)
     columns = terminal_columns(sys.stderr) if _is_terminal(sys.stderr) else _COLUMNS
@@ -108,9 +107,12 @@ def _is_coloured(stream: TextIO | None) -> bool:
     return _is_terminal(stream) and "NO_COLOR" not in os.environ
 
 
-def _later(module: str, name: str) -> Callable[..., str]:
-    function: Callable[..., str] = getattr(import_module(f"gapless.report.{module}"), name)
-    return function
+def sarif_of(findings: Sequence[Finding]) -> str:
+    """Return findings as SARIF, with the titles of their codes."""
+    from gapless.doctor.explanations import CODES
+    from gapless.report.sarif import sarif_json
+
+    return sarif_json(findings, titles={code: its.title for code, its in CODES.items()})
 
 
 def _put(name: str, text: str) -> None:

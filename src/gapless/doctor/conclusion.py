@@ -5,13 +5,13 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Any, get_args
 
 from gapless import __version__
 from gapless.doctor.diagnose import diagnose
 from gapless.doctor.phases import Phase, longest
 from gapless.doctor.script_files import files_of_the_script
+from gapless.doctor.static.look import findings_in
 from gapless.doctor.watched import Watched
 from gapless.records.finding import Session
 
@@ -139,12 +139,8 @@ _MISSING = {
 
 
 def _static_findings() -> tuple[Finding, ...]:
-    try:
-        look: Any = import_module("gapless.doctor.static.look")
-    except ImportError:
-        return ()
     # One by one: for many at once the look starts processes, which a program at its end must not.
-    return tuple(one for path in files_of_the_script() for one in look.findings_in([path]))
+    return tuple(one for path in files_of_the_script() for one in findings_in([path]))
 
 
 def _versions() -> dict[str, str]:

@@ -132,6 +132,7 @@ def _look_at_file(path: Path) -> tuple[list[Finding], str]:
     try:
         source = _read(path)
         if not _holds_tensors(source, path):
+            ast.parse(source)  # a file that does not parse is named, whatever it holds
             return [], ""
         return findings_of(source, _shown(path)), ""
     except (OSError, UnicodeError) as error:
