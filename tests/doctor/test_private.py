@@ -73,7 +73,7 @@ def test_no_word_of_a_sentence_with_an_exception_is_left():
     """What gapless says of it stays."""
     session = made_up_session(num_steps=1)
     note = (
-        "The script ended with RuntimeError: no file /data/qwx.csv for Zarathustra after 12 steps, at "
+        "The script ended with RuntimeError: no file /data/qwx.csv for Zarathustra Qwxes after 12 steps, at "
         "train.py:57."
     )
     session = private(replace(session, notes=(note,), findings=(ITEM,)))
