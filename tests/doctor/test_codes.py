@@ -57,3 +57,9 @@ def test_a_mend_is_a_sentence_and_python_code(cause):
 def test_a_call_with_a_mend_of_its_own_gets_it(cause, call, detail, word):
     """One cause has several calls, and what helps one of them does not help the other."""
     assert word in mend_text(cause, call, detail)
+
+
+def test_a_method_of_two_underscores_is_called_as_people_write_it():
+    """Newcomers do not know Tensor.__float__."""
+    assert cause_text("float", "Tensor.__float__").startswith("float(tensor) makes ")
+    assert "the loader has none ready" in cause_text("loader", "DataLoader.__next__")

@@ -121,12 +121,16 @@ def test_what_no_line_is_to_blame_for_belongs_to_the_whole_step():
 
 def test_what_the_syntax_shows_is_marked():
     """Nobody has seen it wait."""
-    maybe = session_text(session(replace(ITEM, certainty="maybe")), columns=100)
-    surely = session_text(session(replace(ITEM, certainty="surely")), columns=100)
+    surely = replace(ITEM, certainty="surely")
+    maybe = replace(ITEM, certainty="maybe")
+    text = session_text(session(surely, maybe), columns=100)
 
-    assert "GAP001 maybe  train.py:57" in maybe
-    assert "    Maybe: the syntax does not show whether the value is on a GPU.\n" in maybe
-    assert "    On a GPU, as the syntax shows.\n" in surely
+    assert "GAP001  train.py:57" in text
+    assert "GAP001 maybe  train.py:57" in text
+    assert "  What was not timed would wait on a GPU, as the syntax shows.\n" in text
+    assert "  maybe: the syntax does not show whether the value is on the GPU.\n" in text
+    assert "syntax" not in session_text(session(ITEM))
+    assert "maybe" not in session_text(session(surely))
 
 
 @pytest.mark.parametrize(
@@ -226,5 +230,6 @@ def test_without_findings_it_says_so():
     """Nothing that costs time is a result as well."""
     text = session_text(session(verdict="", steps=None))
 
-    assert text.startswith("Nothing was seen that costs time.\n")
+    assert text.startswith("Nothing was found that costs time.\n")
     assert "\nNo findings.\n" in text
+    assert session_text(session(ITEM, COPY, verdict="")).startswith("2 findings\n")

@@ -20,7 +20,7 @@ def cause_text(cause: Cause, call: str, detail: str = "") -> str:
         call: that waits, such as "Tensor.item".
         detail: what was found in this very call, such as the size of a copy; empty if nothing.
     """
-    sentence = _CAUSES[cause].format(call=call or "A call")
+    sentence = _CAUSES[cause].format(call=_AS_WRITTEN.get(call, call) or "A call")
     return f"{sentence.removesuffix('.')} ({detail})." if detail else sentence
 
 
@@ -37,6 +37,24 @@ def mend_text(cause: Cause, call: str, detail: str = "") -> str:
     sentence, code = own[0] if own else _MENDS[cause]
     return f"{sentence}\n{code}" if code else sentence
 
+
+# What people write where Python calls a method of two underscores.
+_AS_WRITTEN = {
+    "DataLoader.__next__": "the loader",
+    "Tensor.__array__": "numpy.asarray(tensor)",
+    "Tensor.__bool__": "A tensor as a condition",
+    "Tensor.__complex__": "complex(tensor)",
+    "Tensor.__contains__": "`value in tensor`",
+    "Tensor.__float__": "float(tensor)",
+    "Tensor.__format__": "A tensor in a formatted text",
+    "Tensor.__getitem__": "tensor[index]",
+    "Tensor.__index__": "A tensor as an index or a bound",
+    "Tensor.__int__": "int(tensor)",
+    "Tensor.__iter__": "A loop over a tensor",
+    "Tensor.__repr__": "print(tensor)",
+    "Tensor.__setitem__": "tensor[index] = value",
+    "Tensor.__str__": "str(tensor)",
+}
 
 _ALL_BEFORE = "until all work queued before it is done"
 
@@ -310,6 +328,29 @@ _OF_CALLS: dict[Cause, dict[str, tuple[str, str]]] = {
     "float": dict.fromkeys(
         (".add", ".sub", ".clamp", ".full", ".fill", ".lerp", "masked_fill"), _FORMULA
     ),
+    "item": {
+        "get_scale": (
+            "Log the scale every hundred steps.",
+            """\
+if step % 100 == 0:
+    print(scaler.get_scale())""",
+        ),
+    },
+    "validation": {
+        "AveragedModel": (
+            "Update the average every few steps: each time it reads how often it was updated.",
+            """\
+if step % 10 == 0:
+    averaged.update_parameters(model)""",
+        ),
+        "nll_loss": (
+            "Write the formula yourself: the function asks whether a variance is negative.",
+            "loss = 0.5 * (variance.log() + (x - y).square() / variance).mean()",
+        ),
+    },
+    "gc": {
+        "gc.collect": ("Leave it out of the loop, or call it after each epoch.", ""),
+    },
     "cpu": {
         "ctc_loss": (
             "Give the lengths as tensors of the host or as tuples: torch needs them there.",
@@ -327,6 +368,10 @@ _OF_CALLS: dict[Cause, dict[str, tuple[str, str]]] = {
         ),
     },
     "shape": {
+        "__setitem__": (
+            "Choose with torch.where, from values of the same shape; to assign one number does not wait.",
+            "x = torch.where(mask, values, x)  # or x[mask] = 0.0",
+        ),
         "nonzero": (
             "Use torch.where or a mask instead of positions; where positions are needed, "
             "torch.nonzero_static takes their number.",
@@ -378,6 +423,12 @@ _OF_CALLS: dict[Cause, dict[str, tuple[str, str]]] = {
         "ASGD": (
             "Let it keep its decisions on the device.",
             "optimizer = torch.optim.ASGD(model.parameters(), capturable=True)",
+        ),
+        "SparseAdam": (
+            "Sparse gradients are counted on the host: use dense ones, if the table is not too large.",
+            """\
+table = torch.nn.Embedding(num_rows, size, sparse=False)
+optimizer = torch.optim.AdamW(table.parameters(), fused=True)""",
         ),
         "LBFGS": (
             "LBFGS reads the loss in each of its inner steps; give it few and large batches, or use "

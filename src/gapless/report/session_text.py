@@ -36,7 +36,7 @@ def session_text(
         is_coloured: whether the text is for a terminal that shows bold and dim letters.
     """
     page = Page(columns, is_coloured=is_coloured)
-    page.say(session.verdict or "Nothing was seen that costs time.", style=_BOLD)
+    page.say(_first_line(session), style=_BOLD)
     page.say("")
     for fact in _facts(session):
         page.say(fact, rest=2)
@@ -146,6 +146,12 @@ def place_of(finding: Finding) -> str:
 # --- the run ---
 
 
+def _first_line(session: Session) -> str:
+    if session.verdict or not session.findings:
+        return session.verdict or "Nothing was found that costs time."
+    return counted(len(session.findings), "finding")
+
+
 def _facts(session: Session) -> list[str]:
     command = " ".join(map(shlex.quote, session.command))
     versions = ", ".join(f"{name} {version}" for name, version in session.versions.items())
@@ -242,6 +248,7 @@ class _Table:
             for name in self._names
         }
         self._number_width = len(str(len(findings)))
+        self._certainties = {finding.certainty for finding in findings}
 
     def head(self) -> str:
         """Return the names of the columns."""
@@ -259,8 +266,12 @@ class _Table:
             "idle ms": "idle: the device had no work because of it; no mend can gain more.",
             "gain ms": "gain: predicted if this alone is mended.",
         }
-        said = " ".join(text for name, text in meanings.items() if name in self._names)
-        return [said] if said else []
+        said = [" ".join(text for name, text in meanings.items() if name in self._names)]
+        if self._certainties - {"seen"}:
+            said.append("What was not timed would wait on a GPU, as the syntax shows.")
+        if "maybe" in self._certainties:
+            said.append("maybe: the syntax does not show whether the value is on the GPU.")
+        return [line for line in said if line]
 
     def _line(self, number: str, cells: dict[str, str]) -> str:
         parts = [f"{cells[name]:>{self._widths[name]}}" for name in self._names]
@@ -310,10 +321,6 @@ def _where(finding: Finding) -> str:
         parts.append(f"in the backward pass of {finding.forward}{source}")
     if finding.rank is not None:
         parts.append(f"in process {finding.rank}")
-    if finding.certainty == "maybe":
-        parts.append("maybe: the syntax does not show whether the value is on a GPU")
-    if finding.certainty == "surely":
-        parts.append("on a GPU, as the syntax shows")
     text = ", ".join(parts)
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
