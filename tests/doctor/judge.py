@@ -31,6 +31,7 @@ from doctor.labels import CORPUS, Case, Wait, all_cases
 from gapless.doctor.causes import CODE_OF
 
 
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 # Warm-up and all windows of the doctor fit into these; where it must watch for a time, it has longer.
 STEPS = 100
 STEPS_WITHOUT_OPTIMIZER = 1500
@@ -272,7 +273,13 @@ def _first_difference(ran: list[str], plain: list[str]) -> str:
 
 def run(command: list[str], *, folder: Path, steps: int, **environment: str) -> Ran:
     """Run a command; what takes longer than the limit has no exit code that a script can have."""
-    settings = {"CASE_STEPS": str(steps), "OMP_NUM_THREADS": "1"} | environment
+    # Of this tree, wherever it is run from, and whether it is installed or not.
+    path = [str(SOURCE), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    settings = {
+        "CASE_STEPS": str(steps),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, path)),
+    } | environment
     try:
         done = subprocess.run(
             [sys.executable, *command],
