@@ -1,6 +1,7 @@
 """A script that prints and logs numbers of its device in many ways; run by test_late_printing.
 
-`printing_script.py written|late END` ends with END: "stop" takes the variant out and says what was seen,
+`printing_script.py written|late END LOG [cuda]` trains on a device whose work runs late, or on a GPU, and
+logs to a file as well. It ends with END: "stop" takes the variant out and says what was seen,
 "raise" and "exit" leave it in.
 """
 
@@ -8,16 +9,18 @@ import json
 import logging
 import subprocess
 import sys
+from contextlib import nullcontext
 
 import torch
 
+from gapless.device.find import find_device
 from gapless.trials.late_reads import LateReads
 from late_device import LateDevice
 
 
-is_late, end = sys.argv[1] == "late", sys.argv[2]
-device = LateDevice(seed=5, eagerness=0.03)
-place = device.torch_device if is_late else torch.device("cpu")
+is_late, end, is_on_gpu = sys.argv[1] == "late", sys.argv[2], "cuda" in sys.argv
+device = find_device("cuda") if is_on_gpu else LateDevice(seed=5, eagerness=0.03)
+place = device.torch_device if is_late or is_on_gpu else torch.device("cpu")
 
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s")
 log = logging.getLogger("train")
@@ -82,7 +85,7 @@ def main():
     return losses
 
 
-with device:
+with nullcontext() if is_on_gpu else device:
     variant = LateReads(device)
     if is_late:
         variant.start(lambda optimizer: None)
