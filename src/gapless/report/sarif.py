@@ -1,77 +1,110 @@
-"""Findings as SARIF 2.1.0, which tools for code review read.
+"""Findings of the doctor as SARIF 2.1.0, which code review and editors show at their lines.
 
 Source: "Static Analysis Results Interchange Format (SARIF) Version 2.1.0", OASIS Standard.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+from collections import Counter
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from gapless import __version__
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping
 
-    from gapless.records.finding import Certainty, Finding, Site
+    from gapless.records.finding import Finding, Site
 
 
 _SCHEMA = (
     "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 )
+_LEVELS = {"seen": "warning", "surely": "warning", "maybe": "note"}
 
-_LEVELS: dict[Certainty, str] = {"seen": "warning", "surely": "warning", "maybe": "note"}
 
-
-def sarif_json(findings: Sequence[Finding], *, titles: Mapping[str, str] | None = None) -> str:
-    """Return findings as the text of a SARIF file.
+def sarif_json(
+    findings: Iterable[Finding],
+    *,
+    titles: Mapping[str, str] | None = None,
+    unread: Iterable[str] = (),
+) -> str:
+    """Return findings as one run of SARIF. What only may wait is a note, the rest are warnings.
 
     Args:
-        findings: of one run, or of one look at files; those without a line are left out.
-        titles: of codes, in a few words.
+        findings: in the order in which they are to stand; code review has no place for those
+            without a line, which are left out.
+        titles: what each code means in a few words; a code without one is its own title.
+        unread: files that could not be looked at, with the reason.
     """
-    titles = titles or {}
-    with_lines = [(one, one.site) for one in findings if one.site is not None]
-    codes = sorted({one.code for one, _ in with_lines})
-    driver = {
-        "name": "gapless doctor",
-        "version": __version__,
-        "rules": [_rule(code, titles.get(code, "")) for code in codes],
-    }
+    placed = [(finding, finding.site) for finding in findings if finding.site is not None]
+    codes = sorted({finding.code for finding, _ in placed})
+    seen: Counter[str] = Counter()
+    notes = [{"level": "error", "message": {"text": reason}} for reason in unread]
     run = {
-        "tool": {"driver": driver},
+        "tool": {
+            "driver": {
+                "name": "gapless doctor",
+                "version": __version__,
+                "rules": [_rule(code, (titles or {}).get(code, code)) for code in codes],
+            }
+        },
+        "invocations": [{"executionSuccessful": True, "toolExecutionNotifications": notes}],
         "columnKind": "unicodeCodePoints",
-        "results": [_result(one, site, codes.index(one.code)) for one, site in with_lines],
+        "results": [_result(finding, site, codes, seen) for finding, site in placed],
     }
     return json.dumps({"$schema": _SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2) + "\n"
 
 
 def _rule(code: str, title: str) -> dict[str, Any]:
     help_text = f"`gapless explain {code}` says what it means and what to write instead."
-    rule: dict[str, Any] = {"id": code, "help": {"text": help_text}}
-    return {**rule, "shortDescription": {"text": title}} if title else rule
+    return {"id": code, "shortDescription": {"text": title}, "help": {"text": help_text}}
 
 
-def _result(one: Finding, site: Site, rule: int) -> dict[str, Any]:
+def _result(finding: Finding, site: Site, codes: list[str], seen: Counter[str]) -> dict[str, Any]:
     return {
-        "ruleId": one.code,
-        "ruleIndex": rule,
-        "level": _LEVELS[one.certainty],
-        "message": {"text": " ".join(_sentences(one))},
-        "locations": [{"physicalLocation": _place(site)}],
+        "ruleId": finding.code,
+        "ruleIndex": codes.index(finding.code),
+        "level": _LEVELS[finding.certainty],
+        "message": {"text": " ".join(_sentences(finding))},
+        "locations": [_location(site)],
+        "partialFingerprints": {"line/v1": _fingerprint(finding, site, seen)},
     }
 
 
-def _sentences(one: Finding) -> Iterable[str]:
-    yield one.cause
-    if one.exposed_ms is not None:
-        yield f"The device is idle for {one.exposed_ms:.3g} ms a step because of it."
-    yield one.mend.splitlines()[0] if one.mend else ""
+def _sentences(finding: Finding) -> Iterable[str]:
+    maybe = finding.certainty == "maybe"
+    yield f"If this is on a device: {finding.cause}" if maybe else finding.cause
+    if finding.exposed_ms is not None:
+        yield f"The device is idle for {finding.exposed_ms:.3g} ms a step because of it."
+    yield finding.mend.partition("\n")[0]
 
 
-def _place(site: Site) -> dict[str, Any]:
-    path = PurePath(site.path)
-    uri = path.as_uri() if path.is_absolute() else path.as_posix()
-    return {"artifactLocation": {"uri": uri}, "region": {"startLine": site.line}}
+def _location(site: Site) -> dict[str, Any]:
+    region: dict[str, Any] = {"startLine": site.line}
+    if site.source:
+        region["snippet"] = {"text": site.source}
+    location: dict[str, Any] = {
+        "physicalLocation": {"artifactLocation": _artifact(site.path), "region": region}
+    }
+    if site.function:
+        location["logicalLocations"] = [{"fullyQualifiedName": site.function}]
+    return location
+
+
+def _artifact(path: str) -> dict[str, str]:
+    pure = PurePath(path)
+    if pure.is_absolute():
+        return {"uri": pure.as_uri()}
+    return {"uri": quote(pure.as_posix()), "uriBaseId": "%SRCROOT%"}
+
+
+def _fingerprint(finding: Finding, site: Site, seen: Counter[str]) -> str:
+    """Return what stays as it is while lines above are added: the line's text, not its number."""
+    key = f"{finding.code} {site.path} {site.function} {site.source}"
+    seen[key] += 1
+    return hashlib.sha256(f"{key} {seen[key]}".encode()).hexdigest()[:16]

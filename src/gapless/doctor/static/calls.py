@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static import tables
+from gapless.doctor.static import torch_names
 from gapless.doctor.static.arguments import Call
 from gapless.doctor.static.hints import meant_by
 from gapless.doctor.static.methods import call_hook, call_method, call_module, log
@@ -60,7 +60,7 @@ def call(flow: Walker, node: ast.Call) -> Value:
 def decorate(flow: Walker, decorator: ast.expr, function: Function) -> None:
     """Note a decorator that makes a function a hook."""
     target = decorator.func if isinstance(decorator, ast.Call) else decorator
-    if isinstance(target, ast.Attribute) and tables.HOOKS.search(target.attr):
+    if isinstance(target, ast.Attribute) and torch_names.HOOKS.search(target.attr):
         call_hook(flow, target.attr, Value("function", what=function))
     else:
         flow.value(decorator)
@@ -109,7 +109,7 @@ def _named(flow: Walker, done: Call, path: str) -> Value:
     handler = _NAMED.get(path) or _NAMED.get(root)
     if handler is not None:
         return handler(flow, done, path)
-    if root in tables.HOST_MODULES:
+    if root in torch_names.HOST_MODULES:
         return HOST
     if path.startswith("torchvision.models."):
         return MODULE
@@ -143,8 +143,8 @@ _NAMED: dict[str, Callable[[Walker, Call, str], Value]] = {
     "gc.collect": _collect_garbage,
     "logging": lambda flow, done, path: log(flow, done),
     "logging.getLogger": lambda flow, done, path: UNKNOWN,
-    **dict.fromkeys(tables.RETURN_THE_FIRST, _first),
-    **dict.fromkeys(tables.RETURN_ONE_OF_THE_FIRST, _one_of_first),
+    **dict.fromkeys(torch_names.RETURN_THE_FIRST, _first),
+    **dict.fromkeys(torch_names.RETURN_ONE_OF_THE_FIRST, _one_of_first),
 }
 
 
@@ -224,7 +224,7 @@ _BUILTINS: dict[str, Callable[[Walker, Call], Value]] = {
     **dict.fromkeys(["any", "all"], _any_or_all),
     **dict.fromkeys(["list", "tuple", "set", "frozenset", "iter", "reversed"], _container),
     **dict.fromkeys(["sum", "next"], _element),
-    **dict.fromkeys(tables.HOST_BUILTINS, _host),
+    **dict.fromkeys(torch_names.HOST_BUILTINS, _host),
     "range": _range,
     "dict": _dict,
     "abs": _abs,

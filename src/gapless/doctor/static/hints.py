@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from gapless.doctor.static.tables import DEVICE_WORD, MODULE_NAME, TENSOR_NAME
+from gapless.doctor.static.torch_names import DEVICE_WORD, MODULE_NAME, TENSOR_NAME
 from gapless.doctor.static.values import DEVICE_NAME, HINT, MODULE, UNKNOWN, Value
 
 

@@ -25,7 +25,11 @@ if TYPE_CHECKING:
 # A file in which none of these stands holds no tensor, unless a module beside it makes them.
 _WORDS = re.compile(r"torch|lightning|transformers|accelerate|\.item\(\)|\.cpu\(\)")
 _IMPORTED = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
-_SKIPPED_FOLDERS = frozenset(["__pycache__", "node_modules", "site-packages", "build", "dist"])
+# What tests do, they do once.
+_TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
+_SKIPPED_FOLDERS = frozenset(
+    "__pycache__ node_modules site-packages build dist tests test testing test_utils".split()  # noqa: SIM905
+)
 # Below so many bytes of source a second process costs more than it saves.
 _WORTH_A_PROCESS_BYTES = 4_000_000
 
@@ -74,7 +78,7 @@ def look_at(paths: Iterable[Path]) -> StaticLook:
 
 
 def python_files(paths: Iterable[Path]) -> list[Path]:
-    """Return the files named, and those below the folders named, without hidden and built ones."""
+    """Return the files named, and those below the folders named, but hidden ones, built ones and tests."""
     files: dict[Path, None] = {}
     for path in paths:
         if not path.is_dir():
@@ -84,9 +88,8 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
             folders[:] = sorted(
                 name for name in folders if name[0] != "." and name not in _SKIPPED_FOLDERS
             )
-            files.update(
-                (Path(folder, name), None) for name in sorted(names) if name.endswith(".py")
-            )
+            chosen = [one for one in names if one.endswith(".py") and not _TEST.fullmatch(one)]
+            files.update((Path(folder, name), None) for name in sorted(chosen))
     return list(files)
 
 

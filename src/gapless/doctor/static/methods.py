@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static import tables
+from gapless.doctor.static import torch_names
 from gapless.doctor.static.moves import move
 from gapless.doctor.static.scope import OFTEN, Class, Function
 from gapless.doctor.static.torch_calls import operation
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 def call_method(flow: Walker, done: Call, base: Value, *, is_discarded: bool = False) -> Value:
     """Call a method; `is_discarded`: nobody takes what it returns."""
     name, kind = done.name, base.kind
-    if tables.HOOKS.search(name) and done.node.args:
+    if torch_names.HOOKS.search(name) and done.node.args:
         return _note_hook(flow, done, base)
     if name == "format" and isinstance(done.node.func, ast.Attribute) and kind == "host":
         for value in done.everything():
@@ -68,13 +68,13 @@ def _of_class(flow: Walker, done: Call, cls: Class) -> Value:
 
 def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
     name = done.name
-    if name in tables.READS:
+    if name in torch_names.READS:
         sure = DEVICE if base.kind == "output" else base
-        flow.read(done.line, tables.READS[name], f"Tensor.{name}", sure)
+        flow.read(done.line, torch_names.READS[name], f"Tensor.{name}", sure)
         return HOST
-    if name in tables.HOST_METHODS:
+    if name in torch_names.HOST_METHODS:
         return HOST
-    if name in tables.KEEP_MASK:
+    if name in torch_names.KEEP_MASK:
         return base
     special = _OF_TENSORS.get(name)
     if special is not None:
@@ -121,18 +121,18 @@ def _of_unknown(flow: Walker, done: Call, base: Value) -> Value:
     function = done.node.func
     owner = function.value if isinstance(function, ast.Attribute) else function
     own_name = getattr(owner, "id", getattr(owner, "attr", ""))
-    if name in tables.LOG_METHODS and tables.LOGGERS.search(own_name):
+    if name in torch_names.LOG_METHODS and torch_names.LOGGERS.search(own_name):
         return log(flow, done)
     special = _OF_UNKNOWNS.get(name)
     if special is not None:
         return special(flow, done, base)
-    if name in tables.TENSOR_METHODS:
-        return Value("tensor", "mask" if name in tables.MASK_METHODS else "")
-    return HOST if name in tables.HOST_METHODS else UNKNOWN
+    if name in torch_names.TENSOR_METHODS:
+        return Value("tensor", "mask" if name in torch_names.MASK_METHODS else "")
+    return HOST if name in torch_names.HOST_METHODS else UNKNOWN
 
 
 def _read_unknown(flow: Walker, done: Call, base: Value) -> Value:
-    cause = tables.READS[done.name]
+    cause = torch_names.READS[done.name]
     flow.read(done.line, cause, f"Tensor.{done.name}", base, or_unknown=True)
     return HOST
 
@@ -161,14 +161,14 @@ def _add_to_summary(flow: Walker, done: Call, base: Value) -> Value:
 
 def _of_module(flow: Walker, done: Call, module: Value) -> Value:
     name = done.name
-    if name in tables.SAME_MODULE:
+    if name in torch_names.SAME_MODULE:
         return module
     is_moved = module.of is not None and module.of.kind in ON_DEVICE
     if name in ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"):
         return list_of(DEVICE if is_moved else TENSOR)
     if isinstance(module.what, Class) and (method := module.what.methods.get(name)):
         return flow.call_function(method, done.values, done.keywords)
-    if name in tables.MODULE_CALLS:
+    if name in torch_names.MODULE_CALLS:
         return call_module(flow, done, module)
     if name in ("children", "modules", "named_modules", "named_children", "items", "values"):
         return list_of(module)
@@ -192,7 +192,11 @@ def call_module(flow: Walker, done: Call, module: Value) -> Value:
 
 def _of_list(flow: Walker, done: Call, base: Value) -> Value:
     function = done.node.func
-    if done.name in tables.ADD_TO_LISTS and done.values and isinstance(function, ast.Attribute):
+    if (
+        done.name in torch_names.ADD_TO_LISTS
+        and done.values
+        and isinstance(function, ast.Attribute)
+    ):
         added = element_of(done.values[-1]) if done.name == "extend" else done.values[-1]
         new = list_of(join(base.of, added) if base.of else added)
         if isinstance(function.value, ast.Name) and function.value.id in flow.names:
@@ -202,7 +206,7 @@ def _of_list(flow: Walker, done: Call, base: Value) -> Value:
         return base
     if done.name == "values":
         return list_of(base.of)
-    return element_of(base) if done.name in tables.OF_LISTS else HOST
+    return element_of(base) if done.name in torch_names.OF_LISTS else HOST
 
 
 def _of_object(flow: Walker, done: Call, base: Value) -> Value:
@@ -215,7 +219,7 @@ def _of_object(flow: Walker, done: Call, base: Value) -> Value:
         return _of_scaler(flow, done)
     if what == "torch.distributions":
         return _of_distribution(flow, done, base)
-    if what in tables.READING_OPTIMIZERS and name == "step":
+    if what in torch_names.READING_OPTIMIZERS and name == "step":
         given = done.values[0] if done.values else HOST
         called = f"{str(what).rpartition('.')[2]}.step"
         if not str(what).endswith("Plateau"):
@@ -302,6 +306,6 @@ _OF_UNKNOWNS: dict[str, _Handler] = {
     "tolist": _read_unknown,
     "synchronize": _synchronize_unknown,
     "get_scale": _get_scale,
-    **dict.fromkeys(tables.TENSOR_SHAPES, _shape_of_unknown),
+    **dict.fromkeys(torch_names.TENSOR_SHAPES, _shape_of_unknown),
     **dict.fromkeys(["add_scalar", "add_scalars", "add_histogram"], _add_to_summary),
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static import tables
+from gapless.doctor.static import torch_names
 from gapless.doctor.static.values import (
     DEVICE,
     HOST_TENSOR,
@@ -34,16 +34,20 @@ def move(flow: Walker, done: Call, base: Value, *, is_discarded: bool) -> Value:
         base = Value("module", of=TENSOR)  # a tensor is not moved in place, a module is
         module = _moved_module(base, place)
         if isinstance(function, ast.Attribute):
-            if isinstance(function.value, ast.Name):
-                flow.names[function.value.id] = module
-            elif isinstance(function.value, ast.Attribute):
-                flow.names[ast.unparse(function.value)] = module
+            flow.names[ast.unparse(_owner(function.value))] = module
         return module
     if base.kind in ("module", "object"):
         return _moved_module(base, place)
     if base.kind == "instance":
         return base if done.name == "to" else UNKNOWN
     return moved(flow, done, base, place, f"Tensor.{done.name}")
+
+
+def _owner(node: ast.expr) -> ast.expr:
+    """Return the module in `model.eval().cpu()`."""
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        node = node.func.value
+    return node
 
 
 def _moved_module(module: Value, place: str | None) -> Value:
@@ -74,7 +78,7 @@ def moved(flow: Walker, done: Call, base: Value, place: str | None, name: str) -
         flow.report(done.line, "pageable copy" if is_late else "copy", name, sure=True)
     elif not is_late:
         flow.report(done.line, "copy", name, sure=kind == "pinned")
-    return DEVICE
+    return OUTPUT if kind == "unknown" else DEVICE  # it may be a structure that has a `to`
 
 
 def device_of(done: Call) -> str | None:
@@ -96,7 +100,7 @@ def _place(node: ast.expr, value: Value) -> str | None:
         return "any"
     last = str(value.what) if kind == "named" else ""
     last = (last or getattr(node, "attr", getattr(node, "id", ""))).rpartition(".")[2]
-    if tables.DEVICE_WORD.search(last):
+    if torch_names.DEVICE_WORD.search(last):
         return "device"
     if kind == "host" and isinstance(node, ast.Constant) and type(node.value) in (int, str):
         return "device"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from dataclasses import dataclass, field
 
-from gapless.doctor.static.tables import FUNCTION_CLASS, HOST_CLASS, MODULE_CLASS
+from gapless.doctor.static.torch_names import FUNCTION_CLASS, HOST_CLASS, MODULE_CLASS
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
     DEVICE_NAME,
@@ -167,8 +167,10 @@ class Function:
             kind := _ANNOTATED.get(_last_name(argument.annotation))
         ):
             return kind
+        if isinstance(default, ast.Constant) and "device" in argument.arg:
+            return ANY_DEVICE_NAME
         if isinstance(default, ast.Constant) and default.value is not None:
-            return ANY_DEVICE_NAME if "device" in argument.arg else HOST
+            return HOST
         return UNKNOWN
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import TYPE_CHECKING
 
-from gapless.doctor.static import tables
+from gapless.doctor.static import torch_names
 from gapless.doctor.static.moves import device_of, moved
 from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 
 def call_torch(flow: Walker, done: Call, path: str) -> Value:
     """Call a function or class of torch by its whole name."""
-    if path in tables.SYNCHRONIZE:
-        flow.report(done.line, tables.SYNCHRONIZE[path], path, sure=True)
+    if path in torch_names.SYNCHRONIZE:
+        flow.report(done.line, torch_names.SYNCHRONIZE[path], path, sure=True)
         return HOST
     handler = _NAMED.get(path)
     if handler is None:
@@ -49,9 +49,9 @@ def call_torch(flow: Walker, done: Call, path: str) -> Value:
 def _of_the_root(flow: Walker, done: Call, path: str) -> Value:
     """Call a function of torch itself: it makes a tensor, or computes with some."""
     last = path.rpartition(".")[2]
-    if last in tables.FACTORIES:
+    if last in torch_names.FACTORIES:
         return _factory(flow, done, path)
-    if last in tables.HOST_FUNCTIONS:
+    if last in torch_names.HOST_FUNCTIONS:
         return HOST
     return operation(flow, done, path, done.values) if path.count(".") == 1 else UNKNOWN
 
@@ -67,7 +67,7 @@ def _on_host(flow: Walker, done: Call, path: str) -> Value:
 def _object(flow: Walker, done: Call, path: str) -> Value:
     """Make a stream, an event or a scaler."""
     last = path.rpartition(".")[2]
-    return Value("object", what="Stream" if last in tables.STREAMS else last)
+    return Value("object", what="Stream" if last in torch_names.STREAMS else last)
 
 
 def _device(flow: Walker, done: Call, path: str) -> Value:
@@ -82,7 +82,8 @@ def _same(flow: Walker, done: Call, path: str) -> Value:
 def _of_cuda(flow: Walker, done: Call, path: str) -> Value:
     if not path.endswith("Tensor"):
         return HOST
-    flow.report(done.line, "new tensor", path, sure=False)
+    if done.values and done.values[0].kind == "list":
+        flow.report(done.line, "new tensor", path, sure=False)
     return DEVICE
 
 
@@ -166,12 +167,12 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     place = device_of(done)
     values = done.values[:1]
-    if last in tables.SIZED:
+    if last in torch_names.SIZED:
         for value in values:
             flow.read(
                 done.line, "index", path, Value(value.kind) if value.kind == "device" else HOST
             )
-    if last in tables.FROM_VALUES and values:
+    if last in torch_names.FROM_VALUES and values:
         first = values[0]
         if first.kind == "list" and first.of is not None and first.of.kind == "device":
             flow.report(done.line, "item", path, sure=False)
@@ -181,7 +182,7 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
             flow.report(done.line, "new tensor", path, sure=True)
         elif place == "any":
             flow.report(done.line, "new tensor", path, sure=False)
-    form = "vector" if last in tables.VECTORS else ""
+    form = "vector" if last in torch_names.VECTORS else ""
     if place is None or place == "cpu":
         return PINNED if done.flag("pin_memory") else HOST_TENSOR
     return Value("device", form) if place == "device" else TENSOR
@@ -205,13 +206,13 @@ def operation(flow: Walker, done: Call, path: str, operands: list[Value]) -> Val
         place = {"device": DEVICE, "cpu": HOST_TENSOR}.get(named, TENSOR)
     elif place.kind != "host tensor":
         _note_operation(flow, done, path, last, place, operands)
-    if last in tables.EQUALS or last in tables.HOST_FUNCTIONS:
+    if last in torch_names.EQUALS or last in torch_names.HOST_FUNCTIONS:
         return HOST
-    if last in tables.MASK_METHODS:
+    if last in torch_names.MASK_METHODS:
         return Value(place.kind, "mask") if place.kind in TENSORS else place
     if place.kind != "device":
         return place
-    if last in tables.REDUCTIONS and len(done.values) + len(done.keywords) <= path.startswith(
+    if last in torch_names.REDUCTIONS and len(done.values) + len(done.keywords) <= path.startswith(
         "torch."
     ):
         return SCALAR
@@ -223,7 +224,7 @@ def _note_operation(
 ) -> None:
     name = path if path.startswith("torch.") else f"Tensor.{last}"
     is_function = name is path
-    if last in tables.SHAPES or (last == "where" and is_function and len(done.values) == 1):
+    if last in torch_names.SHAPES or (last == "where" and is_function and len(done.values) == 1):
         if last == "repeat_interleave":
             counts = done.values[1 if is_function else 0 :][:1]
             counts = counts or [done.keywords.get("repeats", HOST)]
@@ -232,7 +233,7 @@ def _note_operation(
         flow.read(done.line, "shape", name, place)
     elif last == "one_hot" and not done.has(1, "num_classes"):
         flow.read(done.line, "shape", name, place)
-    elif last in tables.EQUALS:
+    elif last in torch_names.EQUALS:
         nodes = done.node.args
         if isinstance(done.node.func, ast.Attribute) and not is_function:
             nodes = [done.node.func.value, *nodes]
@@ -240,9 +241,12 @@ def _note_operation(
             return
         is_same = len(nodes) >= 2 and flow.are_the_same(nodes[0], nodes[1])
         flow.read(done.line, "equal", name, TENSOR if is_same else place)
-    elif last in tables.LINALG and (path.startswith("torch.linalg.") or last != "solve"):
+    elif last in torch_names.LINALG and (path.startswith("torch.linalg.") or last != "solve"):
         flow.read(
-            done.line, "linalg", name, place if last in tables.LINALG_SURELY else Value("tensor")
+            done.line,
+            "linalg",
+            name,
+            place if last in torch_names.LINALG_SURELY else Value("tensor"),
         )
 
 
@@ -255,7 +259,9 @@ _NAMED: dict[str, _Handler] = {
         ["torch.compile", "torch.jit.script", "torch.jit.trace", "torch.autograd.Variable"], _same
     ),
     **{
-        f"{room}.{name}": _object for room in tables.STREAM_ROOMS for name in tables.STREAM_CLASSES
+        f"{room}.{name}": _object
+        for room in torch_names.STREAM_ROOMS
+        for name in torch_names.STREAM_CLASSES
     },
     **dict.fromkeys(
         ["torch.amp.GradScaler", "torch.cuda.amp.GradScaler", "torch.GradScaler"], _object
@@ -274,7 +280,7 @@ _NAMESPACES: list[tuple[str, _Handler]] = [
     ("torch.utils.data.", _of_data),
     ("torch.utils.checkpoint.", _of_checkpoint),
     ("torch.cuda.", _of_cuda),
-    *((f"{room}.", _on_host) for room in tables.HOST_NAMESPACES),
+    *((f"{room}.", _on_host) for room in torch_names.HOST_NAMESPACES),
     ("torch.linalg.", _compute),
     ("torch.fft.", _compute),
     ("torch.special.", _compute),

@@ -1,0 +1,197 @@
+"""What torch's functions and methods return, and which of them wait, by name."""
+
+from __future__ import annotations
+
+import re
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Known on the host without asking the device.
+HOST_ATTRIBUTES = _words(
+    """
+    shape dtype ndim requires_grad is_cuda is_cpu is_leaf is_sparse is_quantized is_mps is_meta
+    is_nested layout itemsize nbytes names grad_fn retains_grad output_nr _version training
+    in_features out_features num_features embedding_dim num_embeddings config
+    """
+)
+HOST_METHODS = _words(
+    """
+    size dim numel nelement stride is_contiguous data_ptr element_size ndimension get_device
+    storage_offset is_floating_point is_complex is_pinned is_signed is_shared is_set_to storage
+    untyped_storage register_hook backward record_stream __len__ numpy retain_grad has_names
+    is_same_size is_inference is_conj is_neg
+    """
+)
+# Attributes that are tensors, whatever they belong to.
+TENSOR_ATTRIBUTES = _words("grad weight bias logits loss in_proj_weight")
+
+# Methods that nothing but a tensor has: not numpy's arrays, and no module.
+TENSOR_METHODS = _words(
+    """
+    detach unsqueeze softmax log_softmax contiguous permute logsumexp masked_fill masked_fill_
+    topk argmax_ amax amin sigmoid tanh relu exp log sqrt rsqrt abs norm eq ne lt gt le ge
+    isnan isinf isfinite gather scatter scatter_ scatter_add_ index_select index_add_ expand
+    expand_as view view_as chunk unbind unfold logical_and logical_or logical_not logical_xor
+    new_zeros new_ones new_full new_empty detach_ mul_ add_ sub_ div_ zero_ fill_ clamp_
+    clamp_min clamp_max pow bmm matmul mm type_as lerp_ square long half bfloat16
+    requires_grad_ unsqueeze_ squeeze_ logsigmoid cross
+    """
+)
+MASK_METHODS = _words(
+    """
+    eq ne lt gt le ge isnan isinf isfinite logical_and logical_or logical_not logical_xor bool
+    any all isclose not_equal equal_ greater less greater_equal less_equal signbit
+    bernoulli_bool isin
+    """
+)
+KEEP_MASK = _words(
+    """
+    detach clone view reshape flatten unsqueeze squeeze expand expand_as permute transpose t
+    contiguous to cuda repeat unbind chunk split
+    """
+)
+# Without arguments these leave one value.
+REDUCTIONS = _words("sum mean max min prod norm std var median argmax argmin amax amin")
+
+# One value, or all, are brought to the host: the cause by the name of the method.
+READS = {"item": "item", "tolist": "tolist", "cpu": "cpu"}
+# The size of the result is counted on the device.
+SHAPES = _words(
+    """
+    nonzero argwhere unique unique_consecutive masked_select bincount repeat_interleave
+    """
+)
+# The same, where nothing but a tensor has such a method.
+TENSOR_SHAPES = _words("nonzero argwhere unique_consecutive masked_select bincount")
+EQUALS = _words("equal allclose is_nonzero")
+LINALG = _words(
+    """
+    inv inverse cholesky solve lstsq eig eigh eigvals eigvalsh svd svdvals pinv matrix_rank
+    cholesky_inverse tensorinv tensorsolve
+    """
+)
+LINALG_SURELY = _words("inv inverse cholesky lstsq")
+
+# What makes a new tensor, on the host if no device is named.
+FACTORIES = _words(
+    """
+    zeros ones rand randn randint arange linspace logspace full empty eye randperm tensor
+    as_tensor normal asarray tril_indices triu_indices empty_strided complex hann_window
+    hamming_window sparse_coo_tensor scalar_tensor from_numpy frombuffer range Tensor
+    FloatTensor LongTensor IntTensor BoolTensor DoubleTensor ByteTensor HalfTensor ShortTensor
+    cartesian_prod
+    """
+)
+VECTORS = _words("arange linspace logspace randperm")
+# Factories that take Python values, which are copied to the device.
+FROM_VALUES = _words("tensor as_tensor asarray")
+# Factories whose first arguments are sizes or bounds: a tensor there is read.
+SIZED = _words("zeros ones rand randn arange linspace full empty eye randperm")
+
+# Functions of torch that return nothing of the device.
+HOST_FUNCTIONS = _words(
+    """
+    is_tensor is_grad_enabled is_floating_point is_complex finfo iinfo Size dtype numel
+    manual_seed seed no_grad enable_grad inference_mode set_grad_enabled set_num_threads
+    get_num_threads Generator get_default_dtype set_default_dtype autocast is_autocast_enabled
+    initial_seed get_rng_state set_rng_state use_deterministic_algorithms save
+    set_float32_matmul_precision set_printoptions result_type can_cast promote_types
+    broadcast_shapes is_inference_mode_enabled is_storage set_default_device
+    set_default_tensor_type
+    """
+)
+HOST_NAMESPACES = (
+    "torch.backends",
+    "torch.accelerator",
+    "torch.distributed",
+    "torch.profiler",
+    "torch.version",
+    "torch.hub",
+    "torch.multiprocessing",
+    "torch.onnx",
+    "torch.jit",
+    "torch._dynamo",
+    "torch.random",
+    "torch.utils.cpp_extension",
+)
+# Modules whose functions return numbers, strings and arrays.
+HOST_MODULES = _words(
+    """
+    numpy math os sys time json re array pathlib pandas scipy sklearn cv2 PIL random string
+    datetime tqdm argparse logging warnings platform struct hashlib uuid glob shutil csv yaml
+    matplotlib statistics operator soundfile librosa nltk sacrebleu seaborn skimage imageio
+    """
+)
+RETURN_THE_FIRST = _words(
+    """
+    copy.deepcopy copy.copy random.sample random.choices tqdm.tqdm tqdm.auto.tqdm
+    tqdm.notebook.tqdm tqdm.rich.tqdm
+    """
+)
+RETURN_ONE_OF_THE_FIRST = _words("random.choice")
+HOST_BUILTINS = _words(
+    """
+    len isinstance issubclass id hash type hasattr callable open input chr ord hex dir vars
+    super property slice staticmethod classmethod round divmod
+    """
+)
+
+# Methods of a module that return the module, and those that compute as a call does.
+SAME_MODULE = _words("train eval requires_grad_ half float double bfloat16 apply share_memory")
+MODULE_CALLS = _words("forward generate encode decode sample predict __call__")
+ADD_TO_LISTS = _words("append add appendleft insert extend")
+OF_LISTS = _words("pop popleft get setdefault")
+
+# Optimizers that read values of the device in `step`.
+READING_OPTIMIZERS = _words(
+    """
+    torch.optim.Adafactor torch.optim.LBFGS torch.optim.SparseAdam torch.optim.ASGD
+    torch.optim.lr_scheduler.ReduceLROnPlateau
+    """
+)
+SYNCHRONIZE = {
+    "torch.cuda.synchronize": "device",
+    "torch.accelerator.synchronize": "device",
+    "torch.mps.synchronize": "device",
+    "torch.xpu.synchronize": "device",
+    "torch.cuda.empty_cache": "empty_cache",
+    "torch.accelerator.empty_cache": "empty_cache",
+    "torch.accelerator.memory.empty_cache": "empty_cache",
+}
+STREAMS = _words("Stream current_stream default_stream ExternalStream")
+STREAM_CLASSES = (*sorted(STREAMS), "Event")
+STREAM_ROOMS = ("torch", "torch.cuda", "torch.accelerator")
+
+# Hooks of tensors, and of modules: their functions run in each step, with tensors of the device.
+HOOKS = re.compile(
+    r"register_(hook|(full_)?backward_(pre_)?hook|forward_(pre_)?hook|post_accumulate_grad_hook"
+    r"|multi_grad_hook)$"
+)
+# Names that hold modules, and names that hold tensors: what people call them.
+MODULE_NAME = re.compile(
+    r"(model|net|network|module|criterion|loss_fn|loss_func|encoder|decoder|generator|discriminator"
+    r"|critic|actor|policy|backbone|unet|vae|teacher|student|classifier|transformer|bert|gpt|llm"
+    r"|pipe|pipeline|ema|agent|wrapper|extractor|head|layer|embedder|vocoder|gan)s?(_?[a-z\d])?$"
+    r"|(_|^)(cls|class)$|^(net|model|loss)_?[A-Z\d]$|^(unet|vae|net|model)_|^[GD]$",
+    re.IGNORECASE,
+)
+TENSOR_NAME = re.compile(r"^(loss|losses|logits|grad|grads)$")
+DEVICE_WORD = re.compile(r"(^|_)(device|dev|gpu|cuda|rank)(_?ids?)?s?$", re.IGNORECASE)
+# Objects that carry the settings of a run, or the run itself: their `device` is where it computes.
+SETTINGS = _words(
+    """
+    self args cfg config opt opts options hparams params FLAGS trainer accelerator conf c a
+    """
+)
+LOGGERS = re.compile(r"^_?(log|logger|logging|LOG|LOGGER|_logger)$")
+LOG_METHODS = _words("debug info warning warn error critical exception log")
+
+# Classes whose methods run on the host: in workers of a loader.
+HOST_CLASS = re.compile(
+    r"(Dataset|Sampler|Collator|Collate|Tokenizer|Dataloader|DataModule|Config)$"
+)
+MODULE_CLASS = re.compile(r"(Module|Model|Net|Layer|Block|Encoder|Decoder|Loss|Mixin|Pipeline)$")
+FUNCTION_CLASS = "torch.autograd.Function"
