@@ -694,8 +694,8 @@ def test_callbacks_find_the_line_before_it_waits(fires):
     assert [wait.cause for wait in waits] == ["unknown", "event", "device", "event", "item"]
     assert [wait.site and wait.site.line for wait in waits[:2]] == [here("fires")] * 2
     assert waits[3].site is None
-    assert sites.remains
-    assert sites.notes == []
+    assert sites.notes == [sites.remains]
+    assert "ns each" in sites.remains
 
 
 def test_callbacks_are_gone_afterwards_and_warnings_were_left_alone(fires):

@@ -16,6 +16,7 @@ instead of counting nothing.
 
 from __future__ import annotations
 
+import timeit
 import warnings
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -95,6 +96,19 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
             registry.callback_list.remove(call)
 
     return forget
+
+
+def idle_callback_ns() -> float:
+    """Return what torch pays on this machine to look for callbacks and find none, in nanoseconds.
+
+    It does so at each event, stream and allocation once callbacks have been used.
+    """
+    from torch._utils import CallbackRegistry
+
+    nobody: CallbackRegistry[[int]] = CallbackRegistry("nobody")
+    number = 1000
+    seconds = timeit.repeat(lambda: nobody.fire_callbacks(0), number=number, repeat=3)
+    return min(seconds) / number * 1e9
 
 
 class _BlockingCopies(TorchDispatchMode):
