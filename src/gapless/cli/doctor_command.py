@@ -188,6 +188,8 @@ def _run_script(options: Namespace) -> int:
     program = _program(options)
     if not is_launcher(program):
         check_runs(program)
+    elif options.tries is not None:
+        raise UsageError("--try measures one process, but torchrun starts several; leave it out")
     reports = Reports(options)
     # The first that is registered runs last: after everything that the script has to say.
     atexit.register(reports.print_text)

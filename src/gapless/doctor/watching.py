@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from gapless.doctor.phases import Phase, Phases, Seen, plan_windows
 from gapless.doctor.seconds import Seconds
@@ -19,6 +20,18 @@ if TYPE_CHECKING:
     from gapless.doctor.turns import Turns
     from gapless.doctor.watch_settings import WatchSettings
     from gapless.records.finding import Finding
+
+
+# A process that the script forks is not watched. Handlers of forks cannot be taken out again.
+_installed: WeakSet[StepHooks] = WeakSet()
+
+
+def _take_out_of_child() -> None:
+    for hooks in _installed:
+        hooks.remove()
+
+
+os.register_at_fork(after_in_child=_take_out_of_child)
 
 
 def _passes_of(phase: Phase, *, is_exact: bool) -> Sequence[Pass]:
@@ -126,7 +139,7 @@ class Watch:
         self._hooks = StepHooks(self.source, on_step=self._on_step)
         self._hooks.install()
         call_when_gpu_is_used(self._guarded(self._gpu_is_used))
-        os.register_at_fork(after_in_child=self._hooks.remove)
+        _installed.add(self._hooks)
 
     def _gpu_is_used(self) -> None:
         """Watch seconds from now on, until there is a step."""
@@ -213,13 +226,16 @@ class Watch:
         return passes
 
     def _take_out(self) -> None:
+        """Take everything out: what was put in last comes first."""
         self.seen_seconds = self._end_seconds()
-        if self._hooks is not None:
-            self._hooks.remove()
-        if self._phases is not None:
-            self._phases.end()
-        if self._is_trying and self.turns is not None:
-            self.turns.stop()
+        try:
+            if self._is_trying and self.turns is not None:
+                self.turns.stop()
+            if self._phases is not None:
+                self._phases.end()
+        finally:
+            if self._hooks is not None:
+                self._hooks.remove()
 
     def _guarded(self, function: Callable[[], Any]) -> Callable[[], None]:
         def call() -> None:

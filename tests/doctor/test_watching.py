@@ -1,0 +1,211 @@
+"""A watch over real loops of torch: what a step is, what is told, and that nothing remains."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+import torch
+from torch.optim import optimizer as torch_optimizer
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+import gapless
+import gapless.doctor
+from gapless.doctor import watching
+from gapless.errors import UserError
+
+
+class Careful(torch.optim.SGD):
+    """An optimizer of a user, whose step calls that of its base."""
+
+    def step(self, closure=None):
+        return super().step(closure)
+
+
+@pytest.fixture
+def model():
+    return torch.nn.Linear(4, 4)
+
+
+@pytest.fixture(autouse=True)
+def nothing_remains():
+    """Whatever a test does, torch is as before."""
+    parts = [
+        (torch.autograd, "backward"),
+        (dataloader._BaseDataLoaderIter, "__next__"),
+        (torch.Tensor, "item"),
+        (torch, "tensor"),
+        (sys, "meta_path"),
+    ]
+    before = [getattr(owner, name) for owner, name in parts]
+    yield
+    assert [getattr(owner, name) for owner, name in parts] == before
+    assert not torch_optimizer._global_optimizer_post_hooks
+
+
+def train(model, *optimizers, num_steps=60, batches=None):
+    for step in range(num_steps):
+        batch = next(batches) if batches is not None else torch.randn(2, 4)
+        for one in optimizers:
+            one.zero_grad()
+            model(batch).square().mean().backward()
+            one.step()
+        yield step
+
+
+def run_all(steps):
+    for _ in steps:
+        pass
+
+
+def test_a_loop_is_watched_and_the_report_is_there_at_its_end(model):
+    """Twenty plain steps are timed; before the end there is no report."""
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    with gapless.doctor.watch() as watched:
+        run_all(train(model, optimizer, num_steps=50))
+        with pytest.raises(UserError, match="has ended"):
+            watched.text()
+
+    assert watched.session.step == "a call of AdamW.step"
+    assert watched.session.steps.num_steps == 20
+    assert "a call of AdamW.step" in watched.text()
+
+
+def test_a_short_loop_is_told_of_with_a_note(model):
+    """What there was of the windows counts."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with gapless.doctor.watch(warm_up=2, num_steps=10) as watched:
+        run_all(train(model, optimizer, num_steps=8))
+
+    assert watched.session.steps.num_steps == 5
+    assert any("ended after 7 steps" in note for note in watched.session.notes)
+
+
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [
+        (lambda weights: [Careful(weights, lr=0.1)], "Careful.step"),
+        # The base is hooked as well once somebody has made one.
+        (lambda weights: [Careful(weights, lr=0.1), torch.optim.SGD(weights, lr=0.1)], "Careful"),
+        (lambda weights: [torch.optim.SGD(weights, lr=0.1)], "SGD.step"),
+    ],
+)
+def test_each_iteration_is_one_step(model, make, name):
+    """Also where the step of a class calls that of its base, or two optimizers take turns."""
+    with gapless.doctor.watch(warm_up=0, num_steps=100) as watched:
+        run_all(train(model, *make(list(model.parameters())), num_steps=30))
+
+    assert name in watched.session.step
+    assert watched.session.steps.num_steps == 29
+
+
+def test_a_closure_that_is_called_many_times_is_one_step(model):
+    """As of LBFGS."""
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    data = torch.randn(8, 4)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(data).square().mean()
+        loss.backward()
+        return loss
+
+    with gapless.doctor.watch(warm_up=0, num_steps=100) as watched:
+        for _ in range(12):
+            optimizer.step(closure)
+
+    assert watched.session.step == "a call of LBFGS.step"
+    assert watched.session.steps.num_steps == 11
+
+
+def test_accumulated_gradients_are_one_step(model):
+    """However many batches go into it, also more than a loader alone would be taken for."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.randn(640, 4)), batch_size=1)
+
+    with gapless.doctor.watch(warm_up=0, num_steps=100) as watched:
+        for number, (batch,) in enumerate(loader):
+            model(batch).square().mean().backward()
+            if number % 32 == 31:
+                optimizer.step()
+
+    assert watched.session.step == "a call of SGD.step"
+    assert watched.session.steps.num_steps == 19
+
+
+def test_steps_by_the_loader(model):
+    """What was asked for, although there is an optimizer."""
+    loader = DataLoader(TensorDataset(torch.randn(100, 4)), batch_size=2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with gapless.doctor.watch(step="loader", warm_up=0, num_steps=10) as watched:
+        batches = (batch for (batch,) in loader)
+        run_all(train(model, optimizer, optimizer, num_steps=50, batches=batches))
+
+    assert watched.session.step == "a batch of DataLoader"
+
+
+def test_steps_by_the_name_of_a_function(model, monkeypatch):
+    """It is found once it is there, and put back afterwards."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    main = sys.modules["__main__"]
+
+    def one_epoch():
+        run_all(train(model, optimizer, num_steps=2))
+
+    monkeypatch.setattr(main, "one_epoch", one_epoch, raising=False)
+    with gapless.doctor.watch(step="one_epoch", warm_up=0, num_steps=100) as watched:
+        for _ in range(12):
+            main.one_epoch()
+
+    assert watched.session.step == "a call of one_epoch"
+    assert watched.session.steps.num_steps == 10
+    assert main.one_epoch is one_epoch
+
+
+def test_steps_that_the_script_tells_of(model):
+    """Only those count from then on; where nobody watches, the call does nothing."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with gapless.doctor.watch(warm_up=0, num_steps=100) as watched:
+        for step in train(model, optimizer, num_steps=40):
+            if step % 4 == 3:
+                gapless.doctor.step()
+    gapless.doctor.step()
+
+    assert watched.session.step == "a call of gapless.doctor.step"
+    assert watched.session.steps.num_steps == 9
+
+
+def test_without_a_step_the_report_says_so(model):
+    """And how to name one."""
+    with gapless.doctor.watch() as watched:
+        model(torch.randn(2, 4))
+
+    assert any("--step" in note for note in watched.session.notes)
+
+
+def test_an_exception_of_the_body_is_the_bodys(model):
+    """It comes out as it is, and what was seen is there."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    with pytest.raises(KeyError, match="mine"), gapless.doctor.watch() as watched:
+        run_all(train(model, optimizer, num_steps=35))
+        raise KeyError("mine")
+
+    assert watched.session.steps.num_steps == 20
+
+
+def test_a_failure_of_the_doctor_is_no_failure_of_the_script(model, monkeypatch):
+    """The loop goes on, and the report says what happened."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(watching, "_passes_of", lambda phase, is_exact: 1 / 0)
+    steps = []
+
+    with gapless.doctor.watch() as watched:
+        steps = list(train(model, optimizer))
+
+    assert len(steps) == 60
+    assert any("ZeroDivisionError" in note for note in watched.session.notes)
