@@ -100,7 +100,7 @@ def _artifact(path: str) -> dict[str, str]:
     pure = PurePath(path)
     if pure.is_absolute():
         return {"uri": pure.as_uri()}
-    return {"uri": quote(pure.as_posix()), "uriBaseId": "%SRCROOT%"}
+    return {"uri": quote(pure.as_posix())}
 
 
 def _fingerprint(finding: Finding, site: Site, seen: Counter[str]) -> str:

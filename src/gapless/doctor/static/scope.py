@@ -130,6 +130,15 @@ class Function:
             return ONCE
         return PERHAPS if _has_loop(self.node.body) else OFTEN
 
+    def trains(self) -> bool:
+        """Whether a loop of its own goes backward."""
+        return _has_loop(self.node.body) and any(
+            isinstance(one, ast.Attribute) and one.attr == "backward"
+            for loop in ast.walk(self.node)
+            if isinstance(loop, _LOOPS)
+            for one in ast.walk(loop)
+        )
+
     def parameters(self) -> list[ast.arg]:
         """Return those that take a place, without `self`."""
         arguments = [*self.node.args.posonlyargs, *self.node.args.args]
