@@ -185,6 +185,17 @@ def test_the_parts_of_a_step_add_up():
     assert "has work" not in text
 
 
+def test_shares_are_of_the_mean_which_is_shown_where_a_few_steps_are_long():
+    """The parts are means: of a median they could be more than all."""
+    steps = replace(
+        made_up_session(num_steps=2).steps, wall_ms=Spread.of([1.0, 1.0, 7.0]), data_ms=1.5
+    )
+    text = session_text(session(steps=steps))
+
+    assert "A step takes 1.00 (1.00 to 7.00) ms, 3.00 on average\n" in text
+    assert re.search(r"the host waits for the loader +1\.50 ms +50 %\n", text)
+
+
 def test_trials_have_their_spread_and_what_is_not_clear_is_said():
     """A gain within the noise is none."""
     fast, slow = Spread.of([12.0, 12.1]), Spread.of([10.0, 10.1])
@@ -211,7 +222,10 @@ def test_findings_are_parted_by_an_empty_line():
 def test_small_shares_and_negative_rests_are_not_shown_as_nothing_or_less():
     """Parts that were measured one by one may add up to more than the whole."""
     steps = replace(
-        made_up_session(num_steps=2).steps, wall_ms=Spread.of([3.0]), launch_ms=9.0, data_ms=0.01
+        made_up_session(num_steps=2).steps,
+        wall_ms=replace(Spread.of([3.0]), rounds=()),
+        launch_ms=9.0,
+        data_ms=0.01,
     )
     text = session_text(session(replace(ITEM, share=0.001), steps=steps))
 

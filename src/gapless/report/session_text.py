@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from gapless.report.text import counted, cut, display_width, wrapped
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 # From this share on the device has so much to do that waits of the host cost next to nothing.
 _BUSY = 0.9
+
+# The mean is shown beside the median if it is apart from it by this share.
+_SKEWED = 0.1
 
 # The code of calls that blocked and whose line nobody knows.
 _UNKNOWN = "GAP021"
@@ -164,9 +168,9 @@ def _facts(session: Session) -> list[str]:
 
 
 def _say_steps(page: Page, steps: StepTimes) -> None:
-    wall = steps.wall_ms.median
+    wall = _mean(steps.wall_ms)
     page.say("")
-    page.say(f"A step takes {ranged(steps.wall_ms)} ms", style=_BOLD)
+    page.say(f"A step takes {ranged(steps.wall_ms)} ms{_on_average(steps)}", style=_BOLD)
     whole = (
         None if steps.busy_ms is None or steps.idle_ms is None else steps.busy_ms + steps.idle_ms
     )
@@ -174,7 +178,7 @@ def _say_steps(page: Page, steps: StepTimes) -> None:
         ("the host waits for the loader", steps.data_ms, wall),
         ("the host waits for the device", steps.wait_ms, wall),
         (f"the host queues work{_launches(steps)}", steps.launch_ms, wall),
-        ("the host does something else", _other_ms(steps), wall),
+        ("the host does something else", _other_ms(steps, wall), wall),
         ("the device has work", steps.busy_ms, whole),
         ("  other than copies", steps.compute_ms, whole),
         ("the device is idle", steps.idle_ms, whole),
@@ -190,11 +194,22 @@ def _launches(steps: StepTimes) -> str:
     return "" if steps.num_launches is None else f", {count(steps.num_launches)} launches"
 
 
-def _other_ms(steps: StepTimes) -> float | None:
+def _on_average(steps: StepTimes) -> str:
+    """Return the mean of all steps where a few long ones keep it from the median: parts are means."""
+    average, median = _mean(steps.wall_ms), steps.wall_ms.median
+    is_apart = abs(average - median) > _SKEWED * median
+    return f", {milliseconds(average)} on average" if is_apart else ""
+
+
+def _mean(spread: Spread) -> float:
+    return mean(spread.rounds) if spread.rounds else spread.median
+
+
+def _other_ms(steps: StepTimes, wall: float) -> float | None:
     known = [steps.data_ms, steps.wait_ms, steps.launch_ms]
     if None in known:
         return None
-    return max(0.0, steps.wall_ms.median - sum(part for part in known if part is not None))
+    return max(0.0, wall - sum(part for part in known if part is not None))
 
 
 # --- findings ---
