@@ -217,8 +217,8 @@ PARTS = {
     "static": Part(
         module="static_look",
         title="The look at the syntax",
-        about="`gapless doctor --static` over files of installed packages, on one core. Right: at most 10 s, "
-        "with the start of the command.",
+        about="`gapless doctor --static` over files of installed packages, on one core. Right: at most 10 s of its "
+        "processor, with the start of the command.",
         head=("where", "lines", "files", "s", "CPU s", "right"),
         cells=_static,
     ),
