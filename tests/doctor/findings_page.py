@@ -12,6 +12,7 @@ import io
 import textwrap
 import warnings
 from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -77,29 +78,45 @@ class Rows(torch.utils.data.Dataset):
         return torch.randn(8, generator=draw), index % 2
 
 
+@dataclass(frozen=True)
+class Run:
+    """What an example printed, the weights that it left, and how often torch says that it waited."""
+
+    printed: list[str]
+    weights: dict[str, torch.Tensor]
+    num_waits: int
+
+
 @functools.cache
-def run(example: str) -> tuple[list[str], dict[str, torch.Tensor]]:
-    """Run an example after the lines that are given; return what it printed, and the weights."""
-    printed = io.StringIO()
-    names: dict[str, Any] = {"device": torch.device("cpu"), "dataset": Rows()}
+def run(example: str, device: str = "cpu") -> Run:
+    """Run an example after the lines that are given."""
+    printed, is_on_gpu = io.StringIO(), device != "cpu"
+    names: dict[str, Any] = {"device": torch.device(device), "dataset": Rows()}
     names["loader"] = DataLoader(names["dataset"], batch_size=8)
-    names["batches"] = list(names["loader"])
+    names["batches"] = [(x.to(device), y.to(device)) for x, y in names["loader"]]
     with (
-        torch.random.fork_rng(devices=[]),
+        torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         contextlib.redirect_stdout(printed),
-        warnings.catch_warnings(),
-        _as_if_there_were_a_gpu(),
+        warnings.catch_warnings(record=True) as warned,
+        nullcontext() if is_on_gpu else _as_if_there_were_a_gpu(),
+        mock.patch("torch.distributed.barrier"),
+        mock.patch("torch.nn.Module.compile"),
     ):
-        warnings.simplefilter("ignore")  # there is nothing to pin for
+        warnings.simplefilter("always")
         torch.manual_seed(0)
+        exec(compile(GIVEN, "given.py", "exec"), names)
+        if is_on_gpu:
+            torch.cuda.set_sync_debug_mode("warn")
         try:
-            for code in (GIVEN, example):
-                exec(compile(code, "example.py", "exec"), names)
+            exec(compile(example, "example.py", "exec"), names)
         finally:
             gc.unfreeze()
-    weights = names["model"].state_dict()
+            if is_on_gpu:
+                torch.cuda.set_sync_debug_mode("default")
+    weights = {name: weight.cpu() for name, weight in names["model"].state_dict().items()}
     names.clear()  # ends the workers of loaders
-    return printed.getvalue().splitlines(), weights
+    waits = [one for one in warned if "called a synchronizing" in str(one.message)]
+    return Run(printed.getvalue().splitlines(), weights, len(waits))
 
 
 @contextlib.contextmanager
@@ -113,9 +130,7 @@ def _as_if_there_were_a_gpu():
         "cuda.stream": nullcontext,
         "cuda.synchronize": mock.Mock(),
         "cuda.empty_cache": mock.Mock(),
-        "distributed.barrier": mock.Mock(),
         "Tensor.pin_memory": lambda tensor: tensor,
-        "nn.Module.compile": mock.Mock(),
     }
     with contextlib.ExitStack() as stack:
         for name, stand_in in patches.items():

@@ -31,20 +31,18 @@ def test_the_page_says_what_the_codes_say():
 @pytest.mark.parametrize(("code", "kind"), EDITS)
 def test_an_example_computes_the_same_after_its_edit(code, kind):
     """Every printed line is the same; weights are, but for the order in which sums are rounded."""
-    printed, weights = run(CODES[code].before)
-    printed_after, weights_after = run(getattr(CODES[code], kind))
+    before, after = run(CODES[code].before), run(getattr(CODES[code], kind))
 
-    assert printed_after == printed
-    torch.testing.assert_close(weights_after, weights, rtol=1e-5, atol=1e-6)
+    assert after.printed == before.printed
+    torch.testing.assert_close(after.weights, before.weights, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("code", dict(EDITS))
 def test_an_example_trains_or_prints(code):
     """Otherwise that it is the same after the edit would say nothing."""
-    printed, weights = run(CODES[code].before)
-    _, untrained = run("")
+    done, untrained = run(CODES[code].before), run("").weights
 
-    assert printed or any(not weights[name].equal(untrained[name]) for name in weights)
+    assert done.printed or any(not done.weights[name].equal(untrained[name]) for name in untrained)
 
 
 @pytest.mark.parametrize(
