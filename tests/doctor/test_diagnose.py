@@ -1,7 +1,7 @@
 """From what was noted to findings with times, a verdict and a timeline."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -153,6 +153,19 @@ def test_a_blocking_call_that_nobody_saw_is_reported_by_its_name():
     assert (finding.code, finding.call, finding.site) == ("GAP021", "cudaDeviceSynchronize", None)
 
 
+def test_what_blocks_in_the_first_recorded_step_alone_is_not_reported():
+    """The profiler itself may have caused it."""
+
+    def program(machine):
+        machine.launch(3000.0)
+        if len(machine.steps) == 1:
+            machine.wait("device")
+        with machine.seeing("item", "Tensor.item", 8):
+            machine.item()
+
+    assert [finding.code for finding in diagnose(watched(program)).findings] == ["GAP001"]
+
+
 def test_a_call_that_did_not_block_in_the_trace_is_no_finding():
     """The trace is the truth about a line that only looked as if it waited."""
 
@@ -178,6 +191,23 @@ def test_a_wait_that_torch_tells_of_when_it_is_over_is_joined_as_well():
 
     assert finding.site.line == 9
     assert finding.waited_ms == pytest.approx(3.0, rel=0.05)
+
+
+def test_of_a_wait_of_which_only_the_beginning_was_seen_the_first_call_is_it():
+    """A blocking call behind it is another wait."""
+
+    def program(machine):
+        machine.launch(3000.0)
+        with machine.seeing("event", "Event.synchronize", 9):
+            machine.item()
+        machine.seen[-1] = replace(machine.seen[-1], end_ns=None)
+        machine.launch(2000.0)
+        machine.wait("device")
+
+    found = {finding.call: finding for finding in diagnose(watched(program)).findings}
+
+    assert found["Event.synchronize"].waited_ms == pytest.approx(3, rel=0.05)
+    assert found["cudaDeviceSynchronize"].site is None
 
 
 def test_without_a_trace_waits_have_their_own_durations_and_nothing_exposed():

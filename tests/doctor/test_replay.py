@@ -1,5 +1,7 @@
 """Recorded steps played again predict what a loop takes without one of its waits."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings, strategies as st
 
@@ -52,21 +54,29 @@ def test_the_gain_of_removing_a_planted_wait_is_what_removing_it_saves(exposed, 
     assert gain == pytest.approx(saved, rel=0.1, abs=0.02 * step_ms(program))
 
 
-@pytest.mark.parametrize("exposed", [0.1, 0.3, 0.6])
-def test_what_the_profiler_costs_the_host_does_not_count_as_gain(exposed):
+def test_what_the_profiler_costs_the_host_does_not_count_as_gain():
     """Its cost is taken off until the recording takes as long as plain steps do."""
-    program = planted(exposed, wait=WAITS["item"])
+
+    def program(machine, waits=True):
+        machine.launch(10_000.0)
+        if waits:
+            machine.item()
+        for _ in range(100):
+            with machine.operation("aten::view"):
+                machine.host(40.0)
+
     plain = step_ms(program)
-    saved = plain - step_ms(planted(exposed, wait=WAITS["item"], waits=False))
-    recording = recorded(program, event_cost_us=4.0)
+    saved = plain - step_ms(lambda machine: program(machine, waits=False))
+    recording = recorded(program, event_cost_us=6.0)
     cost = event_cost(recording, step_ms=plain)
     places = {act.wait for act in recording.acts if act.wait is not None}
 
     as_it_is = play(recording, event_cost_us=cost).step_ms
     without = play(recording, event_cost_us=cost, without_waits=places).step_ms
 
+    assert cost == pytest.approx(6.0, rel=0.1)
     assert as_it_is == pytest.approx(plain, rel=0.01)
-    assert as_it_is - without == pytest.approx(saved, rel=0.1, abs=0.02 * plain)
+    assert as_it_is - without == pytest.approx(saved, rel=0.05)
 
 
 ACTS = st.lists(
@@ -126,21 +136,27 @@ def test_the_gain_of_one_wait_of_several_is_what_removing_it_saves(acts, data):
     assert gain == pytest.approx(saved, rel=0.1, abs=max(0.02 * plain, 0.02))
 
 
-def test_a_launch_that_waits_for_room_in_the_queue_is_no_work_of_the_host():
-    """A step of more launches than the driver takes hides the host's work behind the device's."""
+def test_the_host_runs_ahead_only_as_far_as_the_driver_lets_it():
+    """A pause every ten steps is hidden by a thousand launches, not by all of the steps before."""
 
-    def program(machine, waits=True):
-        for _ in range(1500):
-            machine.launch(6.0)
-        if waits:
-            machine.item()
-        machine.host(5500.0)
+    def program(*, waits):
+        numbers = itertools.count()
 
-    plain = step_ms(program, num_steps=6, launch_us=2.0)
-    without = step_ms(lambda machine: program(machine, waits=False), num_steps=6, launch_us=2.0)
-    recording = recorded(program, num_steps=4, launch_us=2.0)
+        def step(machine):
+            for _ in range(300):
+                machine.launch(6.0)
+            if waits:
+                machine.item()
+            if next(numbers) % 10 == 5:
+                machine.host(12_000.0)
 
-    assert gain_of_all(recording) == pytest.approx(plain - without, rel=0.1, abs=0.02 * plain)
+        return step
+
+    plain = step_ms(program(waits=True), launch_us=2.0)
+    without = step_ms(program(waits=False), launch_us=2.0)
+    recording = recorded(program(waits=True), launch_us=2.0)
+
+    assert gain_of_all(recording) == pytest.approx(plain - without, rel=0.1)
 
 
 def test_work_of_a_thread_aside_stays_where_it_was():

@@ -34,8 +34,6 @@ _QUEUE_LENGTH = 1000
 # What the profiler and our marks cost the host at most, for each event that is recorded.
 _MAX_EVENT_COST_US = 12.0
 
-# How far apart the end of one piece of work and the start of another that waited for it may be.
-_HANDOVER_US = 10.0
 # The clocks of the host and the device differ by so much at most.
 _SKEW_US = 5.0
 
@@ -244,9 +242,6 @@ class _Recorder:
         # By their end, to find what was done when a wait returned.
         self._by_end = sorted(range(len(self._queue)), key=lambda i: self._ends[i])
         self._sorted_ends = [self._ends[i] for i in self._by_end]
-        self._sorted_starts = sorted(self._starts)
-        calls = [call.end_us - call.start_us for _, call, _ in self._order if call is not None]
-        self._usual_call = median(calls) if calls else 0.0
         self._stream_ends()
         self._wait_for_events()
         idle = [
@@ -368,21 +363,13 @@ class _Recorder:
         return Act(
             pause_us=max(0.0, start - reached),
             named=self._named(reached, start),
-            call_us=self._call_us(start, max(0.0, end - max(start, reached))),
+            call_us=max(0.0, end - max(start, reached)),
             works=works,
             wait=place,
             until=until,
             return_us=returned,
             num_events=self._num_events(reached, end),
         )
-
-    def _call_us(self, start: float, took: float) -> float:
-        """Return the time of a call without that in which it waited for room in the driver's queue."""
-        if took < max(30.0, 10.0 * self._usual_call):
-            return took
-        queued = bisect_left(self._called, start)
-        begun = bisect_left(self._sorted_starts, start)
-        return self._usual_call if queued - begun >= _QUEUE_LENGTH // 2 else took
 
     def _num_events(self, start: float, end: float) -> int:
         return bisect_left(self._events, end) - bisect_left(self._events, start)
@@ -463,9 +450,6 @@ class _Recorder:
         ready = max(called + latency, free)
         after = [place - other for other in self._waits_for[place]]
         ready = max([ready, *(self._ends[place - one] for one in after)])
-        if start > ready + _HANDOVER_US and (other := self._handed_over(place, start)):
-            after.append(other)
-            ready = max(ready, self._ends[place - other])
         return Queued(
             stream=group[0].stream,
             duration_us=end - start,
@@ -475,19 +459,6 @@ class _Recorder:
             delay_us=max(0.0, start - ready),
             after=tuple(after),
         )
-
-    def _handed_over(self, place: int, start: float) -> int:
-        """Return how far back in the queue stands work of another stream that ended just before."""
-        last = bisect_right(self._sorted_ends, start) - 1
-        while last >= 0 and self._sorted_ends[last] >= start - _HANDOVER_US:
-            other = self._by_end[last]
-            if other < place and (
-                self._groups[self._queue[other]][0].stream
-                != self._groups[self._queue[place]][0].stream
-            ):
-                return place - other
-            last -= 1
-        return 0
 
 
 def play(
