@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
 from gapless.doctor.static.arguments import Call
-from gapless.doctor.static.hints import meant_by
+from gapless.doctor.static.hints import made_by, meant_by
 from gapless.doctor.static.methods import call_hook, call_method, call_module, log
 from gapless.doctor.static.scope import NEVER, Class, Function
 from gapless.doctor.static.torch_calls import call_torch
@@ -83,6 +83,8 @@ def _called(flow: Walker, done: Call, value: Value) -> Value:
         return flow.call_function(value.what, done.values, done.keywords)
     if kind == "class" and isinstance(value.what, Class):
         return _construct(flow, done, value.what)
+    if kind in ("module", "unknown") and (made := made_by(done.name)) is not UNKNOWN:
+        return made
     if kind == "module":
         return call_module(flow, done, value)
     if kind == "instance" and isinstance(value.what, Class):
@@ -134,7 +136,8 @@ def _math(flow: Walker, done: Call, path: str) -> Value:
 
 
 def _collect_garbage(flow: Walker, done: Call, path: str) -> Value:
-    flow.report(done.line, "gc", path, sure=False)
+    if flow.is_in_loop:
+        flow.report(done.line, "gc", path, sure=False)
     return HOST
 
 

@@ -6,6 +6,7 @@ import ast
 from typing import TYPE_CHECKING
 
 from gapless.doctor.static import torch_names
+from gapless.doctor.static.hints import made_by
 from gapless.doctor.static.moves import move
 from gapless.doctor.static.scope import OFTEN, Class, Function
 from gapless.doctor.static.torch_calls import operation
@@ -128,7 +129,7 @@ def _of_unknown(flow: Walker, done: Call, base: Value) -> Value:
         return special(flow, done, base)
     if name in torch_names.TENSOR_METHODS:
         return Value("tensor", "mask" if name in torch_names.MASK_METHODS else "")
-    return HOST if name in torch_names.HOST_METHODS else UNKNOWN
+    return HOST if name in torch_names.HOST_METHODS else made_by(name)
 
 
 def _read_unknown(flow: Walker, done: Call, base: Value) -> Value:

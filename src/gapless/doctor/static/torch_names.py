@@ -175,7 +175,14 @@ MODULE_NAME = re.compile(
     r"(model|net|network|module|criterion|loss_fn|loss_func|encoder|decoder|generator|discriminator"
     r"|critic|actor|policy|backbone|unet|vae|teacher|student|classifier|transformer|bert|gpt|llm"
     r"|pipe|pipeline|ema|agent|wrapper|extractor|head|layer|embedder|vocoder|gan)s?(_?[a-z\d])?$"
-    r"|(_|^)(cls|class)$|^(net|model|loss)_?[A-Z\d]$|^(unet|vae|net|model)_|^[GD]$",
+    r"|^(net|model|loss)_?[A-Z\d]$|^(unet|vae|net|model)_|^[GD]$",
+    re.IGNORECASE,
+)
+# Calls that make a module: of a class by name, and of a function that says so.
+MAKES_MODULE = re.compile(
+    r"(^|_)(cls|class)$"
+    r"|^_?(build|create|get|make|load|init|setup|define|prepare|instantiate)_\w*"
+    r"(model|net|network|module|criterion|loss|encoder|decoder|backbone)s?$",
     re.IGNORECASE,
 )
 TENSOR_NAME = re.compile(r"^(loss|losses|logits|grad|grads)$")
