@@ -94,7 +94,7 @@ def test_of_any_timeline_nothing_is_dropped(timeline, found):
     for wait, gap in trace.arrows:
         assert trace.threads[wait["tid"]][0] == "host"
         assert gap["cat"] == "idle"
-        assert wait["args"] == gap["args"]
+        assert wait.get("args") == gap.get("args")
 
 
 def _apart(gaps):
@@ -139,7 +139,7 @@ def test_arrows_lead_from_each_wait_to_the_gap_that_it_exposed():
     assert len(trace.arrows) == sum(gap.finding is not None for gap in timeline.gaps) > 0
     wait, gap = trace.arrows[0]
     assert wait["args"]["finding"].startswith("GAP0")
-    assert wait["args"] == gap["args"]
+    assert wait.get("args") == gap.get("args")
     assert "instead" in gap["args"]
     assert wait["ts"] < gap["ts"] + gap["dur"]
 

@@ -121,7 +121,7 @@ def changed(*keys, to):
         (changed("findings", 0, "certainty", to="so"), "must be one of seen, surely, maybe"),
         (changed("timeline", "lanes", 0, "spans", 0, to=[0, 1]), "must have 5 values, but has 2"),
         (changed("timeline", "lanes", 0, "spans", 0, 0, to=-1), "names the text -1"),
-        (changed("timeline", "lanes", 0, "spans", 0, 1, to="x"), "kind must be one of kernel"),
+        (changed("timeline", "lanes", 0, "spans", 0, 1, to="x"), "spans must be one of kernel"),
     ],
 )
 def test_what_is_no_session_is_refused_in_one_line(text, said):

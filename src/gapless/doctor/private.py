@@ -17,13 +17,14 @@ from typing import TYPE_CHECKING
 
 from gapless.doctor.explanations import CODES
 from gapless.records.finding import Site
+from gapless.records.timeline import Span
 
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from gapless.records.finding import Finding, Session, Trial
-    from gapless.records.timeline import Gap, Lane, Span, Timeline
+    from gapless.records.timeline import Gap, Lane, Timeline
 
 
 def private(session: Session) -> Session:
@@ -180,7 +181,13 @@ def _lane(lane: Lane, names: _Names) -> Lane:
 
 
 def _span(span: Span) -> Span:
-    return replace(span, name=span.kind)
+    return Span(
+        name=span.kind,
+        kind=span.kind,
+        start_us=span.start_us,
+        end_us=span.end_us,
+        finding=span.finding,
+    )
 
 
 def _gap(gap: Gap, names: _Names) -> Gap:

@@ -91,7 +91,7 @@ class _Track:
                 "cat": one.kind,
                 "ts": _us(one.start),
                 "dur": _us(one.end - one.start),
-                "args": one.args,
+                **({"args": one.args} if one.args else {}),
                 **place,
             }
             for phase, number, time in one.arrows:

@@ -97,7 +97,13 @@ def _plain_timeline(value: Timeline) -> dict[str, Any]:
             "name": lane.name,
             "is_device": lane.is_device,
             "spans": [
-                [places.setdefault(span.name, len(places)), *map(_plain, _rest_of(span))]
+                (
+                    places.setdefault(span.name, len(places)),
+                    span.kind,
+                    _plain(span.start_us),
+                    _plain(span.end_us),
+                    span.finding,
+                )
                 for span in lane.spans
             ],
         }
@@ -111,12 +117,9 @@ def _plain_timeline(value: Timeline) -> dict[str, Any]:
     return values | {"names": list(places), "lanes": lanes}
 
 
-def _rest_of(span: Span) -> tuple[Any, ...]:
-    return span.kind, span.start_us, span.end_us, span.finding
-
-
 # --- reading ---
 
+_KINDS = get_args(timeline.SpanKind)
 _NAMES = vars(comparison) | vars(finding) | vars(timeline) | {"Spread": comparison.Spread}
 
 
@@ -126,6 +129,8 @@ def _read(kind: Any, value: Any, place: str) -> Any:
     Raises:
         _DamageError: it is none of that type.
     """
+    if kind is float:
+        return math.nan if value is None else _number(value, place)
     if kind is Timeline:
         return _read_timeline(value, place)
     if isinstance(kind, type) and is_dataclass(kind):
@@ -144,8 +149,6 @@ def _read(kind: Any, value: Any, place: str) -> Any:
         return {
             key: _read(get_args(kind)[1], item, f"{place}.{key}") for key, item in found.items()
         }
-    if kind is float:
-        return math.nan if value is None else _number(value, place)
     return _checked(kind, value, place)
 
 
@@ -183,7 +186,7 @@ def _read_lane(value: Any, names: tuple[str, ...], place: str) -> Lane:
     found = _checked(dict, value, place)
     rows = _checked(list, found.get("spans"), f"{place}.spans")
     lane: Lane = _read_record(Lane, {**found, "spans": []}, place)
-    spans = tuple(_read_span(row, names, f"{place}.spans[{n}]") for n, row in enumerate(rows))
+    spans = tuple(_read_span(row, names, f"{place}.spans") for row in rows)
     return Lane(name=lane.name, is_device=lane.is_device, spans=spans)
 
 
@@ -193,9 +196,13 @@ def _read_span(row: Any, names: tuple[str, ...], place: str) -> Span:
     name, kind, start_us, end_us, of = row
     if _checked(int, name, place) not in range(len(names)):
         raise _DamageError(f"{place} names the text {name}, but there are {len(names)}")
-    values = {"name": names[name], "kind": kind, "start_us": start_us, "end_us": end_us}
-    span: Span = _read_record(Span, {**values, "finding": of}, place)
-    return span
+    return Span(
+        name=names[name],
+        kind=_known(kind, _KINDS, place),
+        start_us=_read(float, start_us, place),
+        end_us=_read(float, end_us, place),
+        finding=None if of is None else _checked(int, of, place),
+    )
 
 
 def _known(value: Any, names: tuple[str, ...], place: str) -> Any:
@@ -211,11 +218,13 @@ def _number(value: Any, place: str) -> float:
         raise _DamageError(f"{place} is too large a number") from None
 
 
+_WANTED = {list: "a list", dict: "an object", str: "a text", bool: "true or false"}
+
+
 def _checked(kind: type, value: Any, place: str) -> Any:
     """Return a value as it is, if it is of a type; JSON writes a float without a fraction as an int."""
     is_right = isinstance(value, (int, float) if kind is float else kind)
     if not is_right or (isinstance(value, bool) and kind is not bool):
-        wanted = {list: "a list", dict: "an object", str: "a text", bool: "true or false"}
-        expected = wanted.get(kind, "a number")
+        expected = _WANTED.get(kind, "a number")
         raise _DamageError(f"{place} must be {expected}, but is {value!r:.60}")
     return value
