@@ -215,8 +215,8 @@ class Flow:
         self._returned, self._yielded, self._waits = [], [], function.waits
         self._is_seldom, self._loop_names, self._loops, self._tries = False, frozenset(), 0, 0
         self.names = self._parameters_of(function)
-        if self.level == OFTEN and function.trains():
-            self.level = PERHAPS  # what is beside a loop of training runs once an epoch, or once
+        if self.level > ONCE and function.trains():
+            self.level = ONCE  # what is beside a loop of training runs once an epoch, or once
         self._block(function.node.body)
         function.returned = self._what_returns()
         function.is_busy = False

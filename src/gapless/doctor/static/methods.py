@@ -99,10 +99,13 @@ def _new_tensor(flow: Walker, done: Call, base: Value) -> Value:
 
 
 def _backward(flow: Walker, done: Call, base: Value) -> Value:
-    """What `backward` is called of is a tensor, whatever the model may return."""
+    """What goes backward is a tensor, whatever the model may return: `x.backward()`, or an argument."""
     function = done.node.func
-    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
-        flow.names[function.value.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
+    loss = function.value if isinstance(function, ast.Attribute) else function
+    if base.kind not in TENSORS and done.node.args:
+        loss, base = done.node.args[0], done.values[0]
+    if isinstance(loss, ast.Name) and base.kind not in ("module", "object", "instance"):
+        flow.names[loss.id] = DEVICE if base.kind in ON_DEVICE else TENSOR
     return HOST
 
 

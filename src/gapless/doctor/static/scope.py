@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass, field
 
 from gapless.doctor.static.torch_names import FUNCTION_CLASS, HOST_CLASS, MODULE_CLASS
@@ -42,6 +43,10 @@ _QUIET_METHODS = frozenset(
         "add_arguments",
         "configure_optimizers",
     ]
+)
+# What such functions do is done before a training, or after it.
+_PREPARES = re.compile(
+    r"_?(load|save|build|create|init|setup|set_up|make|convert|export|resume)(_|$)"
 )
 _ANNOTATED = {
     "Tensor": TENSOR,
@@ -128,7 +133,8 @@ class Function:
             return NEVER
         if self.node.name.startswith("main"):
             return ONCE
-        return PERHAPS if _has_loop(self.node.body) else OFTEN
+        prepares = _PREPARES.match(self.node.name)
+        return PERHAPS if prepares or _has_loop(self.node.body) else OFTEN
 
     def trains(self) -> bool:
         """Whether a loop of its own goes backward."""
