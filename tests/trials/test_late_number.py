@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import json
 import math
 import pickle
@@ -28,6 +29,9 @@ BINARY = {
     "floordiv": lambda a, b: a // b,
     "mod": lambda a, b: a % b,
     "pow": lambda a, b: a ** (b % 3),
+    "square": lambda a, b: a**2,
+    "cube": lambda a, b: a**3,
+    "root": lambda a, b: abs(a) ** 0.5,
     "divmod": lambda a, b: divmod(a, b)[1],
     "less": lambda a, b: a < b,
     "equal": lambda a, b: a == b,
@@ -89,8 +93,10 @@ def on_device(number):
 
 @pytest.fixture
 def reads():
+    taught = teach_takers()
     with LateDevice(seed=1, eagerness=0.0) as device:
         yield Reads(device)
+    taught.take_out()
 
 
 @settings(deadline=None, max_examples=60)
@@ -136,6 +142,30 @@ def test_what_forces_is_named_with_its_line(reads):
     ((use, site),) = reads.forced
     assert use == "converts"
     assert site.startswith("test_late_number.py:")
+
+
+class Encoder(json.JSONEncoder):
+    def default(self, value):
+        return [value.loss]
+
+
+@pytest.mark.parametrize("dump", [json.dumps, lambda value, **kwargs: write_json(value, **kwargs)])
+def test_json_is_written_of_late_numbers(reads, dump):
+    """Also of those that the user's own encoder gives it."""
+
+    class Row:
+        loss = reads.read(on_device(2.5))
+
+    found = dump({"row": Row(), "loss": [reads.read(on_device(3))]}, cls=Encoder)
+
+    assert json.loads(found) == {"row": [2.5], "loss": [3]}
+
+
+def write_json(value, **kwargs):
+    """Return what `json.dump` writes, which goes piece by piece."""
+    file = io.StringIO()
+    json.dump(value, file, **kwargs)
+    return file.getvalue()
 
 
 def test_a_number_that_is_there_forces_nobody(reads):

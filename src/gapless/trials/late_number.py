@@ -47,9 +47,10 @@ class LateNumber:
         operation: computes it from the operands; None for one that is read, and once it is there.
         operands: numbers, late or not; none once it is there.
         number: None until it is there.
+        is_small: whether its cube is no larger than a float can be.
     """
 
-    __slots__ = ("__weakref__", "number", "operands", "operation", "reads")
+    __slots__ = ("__weakref__", "is_small", "number", "operands", "operation", "reads")
 
     # Of the number.
     kind: ClassVar[type[float | int]] = float
@@ -58,6 +59,7 @@ class LateNumber:
     operation: Callable[..., Any] | None
     operands: tuple[Any, ...]
     number: Any
+    is_small: bool
 
     def __new__(cls, *args: Any) -> Any:
         """Return what the class that it says it is of makes of a value."""
@@ -69,9 +71,12 @@ class LateNumber:
         reads: Arrivals,
         operation: Callable[..., Any] | None = None,
         operands: tuple[Any, ...] = (),
+        *,
+        is_small: bool = False,
     ) -> Self:
         """Return a late number."""
         late = object.__new__(cls)
+        late.is_small = is_small
         late.reads, late.operation, late.operands, late.number = reads, operation, operands, None
         return late
 
@@ -185,6 +190,10 @@ class LateNumber:
 
     def __rtruediv__(self, other: Any) -> Any:
         return other / self.forced("divides by")
+
+    def __pow__(self, other: Any) -> Any:
+        is_safe = self.is_small and type(other) is int and other in (2, 3)
+        return _late(operator.pow, self, other, kind=self.kind, may_be=is_safe)
 
     def __neg__(self) -> Any:
         return _late(operator.neg, self, kind=self.kind)
@@ -319,7 +328,7 @@ def _fill_in(names: tuple[str, ...], make: Callable[[Any], Any], source: Any = o
 
 
 _fill_in(("lt", "le", "eq", "ne", "gt", "ge"), _comparison)
-_fill_in(("floordiv", "mod", "pow", "matmul"), _binary)
+_fill_in(("floordiv", "mod", "matmul"), _binary)
 for _name, _compute in {
     "rfloordiv": operator.floordiv,
     "rmod": operator.mod,

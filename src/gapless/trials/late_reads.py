@@ -95,6 +95,7 @@ class LateReads:
 
         Sync: Does not block the host on the device.
         """
+        _keep_from_compiler()
         self._reads.make_ready()
         self._output.start()
         if self._takers is None:
@@ -132,7 +133,7 @@ class LateReads:
         put(tensor, "cpu", self._copied_by(tensor.cpu))
         for name, by_name in (("__float__", "float"), ("__int__", "int")):
             put(tensor, name, self._converted_by(getattr(tensor, name), by_name))
-        put(tensor, "__bool__", self._counted(tensor.__bool__, "branches on"))
+        put(tensor, "__bool__", self._branched_by(tensor.__bool__))
 
     def _read_by(self, read: Callable[..., Any]) -> Callable[..., Any]:
         is_list = read.__name__ == "tolist"
@@ -141,8 +142,7 @@ class LateReads:
             if type(tensor) is LateTensor and not tensor.dim():
                 return tensor.number
             if not self._may_be_late(tensor) or (is_list and tensor.dim() > 1):
-                if _is_condition(tensor, self._device):
-                    self._as_written["reads a condition from", forcing_line()] += 1
+                self._count_condition(tensor, "reads a condition from")
                 return read(tensor)
             late = self._reads.read(tensor)
             return [late] if is_list and tensor.dim() else late
@@ -169,13 +169,21 @@ class LateReads:
 
         return convert_now
 
-    def _counted(self, read: Callable[..., Any], use: str) -> Callable[..., Any]:
-        def read_now(tensor: torch.Tensor) -> Any:
-            if self._may_be_late(tensor) or _is_condition(tensor, self._device):
-                self._as_written[use, forcing_line()] += 1
+    def _branched_by(self, read: Callable[..., Any]) -> Callable[..., Any]:
+        def branch_now(tensor: torch.Tensor) -> Any:
+            if self._may_be_late(tensor):
+                self._as_written["branches on", forcing_line()] += 1
+            else:
+                self._count_condition(tensor, "branches on")
             return read(tensor)
 
-        return read_now
+        return branch_now
+
+    def _count_condition(self, tensor: torch.Tensor, use: str) -> None:
+        """Count a read of a bool, of which nearly always something depends at once."""
+        is_one = tensor.dtype is torch.bool and tensor.numel() == 1
+        if is_one and not self._device.needs_copy(tensor) and _is_of_user(sys._getframe(2)):
+            self._as_written[use, forcing_line()] += 1
 
     def _may_be_late(self, tensor: torch.Tensor) -> bool:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -183,8 +191,7 @@ class LateReads:
         if torch.compiler.is_compiling() or not self._reads.can_be_late(tensor):
             return False
         # What torch itself reads it uses at once.
-        path = sys._getframe(2).f_code.co_filename
-        return path == _OF_TENSORS or not path.startswith(_TORCH)
+        return _is_of_user(sys._getframe(2))
 
     # --- in the place of `float` and `int` ---
 
@@ -220,8 +227,16 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point
 
 
-def _is_condition(tensor: torch.Tensor, device: Device) -> bool:
-    return tensor.dtype is torch.bool and tensor.numel() == 1 and not device.needs_copy(tensor)
+def _is_of_user(frame: FrameType) -> bool:
+    path = frame.f_code.co_filename
+    return path == _OF_TENSORS or not path.startswith(_TORCH)
+
+
+def _keep_from_compiler() -> None:
+    """Keep torch's compiler from looking into what stands in the place of reads."""
+    rules = sys.modules.get("torch._dynamo.trace_rules")
+    if rules is not None:
+        rules.add("gapless.trials")
 
 
 def _is_inner(frame: FrameType) -> bool:

@@ -143,7 +143,8 @@ class Reads:
             copy = place[: tensor.element_size()].view(tensor.dtype).view(tensor.shape)
             self._device.copy(copy, tensor.detach())
             event = self._events.record(self._device.current_stream())
-            late = late_of(_KIND_OF[tensor.dtype]).made(self)
+            is_small = tensor.dtype.itemsize <= torch.float32.itemsize
+            late = late_of(_KIND_OF[tensor.dtype]).made(self, is_small=is_small)
             queued = _Copy(late, place, copy, event, is_lent=is_lent)
             self._pending.append(queued)
             self.num_late += 1

@@ -31,9 +31,8 @@ def teach_takers() -> Patches:
     patches = Patches()
     for holder, name in [(torch.Tensor, "new_tensor"), *[(torch, name) for name in _MAKERS]]:
         patches.put(holder, name, _or_with_plain_numbers(getattr(holder, name)))
-    # What it cannot take, it hands to the user's `default` first.
-    for name in ("encode", "iterencode"):
-        patches.put(json.JSONEncoder, name, _with_plain_numbers(getattr(json.JSONEncoder, name)))
+    encoder = json.JSONEncoder
+    patches.put(encoder, "iterencode", _encoding_plain_numbers(encoder.iterencode))
     for name in _OF_STATISTICS:
         if hasattr(statistics, name):
             patches.put(statistics, name, _of_plain_numbers(getattr(statistics, name)))
@@ -54,13 +53,22 @@ def _or_with_plain_numbers(call: Callable[..., Any]) -> Callable[..., Any]:
     return call_with_plain
 
 
-def _with_plain_numbers(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that hands on plain numbers."""
+def _encoding_plain_numbers(encode: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an encoder's method that writes plain numbers, also those that its `default` returns."""
 
-    def call_with_plain(*args: Any, **kwargs: Any) -> Any:
-        return call(*without_late(args, f"hands {call.__name__}()"), **kwargs)
+    def encode_plain(encoder: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
+        use = "hands json"
+        own, default = vars(encoder).get("default"), encoder.default
+        encoder.default = lambda other: without_late(default(other), use)
+        try:
+            return encode(encoder, without_late(value, use), *args, **kwargs)
+        finally:
+            if own is None:
+                del encoder.default
+            else:
+                encoder.default = own
 
-    return call_with_plain
+    return encode_plain
 
 
 def _of_plain_numbers(call: Callable[..., Any]) -> Callable[..., Any]:
