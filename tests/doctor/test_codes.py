@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import ast
-from typing import get_args
+import re
+from typing import Any, get_args
 
 import pytest
+import torch
+import torch.distributed
+import torch.distributions
 
+import gapless
 from gapless.doctor.causes import Cause
-from gapless.doctor.codes import cause_text, mend_text
+from gapless.doctor.codes import _OF_CALLS, cause_text, mend_text
+from gapless.doctor.explanations import CODES
 
 
 every_cause = pytest.mark.parametrize("cause", get_args(Cause))
@@ -63,3 +69,31 @@ def test_a_method_of_two_underscores_is_called_as_people_write_it():
     """Newcomers do not know Tensor.__float__."""
     assert cause_text("float", "Tensor.__float__").startswith("float(tensor) makes ")
     assert "the loader has none ready" in cause_text("loader", "DataLoader.__next__")
+
+
+def said_anywhere():
+    """Return all texts of findings and of explanations."""
+    mends = [
+        mend_text(cause, call)
+        for cause in get_args(Cause)
+        for call in ("", *_OF_CALLS.get(cause, ()))
+    ]
+    return [*mends, *(text for its in CODES.values() for text in vars(its).values())]
+
+
+def test_every_name_of_torch_and_of_gapless_exists():
+    """What people are told to write is there in the torch that is installed."""
+    named = {
+        name
+        for text in said_anywhere()
+        for name in re.findall(r"\b(?:torch|gapless)(?:\.\w+)+", text)
+    }
+
+    missing = []
+    for name in sorted(named):
+        value: Any = {"torch": torch, "gapless": gapless}[name.partition(".")[0]]
+        for part in name.split(".")[1:]:
+            value = getattr(value, part, None)
+        missing += [name] if value is None else []
+    assert len(named) > 30
+    assert missing == []

@@ -188,22 +188,19 @@ for x, y in gapless.prefetch(loader, device):
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:
-    y = y.to(device, non_blocking=True)
-    x = x[:, :4].to(device, dtype=torch.float64, non_blocking=True)
-    update(F.cross_entropy(model(x.float().repeat(1, 2)), y))
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    update(F.cross_entropy(model(x), y))
 """,
         after="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8, pin_memory=True)
 for x, y in loader:
-    y = y.to(device, non_blocking=True)
-    x = x.to(device, non_blocking=True)[:, :4].double()
-    update(F.cross_entropy(model(x.float().repeat(1, 2)), y))
+    x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
+    update(F.cross_entropy(model(x), y))
 """,
         with_gapless="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in gapless.prefetch(loader, device):
-    x = x[:, :4].double()
-    update(F.cross_entropy(model(x.float().repeat(1, 2)), y))
+    update(F.cross_entropy(model(x), y))
 """,
     ),
     "GAP006": Code(
