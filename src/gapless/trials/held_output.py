@@ -87,7 +87,7 @@ class HeldOutput:
         # Whoever else writes to the outputs comes after what is held back.
         put(builtins, "input", self._after_all(builtins.input))
         put(subprocess.Popen, "__init__", self._after_all(subprocess.Popen.__init__))
-        put(os, "fork", self._after_all(os.fork))
+        put(os, "fork", self._alone(os.fork))
         put(os, "system", self._after_all(os.system))
         self._reads.texts = self._mark
         atexit.register(self.stop)
@@ -208,6 +208,16 @@ class HeldOutput:
             return call(*args, **kwargs)
 
         return after_all
+
+    def _alone(self, fork: Callable[[], int]) -> Callable[[], int]:
+        """Return a `fork` in which no other thread holds our locks: the child could never have them."""
+
+        def fork_alone() -> int:
+            with self._lock, self._reads.nobody_else():
+                self.finish()
+                return fork()
+
+        return fork_alone
 
     def _hold(self, do: Callable[[], object], numbers: list[LateNumber]) -> None:
         self._queue.append(_Held(do, numbers))

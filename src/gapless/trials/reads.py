@@ -16,6 +16,7 @@ from gapless.trials.late_number import LateNumber, late_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from gapless.device.base import Device, Event
 
@@ -189,6 +190,10 @@ class Reads:
         with self._lock:
             while self._pending:
                 self._take_next()
+
+    def nobody_else(self) -> AbstractContextManager[object]:
+        """Keep other threads from reading in the body."""
+        return self._lock
 
     def text_of(self, late: LateNumber, write: Callable[[Any], str]) -> str:
         """Return a number as a text, or what stands for it in texts that are written later.

@@ -1,0 +1,133 @@
+"""Windows of late reads in turns with a loop as written: nothing is left of them."""
+
+from __future__ import annotations
+
+import gc
+import json
+import logging
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gapless.device.find import find_device
+from gapless.doctor.turns import Turns
+from gapless.records.finding import Finding
+from gapless.trials.late_number import is_late
+from gapless.trials.late_reads import LateReads
+from late_device import LateDevice
+
+
+class LateCopies(LateDevice):
+    """Takes all tensors of this process for the device's: their copies are late."""
+
+    def needs_copy(self, tensor):
+        return False
+
+    def copy(self, target, source):
+        found = source.clone()
+        self._queue(self.current_stream(), lambda: target.copy_(found))
+
+
+class Holder:
+    """Keeps numbers in the ways in which scripts do."""
+
+    def __init__(self):
+        self.losses = []
+        self.total = 0.0
+        self.by_name = {}
+        self.loss = None
+
+    def take(self, loss):
+        self.losses.append(loss.item())
+        self.total += float(loss)
+        self.by_name["loss"] = loss.tolist()
+        self.loss = loss.detach().cpu()
+
+
+def train(turns, num_steps):
+    """Print and keep the numbers of each step; return what is kept."""
+    holder = Holder()
+    count = 0
+
+    def add(value):
+        nonlocal count
+        count += value.item()
+
+    turns.start()
+    for step in range(num_steps):
+        loss = torch.tensor(1.0) / (step + 1)
+        holder.take(loss)
+        add(torch.tensor(step))
+        print(f"step {step} {holder.losses[-1]:.4f} {count}")
+        turns.next_step()
+    turns.stop()
+    return holder, count
+
+
+def turns_of(*variants):
+    return Turns(
+        variants,
+        synchronize=lambda: None,
+        step_ended=lambda optimizer: None,
+        num_windows=3,
+        num_steps=5,
+    )
+
+
+def test_the_script_finds_plain_numbers_afterwards(capsys):
+    """What is printed and kept is that of the loop as written; no late number is left anywhere."""
+    expected, expected_count = train(turns_of(), 50)
+    expected_text = capsys.readouterr().out
+
+    with_variant = turns_of(LateReads(LateCopies(seed=3, eagerness=0.01)))
+    found, count = train(with_variant, 50)
+
+    (trial,) = with_variant.trials
+    assert capsys.readouterr().out == expected_text
+    assert (found.losses, found.total, count) == (expected.losses, expected.total, expected_count)
+    assert found.by_name == expected.by_name
+    assert torch.equal(found.loss, expected.loss)
+    assert type(found.loss) is torch.Tensor
+    assert {type(each) for each in (*found.losses, found.total, found.by_name["loss"])} == {float}
+    assert type(count) is int
+    assert not [each for each in gc.get_objects() if is_late(each)]
+    assert trial.refusal == ""
+    assert trial.details[0].endswith("reads could be late.")
+
+
+def test_everything_is_put_back():
+    """Torch, the outputs, logging and the script's names are as they were."""
+    places = [
+        *[(torch.Tensor, name) for name in ("item", "cpu", "tolist", "__float__", "__bool__")],
+        *[(torch, name) for name in ("tensor", "as_tensor")],
+        (sys.stdout, "write"),
+        (sys.stderr, "flush"),
+        (logging.Logger, "handle"),
+        (subprocess.Popen, "__init__"),
+        (os, "fork"),
+        (json.JSONEncoder, "iterencode"),
+    ]
+    before = [vars(holder).get(name) for holder, name in places]
+
+    train(turns_of(LateReads(LateCopies(seed=3, eagerness=0.01))), 50)
+
+    assert [vars(holder).get(name) for holder, name in places] == before
+    assert "float" not in globals()
+
+
+def test_a_cpu_does_not_wait_for_itself():
+    """Without an accelerator no read waits, and the variant says so at once."""
+    assert "no accelerator" in LateReads(find_device("cpu")).refusal
+
+
+@pytest.mark.parametrize(
+    ("code", "is_for"), [("GAP001", True), ("GAP003", True), ("GAP016", False)]
+)
+def test_it_is_for_scripts_that_read(code, is_for):
+    """Findings of reads and of copies to the host ask for it."""
+    finding = Finding(code=code, site=None, call="", per_step=1, cause="", mend="")
+
+    assert LateReads(LateDevice()).is_for([finding]) is is_for
