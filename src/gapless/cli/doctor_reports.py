@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gapless.cli.output import say, terminal_columns, write
+from gapless.cli.parser import UsageError
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Timeline
+from gapless.report.difference_json import difference_json
 from gapless.report.difference_text import difference_text
 from gapless.report.perfetto import perfetto_json
 from gapless.report.session_json import read_session, session_json
@@ -144,15 +146,24 @@ def write_difference(options: Namespace) -> tuple[Finding, ...]:
         from gapless.report.html.difference_page import difference_page
 
         _put(Path(options.html), difference_page(difference))
-    if options.out is not None:
-        _put(Path(options.out), difference_text(difference, columns=_COLUMNS))
-    else:
-        columns = terminal_columns(sys.stdout) if _is_terminal(sys.stdout) else _COLUMNS
-        is_coloured = _is_coloured(sys.stdout)
-        text = difference_text(difference, columns=columns, is_coloured=is_coloured)
+    text = _difference(difference, options.format, to_file=options.out is not None)
+    if options.out is None:
         say(text.rstrip("\n"))
+    else:
+        _put(Path(options.out), text)
     return difference.new
 
 
+def _difference(difference: SessionDifference, form: str, *, to_file: bool) -> str:
+    if form == "json":
+        return difference_json(difference)
+    if form == "sarif":
+        raise UsageError("--format sarif is of one session; --diff has text and json")
+    if to_file or not _is_terminal(sys.stdout):
+        return difference_text(difference, columns=_COLUMNS)
+    columns = terminal_columns(sys.stdout)
+    return difference_text(difference, columns=columns, is_coloured=_is_coloured(sys.stdout))
+
+
 def _read(name: str) -> Session:
-    return read_session(Path(name).read_text(encoding="utf-8"), name)
+    return read_session(Path(name).read_text(encoding="utf-8", errors="replace"), name)
