@@ -31,6 +31,7 @@ HOST = Value("host")  # a number, a string, an array of numpy: it never waits
 
 TENSOR = Value("tensor")  # a tensor, or most likely one; who knows where
 HINT = Value("tensor", "hint")  # only its name says so
+WEAK_HINT = Value("tensor", "weak")  # likewise, but other things are called so as well
 HOST_TENSOR = Value("host tensor")
 PINNED = Value("pinned")
 DEVICE = Value("device")
