@@ -148,9 +148,11 @@ def test_a_blocking_call_that_nobody_saw_is_reported_by_its_name():
         machine.launch(3000.0)
         machine.wait("device")
 
-    (finding,) = diagnose(watched(program)).findings
+    diagnosis = diagnose(watched(program))
 
+    (finding,) = diagnosis.findings
     assert (finding.code, finding.call, finding.site) == ("GAP021", "cudaDeviceSynchronize", None)
+    assert diagnosis.notes == ("0 of 11 blocking calls of the recorded steps have a line.",)
 
 
 def test_what_blocks_in_the_first_recorded_step_alone_is_not_reported():
@@ -220,6 +222,18 @@ def test_without_a_trace_waits_have_their_own_durations_and_nothing_exposed():
     assert finding.exposed_ms is None
     assert finding.waited_ms == pytest.approx(10, rel=0.05)
     assert "without the profiler nobody knows" in diagnosis.verdict
+
+
+def test_a_trace_that_cannot_be_read_costs_only_the_times():
+    """Lines and counts are there all the same, and a note."""
+    noted = watched(planted(0.3))
+    broken = replace(noted, trace=replace(noted.trace, calls=(None,)))
+
+    diagnosis = diagnose(broken)
+
+    assert diagnosis.findings[0].site.line == 12
+    assert diagnosis.findings[0].exposed_ms is None
+    assert "the profiler's trace cannot be read" in diagnosis.notes[0]
 
 
 def test_without_steps_it_says_so():

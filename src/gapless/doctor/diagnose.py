@@ -9,7 +9,7 @@ No torch here.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -127,7 +127,16 @@ class Diagnosis:
 
 def diagnose(watched: Watched) -> Diagnosis:
     """Return what holds a script back, from what was noted while it ran."""
-    return _Diagnosing(watched).diagnosis()
+    try:
+        return _Diagnosing(watched).diagnosis()
+    except Exception as error:
+        # The format of a trace is not promised; lines and counts do not need it.
+        if watched.trace is None:
+            raise
+        note = f"Times were not measured: the profiler's trace cannot be read: {error!r}."
+        return _Diagnosing(
+            replace(watched, trace=None, timed=(), notes=(*watched.notes, note))
+        ).diagnosis()
 
 
 class _Diagnosing:
@@ -286,6 +295,7 @@ class _Diagnosing:
         for place in played.wait_us:
             group = groups[self._keys[place]]
             group.charged_ms = group.charged_ms or 0.0
+        self._note_unknown()
         self._waited(played, recording, groups)
         self._gains(played, recording, groups)
 
@@ -300,6 +310,13 @@ class _Diagnosing:
             self._notes.append(
                 f"The recorded steps played again take {played_ms:.1f} ms each, the plain ones "
                 f"{plain:.1f} ms: exposed times and gains are rough."
+            )
+
+    def _note_unknown(self) -> None:
+        known = sum(key.site is not None for key in self._keys)
+        if known < len(self._keys):
+            self._notes.append(
+                f"{known} of {len(self._keys)} blocking calls of the recorded steps have a line."
             )
 
     def _charge(self, played: Played, recording: Recording, groups: dict[_Key, _Group]) -> None:
@@ -456,6 +473,8 @@ class _Diagnosing:
                 f"{num:,.0f} launches a step; between them the device is idle {launch_ms:.1f} of "
                 f"{step:.1f} ms, which is what capturing the step can gain at most"
             )
+            if any(map(self._is_wait, range(len(self._joined.waits)))):
+                detail += ", once its waits are out"
             found.append(
                 self._whole("launch", "launches", num, exposed_ms=launch_ms, detail=detail)
             )

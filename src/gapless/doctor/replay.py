@@ -403,7 +403,7 @@ class _Recorder:
         if target < 0:
             done = max(self._ends[:count], default=wait.start_us)
             return 0, max(0.0, wait.end_us - max(wait.start_us, done))
-        return count - target, max(
+        return max(1, count - target), max(
             0.0, wait.end_us - max(wait.start_us, min(wait.end_us, self._ends[target]))
         )
 
