@@ -61,7 +61,6 @@ EXCLUDES = (
     ("--diff", "--save"),
     ("--diff", "-m"),
     ("--diff", "--perfetto"),
-    ("--diff", "--format"),
     ("--try", "--stop-after"),
 )
 
