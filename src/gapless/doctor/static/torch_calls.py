@@ -90,7 +90,7 @@ def _of_nn(flow: Walker, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     first = done.values[0] if done.values else UNKNOWN
     if path.startswith("torch.nn.init."):
-        return first
+        return HOST if last.startswith("_") else first
     if last == "Parameter":
         return HOST_TENSOR if first.kind == "host" else Value(first.kind)
     if last in ("DataParallel", "DistributedDataParallel"):

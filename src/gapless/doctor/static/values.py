@@ -122,8 +122,9 @@ def strongest(values: list[Value]) -> Value:
         return OUTPUT
     if "tensor" in kinds:
         return TENSOR
-    if kinds & {"host tensor", "pinned"}:
-        return (
-            HOST_TENSOR if kinds <= {"host", "none", "host tensor", "pinned", "list"} else TENSOR
-        )
+    if kinds <= {"host", "none", "host tensor", "pinned", "list"} and kinds & {
+        "host tensor",
+        "pinned",
+    }:
+        return HOST_TENSOR
     return HOST if kinds <= {"host", "none"} else UNKNOWN
