@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gapless.records.timeline import Gap, Lane, Span, Timeline
 from gapless.report.html.comparison_page import comparison_page
 from gapless.report.html.session_page import session_page
 from gapless.report.html.training_page import training_page
@@ -425,3 +426,54 @@ def test_two_hundred_steps_of_a_thousand_kernels_are_a_small_page(browser, tmp_p
 
     assert path.stat().st_size <= 5_000_000
     assert colours.get(KERNEL, 0) > 50
+
+
+LONG = "data/" + "a_very_long_name_without_a_space" * 8
+ODD = {
+    "empty": Timeline(lanes=(), end_us=0.0),
+    "idle lane": Timeline(lanes=(Lane(name="main", is_device=False, spans=()),), end_us=5.0),
+    "no steps": replace(made_up_timeline(num_steps=2, kernels=9), step_starts_us=()),
+    "long names": Timeline(
+        lanes=(
+            Lane(
+                name=LONG,
+                is_device=True,
+                spans=(Span(name=LONG * 9, kind="kernel", start_us=0.0, end_us=9.0),),
+            ),
+        ),
+        gaps=(Gap(start_us=9.0, end_us=1e9, cause=LONG, finding=99),),
+        step_starts_us=(0.0,),
+        end_us=1e9,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_sessions_break_nothing(browser, tmp_path, name):
+    """Without steps or spans, or with names and times beyond measure: drawn, moved, no trouble."""
+    finding = replace(
+        FINDINGS[0], site=replace(FINDINGS[0].site, path=LONG), cause=LONG, mend=LONG
+    )
+    session = replace(
+        made_up_session(num_steps=2, kernels=9),
+        command=(LONG,),
+        verdict=LONG,
+        notes=(LONG,),
+        findings=(finding,),
+        timeline=ODD[name],
+    )
+    path = tmp_path / "odd.html"
+    path.write_text(session_page(session), encoding="utf-8")
+    with browser.tab(path, width=375) as tab:
+        focus(tab)
+        for key in "+n-pN0":
+            tab.key(key)
+        tab.key("End")
+        tab.click(".pick")
+        start, end = view(tab)
+        page = tab.js("document.documentElement.scrollWidth")
+        trouble = tab.events("Runtime.exceptionThrown", "Log.entryAdded")
+
+    assert 0.0 <= start < end
+    assert page == 375
+    assert trouble == []
