@@ -153,6 +153,23 @@ def test_a_slow_loader_comes_before_the_wait_in_front_of_it():
     assert "waits for batches" in diagnosis.verdict
 
 
+def test_a_wait_for_other_processes_is_charged_like_the_loader():
+    """It has no blocking call of the runtime, only a beginning and an end."""
+
+    def program(machine):
+        machine.launch(5000.0)
+        with machine.seeing("item", "Tensor.item", 4):
+            machine.item()
+        with machine.seeing("collective", "Work.wait", 6):
+            machine.host(8000.0)
+
+    found = {finding.code: finding for finding in diagnose(watched(program)).findings}
+
+    assert found["GAP020"].exposed_ms == pytest.approx(8, rel=0.02)
+    assert found["GAP020"].gain_ms == pytest.approx(8, rel=0.02)
+    assert found["GAP001"].gain_ms == pytest.approx(5, rel=0.02)
+
+
 def test_a_step_of_many_short_launches_is_launch_bound():
     """No wait is to blame, and capture is what helps."""
 
