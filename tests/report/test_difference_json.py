@@ -33,7 +33,7 @@ def test_findings_are_gone_new_changed_or_the_same():
 
 
 @given(sessions, sessions)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_each_finding_is_in_one_place(before, after):
     """Whatever the sessions are; and JSON has no number that is not finite."""
     text = difference_json(SessionDifference.of(before, after))
