@@ -5,6 +5,7 @@ logs to a file as well. It ends with END: "stop" takes the variant out and says 
 "raise" and "exit" leave it in.
 """
 
+import io
 import json
 import logging
 import subprocess
@@ -50,7 +51,8 @@ def padded(value):
 
 
 def main():
-    meter, losses, total, running = Meter(), [], 0, 0.0
+    meter, losses, total, running, width = Meter(), [], 0, 0.0, 12
+    beside = io.StringIO()
     for step in range(24):
         loss = torch.tensor(1.0 / (step + 1)).to(place, non_blocking=True)
         right = torch.tensor(step).to(place, non_blocking=True)
@@ -70,6 +72,12 @@ def main():
                 "error " + f"{value!r}" + (f" {loss:.3f}" if step else " none") + "\n"
             )
             print(f"by float {float(loss):.3f}", flush=True)
+        if step % 4 == 1:
+            print(f"{value!s:>30}|")
+        if step % 4 == 2:
+            print(f"{value:{width}.3f}|")
+        if step % 4 == 3:
+            print(f"beside {value:.3f}", file=beside)
         if step % 5 == 4:
             to_file.info(f"file {value:.3f}")
             to_file.warning("file %.3f", value)
@@ -82,6 +90,7 @@ def main():
             print("small")
     print(json.dumps(losses[:3]), torch.tensor(losses).sum(), max(losses), total)
     print(f"plain {value:.3f}")
+    print(beside.getvalue(), len(beside.getvalue()))
     return losses
 
 

@@ -196,6 +196,14 @@ def test_a_division_by_zero_raises_where_it_is_written(reads):
         reads.read(on_device(1)) / 0
 
 
+def test_a_product_that_may_grow_without_end_is_not_late(reads):
+    """An int too large for a float raises where it is made one, so nobody makes it one later."""
+    number = reads.read(on_device(10))
+
+    assert is_late(number * 7)
+    assert not is_late((number * 7) * 7)
+
+
 def test_later_changes_of_a_tensor_are_not_read(reads):
     """A late number is that of the read, as the copy is queued before what follows."""
     tensor = on_device(1.0)

@@ -11,7 +11,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.doctor.seen import MARK, MARK_AFTER, STEP_MARK
@@ -177,7 +176,7 @@ class Trace:
     other_devices: tuple[int, ...] = ()
     clock_us: float | None = None
 
-    @cached_property
+    @property
     def autograd(self) -> frozenset[int]:
         """Threads other than the main one that ran nodes of a backward pass."""
         return frozenset(

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from gapless.doctor.phases import Phase, Phases, Seen, plan_windows, start_all
+from gapless.doctor.phases import Phase, Phases, Seen, plan_windows
 from gapless.doctor.seconds import Seconds
 from gapless.doctor.step_source import StepSource
 from gapless.doctor.torch_import import TorchImport
@@ -221,7 +221,8 @@ class Watch:
     def _started(self, phase: Phase) -> Sequence[Pass]:
         """Return the passes of a phase, started."""
         passes = _passes_of(phase, is_exact=self._settings.is_exact)
-        start_all(passes)
+        for one in passes:
+            one.start()
         return passes
 
     def _take_out(self) -> None:
