@@ -120,6 +120,21 @@ def test_a_closure_that_is_called_many_times_is_one_step(model):
     assert watched.session.steps.num_steps == 11
 
 
+def test_weights_that_are_changed_by_hand_have_steps(model):
+    """Nine backward passes show that there is no optimizer, and are part of the warm-up."""
+    with gapless.doctor.watch(warm_up=10, num_steps=20) as watched:
+        for _ in range(51):
+            model(torch.randn(2, 4)).square().mean().backward()
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight -= 0.1 * weight.grad
+                    weight.grad = None
+
+    assert watched.session.step == "a call of backward"
+    assert watched.session.steps.num_steps == 20
+    assert not any("ended after" in note for note in watched.session.notes)
+
+
 def test_accumulated_gradients_are_one_step(model):
     """However many batches go into it, also more than a loader alone would be taken for."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

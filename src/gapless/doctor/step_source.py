@@ -75,6 +75,11 @@ class StepSource:
         self._since_chosen.clear()
         return True
 
+    @property
+    def num_earlier_calls(self) -> int:
+        """Calls of the chosen one before the newest."""
+        return 0 if self.chosen is None else self.calls[self.chosen] - 1
+
     def _is_better(self, caller: Caller) -> bool:
         if not self._may_be(caller):
             return False
