@@ -76,7 +76,7 @@ def commands(folder):
     (folder / "work.py").write_text(WORKLOAD)
     work = ["--workload", str(folder / "work.py:make"), "--device", "cpu"]
     few = ["--steps", "4", "--rounds", "1", "--warmup-rounds", "1", "--verify-steps", "4"]
-    report = ["--json", str(folder / "report.json")]
+    report = ["--json", str(folder / "report.json"), "--html", str(folder / "page.html")]
     asked = {
         "version": ["--version"],
         "help": ["--help"],

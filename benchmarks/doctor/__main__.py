@@ -49,6 +49,8 @@ def _measure(chosen):
     began = perf_counter()
     device = "cpu" if chosen.small else chosen.device
     facts = place_and_time(device, module="benchmarks.doctor")
+    if chosen.commit:
+        facts["commit"] = chosen.commit
     print(f"{facts['hardware']}, {facts['versions']}, commit {facts['commit']}", flush=True)
     options = Options(
         device=device,
@@ -94,6 +96,7 @@ def _parser():
     parser.add_argument("--at-once", type=int, default=1, metavar="N",
                         help="published scripts that are set up side by side")  # fmt: skip
     parser.add_argument("--device", default="auto")
+    parser.add_argument("--commit", help="where git cannot tell it")
     parser.add_argument("--json", type=Path, metavar="FILE", help="to append to")
     parser.add_argument("--judged", type=Path, metavar="FILE", help="what doctor.judge wrote")
     parser.add_argument(

@@ -266,9 +266,11 @@ def test_the_corpus_stands_in_the_page_as_it_was_judged(tmp_path):
     judged, file = tmp_path / "judge.json", tmp_path / "doctor.json"
     judged.write_text(json.dumps(cases))
 
-    code = runner.main(["--only", "corpus", "--judged", str(judged), "--json", str(file)])
+    arguments = ["--only", "corpus", "--judged", str(judged), "--json", str(file)]
+    code = runner.main([*arguments, "--commit", "abc123"])
 
     text = results.page(json.loads(file.read_text()))
     assert code == 1
+    assert "commit abc123" in text
     assert "| autograd | 2 | 2 | 2 | 0 | yes |" in text
     assert "| 1 false alarms, 4 harmless lines |  | 1 of 2 cases |" in text

@@ -53,8 +53,11 @@ def offered(gapless, tmp_path):
         (["gapless", "verify", "--against", ""], list(PLANS)),
         (["gapless", "verify", "ev"], ["events", "events-interval"]),
         (["gapless", "evaluate", "run", "--split", "t"], ["train", "test"]),
+        (["gapless", "doctor", "--format", ""], ["text", "json", "sarif"]),
+        (["gapless", "doctor", "--stop"], ["--stop-after"]),
         # None of ours, so that the shell offers files.
         (["gapless", "translate", ""], []),
+        (["gapless", "doctor", ""], []),
         (["gapless", "train", "--config", ""], []),
     ],
 )

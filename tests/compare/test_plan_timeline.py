@@ -22,8 +22,24 @@ def stream(*times, name="stream 7"):
     return Lane(name=name, is_device=True, spans=spans)
 
 
-def test_a_timeline_begins_with_its_first_span():
-    """Spans that were noted as they ended stand in the order of their beginning."""
+def test_a_timeline_begins_with_the_first_work():
+    """What the host did before is no part of it, but for what reaches into the first copy."""
+    timeline = plan_timeline(
+        "full",
+        [host("data", 0, 9000), host("data", 9010, 9100), host("step", 9200, 9300)],
+        [stream((9050.0, 9150.0))],
+    )
+
+    assert [(span.start_us, span.end_us) for span in timeline.lanes[0].spans] == [
+        (0.0, 50.0),
+        (150.0, 250.0),
+    ]
+    assert timeline.step_starts_us == (150.0,)
+    assert timeline.end_us == 250.0
+
+
+def test_spans_stand_in_the_order_of_their_beginning():
+    """They are noted as they end; all times count from the first step."""
     timeline = plan_timeline(
         "blocking",
         [host("wait", 130, 190), host("step", 100, 120), host("step", 200, 230)],
@@ -68,7 +84,7 @@ def test_gaps_and_work_fill_the_time_between_the_first_and_the_last_work(first, 
     lanes = [stream(*sorted(spans)) for spans in (first, second)]
     timeline = plan_timeline("p", [host("wait", *span) for span in waits], lanes)
     work = {us for start, end in first + second for us in range(start, end)}
-    begin = min((start for start, _ in first + second + waits), default=0)
+    begin = min((start for start, _ in first + second or waits), default=0)
     idle = [
         us
         for gap in timeline.gaps

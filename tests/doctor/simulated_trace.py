@@ -215,6 +215,7 @@ def played(program, *, num_steps=11, **machine):
         made.step()
         program(made)
     made.step()
+    made.host(200.0)
     made.wait("device")  # the profiler's own
     return made
 

@@ -112,16 +112,94 @@ def split_report(err: str) -> tuple[str, str]:
 @pytest.mark.parametrize("run", QUICK, ids=lambda run: run["name"])
 def test_a_run_is_as_promised(run, tmp_path, launcher):
     """Exit code, outputs and files, and all that Python itself would have said and done."""
-    check_run(run, tmp_path, launcher, real=False)
+    # Without torch a new process is quicker than a copy of one that has it.
+    check_run(run, tmp_path, launcher, real="needs" not in run)
+
+
+ANEW = ["report_to_standard_error", "stop_after_the_window", "private", "torchrun"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("run", TABLE["run"], ids=lambda run: run["name"])
-def test_a_run_of_its_own_process_is_as_promised(run, tmp_path, launcher):
+@pytest.mark.parametrize("name", ANEW)
+def test_a_run_in_a_process_of_its_own_is_as_promised(name, tmp_path, launcher):
     """The same where torch is imported by the script, not before; and all ranks of torchrun."""
-    if run.get("needs") == "gpu":
-        pytest.skip("needs a GPU")
+    (run,) = [run for run in TABLE["run"] if run["name"] == name]
+
     check_run(run, tmp_path, launcher, real=True)
+
+
+@pytest.mark.slow
+def test_torchrun_may_start_the_doctor(tmp_path, launcher):
+    """One report from both ranks that way round, too."""
+    source = files_of({"files": {"s.py": "import os\nLOOP\nprint('rank', os.environ['RANK'])\n"}})
+    (tmp_path / "s.py").write_text(source["s.py"])
+    command = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "gapless", "doctor"]
+
+    done = subprocess.run(
+        [sys.executable, *command, "s.py"],
+        check=True,
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env=environment(),
+    )
+
+    assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
+    assert len(_REPORT.findall(done.stderr)) == 1
+    assert "2 processes" in done.stderr
+
+
+def test_reports_go_where_they_were_meant_to_go(tmp_path, launcher):
+    """Also where the script changes its folder or its standard error, or writes at its very end."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "s.py").write_text(
+        "import atexit, io, os, sys\n"
+        "atexit.register(lambda: print('at the end', file=sys.__stderr__))\n"
+        "os.chdir('elsewhere')\n"
+        "sys.stderr = io.StringIO()\n"
+    )
+
+    done = launcher.run("doctor", "--save", "a.session", "s.py", folder=tmp_path, real=True)
+
+    assert (tmp_path / "a.session").exists()
+    said, report = split_report(done.err)
+    assert said == "at the end\n"
+    assert report
+
+
+def test_two_sessions_are_compared(tmp_path, launcher):
+    """What is new counts for --fail-on; nothing is run."""
+    (tmp_path / "s.py").write_text(files_of({"files": {"s.py": "LOOP"}})["s.py"])
+    for name in ("before", "after"):
+        launcher.run("doctor", "--save", name, "s.py", folder=tmp_path)
+
+    words = ["--diff", "before", "after", "--html", "page.html", "--fail-on", "any"]
+    done = launcher.run("doctor", *words, folder=tmp_path, real=True)
+
+    assert (done.code, done.err) == (0, "")
+    assert "before: s.py" in done.out
+    assert (tmp_path / "page.html").read_text().startswith("<!doctype html>")
+
+
+def test_a_file_that_is_no_session_is_refused(tmp_path, launcher):
+    """In one line that names it."""
+    (tmp_path / "a").write_text("{}")
+
+    done = launcher.run("doctor", "--diff", "a", "a", folder=tmp_path, real=True)
+
+    assert (done.code, done.err.count("\n")) == (2, 1)
+    assert "a is not a session" in done.err
+
+
+def test_a_report_that_cannot_be_written_changes_nothing_for_the_script(tmp_path, launcher):
+    """It is told in one line; the exit code is the script's."""
+    (tmp_path / "s.py").write_text("import os\nos.mkdir('report')\nraise SystemExit(4)\n")
+
+    done = launcher.run("doctor", "--out", "report", "s.py", folder=tmp_path, real=True)
+
+    assert done.code == 4
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("gapless: warning: the doctor failed")
 
 
 @pytest.mark.parametrize("entry", TABLE["refused"], ids=lambda entry: entry["name"])
@@ -129,7 +207,7 @@ def test_mistakes_are_refused_before_the_script_begins(entry, tmp_path, launcher
     """One line that names the thing; nothing is run, nothing is written."""
     (tmp_path / "s.py").write_text("open('ran', 'w')\n")
 
-    done = launcher.run(*entry["argv"], folder=tmp_path)
+    done = launcher.run(*entry["argv"], folder=tmp_path, real=True)
 
     assert done.code == 2
     assert (done.out, done.err.count("\n")) == ("", 1)
@@ -145,6 +223,7 @@ VALUES = {
     "--html": ["a.html"],
     "--perfetto": ["a.json"],
     "--diff": ["a", "b"],
+    "--format": ["json"],
     "-m": ["module"],
 }
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import asdict, replace
 
 import pytest
+from hypothesis import given, settings, strategies as st
 
 from doctor.simulated_trace import AUTOGRAD, MAIN, step_ms, watched
 from gapless.doctor.diagnose import diagnose
@@ -52,6 +53,66 @@ def test_a_wait_that_exposes_nothing_is_said_not_to_matter():
     )
 
 
+def test_a_wait_for_the_step_before_costs_nothing_while_the_host_is_faster():
+    """The device still has this step's work when the host returns."""
+
+    def program(machine):
+        before = machine.free.get(7)
+        machine.launch(10_000.0)
+        if before is not None:
+            with machine.seeing("event", "Event.synchronize", 9):
+                machine.wait("event", done=before)
+        machine.host(3000.0)
+
+    (finding,) = diagnose(watched(program)).findings
+
+    assert finding.waited_ms > 1.0
+    assert finding.exposed_ms == pytest.approx(0.0, abs=0.05)
+    assert finding.gain_ms == pytest.approx(0.0, abs=0.05)
+
+
+ACTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("host"), st.floats(0, 3000)),
+        st.tuples(st.just("launch"), st.floats(2, 3000)),
+        st.tuples(st.just("loader"), st.floats(0, 3000)),
+        st.tuples(st.just("wait"), st.sampled_from(["stream", "device"])),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+@settings(max_examples=25, deadline=None)
+@given(ACTS)
+def test_no_gain_is_negative_or_above_what_is_exposed(acts):
+    """And busy and idle time make up the step, whatever the loop does."""
+
+    def program(machine):
+        machine.launch(50.0)
+        for line, (kind, value) in enumerate(acts, 1):
+            if kind == "host":
+                machine.host(value)
+            elif kind == "launch":
+                machine.launch(value)
+            elif kind == "loader":
+                with machine.seeing("loader", "next", line, is_marked=False):
+                    machine.host(value)
+            else:
+                with machine.seeing("device", "synchronize", line):
+                    machine.wait(value)
+
+    diagnosis = diagnose(watched(program))
+
+    for finding in diagnosis.findings:
+        if finding.gain_ms is not None:
+            assert 0.0 <= finding.gain_ms <= finding.exposed_ms
+    steps = diagnosis.steps
+    assert steps.busy_ms + steps.idle_ms == pytest.approx(
+        sum(steps.wall_ms.rounds) / len(steps.wall_ms.rounds), rel=0.01
+    )
+
+
 def test_of_two_waits_in_a_row_neither_gains_alone():
     """The idle time only moves on to the other; without all of them it is gone."""
 
@@ -92,11 +153,28 @@ def test_a_slow_loader_comes_before_the_wait_in_front_of_it():
     assert "waits for batches" in diagnosis.verdict
 
 
+def test_a_wait_for_other_processes_is_charged_like_the_loader():
+    """It has no blocking call of the runtime, only a beginning and an end."""
+
+    def program(machine):
+        machine.launch(5000.0)
+        with machine.seeing("item", "Tensor.item", 4):
+            machine.item()
+        with machine.seeing("collective", "Work.wait", 6):
+            machine.host(8000.0)
+
+    found = {finding.code: finding for finding in diagnose(watched(program)).findings}
+
+    assert found["GAP020"].exposed_ms == pytest.approx(8, rel=0.02)
+    assert found["GAP020"].gain_ms == pytest.approx(8, rel=0.02)
+    assert found["GAP001"].gain_ms == pytest.approx(5, rel=0.02)
+
+
 def test_a_step_of_many_short_launches_is_launch_bound():
     """No wait is to blame, and capture is what helps."""
 
     def program(machine):
-        for _ in range(300):
+        for _ in range(150):
             machine.host(10.0)
             machine.launch(3.0)
 
@@ -104,9 +182,9 @@ def test_a_step_of_many_short_launches_is_launch_bound():
 
     (finding,) = diagnosis.findings
     assert finding.code == "GAP017"
-    assert finding.per_step == pytest.approx(300)
+    assert finding.per_step == pytest.approx(150)
     assert "capturing the step may gain more" in diagnosis.verdict
-    assert diagnosis.steps.num_launches == pytest.approx(300)
+    assert diagnosis.steps.num_launches == pytest.approx(150)
 
 
 def in_backward(machine, *, name, sequence):
@@ -148,9 +226,11 @@ def test_a_blocking_call_that_nobody_saw_is_reported_by_its_name():
         machine.launch(3000.0)
         machine.wait("device")
 
-    (finding,) = diagnose(watched(program)).findings
+    diagnosis = diagnose(watched(program))
 
+    (finding,) = diagnosis.findings
     assert (finding.code, finding.call, finding.site) == ("GAP021", "cudaDeviceSynchronize", None)
+    assert diagnosis.notes == ("0 of 11 blocking calls of the recorded steps have a line.",)
 
 
 def test_what_blocks_in_the_first_recorded_step_alone_is_not_reported():
@@ -222,6 +302,18 @@ def test_without_a_trace_waits_have_their_own_durations_and_nothing_exposed():
     assert "without the profiler nobody knows" in diagnosis.verdict
 
 
+def test_a_trace_that_cannot_be_read_costs_only_the_times():
+    """Lines and counts are there all the same, and a note."""
+    noted = watched(planted(0.3))
+    broken = replace(noted, trace=replace(noted.trace, calls=(None,)))
+
+    diagnosis = diagnose(broken)
+
+    assert diagnosis.findings[0].site.line == 12
+    assert diagnosis.findings[0].exposed_ms is None
+    assert "the profiler's trace cannot be read" in diagnosis.notes[0]
+
+
 def test_without_steps_it_says_so():
     """A script that ends early has no figures."""
     diagnosis = diagnose(watched(planted(0.3), trace=None, timed=(), seen=(), step_ms=()))
@@ -246,7 +338,7 @@ def test_the_timeline_of_two_hundred_steps_stays_small():
     """Kernels that a page could not show apart are drawn as one; waits stay."""
 
     def program(machine):
-        for _ in range(80):
+        for _ in range(50):
             machine.launch(8.0)
         with machine.seeing("item", "Tensor.item", 5):
             machine.item()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gapless.doctor.phases import Phases, longest, plan_windows
+from gapless.doctor.phases import Phases, longest, plan_windows, start_all, stop_all
 
 
 class Recorder:
@@ -113,6 +113,40 @@ def test_without_a_device_there_is_no_window_of_times(phases):
         "plain",
         "sites",
     ]
+
+
+class Broken(Recorder):
+    """A pass of which one thing fails."""
+
+    def __init__(self, phase, log, *, fails):
+        super().__init__(phase, log)
+        self.fails = fails
+
+    def start(self):
+        if self.fails == "start":
+            raise ArithmeticError
+        super().start()
+
+    def stop(self):
+        super().stop()
+        if self.fails == "stop":
+            raise ArithmeticError
+
+
+def test_where_a_pass_cannot_start_those_before_it_are_stopped(log):
+    """Nothing is left running."""
+    with pytest.raises(ArithmeticError):
+        start_all([Recorder("a", log), Recorder("b", log), Broken("c", log, fails="start")])
+
+    assert log == ["start a", "start b", "stop b", "stop a"]
+
+
+def test_where_a_pass_cannot_stop_the_others_are_stopped(log):
+    """The last was started last, so it is stopped first."""
+    with pytest.raises(ArithmeticError):
+        stop_all([Recorder("a", log), Broken("b", log, fails="stop"), Recorder("c", log)])
+
+    assert log == ["stop c", "stop b", "stop a"]
 
 
 @pytest.mark.parametrize("wants", [True, False])

@@ -129,7 +129,7 @@ def test_what_was_measured_stays():
 
 
 @given(sessions)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_any_session_can_be_made_private_and_saved(session):
     """Twice is the same as once."""
     found = private(session)

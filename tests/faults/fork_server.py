@@ -26,6 +26,13 @@ PRELOADED = [
     "gapless.cli.train_command",
     "gapless.cli.translate_command",
     "gapless.cli.evaluate_command",
+    "gapless.cli.doctor_command",
+    "gapless.cli.doctor_reports",
+    "gapless.cli.doctor_static",
+    "gapless.doctor.run",
+    "gapless.doctor.backward_lines",
+    "gapless.doctor.sites",
+    "gapless.doctor.times",
     "gapless.nmt.run.trainer",
     "torch._inductor",  # which deterministic algorithms load
     "torch.utils.data",

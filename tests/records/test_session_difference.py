@@ -25,7 +25,7 @@ def at(finding, line, **changed):
 
 
 @given(sessions, sessions)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_each_finding_is_in_one_place(before, after):
     """It is kept, gone or new, whatever the sessions are."""
     found = SessionDifference.of(before, after)
@@ -40,7 +40,7 @@ def test_each_finding_is_in_one_place(before, after):
 
 
 @given(sessions)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_a_session_does_not_differ_from_itself(session):
     """Nothing is new, gone or changed."""
     found = SessionDifference.of(session, session)
@@ -49,7 +49,7 @@ def test_a_session_does_not_differ_from_itself(session):
 
 
 @given(sessions, st.integers(1, 100))
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_lines_that_have_moved_are_known_by_their_text(session, by):
     """A line was put in above; those that have a text are the same all the same."""
     with_text = [one for one in session.findings if one.site is not None and one.site.source]

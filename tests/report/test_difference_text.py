@@ -25,7 +25,7 @@ def session(*findings, ms=(10.0, 10.1), **changed):
 
 
 @given(sessions, sessions)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=20)
 def test_any_two_sessions_have_a_text_that_a_terminal_only_shows(before, after):
     """No name in it can move the cursor."""
     text = text_of(before, after)

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 
+from gapless.records.timeline import Gap, Lane, Span, Timeline
 from gapless.report.html.comparison_page import comparison_page
 from gapless.report.html.session_page import session_page
 from gapless.report.html.training_page import training_page
@@ -17,21 +18,22 @@ from toys import made_up_report
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
-# How many pixels of the timeline there are of each colour.
-COLOURS = """(() => {
+# How many pixels of the timeline, or of some of its rows, there are of each colour.
+COLOURS_IN = """((from, to) => {
   const canvas = document.querySelector('.lanes');
   const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext('2d', { willReadFrequently: true });
   copy.drawImage(canvas, 0, 0);
-  const { data } = copy.getImageData(0, 0, canvas.width, canvas.height);
+  const { data } = copy.getImageData(0, from, canvas.width, (to ?? canvas.height) - from);
   const found = {};
   for (let i = 0; i < data.length; i += 4) {
     const name = '#' + [0, 1, 2].map(n => data[i + n].toString(16).padStart(2, '0')).join('');
     found[name] = (found[name] || 0) + 1;
   }
   return found;
-})()"""
+})"""
+COLOURS = f"{COLOURS_IN}(0)"
 
-KERNEL, WAIT, DATA = "#0072b2", "#d55e00", "#e69f00"
+KERNEL, WAIT, DATA, IDLE = "#0072b2", "#d55e00", "#e69f00", "#fbe9df"
 
 
 @pytest.fixture(scope="session")
@@ -61,13 +63,42 @@ def focus(tab, selector=".lanes"):
 
 
 def test_the_timeline_is_drawn_and_nothing_is_asked_of_the_network(tab):
-    """Kernels, waits and waits for data have their colours, and only the file itself is opened."""
+    """Kernels, waits, waits for data and gaps have their colours, and only the file is opened."""
     colours = tab.js(COLOURS)
     asked = [event["request"]["url"] for event in tab.events("Network.requestWillBeSent")]
 
-    assert min(colours.get(name, 0) for name in (KERNEL, WAIT, DATA)) > 50
+    assert min(colours.get(name, 0) for name in (KERNEL, WAIT, DATA, IDLE)) > 50
     assert [url for url in asked if not url.startswith(("file:", "data:"))] == []
     assert len(asked) <= 2
+
+
+def test_each_wait_is_joined_to_the_gap_that_it_exposed(tab):
+    """Lines in the colour of waits cross the lane of the loader's thread, which never waits."""
+    lane = "(108, 136)"  # below the axis and the lanes of two other threads
+
+    joins = tab.js(f"{COLOURS_IN}{lane}").get(WAIT, 0)
+
+    assert joins > 20
+
+    # What was printed exposed nothing, so all others fade.
+    tab.js("document.querySelector('tbody[data-row=\"4\"] .pick').click()")
+    tab.settle()
+
+    assert tab.js(f"{COLOURS_IN}{lane}").get(WAIT, 0) < joins / 5
+
+
+def test_a_place_in_the_strip_comes_into_view(tab):
+    """The strip above the timeline is the whole; what is pressed there is shown, as wide as before."""
+    tab.click("[data-action=zoom-in]")
+    start, end = view(tab)
+    box = tab.box(".overview")
+    x, y = box["x"] + box["width"] * 0.5, box["y"] + 10
+    for kind in ("mousePressed", "mouseReleased"):
+        tab.mouse(kind, x + box["width"] * 0.2, y, button="left", clickCount=1)
+    later = view(tab)
+
+    assert later[1] - later[0] == pytest.approx(end - start)
+    assert sum(later) / 2 == pytest.approx(0.7 * 2 * (end - start), rel=1e-2)
 
 
 def test_a_line_with_tags_is_shown_as_it_is(tab):
@@ -164,7 +195,8 @@ def test_everything_can_be_reached_by_the_keyboard_and_shows_that_it_is(tab):
     for _ in range(3 * len(reachable)):
         tab.key("Tab")
         place, outline = tab.js(
-            "(e => [e.dataset.place ?? null, parseFloat(getComputedStyle(e).outlineWidth)])"
+            "(e => { const { outlineStyle, outlineWidth } = getComputedStyle(e);"
+            " return [e.dataset.place ?? null, outlineStyle === 'solid' ? parseFloat(outlineWidth) : 0]; })"
             "(document.activeElement)"
         )
         if place is not None:
@@ -193,7 +225,8 @@ def test_arrows_move_between_findings_and_enter_chooses_one(tab):
     assert after.get(WAIT, 0) < before[WAIT] / 2
     assert after.get(DATA, 0) > before[DATA] / 2
 
-    tab.key("Enter")
+    focus(tab)
+    tab.key("Escape")
 
     assert tab.js("document.querySelectorAll('tbody.chosen').length") == 0
 
@@ -393,3 +426,54 @@ def test_two_hundred_steps_of_a_thousand_kernels_are_a_small_page(browser, tmp_p
 
     assert path.stat().st_size <= 5_000_000
     assert colours.get(KERNEL, 0) > 50
+
+
+LONG = "data/" + "a_very_long_name_without_a_space" * 8
+ODD = {
+    "empty": Timeline(lanes=(), end_us=0.0),
+    "idle lane": Timeline(lanes=(Lane(name="main", is_device=False, spans=()),), end_us=5.0),
+    "no steps": replace(made_up_timeline(num_steps=2, kernels=9), step_starts_us=()),
+    "long names": Timeline(
+        lanes=(
+            Lane(
+                name=LONG,
+                is_device=True,
+                spans=(Span(name=LONG * 9, kind="kernel", start_us=0.0, end_us=9.0),),
+            ),
+        ),
+        gaps=(Gap(start_us=9.0, end_us=1e9, cause=LONG, finding=99),),
+        step_starts_us=(0.0,),
+        end_us=1e9,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_odd_sessions_break_nothing(browser, tmp_path, name):
+    """Without steps or spans, or with names and times beyond measure: drawn, moved, no trouble."""
+    finding = replace(
+        FINDINGS[0], site=replace(FINDINGS[0].site, path=LONG), cause=LONG, mend=LONG
+    )
+    session = replace(
+        made_up_session(num_steps=2, kernels=9),
+        command=(LONG,),
+        verdict=LONG,
+        notes=(LONG,),
+        findings=(finding,),
+        timeline=ODD[name],
+    )
+    path = tmp_path / "odd.html"
+    path.write_text(session_page(session), encoding="utf-8")
+    with browser.tab(path, width=375) as tab:
+        focus(tab)
+        for key in "+n-pN0":
+            tab.key(key)
+        tab.key("End")
+        tab.click(".pick")
+        start, end = view(tab)
+        page = tab.js("document.documentElement.scrollWidth")
+        trouble = tab.events("Runtime.exceptionThrown", "Log.entryAdded")
+
+    assert 0.0 <= start < end
+    assert page == 375
+    assert trouble == []

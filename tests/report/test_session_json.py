@@ -33,7 +33,7 @@ code site thread call per_step waited_ms exposed_ms gain_ms share certainty caus
 
 
 @given(sessions)
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=20)
 def test_a_session_comes_back_as_it_was_saved(session):
     """Every field of it, whatever is in the texts."""
     text = session_json(session)

@@ -28,7 +28,7 @@ def block_of(text, code):
 
 
 @given(sessions, st.integers(40, 200), st.booleans())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_any_session_has_a_text_that_a_terminal_only_shows(found, columns, is_coloured):
     """No name in it can move the cursor or colour the rest, and all of it can be written."""
     text = session_text(found, columns=columns, is_coloured=is_coloured)
@@ -232,6 +232,11 @@ def test_small_shares_and_negative_rests_are_not_shown_as_nothing_or_less():
     assert re.search(r"the host does something else +0\.00 ms +0 %\n", text)
     assert re.search(r"the host waits for the loader +0\.01 ms +< 1 %\n", text)
     assert "  < 1 %      1  GAP001" in text
+
+
+def test_a_note_of_several_lines_is_one():
+    """Such as the message of an exception."""
+    assert "\n- No profiler: a; b\n" in session_text(session(notes=("No profiler: a;\nb",)))
 
 
 def test_several_processes_are_named():

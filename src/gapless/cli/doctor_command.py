@@ -60,6 +60,7 @@ EXCLUDES = (
     ("--diff", "--stop-after"),
     ("--diff", "--save"),
     ("--diff", "-m"),
+    ("--diff", "--perfetto"),
     ("--try", "--stop-after"),
 )
 
@@ -143,9 +144,7 @@ def _add_reports(parser: Parser) -> None:
     reports.add_argument(
         "--out", metavar="FILE", help="write the report there instead of to standard error"
     )
-    reports.add_argument(
-        "--format", default="text", **one_of(_FORMATS), help="of the report [default: text]"
-    )
+    reports.add_argument("--format", **one_of(_FORMATS), help="of the report [default: text]")
     reports.add_argument("--html", metavar="FILE", help="also write a page for a browser")
     reports.add_argument(
         "--perfetto", metavar="FILE", help="also write the timeline for ui.perfetto.dev"
@@ -161,7 +160,7 @@ def _add_reports(parser: Parser) -> None:
         type=_codes,
         metavar="CODES",
         help="exit code 1 if the script ended with 0 and one of these was found, such as "
-        "GAP001,GAP004, or any; what is only maybe does not count",
+        "GAP001,GAP004, or any; what is only maybe does not count; with --diff: what is new",
     )
 
 
@@ -175,7 +174,7 @@ def run(options: Namespace) -> int:
     if options.diff is not None:
         from gapless.cli.doctor_reports import write_difference
 
-        return write_difference(options)
+        return 1 if fails(write_difference(options), options.fail_on) else 0
     return _run_script(options)
 
 
@@ -295,7 +294,7 @@ def _given(options: Namespace) -> set[str]:
     }
     for name in ("static", "exact", "step", "stop_after", "save", "html", "perfetto"):
         names[name] = getattr(options, name)
-    for name in ("warm_up", "steps"):
+    for name in ("warm_up", "steps", "format"):
         names[name] = getattr(options, name) is not None
     return {_flag(name) for name, is_given in names.items() if is_given}
 

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from gapless.cli.output import say, terminal_columns, write
+from gapless.cli.parser import UsageError
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Timeline
+from gapless.report.difference_json import difference_json
 from gapless.report.difference_text import difference_text
 from gapless.report.perfetto import perfetto_json
 from gapless.report.session_json import read_session, session_json
@@ -40,6 +42,14 @@ class Reports:
     def __init__(self, options: Namespace) -> None:
         self._options = options
         self._text = ""
+        # As they are meant where the script begins; it may go to another folder.
+        self._paths = {
+            name: Path(getattr(options, name)).absolute()
+            for name in ("out", "save", "html", "perfetto")
+            if getattr(options, name) is not None
+        }
+        # That of the process: a script may put another in its place.
+        self._stream = sys.stderr
 
     def take(self, session: Session | None, problem: str) -> tuple[Finding, ...]:
         """Write all files, keep the text for `print_text`, and return the findings.
@@ -61,7 +71,7 @@ class Reports:
         """Print to standard error what is to go there."""
         text, self._text = self._text, ""
         if text:
-            write(sys.stderr, text)
+            write(self._stream, text)
 
     def _write_all(self, session: Session) -> None:
         if self._options.private:
@@ -69,20 +79,20 @@ class Reports:
 
             session = private(session)
         self._write_report(session)
-        if self._options.save is not None:
-            _put(self._options.save, session_json(session))
-        if self._options.html is not None:
+        if "save" in self._paths:
+            _put(self._paths["save"], session_json(session))
+        if "html" in self._paths:
             from gapless.report.html.session_page import session_page
 
-            _put(self._options.html, session_page(session))
-        if self._options.perfetto is not None:
+            _put(self._paths["html"], session_page(session))
+        if "perfetto" in self._paths:
             timeline = session.timeline or Timeline(lanes=(), end_us=0.0)
-            _put(self._options.perfetto, perfetto_json(timeline, session.findings))
+            _put(self._paths["perfetto"], perfetto_json(timeline, session.findings))
 
     def _write_report(self, session: Session) -> None:
-        text = _formatted(session, self._options.format, to_file=self._options.out is not None)
-        if self._options.out is not None:
-            _put(self._options.out, text)
+        text = _formatted(session, self._options.format, to_file="out" in self._paths)
+        if "out" in self._paths:
+            _put(self._paths["out"], text)
         else:
             self._text = text
 
@@ -115,12 +125,17 @@ def sarif_of(findings: Sequence[Finding]) -> str:
     return sarif_json(findings, titles={code: its.title for code, its in CODES.items()})
 
 
-def _put(name: str, text: str) -> None:
-    Path(name).write_text(text, encoding="utf-8")
+def _put(path: Path, text: str) -> None:
+    path.write_text(text, encoding="utf-8")
 
 
-def write_difference(options: Namespace) -> int:
-    """Report what has changed between two saved sessions."""
+def write_difference(options: Namespace) -> tuple[Finding, ...]:
+    """Report what has changed between two saved sessions, and return what is new.
+
+    Raises:
+        UserError: a file is no session, or one of a newer gapless.
+        OSError: a file cannot be read or written.
+    """
     before, after = (_read(name) for name in options.diff)
     if options.private:
         from gapless.doctor.private import private
@@ -130,13 +145,24 @@ def write_difference(options: Namespace) -> int:
     if options.html is not None:
         from gapless.report.html.difference_page import difference_page
 
-        _put(options.html, difference_page(difference))
-    text = difference_text(difference, columns=_COLUMNS)
+        _put(Path(options.html), difference_page(difference))
+    text = _difference(difference, options.format, to_file=options.out is not None)
     if options.out is None:
         say(text.rstrip("\n"))
     else:
-        _put(options.out, text)
-    return 0
+        _put(Path(options.out), text)
+    return difference.new
+
+
+def _difference(difference: SessionDifference, form: str, *, to_file: bool) -> str:
+    if form == "json":
+        return difference_json(difference)
+    if form == "sarif":
+        raise UsageError("--format sarif is of one session; --diff has text and json")
+    if to_file or not _is_terminal(sys.stdout):
+        return difference_text(difference, columns=_COLUMNS)
+    columns = terminal_columns(sys.stdout)
+    return difference_text(difference, columns=columns, is_coloured=_is_coloured(sys.stdout))
 
 
 def _read(name: str) -> Session:

@@ -23,7 +23,9 @@ _CAUSES = {"wait": "host wait", "data": "data", "step": "launch"}
 
 
 def plan_timeline(title: str, host: Sequence[Span], streams: Sequence[Lane]) -> Timeline:
-    """Return a timeline that begins with the first of all spans.
+    """Return a timeline that begins with the first step, or work of the device before it.
+
+    What the host did earlier, such as starting a loader's workers, is left out.
 
     Args:
         title: of the timeline, such as the plan's name.
@@ -31,13 +33,17 @@ def plan_timeline(title: str, host: Sequence[Span], streams: Sequence[Lane]) -> 
         streams: of the device, on the same clock; empty for a CPU, which has no gaps.
     """
     spans = sorted(host, key=lambda span: (span.start_us, -span.end_us))
-    everything = [*spans, *(span for lane in streams for span in lane.spans)]
-    start_us = min((span.start_us for span in everything), default=0.0)
+    work = [span for lane in streams for span in lane.spans]
+    steps = [span for span in spans if span.kind == "step"]
+    start_us = min((span.start_us for span in [*steps, *work] or spans), default=0.0)
 
     def moved(found: Sequence[Span]) -> tuple[Span, ...]:
         return tuple(
-            replace(span, start_us=span.start_us - start_us, end_us=span.end_us - start_us)
+            replace(
+                span, start_us=max(0.0, span.start_us - start_us), end_us=span.end_us - start_us
+            )
             for span in found
+            if span.end_us >= start_us
         )
 
     own = moved(spans)
@@ -47,7 +53,7 @@ def plan_timeline(title: str, host: Sequence[Span], streams: Sequence[Lane]) -> 
         lanes=(Lane(name="host", is_device=False, spans=own), *lanes),
         gaps=tuple(_gaps(own, lanes)),
         step_starts_us=tuple(span.start_us for span in own if span.kind == "step"),
-        end_us=max((span.end_us for span in everything), default=start_us) - start_us,
+        end_us=max((span.end_us for span in [*spans, *work]), default=start_us) - start_us,
     )
 
 

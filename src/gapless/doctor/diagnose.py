@@ -9,7 +9,7 @@ No torch here.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.doctor.causes import Cause
+    from gapless.doctor.exposed import HostKind
     from gapless.doctor.replay import Played, Recording
     from gapless.doctor.seen import SeenWait
     from gapless.doctor.trace import Trace, Wait
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
 
 # What loses host time without a wait for the device.
 _HOST_COSTS = ("loader", "gc", "shapes", "launch")
+# Host time that is told by its beginning and its end, not by a call of the runtime.
+_NAMED_KINDS: dict[str, HostKind] = {"loader": "loader", "collective": "collective", "gc": "gc"}
 # A wait that may also go by without a blocking call of the runtime.
 _MAY_NOT_BLOCK = (*_HOST_COSTS, "query", "empty_cache", "collective", "unknown")
 
@@ -127,7 +130,16 @@ class Diagnosis:
 
 def diagnose(watched: Watched) -> Diagnosis:
     """Return what holds a script back, from what was noted while it ran."""
-    return _Diagnosing(watched).diagnosis()
+    try:
+        return _Diagnosing(watched).diagnosis()
+    except Exception as error:
+        # The format of a trace is not promised; lines and counts do not need it.
+        if watched.trace is None:
+            raise
+        note = f"Times were not measured: the profiler's trace cannot be read: {error!r}."
+        return _Diagnosing(
+            replace(watched, trace=None, timed=(), notes=(*watched.notes, note))
+        ).diagnosis()
 
 
 class _Diagnosing:
@@ -169,10 +181,10 @@ class _Diagnosing:
             start, end = trace.to_us(seen.start_ns), trace.to_us(seen.end_ns or seen.start_ns)
             if start is None or end is None:
                 continue
-            if seen.cause == "loader" and seen.thread == "main":
-                found.append(HostInterval(kind="loader", start_us=start, end_us=end, owner=place))
-            elif seen.cause == "gc":
-                found.append(HostInterval(kind="gc", start_us=start, end_us=end, owner=place))
+            kind = _NAMED_KINDS.get(seen.cause)
+            # The collector stops all threads, the others only their own.
+            if kind is not None and (seen.thread == "main" or kind == "gc"):
+                found.append(HostInterval(kind=kind, start_us=start, end_us=end, owner=place))
         return found
 
     # Which finding each wait belongs to
@@ -286,6 +298,7 @@ class _Diagnosing:
         for place in played.wait_us:
             group = groups[self._keys[place]]
             group.charged_ms = group.charged_ms or 0.0
+        self._note_unknown()
         self._waited(played, recording, groups)
         self._gains(played, recording, groups)
 
@@ -300,6 +313,13 @@ class _Diagnosing:
             self._notes.append(
                 f"The recorded steps played again take {played_ms:.1f} ms each, the plain ones "
                 f"{plain:.1f} ms: exposed times and gains are rough."
+            )
+
+    def _note_unknown(self) -> None:
+        known = sum(key.site is not None for key in self._keys)
+        if known < len(self._keys):
+            self._notes.append(
+                f"{known} of {len(self._keys)} blocking calls of the recorded steps have a line."
             )
 
     def _charge(self, played: Played, recording: Recording, groups: dict[_Key, _Group]) -> None:
@@ -327,7 +347,7 @@ class _Diagnosing:
     def _key_of_charge(self, cause: str, owner: int | None) -> _Key | None:
         if cause == "wait" and owner is not None:
             return self._keys[owner]
-        if cause in ("loader", "gc") and owner is not None:
+        if cause in _NAMED_KINDS and owner is not None:
             return _key_of(self._watched.timed[owner])
         if cause == "allocation":
             return _OF_ALLOCATIONS
@@ -391,7 +411,7 @@ class _Diagnosing:
         most = sorted(groups.items(), key=lambda one: -(one[1].charged_ms or 0.0))
         most.sort(key=lambda one: -(one[1].waited_ms or 0.0) - (one[1].charged_ms or 0.0))
         for key, group in most[:_MAX_PLAYED]:
-            if key.cause in ("loader", "gc"):
+            if key.cause in _NAMED_KINDS and not group.waits:
                 group.gain_ms = gain(set(), group.owners)
                 group.charged_ms = group.charged_ms or 0.0
             elif group.waits & chain:
@@ -456,6 +476,8 @@ class _Diagnosing:
                 f"{num:,.0f} launches a step; between them the device is idle {launch_ms:.1f} of "
                 f"{step:.1f} ms, which is what capturing the step can gain at most"
             )
+            if any(map(self._is_wait, range(len(self._joined.waits)))):
+                detail += ", once its waits are out"
             found.append(
                 self._whole("launch", "launches", num, exposed_ms=launch_ms, detail=detail)
             )

@@ -28,6 +28,7 @@ _LATENCY_US = 20.0
 _GAP_CAUSES: dict[GapCause, str] = {
     "wait": "host wait",
     "loader": "data",
+    "collective": "host wait",
     "gc": "host code",
     "allocation": "host code",
     "launch": "launch",
@@ -104,6 +105,7 @@ def draw(
 
 _NAMES: dict[str, tuple[str, SpanKind]] = {
     "loader": ("waiting for a batch", "data"),
+    "collective": ("waiting for other processes", "wait"),
     "gc": ("garbage collection", "host code"),
     "allocation": ("cudaMalloc", "host code"),
 }

@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 # What a host thread was at. Time in none of them is the host's own code.
-HostKind = Literal["wait", "loader", "gc", "allocation", "launch"]
-GapCause = Literal["wait", "loader", "gc", "allocation", "launch", "host code", "device"]
+HostKind = Literal["wait", "loader", "collective", "gc", "allocation", "launch"]
+GapCause = Literal[
+    "wait", "loader", "collective", "gc", "allocation", "launch", "host code", "device"
+]
 
 # The clocks of the host and the device differ by so much at most.
 _SKEW_US = 5.0
@@ -203,7 +205,7 @@ def _piece(
     if held is not None and middle <= held.end_us:
         return Charge(cause="wait", start_us=start, end_us=end, owner=held.owner, is_return=True)
     at = [span for span in others if span.start_us <= middle <= span.end_us]
-    for kind in ("loader", "gc", "allocation"):
+    for kind in ("loader", "collective", "gc", "allocation"):
         span = next((span for span in at if span.kind == kind), None)
         if span is not None:
             return Charge(cause=span.kind, start_us=start, end_us=end, owner=span.owner)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gapless.doctor.trace import Call, Mark, Trace
 
 # A mark costs a few microseconds itself, and the clocks of marks and of what was seen differ a little.
-_SLACK_US = 50.0
+_SLACK_US = 15.0
 
 # Marks that may lie between the beginning of a wait and a blocking call in it.
 _MAX_INSIDE = 16

@@ -148,9 +148,27 @@ class Phases:
         now, self._now = self._now, None
         if now is None:
             return
-        for one in reversed(now.passes):
-            one.stop()
         self.seen.append(now)
+        stop_all(now.passes)
+
+
+def start_all(passes: Sequence[Pass]) -> None:
+    """Start passes in their order; where one cannot start, none is left running."""
+    for number, one in enumerate(passes):
+        try:
+            one.start()
+        except BaseException:
+            stop_all(passes[:number])
+            raise
+
+
+def stop_all(passes: Sequence[Pass]) -> None:
+    """Stop passes, the last first, each of them whatever happens to the others."""
+    if passes:
+        try:
+            passes[-1].stop()
+        finally:
+            stop_all(passes[:-1])
 
 
 def longest(seen: Sequence[Seen], phase: Phase) -> Seen | None:

@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 # The driver takes about so many pieces of work that have not begun; then a launch waits.
 _QUEUE_LENGTH = 1000
 
-# What the profiler and our marks cost the host for each event that is recorded: usually, and at most.
-_EVENT_COST_US = 1.0
-_MAX_EVENT_COST_US = 5.0
-# Steps that take so nearly the same differ by chance.
-_BY_CHANCE = 0.01
+# What the profiler and our marks cost the host at most, for each event that is recorded.
+_MAX_EVENT_COST_US = 12.0
+
 # The clocks of the host and the device differ by so much at most.
 _SKEW_US = 5.0
 
@@ -80,7 +78,7 @@ class Queued:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Act:
-    """Something that the host did: queue work, wait, or both.
+    """Something that the host did: queue work, wait, both, or neither at the end of the steps.
 
     Attributes:
         pause_us: host time since the act before it.
@@ -111,10 +109,8 @@ class Recording:
     """Some steps of a trace.
 
     Attributes:
-        acts: of the host, in their order.
+        acts: of the host, in their order; the last one is the end of the last step.
         works: in order of queueing.
-        end_pause_us: host time from the last act to the end of the last step.
-        end_events: recorded in it.
         stream_free_us: when each stream was done with what was queued before the steps began.
         num_steps: of the recording.
         begin_us: of the first step, in the trace's time.
@@ -123,8 +119,6 @@ class Recording:
 
     acts: tuple[Act, ...]
     works: tuple[Queued, ...]
-    end_pause_us: float
-    end_events: int
     stream_free_us: Mapping[int, float]
     num_steps: int
     begin_us: float
@@ -318,6 +312,7 @@ class _Recorder:
             if not aside:
                 end = call.end_us if call is not None else self._waits[place or 0].end_us
                 reached, anchor = max(reached, end), start
+        acts.append(self._end_of_steps(reached))
         free: dict[int, float] = {}
         for i in range(first):
             stream = self._groups[self._queue[i]][0].stream
@@ -325,8 +320,6 @@ class _Recorder:
         return Recording(
             acts=tuple(acts),
             works=tuple(self._queued(i) for i in inside),
-            end_pause_us=max(0.0, self._end - reached),
-            end_events=self._num_events(reached, self._end),
             stream_free_us=free,
             num_steps=self._num_steps,
             begin_us=self._begin,
@@ -373,6 +366,18 @@ class _Recorder:
             num_events=self._num_events(reached, end),
         )
 
+    def _end_of_steps(self, reached: float) -> Act:
+        return Act(
+            pause_us=max(0.0, self._end - reached),
+            named=self._named(reached, self._end),
+            call_us=0.0,
+            works=(),
+            wait=None,
+            until=None,
+            return_us=0.0,
+            num_events=self._num_events(reached, self._end),
+        )
+
     def _num_events(self, start: float, end: float) -> int:
         return bisect_left(self._events, end) - bisect_left(self._events, start)
 
@@ -405,7 +410,7 @@ class _Recorder:
         if target < 0:
             done = max(self._ends[:count], default=wait.start_us)
             return 0, max(0.0, wait.end_us - max(wait.start_us, done))
-        return count - target, max(
+        return max(1, count - target), max(
             0.0, wait.end_us - max(wait.start_us, min(wait.end_us, self._ends[target]))
         )
 
@@ -534,7 +539,6 @@ class _Player:
             (act, self._pause_of(act), self._shorter(act.call_us, 1))
             for act in self._recording.acts
         ]
-        end_pause = self._shorter(self._recording.end_pause_us, self._recording.end_events)
         done: list[float] = []
         for round_ in range(num_rounds):
             keep = self._keeps and round_ >= num_rounds - 2
@@ -548,7 +552,6 @@ class _Player:
                 self._play_act(act, call_us, keep=keep)
             if keep and round_ == num_rounds - 2:
                 self._wait_us.clear()
-            self._now += end_pause
             done.append(self._device_end)
         step_us = (done[-1] - done[-2]) / self._recording.num_steps
         return Played(
@@ -564,7 +567,7 @@ class _Player:
         start, wait = self._now, act.wait
         kind: HostKind = "launch"
         if wait is None:
-            if len(self._starts) >= _QUEUE_LENGTH:  # the driver has no room for more
+            if act.works and len(self._starts) >= _QUEUE_LENGTH:  # the driver has no room for more
                 start = max(start, self._starts[-_QUEUE_LENGTH])
             self._queue(act, start, keep=keep)
             self._now = start + call_us
@@ -628,21 +631,14 @@ class _Player:
 def event_cost(recording: Recording, *, step_ms: float) -> float:
     """Return what an event cost the host, so that the recording played takes as long as plain steps.
 
-    The usual cost, where steps then differ by chance alone: in a step that is bound by the device the
-    cost hardly shows, and would be read out of noise. Otherwise what fits, if it is plausible.
+    0 where it takes no longer anyway; no more than is plausible.
     """
-
-    def played_ms(cost_us: float) -> float:
-        return play(recording, num_rounds=3, event_cost_us=cost_us).step_ms
-
-    if abs(played_ms(_EVENT_COST_US) - step_ms) <= _BY_CHANCE * step_ms:
-        return _EVENT_COST_US
+    if play(recording, num_rounds=3).step_ms <= step_ms:
+        return 0.0
     low, high = 0.0, _MAX_EVENT_COST_US
-    if played_ms(low) <= step_ms:
-        return low
-    for _ in range(8):
+    for _ in range(10):
         middle = (low + high) / 2
-        if played_ms(middle) > step_ms:
+        if play(recording, num_rounds=3, event_cost_us=middle).step_ms > step_ms:
             low = middle
         else:
             high = middle

@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from gapless.doctor.seen import MARK, MARK_AFTER, STEP_MARK
@@ -176,7 +177,7 @@ class Trace:
     other_devices: tuple[int, ...] = ()
     clock_us: float | None = None
 
-    @property
+    @cached_property
     def autograd(self) -> frozenset[int]:
         """Threads other than the main one that ran nodes of a backward pass."""
         return frozenset(

@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from gapless.doctor.phases import Phase, Phases, Seen, plan_windows
+from gapless.doctor.phases import Phase, Phases, Seen, plan_windows, start_all
 from gapless.doctor.seconds import Seconds
 from gapless.doctor.step_source import StepSource
 from gapless.doctor.torch_import import TorchImport
@@ -142,9 +142,8 @@ class Watch:
         _installed.add(self._hooks)
 
     def _gpu_is_used(self) -> None:
-        """Watch seconds from now on, until there is a step; steps without a GPU do not count."""
+        """Watch seconds from now on, until there is a step."""
         self.has_gpu = True
-        self._chosen = None
         if self._phases is None and not self._is_ended and self.is_in_its_process:
             self._seconds = Seconds(
                 lambda: _passes_of("sites", is_exact=False)[0], on_problem=self._give_up
@@ -211,8 +210,7 @@ class Watch:
 
         self.has_gpu = is_gpu_in_use()
         windows = plan_windows(
-            # What was called before it was known for the step was warm-up as well.
-            warm_up=max(0, self._settings.warm_up - self.source.num_earlier_calls),
+            warm_up=self._settings.warm_up,
             num_steps=self._settings.num_steps,
             has_times=self.has_gpu,
         )
@@ -223,8 +221,7 @@ class Watch:
     def _started(self, phase: Phase) -> Sequence[Pass]:
         """Return the passes of a phase, started."""
         passes = _passes_of(phase, is_exact=self._settings.is_exact)
-        for one in passes:
-            one.start()
+        start_all(passes)
         return passes
 
     def _take_out(self) -> None:

@@ -27,7 +27,7 @@ def session_json(session: Session) -> str:
 
     Characters outside of ASCII are escaped, and what is not finite is null.
     """
-    values = {"format": FORMAT, "version": VERSION} | _plain(session)
+    values = {"format": FORMAT, "version": VERSION} | plain(session)
     timeline = json.dumps(values.pop("timeline"), separators=(",", ":"), allow_nan=False)
     rest = json.dumps(values, indent=2, allow_nan=False)
     return f'{rest.removesuffix("}").rstrip()},\n  "timeline": {timeline}\n}}\n'
@@ -73,16 +73,16 @@ class _DamageError(ValueError):
 # --- writing ---
 
 
-def _plain(value: Any) -> Any:
-    """Return a value as JSON has it."""
+def plain(value: Any) -> Any:
+    """Return a record or a value of one as JSON has it; what is not finite is None."""
     if isinstance(value, Timeline):
         return _plain_timeline(value)
     if is_dataclass(value):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in fields(value)}
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -100,8 +100,8 @@ def _plain_timeline(value: Timeline) -> dict[str, Any]:
                 (
                     places.setdefault(span.name, len(places)),
                     span.kind,
-                    _plain(span.start_us),
-                    _plain(span.end_us),
+                    plain(span.start_us),
+                    plain(span.end_us),
                     span.finding,
                 )
                 for span in lane.spans
@@ -110,7 +110,7 @@ def _plain_timeline(value: Timeline) -> dict[str, Any]:
         for lane in value.lanes
     ]
     values = {
-        field.name: _plain(getattr(value, field.name))
+        field.name: plain(getattr(value, field.name))
         for field in fields(value)
         if field.name != "lanes"
     }

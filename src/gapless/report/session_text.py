@@ -101,8 +101,8 @@ class Page:
 
 
 def shown(text: str) -> str:
-    """Return a text with a mark for each character that a terminal would not show, but act on."""
-    spaced = text.expandtabs(4).replace("\N{NO-BREAK SPACE}", " ")
+    """Return a text in one line, with a mark for what a terminal would not show, but act on."""
+    spaced = " ".join(text.splitlines()).expandtabs(4).replace("\N{NO-BREAK SPACE}", " ")
     return "".join(one if one.isprintable() else "\N{REPLACEMENT CHARACTER}" for one in spaced)
 
 

@@ -23,7 +23,11 @@ class Call:
             function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
         )
         self.values = [flow.value(one) for one in node.args]
-        self.keywords = {one.arg or "**": flow.value(one.value) for one in node.keywords}
+        self.keywords = {
+            one.arg or "**": flow.value(one.value)
+            for one in node.keywords
+            if one.arg != "map_location"  # is called while a file is read
+        }
 
     @property
     def line(self) -> int:

@@ -12,6 +12,7 @@ from gapless.doctor.static.torch_names import (
     HOST_ATTRIBUTES,
     SETTINGS,
     TENSOR_ATTRIBUTES,
+    WEIGHTS,
 )
 from gapless.doctor.static.values import (
     ANY_DEVICE_NAME,
@@ -26,6 +27,7 @@ from gapless.doctor.static.values import (
     TENSOR,
     TENSORS,
     UNKNOWN,
+    WEAK_HINT,
     Value,
     dict_of,
     element_of,
@@ -576,7 +578,7 @@ class Flow:
         if kind == "device":
             self.report(line, cause, call, sure=True)
         elif kind in ("output", "tensor") or (or_unknown and kind == "unknown"):
-            if value.form == "hint" and cause in ("format", "print"):
+            if value.form in ("hint", "weak") and cause in ("format", "print"):
                 return  # a number is more often written than a tensor
             self.report(line, cause, call, sure=False)
 
@@ -634,7 +636,7 @@ class Flow:
             return self._attribute_of_module(base, name)
         if kind == "instance" and isinstance(base.what, Class):
             return self._attribute_of_instance(base.what, name)
-        return HINT if name in TENSOR_ATTRIBUTES else meant_by(name)
+        return _attribute_called(name)
 
     @staticmethod
     def _attribute_of_instance(cls: Class, name: str) -> Value:
@@ -643,7 +645,7 @@ class Flow:
             cls.methods[name].is_passed_on = True
         if known.kind != "unknown":
             return known
-        return HINT if name in TENSOR_ATTRIBUTES else meant_by(name)
+        return _attribute_called(name)
 
     def _attribute_of_module(self, base: Value, name: str) -> Value:
         if name == "module":
@@ -838,6 +840,12 @@ class Flow:
     def _yieldfrom(self, node: ast.YieldFrom) -> Value:
         self._yielded.append(element_of(self.value(node.value)))
         return UNKNOWN
+
+
+def _attribute_called(name: str) -> Value:
+    if name in TENSOR_ATTRIBUTES:
+        return WEAK_HINT if name in WEIGHTS else HINT
+    return meant_by(name)
 
 
 def _keep(waits: dict[int, Wait], wait: Wait) -> None:

@@ -82,6 +82,8 @@ def _of_tensor(flow: Walker, done: Call, base: Value) -> Value:
         return special(flow, done, base)
     if base.kind in ("host tensor", "pinned"):
         return operation(flow, done, f"Tensor.{name}", [HOST_TENSOR])
+    if base.form == "weak":
+        base = TENSOR  # which has such a method
     others = [one for one in done.values if one.kind in TENSORS]
     return operation(flow, done, f"Tensor.{name}", [base, *others])
 

@@ -46,7 +46,8 @@ _QUIET_METHODS = frozenset(
 )
 # What such functions do is done before a training, or after it.
 _PREPARES = re.compile(
-    r"_?(load|save|build|create|init|setup|set_up|make|convert|export|resume)(_|$)"
+    r"_?(load|save|build|create|init|setup|set_up|make|convert|export|resume|pre|post|before|after"
+    r"|finish|finalize|teardown|close|on_(train|fit|run|training)_(start|begin|end))(_|$)"
 )
 _ANNOTATED = {
     "Tensor": TENSOR,
@@ -194,10 +195,12 @@ def _last_name(annotation: ast.expr) -> str:
         return annotation.attr
     if isinstance(annotation, ast.Name):
         return annotation.id
-    if isinstance(annotation, ast.Constant) and isinstance(annotation.value, str):
-        return annotation.value.rpartition(".")[2]
-    if isinstance(annotation, ast.BinOp):  # Tensor | None
-        return _last_name(annotation.left)
+    if isinstance(annotation, ast.Constant):
+        return str(annotation.value).rpartition(".")[2]
+    if isinstance(annotation, ast.BinOp):  # Tensor | None; what may be a tensor is one
+        names = [_last_name(annotation.left), _last_name(annotation.right)]
+        tensors = [name for name in names if _ANNOTATED.get(name) is TENSOR]
+        return tensors[0] if tensors else names[0] if names[1] == "None" else ""
     if isinstance(annotation, ast.Subscript) and _last_name(annotation.value) == "Optional":
         return _last_name(annotation.slice)
     return ""

@@ -9,7 +9,6 @@ from gapless.doctor.static import torch_names
 from gapless.doctor.static.moves import device_of, moved
 from gapless.doctor.static.scope import Class
 from gapless.doctor.static.values import (
-    CPU_NAME,
     DEVICE,
     DEVICE_NAME,
     HOST,
@@ -71,8 +70,8 @@ def _object(flow: Walker, done: Call, path: str) -> Value:
 
 
 def _device(flow: Walker, done: Call, path: str) -> Value:
-    is_cpu = bool(done.values) and done.values[0].kind == "cpu name"
-    return CPU_NAME if is_cpu else DEVICE_NAME
+    first = done.values[0] if done.values else HOST
+    return first if first.kind in ("cpu name", "any device name") else DEVICE_NAME
 
 
 def _same(flow: Walker, done: Call, path: str) -> Value:
@@ -91,7 +90,7 @@ def _of_nn(flow: Walker, done: Call, path: str) -> Value:
     last = path.rpartition(".")[2]
     first = done.values[0] if done.values else UNKNOWN
     if path.startswith("torch.nn.init."):
-        return first
+        return HOST if last.startswith("_") else first
     if last == "Parameter":
         return HOST_TENSOR if first.kind == "host" else Value(first.kind)
     if last in ("DataParallel", "DistributedDataParallel"):
@@ -166,26 +165,29 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
     """Make a tensor where `device=` says, or else on the host."""
     last = path.rpartition(".")[2]
     place = device_of(done)
-    values = done.values[:1]
-    if last in torch_names.SIZED:
-        for value in values:
-            flow.read(
-                done.line, "index", path, Value(value.kind) if value.kind == "device" else HOST
-            )
-    if last in torch_names.FROM_VALUES and values:
-        first = values[0]
-        if first.kind == "list" and first.of is not None and first.of.kind == "device":
-            flow.report(done.line, "item", path, sure=False)
-        elif first.kind in TENSORS:
+    if done.values and last in torch_names.SIZED and done.values[0].kind == "device":
+        flow.read(done.line, "index", path, done.values[0])
+    if done.values and last in torch_names.FROM_VALUES:
+        first = done.values[0]
+        if first.kind in TENSORS:
             return first if place is None else moved(flow, done, first, place, path)
-        elif place == "device":
-            flow.report(done.line, "new tensor", path, sure=True)
-        elif place == "any":
-            flow.report(done.line, "new tensor", path, sure=False)
+        if isinstance(done.node.args[0], ast.List) and not done.node.args[0].elts:
+            return TENSOR  # nothing is copied
+        _note_values(flow, done, path, place)
     form = "vector" if last in torch_names.VECTORS else ""
     if place is None or place == "cpu":
         return PINNED if done.flag("pin_memory") else HOST_TENSOR
     return Value("device", form) if place == "device" else TENSOR
+
+
+def _note_values(flow: Walker, done: Call, path: str, place: str | None) -> None:
+    """Note a tensor that is made of Python values; what is given may be a tensor already."""
+    first = done.values[0]
+    if first.kind == "list" and first.of is not None and first.of.kind == "device":
+        flow.report(done.line, "item", path, sure=False)
+    elif place in ("device", "any"):
+        is_value = path == "torch.tensor" or first.kind in ("host", "list")
+        flow.report(done.line, "new tensor", path, sure=is_value and place == "device")
 
 
 def _save(flow: Walker, done: Call, path: str) -> Value:

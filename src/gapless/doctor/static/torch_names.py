@@ -27,6 +27,8 @@ HOST_METHODS = _words(
 )
 # Attributes that are tensors, whatever they belong to.
 TENSOR_ATTRIBUTES = _words("grad weight bias logits loss in_proj_weight")
+# Of these, names of other things as well.
+WEIGHTS = _words("weight bias in_proj_weight")
 
 # Methods that nothing but a tensor has: not numpy's arrays, and no module.
 TENSOR_METHODS = _words(
@@ -180,7 +182,7 @@ MODULE_NAME = re.compile(
 )
 # Calls that make a module: of a class by name, and of a function that says so.
 MAKES_MODULE = re.compile(
-    r"(^|_)(cls|class)$"
+    r"(^|_)(cls|class)$|^(from_pretrained|from_config|load_from_checkpoint)$"
     r"|^_?(build|create|get|make|load|init|setup|define|prepare|instantiate)_\w*"
     r"(model|net|network|module|criterion|loss|encoder|decoder|backbone)s?$",
     re.IGNORECASE,

@@ -12,7 +12,7 @@ class Value:
     Attributes:
         kind: one of the names below.
         form: of a tensor: "mask" where it is of booleans, "scalar" where it has no dimension, "vector"
-            where its elements have none; "hint" where only its name says that it is one. Of a module:
+            where its elements have none; "hint" or "weak" where only its name says that it is one. Of a module:
             "torch" where it is of torch's own. Of a list: "dict".
         of: of a list or loader: what its elements are; of a module: what it returns.
         what: of what is imported, or made by a class of torch: its name, such as "torch.optim.Adam"; of
@@ -31,6 +31,7 @@ HOST = Value("host")  # a number, a string, an array of numpy: it never waits
 
 TENSOR = Value("tensor")  # a tensor, or most likely one; who knows where
 HINT = Value("tensor", "hint")  # only its name says so
+WEAK_HINT = Value("tensor", "weak")  # likewise, but other things are called so as well
 HOST_TENSOR = Value("host tensor")
 PINNED = Value("pinned")
 DEVICE = Value("device")
@@ -113,17 +114,17 @@ def _join_alike(one: Value, other: Value) -> Value:
 
 def strongest(values: list[Value]) -> Value:
     """Return where an operation on all these is computed: a tensor on the device decides."""
-    kinds = {
-        value.of.kind if value.kind == "list" and value.of else value.kind for value in values
-    }
+    held = [value.of if value.kind == "list" and value.of else value for value in values]
+    kinds = {"unknown" if value.form == "weak" else value.kind for value in held}
     if "device" in kinds:
         return DEVICE
     if "output" in kinds:
         return OUTPUT
     if "tensor" in kinds:
         return TENSOR
-    if kinds & {"host tensor", "pinned"}:
-        return (
-            HOST_TENSOR if kinds <= {"host", "none", "host tensor", "pinned", "list"} else TENSOR
-        )
+    if kinds <= {"host", "none", "host tensor", "pinned", "list"} and kinds & {
+        "host tensor",
+        "pinned",
+    }:
+        return HOST_TENSOR
     return HOST if kinds <= {"host", "none"} else UNKNOWN

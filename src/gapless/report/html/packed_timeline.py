@@ -32,17 +32,18 @@ _PER_US = 10
 _Label: TypeAlias = tuple[str, str, int | None]
 
 
-def packed(timeline: Timeline, *, rows: Sequence[int | None] = ()) -> dict[str, Any]:
+def packed(timeline: Timeline, *, rows: Sequence[int | None] | None = None) -> dict[str, Any]:
     """Return a timeline as plain values for JSON.
 
     Args:
         timeline: what to draw.
-        rows: for each finding of its session the row of the page's table; empty: the same numbers.
+        rows: for each finding of its session the row of the page's table, None if it has none; None:
+            the same numbers.
     """
     labels: dict[_Label, int] = {}
 
     def row_of(finding: int | None) -> int | None:
-        if finding is None or not rows:
+        if finding is None or rows is None:
             return finding
         return rows[finding] if finding < len(rows) else None
 

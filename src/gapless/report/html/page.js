@@ -285,6 +285,7 @@
       const perPixel = (this.to - this.from) / this.width;
       pen.strokeStyle = this.colour.rule;
       pen.lineWidth = 1;
+      const nameEnd = timeline.lanes.length ? pen.measureText(timeline.lanes[0].name).width + 16 : 0;
       let last = -100;
       for (let i = first; i < steps.length && steps[i] <= this.to; i++) {
         const x = Math.round(this.x(steps[i])) + 0.5;
@@ -295,7 +296,7 @@
         pen.lineTo(x, where.bottom);
         pen.stroke();
         const next = i + 1 < steps.length ? steps[i + 1] : timeline.end;
-        if ((next - steps[i]) / perPixel > 54 && !timeline.title) {
+        if ((next - steps[i]) / perPixel > 54 && x > nameEnd && !timeline.title) {
           pen.fillStyle = this.colour.soft;
           pen.fillText(`step ${i + 1}`, x + 4, where.top + 8 + this.places[0].lanes[0].top - AXIS);
         }

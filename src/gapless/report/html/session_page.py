@@ -64,7 +64,10 @@ def session_page(session: Session) -> str:
         _findings(session),
         trials_section(session.trials),
         notes_section([*session.notes, *cut]),
-        data={"timelines": [packed(timeline) for timeline in drawn], "rows": labels},
+        data={
+            "timelines": [packed(one, rows=range(len(labels))) for one in drawn],
+            "rows": labels,
+        },
     )
 
 
