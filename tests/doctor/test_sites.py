@@ -232,6 +232,8 @@ def test_the_line_is_the_users_not_the_librarys(watching, tmp_path, monkeypatch)
         (here("calls the library"), "read"),
         (here("is called by the library"), "Tensor.item"),
     ]
+    details = [wait.detail for wait in watching.waits if wait.cause == "item"]
+    assert details == ["in site-packages/somelib.py:2", ""]
 
 
 def test_a_framework_used_from_a_checkout_is_no_code_of_the_user(watching, tmp_path, monkeypatch):
@@ -332,15 +334,15 @@ def test_the_scripts_own_showwarning_goes_on_to_work(watching):
 
 def test_filters_that_were_put_back_do_not_end_the_watch():
     """A block that began before the watch takes its filters with it when it ends."""
-    sites = SitesPass()
-    with warnings.catch_warnings():
-        sites.start()
-    sites.next_step()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        sites = SitesPass()
+        with warnings.catch_warnings():
+            sites.start()
+        sites.next_step()
         says_that_it_waits()
 
-    assert len(waits_of(sites)) == 1
+        assert len(waits_of(sites)) == 1
 
 
 def test_a_warning_on_another_thread_is_that_threads(watching):
@@ -520,6 +522,7 @@ def test_everything_is_taken_out_again():
         sites.stop()
 
     assert torch.Tensor.item is item
+    assert "item" not in vars(torch.Tensor)  # it is inherited
     after = state()
     assert before[1:] == after[1:]
     for old, new in zip(before[0], after[0], strict=True):
@@ -693,6 +696,7 @@ def test_callbacks_find_the_line_before_it_waits(fires):
 
     assert [wait.cause for wait in waits] == ["unknown", "event", "device", "event", "item"]
     assert [wait.site and wait.site.line for wait in waits[:2]] == [here("fires")] * 2
+    assert {wait.call for wait in waits[:3]} == {"fire_callbacks"}  # what the line calls here
     assert waits[3].site is None
     assert sites.notes == [sites.remains]
     assert "ns each" in sites.remains

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 # `device/call_site.py` answers another question: who called torch or us, frameworks included.
 OURS = str(Path(__file__).parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).parent) + os.sep
 _LIBRARIES = tuple(
     {
         str(Path(folder)) + os.sep
         for folder in (
-            str(Path(torch.__file__).parent),
+            _TORCH,
             *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib")),
             str(Path(os.__file__).parent),
         )
@@ -164,6 +165,23 @@ def line_of(code: CodeType, instruction: int) -> int:
         if number == instruction // 2 and line is not None:
             return line
     return code.co_firstlineno
+
+
+def place_in_framework(place: Place) -> str:
+    """Return the file of the innermost framework that a call went through, and the line if it is known.
+
+    Empty where it went through none but torch and Python's own library.
+    """
+    for code in place.through:
+        path = code.co_filename
+        if path.startswith((*_LIBRARIES, "<")) and not any(one in path for one in _INSTALLED):
+            continue
+        if path.startswith(_TORCH):
+            continue
+        waits_here = code is place.through[0]
+        line = f":{line_of(code, place.inner_instruction)}" if waits_here else ""
+        return "/".join(Path(path).parts[-2:]) + line
+    return ""
 
 
 def function_of(code: CodeType) -> str:

@@ -8,13 +8,13 @@ import sys
 import threading
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from gapless.doctor.call_syntax import operation_at
 from gapless.doctor.seen import MARK, MARK_AFTER, SeenWait
-from gapless.doctor.user_line import OwnCode, Place, module_that_runs, site_of
+from gapless.doctor.user_line import OwnCode, Place, module_that_runs, place_in_framework, site_of
 from gapless.doctor.wait_cause import cause_by_name, cause_through, function_called
 
 
@@ -127,7 +127,7 @@ class WaitNotes:
 
     def waits(self) -> list[SeenWait]:
         """Return what was noted, each at the place that its mark gives."""
-        explained: dict[object, tuple[Cause, str, Site | None]] = {}
+        explained: dict[object, Explanation] = {}
         return [self._seen(self._notes[number], explained) for number in sorted(self._notes)]
 
     def _note(
@@ -154,13 +154,11 @@ class WaitNotes:
             with _Mark(f"{mark}{number}"):
                 pass
 
-    def _seen(
-        self, note: Note, explained: dict[object, tuple[Cause, str, Site | None]]
-    ) -> SeenWait:
+    def _seen(self, note: Note, explained: dict[object, Explanation]) -> SeenWait:
         key = (note.cause, note.call, note.place.key)
         if key not in explained:
             explained[key] = explain(note, folder=self._folder)
-        cause, call, site = explained[key]
+        cause, call, site, framework = explained[key]
         return SeenWait(
             cause=cause,
             call=call,
@@ -169,7 +167,7 @@ class WaitNotes:
             step=note.step,
             start_ns=note.start_ns,
             end_ns=note.end_ns,
-            detail=note.detail,
+            detail=", ".join(part for part in (note.detail, framework) if part),
             count=note.count,
         )
 
@@ -192,21 +190,42 @@ class Noted:
         self._notes.thread.in_wait = False
 
 
-def explain(note: Note, *, folder: str) -> tuple[Cause, str, Site | None]:
-    """Return why a noted call waits, the name of the call, and the user's line."""
+class Explanation(NamedTuple):
+    """What a place turns out to be.
+
+    Attributes:
+        cause: why the call waits.
+        call: its name.
+        site: the user's line.
+        framework: where in a framework it waits, such as "in somelib/trainer.py:12"; empty if in none.
+    """
+
+    cause: Cause
+    call: str
+    site: Site | None
+    framework: str = ""
+
+
+def explain(note: Note, *, folder: str) -> Explanation:
+    """Return what the place of a noted call turns out to be."""
     place = note.place
     innermost = place.innermost
     operation = "" if innermost is None else operation_at(innermost, place.inner_instruction)
     site = None if place.code is None else site_of(place.code, place.instruction, folder=folder)
     if note.cause == "gc":
         # The collector runs by itself at any line.
-        return ("gc", "gc.collect", site) if operation == "collect" else ("gc", note.call, None)
+        is_asked_for = operation == "collect"
+        return Explanation(
+            "gc", "gc.collect" if is_asked_for else note.call, site if is_asked_for else None
+        )
     cause = cause_by_name(operation) if note.cause is None else note.cause
     cause = cause_through(place.through, otherwise=cause)
     if operation == "format" and cause in ("float", "int"):
         cause = "format"
     through = "" if site is None else function_called(place.through)
-    return cause, through or note.call or operation or note.detail, site
+    framework = "" if cause == "loader" else place_in_framework(place)
+    call = through or note.call or operation or note.detail
+    return Explanation(cause, call, site, framework and f"in {framework}")
 
 
 def _name_this_thread(state: ThreadState) -> str:
