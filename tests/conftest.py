@@ -27,8 +27,13 @@ if TYPE_CHECKING:
     from gapless.records.epoch_record import EpochRecord
 
 
+# What is made until all tests are collected stays.
+gc.disable()
+
+
 def pytest_collection_finish():
     _forget_garbage()
+    gc.enable()
 
 
 def pytest_runtest_teardown(item, nextitem):
