@@ -31,9 +31,11 @@ if TYPE_CHECKING:
 # The driver takes about so many pieces of work that have not begun; then a launch waits.
 _QUEUE_LENGTH = 1000
 
-# What the profiler and our marks cost the host at most, for each event that is recorded.
-_MAX_EVENT_COST_US = 12.0
-
+# What the profiler and our marks cost the host for each event that is recorded: usually, and at most.
+_EVENT_COST_US = 1.0
+_MAX_EVENT_COST_US = 5.0
+# Steps that take so nearly the same differ by chance.
+_BY_CHANCE = 0.01
 # The clocks of the host and the device differ by so much at most.
 _SKEW_US = 5.0
 
@@ -631,14 +633,21 @@ class _Player:
 def event_cost(recording: Recording, *, step_ms: float) -> float:
     """Return what an event cost the host, so that the recording played takes as long as plain steps.
 
-    0 where it takes no longer anyway; no more than is plausible.
+    The usual cost, where steps then differ by chance alone: in a step that is bound by the device the
+    cost hardly shows, and would be read out of noise. Otherwise what fits, if it is plausible.
     """
-    if play(recording, num_rounds=3).step_ms <= step_ms:
-        return 0.0
+
+    def played_ms(cost_us: float) -> float:
+        return play(recording, num_rounds=3, event_cost_us=cost_us).step_ms
+
+    if abs(played_ms(_EVENT_COST_US) - step_ms) <= _BY_CHANCE * step_ms:
+        return _EVENT_COST_US
     low, high = 0.0, _MAX_EVENT_COST_US
-    for _ in range(10):
+    if played_ms(low) <= step_ms:
+        return low
+    for _ in range(8):
         middle = (low + high) / 2
-        if play(recording, num_rounds=3, event_cost_us=middle).step_ms > step_ms:
+        if played_ms(middle) > step_ms:
             low = middle
         else:
             high = middle

@@ -142,8 +142,9 @@ class Watch:
         _installed.add(self._hooks)
 
     def _gpu_is_used(self) -> None:
-        """Watch seconds from now on, until there is a step."""
+        """Watch seconds from now on, until there is a step; steps without a GPU do not count."""
         self.has_gpu = True
+        self._chosen = None
         if self._phases is None and not self._is_ended and self.is_in_its_process:
             self._seconds = Seconds(
                 lambda: _passes_of("sites", is_exact=False)[0], on_problem=self._give_up
@@ -210,7 +211,8 @@ class Watch:
 
         self.has_gpu = is_gpu_in_use()
         windows = plan_windows(
-            warm_up=self._settings.warm_up,
+            # What was called before it was known for the step was warm-up as well.
+            warm_up=max(0, self._settings.warm_up - self.source.num_earlier_calls),
             num_steps=self._settings.num_steps,
             has_times=self.has_gpu,
         )
