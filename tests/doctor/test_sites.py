@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import os
 import pickle
@@ -11,6 +12,7 @@ import threading
 import warnings
 from collections import Counter
 from pathlib import Path
+from time import monotonic, sleep
 
 import pytest
 import torch
@@ -498,6 +500,19 @@ def test_a_collection_that_the_script_asks_for_has_its_line(watching, monkeypatc
     assert ("gc.collect", here("collects")) in found
     assert ("collection of generation 0", None) in found
     assert all(line in (None, here("collects")) for _, line in found)
+
+
+def test_a_collection_in_a_thread_without_python_is_noted_too(watching, monkeypatch):
+    """Threads of autograd run Python only where a hook does."""
+    monkeypatch.setattr(host_costs, "_MIN_PAUSE_NS", 0)
+    (collected,) = (one for one in gc.callbacks if one.__name__ == "_called")
+    _thread.start_new_thread(collected, ("stop", {"generation": 7}))
+    until = monotonic() + 60.0
+    while not watching.waits and monotonic() < until:
+        sleep(0.001)
+    watching.stop()
+
+    assert ("collection of generation 7", None) in {(one.call, one.site) for one in watching.waits}
 
 
 # Scripts are not disturbed

@@ -66,7 +66,8 @@ class CollectorPauses:
         if phase == "start":
             self._start_ns = time.perf_counter_ns()
         elif time.perf_counter_ns() - self._start_ns >= _MIN_PAUSE_NS:
-            frame: FrameType | None = sys._getframe(1)
+            # None where it collects in a thread that runs no Python, such as one of autograd's.
+            frame: FrameType | None = sys._getframe().f_back
             self._notes.cost(
                 "gc",
                 f"collection of generation {info['generation']}",
