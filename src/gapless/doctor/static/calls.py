@@ -41,8 +41,9 @@ def call(flow: Walker, node: ast.Call) -> Value:
         done = Call(flow, node)
         if base.kind == "named":
             path = f"{base.what}.{function.attr}"
-            if not path.startswith("torch.") and done.name in ("to", "cuda", "cpu"):
-                return call_method(flow, done, meant_by(path), is_discarded=is_discarded)
+            owner = meant_by(str(base.what))
+            if owner.kind == "module" and not path.startswith("torch."):
+                return call_method(flow, done, owner, is_discarded=is_discarded)
             return _named(flow, done, path)
         return call_method(flow, done, base, is_discarded=is_discarded)
     flow.discarded = None

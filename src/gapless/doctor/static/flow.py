@@ -860,6 +860,9 @@ def _joined(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:
     for name, value in other.items():
         former = one.get(name)
         joined[name] = value if former is None or former is value else join(former, value)
+    for name in one.keys() ^ other.keys():
+        if joined[name] is CPU_NAME and "." in name:  # `args.device`, where there is no GPU
+            joined[name] = DEVICE_NAME
     return joined
 
 

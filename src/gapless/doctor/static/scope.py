@@ -134,8 +134,11 @@ class Function:
             return NEVER
         if self.node.name.startswith("main"):
             return ONCE
-        prepares = _PREPARES.match(self.node.name)
+        prepares = _PREPARES.match(self.node.name) or self._is_cached()
         return PERHAPS if prepares or _has_loop(self.node.body) else OFTEN
+
+    def _is_cached(self) -> bool:
+        return any("cache" in ast.unparse(one) for one in self.node.decorator_list)
 
     def trains(self) -> bool:
         """Whether a loop of its own goes backward."""

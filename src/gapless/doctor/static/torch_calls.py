@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 def call_torch(flow: Walker, done: Call, path: str) -> Value:
     """Call a function or class of torch by its whole name."""
     if path in torch_names.SYNCHRONIZE:
-        flow.report(done.line, torch_names.SYNCHRONIZE[path], path, sure=True)
+        cause = torch_names.SYNCHRONIZE[path]
+        flow.report(done.line, cause, path, sure=cause == "device" or flow.is_in_loop)
         return HOST
     handler = _NAMED.get(path)
     if handler is None:
@@ -57,6 +58,10 @@ def _of_the_root(flow: Walker, done: Call, path: str) -> Value:
 
 def _compute(flow: Walker, done: Call, path: str) -> Value:
     return operation(flow, done, path, done.values)
+
+
+def _compute_with_all(flow: Walker, done: Call, path: str) -> Value:
+    return operation(flow, done, path, done.everything())
 
 
 def _on_host(flow: Walker, done: Call, path: str) -> Value:
@@ -271,10 +276,8 @@ _NAMED: dict[str, _Handler] = {
 }
 # The first that a name begins with.
 _NAMESPACES: list[tuple[str, _Handler]] = [
-    (
-        "torch.nn.functional.",
-        lambda flow, done, path: operation(flow, done, path, done.everything()),
-    ),
+    ("torch.nn.functional._", _on_host),
+    ("torch.nn.functional.", _compute_with_all),
     ("torch.nn.utils.", _of_nn_utils),
     ("torch.nn.", _of_nn),
     ("torch.optim.", _of_optim),
