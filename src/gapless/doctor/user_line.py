@@ -180,8 +180,16 @@ def place_in_framework(place: Place) -> str:
             continue
         waits_here = code is place.through[0]
         line = f":{line_of(code, place.inner_instruction)}" if waits_here else ""
-        return "/".join(Path(path).parts[-2:]) + line
+        return _below_installed(path) + line
     return ""
+
+
+def _below_installed(path: str) -> str:
+    """Return the path below the folder of installed packages, or the file and its folder."""
+    for folder in _INSTALLED:
+        if folder in path:
+            return path.rpartition(folder)[2]
+    return str(Path(*Path(path).parts[-2:]))
 
 
 def function_of(code: CodeType) -> str:
