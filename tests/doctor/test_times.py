@@ -98,6 +98,30 @@ def test_a_profiler_that_the_script_starts_takes_over():
     assert "aten::exp" in {event.key for event in own.key_averages()}
 
 
+@pytest.mark.parametrize("text", [b"{", b"{}", b'{"traceEvents": [{"ph": "X"}]}'])
+def test_a_trace_that_cannot_be_read_is_said_to_be_missing(text):
+    """The report has everything else."""
+    measured = TimesPass(has_device=False)
+    measured.start()
+    measured.stop()
+    measured._text = text
+
+    assert measured.trace is None
+    assert "trace cannot be read" in measured.notes[0]
+
+
+def test_a_device_of_which_nothing_was_recorded_is_said_to_be_missing():
+    """Where CUPTI gives nothing, lines have no times."""
+    measured = TimesPass(has_device=False)
+    measured.start()
+    measured.stop()
+    measured._has_device = True
+    measured._said.append("ERROR: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES")
+
+    assert measured.trace.works == ()
+    assert "administrators" in measured.notes[0]
+
+
 def test_what_others_write_to_stderr_meanwhile_is_not_lost():
     """The profiler's own lines are kept back; those of the script are written."""
     code = (

@@ -68,6 +68,16 @@ def test_the_drivers_call_inside_the_runtimes_is_not_counted_again():
     assert [wait.name for wait in find_waits(traced(of=program))] == ["cudaDeviceSynchronize"]
 
 
+def test_a_call_for_the_default_stream_of_a_thread_is_the_same_call():
+    """Its name has an ending."""
+
+    def program(machine):
+        machine.wait("event")
+        machine.events[-1]["name"] += "_ptsz"
+
+    assert [wait.name for wait in find_waits(traced(of=program))] == ["cudaEventSynchronize"]
+
+
 def test_allocations_are_host_time_and_no_waits():
     """The driver's calls that ask for memory of the device."""
 

@@ -56,11 +56,18 @@ class TimesPass:
     @property
     def trace(self) -> Trace | None:
         """What was recorded, to be asked for after `stop`; None where there was no profiler."""
-        if self._text is not None:
-            events = json.loads(self._text)["traceEvents"]
-            self._text = None
-            self._trace = read_trace(events, step_ns=self._step_ns)
-            self._note_missing_device(self._trace)
+        text, self._text = self._text, None
+        if text is not None:
+            try:
+                # Names of kernels may hold what JSON does not allow in a text.
+                events = json.loads(text.decode(errors="replace"), strict=False)["traceEvents"]
+                self._trace = read_trace(events, step_ns=self._step_ns)
+            except (ValueError, KeyError, TypeError) as error:
+                self.notes.append(
+                    f"Times were not measured: the profiler's trace cannot be read: {error!r}."
+                )
+            else:
+                self._note_missing_device(self._trace)
         return self._trace
 
     def start(self) -> None:

@@ -268,7 +268,8 @@ def _calls(events: list[Mapping[str, Any]], origin: float) -> tuple[Call, ...]:
         start, end = _span(event, origin)
         found.append(
             Call(
-                name=event["name"],
+                # Programs that were built for one default stream a thread call these.
+                name=event["name"].removesuffix("_ptsz").removesuffix("_ptds"),
                 thread=_int(event["tid"]),
                 start_us=start,
                 end_us=end,
