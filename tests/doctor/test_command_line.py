@@ -167,6 +167,44 @@ def test_reports_go_where_they_were_meant_to_go(tmp_path, launcher):
     assert report
 
 
+def test_a_script_that_trains_in_a_process_of_its_own_is_told_where_to_look(tmp_path, launcher):
+    """Its steps are not seen, and the report says why."""
+    (tmp_path / "s.py").write_text(
+        "import torch, torch.multiprocessing as mp\n"
+        "if __name__ == '__main__':\n"
+        "    child = mp.get_context('fork').Process(target=print, args=('child',))\n"
+        "    child.start()\n"
+        "    child.join()\n"
+    )
+
+    done = launcher.run("doctor", "s.py", folder=tmp_path)
+
+    assert (done.code, done.out) == (0, "child\n")
+    assert "No step was seen" in done.err
+    assert "Processes that the script starts" in done.err
+
+
+def test_a_script_that_is_stopped_leaves_no_worker_of_its_loader(tmp_path, launcher):
+    """Its blocks are left as by sys.exit(0), and its handlers of atexit run."""
+    source = files_of({"files": {"s.py": "LOOP"}})["s.py"]
+    loader = (
+        "import atexit\n"
+        "atexit.register(print, 'at the end')\n"
+        "loader = torch.utils.data.DataLoader(range(10**6), num_workers=1)\n"
+        "try:\n"
+        "  for _ in loader:\n"
+    )
+    before, after = source.split("for step in range(60):\n")
+    end = "except Exception:\n  print('caught')\nfinally:\n  print('cleaned')\nprint('on')\n"
+    (tmp_path / "s.py").write_text(f"{before}{loader}{after}{end}")
+
+    words = ["--stop-after", "--warm-up", "1", "--steps", "2"]
+    done = launcher.run("doctor", *words, "s.py", folder=tmp_path)
+
+    assert (done.code, done.out) == (0, "cleaned\nat the end\n"), done.err
+    assert "a call of SGD.step" in done.err
+
+
 def test_two_sessions_are_compared(tmp_path, launcher):
     """What is new counts for --fail-on; nothing is run."""
     (tmp_path / "s.py").write_text(files_of({"files": {"s.py": "LOOP"}})["s.py"])

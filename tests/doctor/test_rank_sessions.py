@@ -67,6 +67,7 @@ def test_nobody_waits_for_a_process_that_has_ended(tmp_path):
     """One that died without a word will not report."""
     environment = {"LOCAL_WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}
     rank = replace(this_rank(environment), folder=tmp_path)
+    rank.begin()
     rank.put(SESSION)
     child = os.fork()
     if child == 0:
@@ -75,7 +76,9 @@ def test_nobody_waits_for_a_process_that_has_ended(tmp_path):
     (tmp_path / "1.pid").write_text(str(child))
     rank.wait_for_others()
 
-    assert collect(tmp_path).num_ranks == 1
+    found = collect(tmp_path)
+    assert found.num_ranks == 1
+    assert found.notes == ("1 of 2 processes ended without a report.",)
 
 
 @pytest.mark.parametrize(

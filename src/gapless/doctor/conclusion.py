@@ -119,7 +119,8 @@ def _shortage(watch: Watch) -> list[str]:
         asked = watch.source.asked
         missing = _MISSING.get(asked, f"{asked} was not called")
         note = f"No step was seen: {missing}. --step or gapless.doctor.step() says what a step is."
-        return [note, _SECONDS] if watch.seen_seconds is not None else [note]
+        seconds = [] if watch.seen_seconds is None else [_SECONDS]
+        return [note, *seconds, *([_CHILDREN] if _has_started_processes() else [])]
     if watch.is_complete or watch.problem:
         return []
     num_steps = sum(one.num_steps for one in watch.seen)
@@ -128,6 +129,14 @@ def _shortage(watch: Watch) -> list[str]:
         "are less certain; a smaller --warm-up and fewer --steps fit it better."
     ]
 
+
+def _has_started_processes() -> bool:
+    return any(f"multiprocessing.popen_{how}" in sys.modules for how in _WAYS_TO_START)
+
+
+_WAYS_TO_START = ("fork", "spawn_posix", "forkserver")
+
+_CHILDREN = "Processes that the script starts by itself are not watched; those of torchrun are."
 
 _SECONDS = "Each second that was watched stands for a step, and the profiler did not run."
 

@@ -125,8 +125,15 @@ def collect(folder: Path) -> Session | None:
     for path in folder.glob("*.session"):
         with contextlib.suppress(OSError):
             sessions[int(path.stem)] = read_session(path.read_text(encoding="utf-8"), str(path))
+    num_missing = len(list(folder.glob("*.pid"))) - len(sessions)
     shutil.rmtree(folder, ignore_errors=True)
-    return together(sessions) if sessions else None
+    if not sessions:
+        return None
+    found = together(sessions)
+    if num_missing > 0:
+        note = f"{num_missing} of {num_missing + len(sessions)} processes ended without a report."
+        found = replace(found, notes=(*found.notes, note))
+    return found
 
 
 def together(sessions: Mapping[int, Session]) -> Session:
