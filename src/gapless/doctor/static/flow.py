@@ -706,7 +706,7 @@ class Flow:
         return Value("host", "bound") if any(one.kind == "device" for one in bounds) else HOST
 
     def _binop(self, node: ast.BinOp) -> Value:
-        if isinstance(node.op, ast.Mod) and _is_text(node.left):
+        if isinstance(node.op, ast.Mod) and _is_text_or_none(node.left):
             self.value(node.left)
             parts = node.right.elts if isinstance(node.right, ast.Tuple) else [node.right]
             for one in parts:
@@ -755,7 +755,7 @@ class Flow:
             elif operands[0].kind == "device" and operands[1].kind == "list":
                 self.report(node.lineno, "bool", "Tensor.__eq__", sure=False)
             return HOST
-        if any(_is_text(one) for one in (node.left, *node.comparators)):
+        if any(_is_text_or_none(one) for one in (node.left, *node.comparators)):
             return HOST
         value = strongest(operands)
         if len(operands) > 2:
@@ -870,7 +870,7 @@ def _is_mask(index: Value) -> bool:
     return index.form == "mask" and index.kind in ("device", "output", "tensor")
 
 
-def _is_text(node: ast.expr) -> bool:
+def _is_text_or_none(node: ast.expr) -> bool:
     return isinstance(node, ast.JoinedStr) or (
-        isinstance(node, ast.Constant) and isinstance(node.value, str)
+        isinstance(node, ast.Constant) and isinstance(node.value, str | None)
     )
