@@ -10,6 +10,7 @@ from types import CellType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._C._functorch import is_functorch_wrapped_tensor
 
 from gapless.trials.attributes import Patches
 from gapless.trials.forcing_line import forcing_line
@@ -188,7 +189,9 @@ class LateReads:
     def _may_be_late(self, tensor: torch.Tensor) -> bool:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             return False
-        if torch.compiler.is_compiling() or not self._reads.can_be_late(tensor):
+        if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(tensor):
+            return False
+        if not self._reads.can_be_late(tensor):
             return False
         # What torch itself reads it uses at once.
         return _is_of_user(sys._getframe(2))
