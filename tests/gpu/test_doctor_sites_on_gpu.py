@@ -123,7 +123,10 @@ WAITS = {
     "equal": ("equal", lambda d: torch.equal(d.x, d.y)),
     "allclose": ("equal", lambda d: torch.allclose(d.x, d.y)),
     "inv": ("linalg", lambda d: torch.linalg.inv(d.square)),
-    "validation": ("validation", lambda d: torch.distributions.Categorical(logits=d.x[:8])),
+    "validation": (
+        "validation",
+        lambda d: torch.distributions.Categorical(logits=d.x[:8], validate_args=True),
+    ),
     "scaler": ("scaler", of_scaler),
     "clip": (
         "clip",
