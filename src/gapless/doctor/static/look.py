@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import tokenize
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -61,7 +62,7 @@ def look_at(paths: Iterable[Path]) -> StaticLook:
     """
     files = python_files(paths)
     sizes = sum(file.stat().st_size for file in files if file.exists())
-    processes = min(os.cpu_count() or 1, 1 + sizes // _WORTH_A_PROCESS_BYTES)
+    processes = min(_num_cores(), 1 + sizes // _WORTH_A_PROCESS_BYTES)
     if processes > 1:
         # Imported here: it cannot be where a program has ended, whose files are looked at one by one.
         from concurrent.futures import ProcessPoolExecutor
@@ -148,13 +149,18 @@ def _look_at_file(path: Path) -> tuple[list[Finding], str]:
         return [], f"{_shown(path)} is nested too deep to be looked at."
 
 
+def _num_cores() -> int:
+    """Return how many cores this process may use; only some systems say."""
+    return (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
+
+
 def _read(path: Path) -> str:
     data = path.read_bytes()
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError:
-        import tokenize
-
         with tokenize.open(path) as file:
             return file.read()
 
