@@ -185,6 +185,7 @@ def test_a_step_of_many_short_launches_is_launch_bound():
     assert finding.per_step == pytest.approx(150)
     assert "capturing the step may gain more" in diagnosis.verdict
     assert diagnosis.steps.num_launches == pytest.approx(150)
+    assert {(gap.cause, gap.finding) for gap in diagnosis.timeline.gaps} == {("launch", 0)}
 
 
 def in_backward(machine, *, name, sequence):

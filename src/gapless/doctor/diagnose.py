@@ -236,7 +236,7 @@ class _Diagnosing:
             steps=steps,
             verdict=verdict_of(figures, [finding for finding, _ in findings]),
             notes=tuple(dict.fromkeys(self._notes)),
-            timeline=self._timeline([group for _, group in findings]),
+            timeline=self._timeline(findings),
         )
 
     def _groups(self) -> dict[_Key, _Group]:
@@ -590,9 +590,11 @@ class _Diagnosing:
             num_launches=self._num_launches() or 0.0,
         )
 
-    def _timeline(self, groups: Sequence[_Group]) -> Timeline | None:
+    def _timeline(self, findings: Sequence[tuple[Finding, _Group]]) -> Timeline | None:
         if self._trace is None or self._recording is None:
             return None
+        groups = [group for _, group in findings]
+        codes = [finding.code for finding, _ in findings]
         finding_of_wait = {
             wait: number for number, group in enumerate(groups) for wait in group.waits
         }
@@ -607,6 +609,9 @@ class _Diagnosing:
             end_us=self._trace.steps[-1],
             finding_of_wait=finding_of_wait,
             finding_of_owner=finding_of_owner,
+            finding_of_launches=codes.index(CODE_OF["launch"])
+            if CODE_OF["launch"] in codes
+            else None,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from gapless.doctor.exposed import DeviceSpan, HostSpan, charge_gaps
+from gapless.doctor.exposed import ChargedGap, DeviceSpan, HostSpan, charge_gaps
 from gapless.records.timeline import Gap, Lane, Span, Timeline
 
 
@@ -46,6 +46,7 @@ def draw(
     end_us: float,
     finding_of_wait: Mapping[int, int],
     finding_of_owner: Mapping[int, int],
+    finding_of_launches: int | None,
 ) -> Timeline:
     """Return the timeline of a stretch of a trace.
 
@@ -60,6 +61,7 @@ def draw(
         end_us: likewise.
         finding_of_wait: place of the finding that a wait belongs to.
         finding_of_owner: likewise of what was seen.
+        finding_of_launches: place of the finding that the host queues too slowly; None without it.
     """
     window = _Window(begin_us, end_us)
     exact: dict[int, list[Span]] = defaultdict(list)
@@ -95,7 +97,12 @@ def draw(
     ]
     return Timeline(
         lanes=tuple(lane for lane in lanes if lane.spans),
-        gaps=_gaps(trace, waits, intervals, window, finding_of_wait, finding_of_owner),
+        gaps=_few(
+            [
+                _gap(gap, window, finding_of_wait, finding_of_owner, finding_of_launches)
+                for gap in _charged(trace, waits, intervals, window)
+            ]
+        ),
         step_starts_us=tuple(
             start - begin_us for start in trace.steps if begin_us <= start < end_us
         ),
@@ -210,14 +217,12 @@ def _device_span(work: Work, call: Call | None) -> DeviceSpan:
     return DeviceSpan(start_us=work.start_us, end_us=work.end_us, launch_us=launch, ready_us=ready)
 
 
-def _gaps(
+def _charged(
     trace: Trace,
     waits: Sequence[Wait],
     intervals: Sequence[HostInterval],
     window: _Window,
-    finding_of_wait: Mapping[int, int],
-    finding_of_owner: Mapping[int, int],
-) -> tuple[Gap, ...]:
+) -> list[ChargedGap]:
     chain = {trace.main, *trace.autograd}
     calls = {call.correlation: call for call in trace.calls}
     device = [_device_span(work, calls.get(work.correlation)) for work in trace.works]
@@ -236,21 +241,32 @@ def _gaps(
         for call in trace.calls
         if call.thread in chain and call.correlation in queued
     ]
-    found = []
-    for gap in charge_gaps(device, host, begin_us=window.begin_us, end_us=window.end_us):
-        most = max(gap.charges, key=lambda charge: charge.us)
+    return charge_gaps(device, host, begin_us=window.begin_us, end_us=window.end_us)
+
+
+def _gap(
+    gap: ChargedGap,
+    window: _Window,
+    finding_of_wait: Mapping[int, int],
+    finding_of_owner: Mapping[int, int],
+    finding_of_launches: int | None,
+) -> Gap:
+    most = max(gap.charges, key=lambda charge: charge.us)
+    finding = finding_of_launches if most.cause == "launch" else None
+    if most.owner is not None:
         of = finding_of_wait if most.cause == "wait" else finding_of_owner
-        finding = None if most.owner is None else of.get(most.owner)
-        found.append(
-            Gap(
-                start_us=round(gap.start_us - window.begin_us, 3),
-                end_us=round(gap.end_us - window.begin_us, 3),
-                cause=_GAP_CAUSES[most.cause],
-                finding=finding,
-            )
-        )
-    if len(found) > _MAX_GAPS:
-        # The long ones, and those that a finding exposed.
-        found.sort(key=lambda gap: (gap.finding is None, gap.start_us - gap.end_us))
-        found = sorted(found[:_MAX_GAPS], key=lambda gap: gap.start_us)
-    return tuple(found)
+        finding = of.get(most.owner)
+    return Gap(
+        start_us=round(gap.start_us - window.begin_us, 3),
+        end_us=round(gap.end_us - window.begin_us, 3),
+        cause=_GAP_CAUSES[most.cause],
+        finding=finding,
+    )
+
+
+def _few(gaps: list[Gap]) -> tuple[Gap, ...]:
+    """Leave out short gaps if there are many, but none of a wait."""
+    if len(gaps) <= _MAX_GAPS:
+        return tuple(gaps)
+    longest = sorted(gaps, key=lambda gap: (gap.cause != "host wait", gap.start_us - gap.end_us))
+    return tuple(sorted(longest[:_MAX_GAPS], key=lambda gap: gap.start_us))
