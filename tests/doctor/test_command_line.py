@@ -128,6 +128,25 @@ def test_a_run_in_a_process_of_its_own_is_as_promised(name, tmp_path, launcher):
     check_run(run, tmp_path, launcher, real=True)
 
 
+def test_ranks_that_cannot_meet_run_all_the_same(tmp_path, launcher):
+    """The script's exit code stays, and one line says what happened."""
+    (tmp_path / "s.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "file").write_text("")
+
+    done = launcher.run(
+        *("doctor", "s.py"),
+        folder=tmp_path,
+        real=True,
+        RANK=0,
+        LOCAL_RANK=0,
+        LOCAL_WORLD_SIZE=2,
+        GAPLESS_DOCTOR_RANKS=tmp_path / "file" / "ranks",
+    )
+
+    assert done.code == 3
+    assert "reports for itself alone" in done.err
+
+
 @pytest.mark.slow
 def test_torchrun_may_start_the_doctor(tmp_path, launcher):
     """One report from both ranks that way round, too."""

@@ -53,8 +53,14 @@ class Rank:
         return not self.is_reported and self.local == 0
 
     def begin(self) -> None:
-        """Say that this process is there."""
+        """Say that this process is there.
+
+        Raises:
+            OSError: the folder cannot be made, or belongs to somebody else.
+        """
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.folder.stat().st_uid != os.getuid():
+            raise PermissionError(f"{self.folder} belongs to somebody else")
         (self.folder / f"{self.local}.pid").write_text(str(os.getpid()), encoding="utf-8")
 
     def put(self, session: Session) -> None:

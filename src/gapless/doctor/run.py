@@ -49,10 +49,8 @@ def diagnose_program(program: Program, settings: WatchSettings) -> Outcome:
         program: to run.
         settings: how it is watched.
     """
-    rank = this_rank()
+    rank, problem = _begun_rank()
     os.environ.pop(FOLDER_VARIABLE, None)  # what the program starts in turn is nobody's rank
-    if rank is not None:
-        rank.begin()
     watch = Watch(settings, findings_so_far=findings_so_far)
     with watched_by(watch):
         watch.start()
@@ -66,9 +64,20 @@ def diagnose_program(program: Program, settings: WatchSettings) -> Outcome:
         if rank is not None and session is not None:
             session = _of_all_ranks(rank, session)
     except Exception as error:
-        problem = watch.problem or f"{type(error).__name__}: {error}"
+        problem = problem or watch.problem or f"{type(error).__name__}: {error}"
         return Outcome(ending=ending, problem=problem)
-    return Outcome(ending=ending, session=session, problem=watch.problem)
+    return Outcome(ending=ending, session=session, problem=problem or watch.problem)
+
+
+def _begun_rank() -> tuple[Rank | None, str]:
+    """Return which rank this process is, and why it cannot meet the others; None: it is alone."""
+    rank = this_rank()
+    try:
+        if rank is not None:
+            rank.begin()
+    except OSError as error:
+        return None, f"this process reports for itself alone: {error}"
+    return rank, ""
 
 
 def _of_all_ranks(rank: Rank, session: Session) -> Session | None:
@@ -87,8 +96,13 @@ def diagnose_launch(program: Program, options: Sequence[str]) -> Outcome:
         options: of `gapless doctor` in each process.
     """
     launcher = launcher_as_module(program)
-    watched = with_watched_workers(launcher, options)
-    folder = Path(tempfile.mkdtemp(prefix="gapless-doctor-"))
+    try:
+        watched = with_watched_workers(launcher, options)
+        folder = Path(tempfile.mkdtemp(prefix="gapless-doctor-"))
+    except Exception as error:
+        ending = run_program(launcher)
+        wait_for_threads()
+        return Outcome(ending=ending, problem=f"{type(error).__name__}: {error}")
     os.environ[FOLDER_VARIABLE] = str(folder)
     ending = run_program(watched or launcher)
     wait_for_threads()
