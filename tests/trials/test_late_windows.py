@@ -118,6 +118,25 @@ def test_everything_is_put_back():
     assert "float" not in globals()
 
 
+class NoMemory(LateCopies):
+    """Has page-locked memory for nothing."""
+
+    def copy(self, target, source):
+        raise RuntimeError("out of memory")
+
+
+def test_a_script_goes_on_if_its_numbers_cannot_come_late():
+    """Reads are as written from then on, and the trial says why."""
+    turns = turns_of(LateReads(NoMemory()))
+
+    found, count = train(turns, 50)
+
+    assert (found.losses[0], found.loss, count) == (1.0, torch.tensor(1.0) / 50, sum(range(50)))
+    (trial,) = turns.trials
+    assert trial.steps_per_second is None
+    assert trial.refusal == "a number could not be copied late: RuntimeError: out of memory"
+
+
 def test_a_cpu_does_not_wait_for_itself():
     """Without an accelerator no read waits, and the variant says so at once."""
     assert "no accelerator" in LateReads(find_device("cpu")).refusal

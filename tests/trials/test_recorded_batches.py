@@ -119,6 +119,23 @@ def test_batches_that_are_changed_in_place_are_refused(variant):
     assert variant.refusal == "the script changes its batches in place"
 
 
+class Unreadable:
+    def __init__(self, items):
+        self.items = items
+
+    def __reduce__(self):
+        return Unreadable, ()
+
+
+def test_batches_that_cannot_be_made_again_are_refused(variant):
+    """The script gets its batches as ever, and the trial says why there is nothing to measure."""
+    loader = DataLoader(Numbers(1000), batch_size=4, collate_fn=Unreadable)
+    batches = settle(variant, loader)
+
+    assert len(next(batches).items) == 4
+    assert variant.refusal.startswith("a batch cannot be copied: TypeError: ")
+
+
 def test_a_script_without_a_loader_is_refused(variant):
     """Where no loader of torch gives batches there is nothing to record."""
     variant.start(lambda optimizer: None)

@@ -222,8 +222,6 @@ def _words_for_workers(options: Namespace) -> list[str]:
         words += [] if value is None else [flag, str(value)]
     for flag, is_given in (("--stop-after", options.stop_after), ("--exact", options.exact)):
         words += [flag] if is_given else []
-    if options.tries is not None:
-        words.append(f"--try={options.tries}" if options.tries else "--try")
     return words
 
 

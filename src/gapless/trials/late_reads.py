@@ -7,7 +7,7 @@ import sys
 from collections import Counter, deque
 from pathlib import Path
 from types import CellType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from gapless.records.finding import Finding
     from gapless.trials.late_number import LateNumber
 
+
+_T = TypeVar("_T")
 
 # Findings of reads whose value may be late: of one number, and copies to the host.
 _CODES = frozenset(["GAP001", "GAP003"])
@@ -67,6 +69,7 @@ class LateReads:
         self._takers: Patches | None = None
         self._names = NumberNames({"float": self._float, "int": self._int})
         self._is_in = False
+        self._problem = ""
         # Reads that could not be late, by what reads and file:line.
         self._as_written: Counter[tuple[str, str]] = Counter()
 
@@ -75,6 +78,8 @@ class LateReads:
         """Why reads cannot be late here; empty where they can."""
         if not self._device.is_accelerator:
             return "there is no accelerator, so reads do not wait"
+        if self._problem:
+            return self._problem
         return "" if self._is_in else HeldOutput.refusal()
 
     @property
@@ -145,7 +150,9 @@ class LateReads:
             if not self._may_be_late(tensor) or (is_list and tensor.dim() > 1):
                 self._count_condition(tensor, "reads a condition from")
                 return read(tensor)
-            late = self._reads.read(tensor)
+            late = self._queued(tensor, self._reads.read)
+            if late is None:
+                return read(tensor)
             return [late] if is_list and tensor.dim() else late
 
         return read_late
@@ -154,7 +161,10 @@ class LateReads:
         def copy_late(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
             if args or kwargs or tensor.requires_grad or not self._may_be_late(tensor):
                 return copy(tensor, *args, **kwargs)
-            late, place = self._reads.copy(tensor)
+            queued = self._queued(tensor, self._reads.copy)
+            if queued is None:
+                return copy(tensor)
+            late, place = queued
             return LateTensor.of(place, late)
 
         return copy_late
@@ -185,6 +195,16 @@ class LateReads:
         is_one = tensor.dtype is torch.bool and tensor.numel() == 1
         if is_one and not self._device.needs_copy(tensor) and _is_of_user(sys._getframe(2)):
             self._as_written[use, forcing_line()] += 1
+
+    def _queued(self, tensor: torch.Tensor, queue: Callable[[torch.Tensor], _T]) -> _T | None:
+        """Queue the copy of a tensor; None if that fails, as every later one will."""
+        if self._problem:
+            return None
+        try:
+            return queue(tensor)
+        except Exception as error:
+            self._problem = f"a number could not be copied late: {type(error).__name__}: {error}"
+            return None
 
     def _may_be_late(self, tensor: torch.Tensor) -> bool:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
@@ -221,7 +241,7 @@ class LateReads:
             return late if late.number is None else None
         if not isinstance(value, torch.Tensor) or not self._may_be_late(value):
             return None
-        return self._reads.read(value)
+        return self._queued(value, self._reads.read)
 
 
 def _is_int(value: Any) -> bool:

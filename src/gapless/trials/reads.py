@@ -47,33 +47,49 @@ _KIND_OF = {
 _item = torch.Tensor.item
 
 
+class _Place:
+    """Page-locked memory for one number of any dtype."""
+
+    __slots__ = ("_bytes", "_views")
+
+    def __init__(self, memory: torch.Tensor) -> None:
+        self._bytes = memory
+        self._views: dict[torch.dtype, torch.Tensor] = {}
+
+    def as_dtype(self, dtype: torch.dtype) -> torch.Tensor:
+        """Return the memory as a tensor of one number."""
+        view = self._views.get(dtype)
+        if view is None:
+            view = self._views[dtype] = self._bytes[: dtype.itemsize].view(dtype)
+        return view
+
+
 class _Copy:
     """A late number that is read, and its copy.
 
     Attributes:
         late: the number.
-        place: bytes of page-locked memory.
-        copy: the number in it.
+        place: where its copy is.
+        dtype: of the copy.
         event: done when it is there.
         is_lent: whether the place can be used again afterwards.
     """
 
-    __slots__ = ("copy", "event", "is_lent", "late", "place")
+    __slots__ = ("dtype", "event", "is_lent", "late", "place")
 
     def __init__(
-        self,
-        late: LateNumber,
-        place: torch.Tensor,
-        copy: torch.Tensor,
-        event: Event,
-        *,
-        is_lent: bool,
+        self, late: LateNumber, place: _Place, dtype: torch.dtype, event: Event, *, is_lent: bool
     ) -> None:
         self.late = late
         self.place = place
-        self.copy = copy
+        self.dtype = dtype
         self.event = event
         self.is_lent = is_lent
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        """The copy."""
+        return self.place.as_dtype(self.dtype)
 
 
 class Reads:
@@ -96,7 +112,7 @@ class Reads:
         self._lock = threading.RLock()
         # Both kinds, in the order in which they were made: operands come before what is computed of them.
         self._pending: deque[_Copy | LateNumber] = deque()
-        self._free: deque[torch.Tensor] = deque()
+        self._free: deque[_Place] = deque()
         self.num_late = 0
         self.forced: Counter[tuple[str, str]] = Counter()
         self.texts: Callable[[LateNumber, Callable[[Any], str]], str | None] | None = None
@@ -117,7 +133,7 @@ class Reads:
         """
         if not self._free:
             block = self._device.host_buffer(_NUM_PLACES * _BYTES, pinned=True)
-            self._free.extend(block.split(_BYTES))
+            self._free.extend(map(_Place, block.split(_BYTES)))
 
     def read(self, tensor: torch.Tensor) -> LateNumber:
         """Queue the copy of one number on the current stream; return it as a late number.
@@ -132,7 +148,7 @@ class Reads:
         Sync: Does not block the host, unless very many are on their way.
         """
         queued = self._queue(tensor, is_lent=False)
-        return queued.late, queued.copy
+        return queued.late, queued.tensor.view(tensor.shape)
 
     def _queue(self, tensor: torch.Tensor, *, is_lent: bool) -> _Copy:
         with self._lock:
@@ -140,13 +156,12 @@ class Reads:
             while len(self._pending) >= _MOST_PENDING:
                 self._take_next()
             self.make_ready()
-            place = self._free.popleft()
-            copy = place[: tensor.element_size()].view(tensor.dtype).view(tensor.shape)
-            self._device.copy(copy, tensor.detach())
+            place, dtype = self._free.popleft(), tensor.dtype
+            self._device.copy(place.as_dtype(dtype), tensor.detach().reshape(1))
             event = self._events.record(self._device.current_stream())
-            is_small = tensor.dtype.itemsize <= torch.float32.itemsize
-            late = late_of(_KIND_OF[tensor.dtype]).made(self, is_small=is_small)
-            queued = _Copy(late, place, copy, event, is_lent=is_lent)
+            is_small = dtype.itemsize <= torch.float32.itemsize
+            late = late_of(_KIND_OF[dtype]).made(self, is_small=is_small)
+            queued = _Copy(late, place, dtype, event, is_lent=is_lent)
             self._pending.append(queued)
             self.num_late += 1
             return queued
@@ -214,7 +229,7 @@ class Reads:
         first = self._pending[0]
         if isinstance(first, _Copy):
             self._host_waits.wait_event(first.event, reason="late_read")
-            first.late.number = _item(first.copy)
+            first.late.number = _item(first.tensor)
             self._events.give_back(first.event)
             if first.is_lent:
                 self._free.append(first.place)

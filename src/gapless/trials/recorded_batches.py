@@ -188,8 +188,10 @@ class _Recorded:
         )
 
     def add(self, batch: Any) -> None:
-        self.batches.append(_Batch(batch))
-        self.num_bytes += self.batches[-1].num_bytes
+        kept = _Batch(batch)
+        kept.copy()  # not everything that can be written can be read
+        self.batches.append(kept)
+        self.num_bytes += kept.num_bytes
 
     def next(self) -> _Batch:
         batch = self.batches[self.num_handed % len(self.batches)]
