@@ -90,6 +90,8 @@ def check_runs(program: Program) -> None:
         return
     if not path.exists():
         raise UserError(f"cannot run {program.target}: there is no such file")
+    if not os.access(path, os.R_OK):
+        raise UserError(f"cannot run {program.target}: reading it is not permitted")
     if path.is_dir() and not any(
         (path / name).exists() for name in ("__main__.py", "__main__.pyc")
     ):

@@ -115,3 +115,32 @@ def test_options_stand_in_named_groups(name):
     (own,) = (group for group in parser._action_groups if group.title == "options")
 
     assert len(own._group_actions) <= 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rest", "module"),
+    [
+        (["s.py", "--steps", "3", "--help"], ["s.py", "--steps", "3", "--help"], None),
+        (["--steps", "3", "s.py", "--mode"], ["s.py", "--mode"], None),
+        (["--steps=3", "--try", "s.py"], ["s.py"], None),
+        (["--", "s.py", "--", "-x"], ["s.py", "--", "-x"], None),
+        (["-m", "package", "--steps", "4", "a"], ["--steps", "4", "a"], "package"),
+        (["-mpackage", "--steps", "4"], ["--steps", "4"], "package"),
+        # Here everything is ours.
+        (["--all", "a", "--steps", "3", "b"], ["a", "b"], None),
+    ],
+)
+def test_what_follows_a_script_is_the_scripts(arguments, rest, module):
+    """Options of the same name too; unless an option says that there is no script."""
+    made = Parser(prog="tool", description="Runs it.")
+    made.add_argument("script", nargs="*")
+    made.add_argument("-m", dest="module")
+    made.add_argument("--steps", type=whole_number)
+    made.add_argument("--try", nargs="?", const="")
+    made.add_argument("--all", action="store_true")
+    made.leave_rest("script", ends_after="-m", unless=("--all",))
+
+    options = made.parse(arguments)
+
+    assert (options.script, options.module) == (rest, module)
+    assert options.steps == (3 if "3" in "".join(arguments).partition("s.py")[0] else None)

@@ -91,7 +91,7 @@ class Parser(argparse.ArgumentParser):
             action = self._option_string_actions.get(name)
             num_values = 0 if action is None or is_joined else _num_values(action)
             at += 1 + num_values
-            if name == ends_after:
+            if name == ends_after or (action is None and _is_joined_to(ends_after, name)):
                 break
         return arguments[:at], list(arguments[at:])
 
@@ -102,6 +102,11 @@ class Parser(argparse.ArgumentParser):
     def parameters(self) -> set[str]:
         """Return the names under which options, but no positional arguments, are stored."""
         return {action.dest for action in self._actions if action.option_strings}
+
+
+def _is_joined_to(flag: str, word: str) -> bool:
+    """Whether a word is a flag of one letter with its value, such as `-mpackage`."""
+    return len(flag) == 2 and word.startswith(flag)
 
 
 def _num_values(action: argparse.Action) -> int:
