@@ -193,8 +193,8 @@ class Flow:
         if function.times and not function.is_passed_on and not (is_method and is_public):
             return
         level = function.level_by_itself()
-        if function.times and not function.is_passed_on:
-            level = min(level, PERHAPS)  # it is called here, but not in a loop
+        if not function.is_passed_on and (function.times or not is_method):
+            level = min(level, PERHAPS)  # no loop is seen to call it, nor anything to keep it
         given: dict[str, Value] = {}
         if (
             function.cls is not None

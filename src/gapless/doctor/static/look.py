@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # A file in which none of these stands holds no tensor, unless a module beside it makes them.
 _WORDS = re.compile(r"torch|lightning|transformers|accelerate|\.item\(\)|\.cpu\(\)")
+_NAMES_A_DEVICE = re.compile(r"cuda|device|gpu|accelerat|fabric|lightning|\.to\(", re.IGNORECASE)
 _IMPORTED = re.compile(r"^\s*(?:from|import)\s+\.*(\w+)", re.MULTILINE)
 # What tests do, they do once.
 _TEST = re.compile(r"(test_.*|.*_test|conftest)\.py")
@@ -106,6 +107,8 @@ def findings_of(source: str, path: str) -> list[Finding]:
         RecursionError: its expressions are nested too deep.
     """
     tree = ast.parse(source)
+    if ".backward()" in source and not _NAMES_A_DEVICE.search(source):
+        return []  # a script that trains on the host
     waits = Flow().waits(tree)
     if not waits:
         return []
