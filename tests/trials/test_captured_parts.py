@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
+from collections import Counter
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -95,6 +98,12 @@ def device():
         yield device
 
 
+@pytest.fixture(autouse=True)
+def no_compiler(monkeypatch):
+    """Forget what other tests have compiled in this process."""
+    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+
+
 def test_windows_take_turns_and_losses_stay(device):
     """Calls are graphs in the windows of the variant alone; every step is counted once."""
     expected = Script(device).run(60)
@@ -161,6 +170,16 @@ def test_a_script_that_captures_itself_is_left_alone(device):
 
     assert "captures its model or its optimizer itself" in doctor.trial.refusal
     assert gapless.capture_report(script.optimizer).num_steps == 40
+
+
+def test_compiled_code_is_not_compiled_again(device, monkeypatch):
+    """Hooks that look for what a script calls would change what its code was compiled for."""
+    compiler = SimpleNamespace(counters={"frames": Counter(total=1)})
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", compiler)
+
+    doctor = Doctor(lambda: Script(device).run(40), CapturedParts(device))
+
+    assert "torch.compile is at work" in doctor.trial.refusal
 
 
 def test_a_cpu_has_nothing_to_launch():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -68,6 +69,10 @@ class CapturedParts:
         """Why nothing is captured; empty where something may be."""
         if not self._device.is_accelerator:
             return "there is no accelerator, so there is nothing to launch"
+        if not self._is_found and _compiles():
+            return (
+                "torch.compile is at work, and to look for what is called would compile it again"
+            )
         return self._refusal
 
     @property
@@ -146,6 +151,12 @@ class CapturedParts:
         for target in targets:
             part = _Part(target, self._device, step_ended=lambda one: self._step_ended(one))
             self._parts.append(part)
+
+
+def _compiles() -> bool:
+    """Return whether torch has compiled code of the script, which depends on hooks that there are."""
+    dynamo: Any = sys.modules.get("torch._dynamo.utils")
+    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
 
 
 class _Part:
