@@ -58,9 +58,11 @@ class Flow:
         names: what the names of the function at hand hold.
         level: how often the code at hand runs.
         discarded: the expression whose value nobody takes.
+        makes_on_host: whether tensors are made on the host where no device is named.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, makes_on_host: bool = True) -> None:
+        self.makes_on_host = makes_on_host
         self.names: dict[str, Value] = {}
         self.level = ONCE
         self.discarded: ast.expr | None = None
@@ -420,6 +422,8 @@ class Flow:
         """Return whether a condition holds in few steps, such as `step % 1000 == 0`."""
         if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
             return any(self._seldom(one) for one in test.values)
+        if _is_first_time(test):
+            return True
         if not isinstance(test, ast.Compare) or not isinstance(test.ops[0], ast.Eq):
             return False
         left = test.left
@@ -864,6 +868,21 @@ def _joined(one: dict[str, Value], other: dict[str, Value]) -> dict[str, Value]:
         if joined[name] is CPU_NAME and "." in name:  # `args.device`, where there is no GPU
             joined[name] = DEVICE_NAME
     return joined
+
+
+def _is_first_time(test: ast.expr) -> bool:
+    """Return whether a condition holds until something is made: `self.x is None`, `not hasattr(...)`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        return (
+            isinstance(test.operand, ast.Call)
+            and getattr(test.operand.func, "id", "") == "hasattr"
+        )
+    return (
+        isinstance(test, ast.Compare)
+        and isinstance(test.ops[0], ast.Is)
+        and isinstance(test.left, ast.Attribute)
+        and isinstance(test.comparators[0], ast.Constant)
+    )
 
 
 def _is_mask(index: Value) -> bool:

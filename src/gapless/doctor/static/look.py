@@ -109,7 +109,7 @@ def findings_of(source: str, path: str) -> list[Finding]:
     tree = ast.parse(source)
     if ".backward()" in source and not _NAMES_A_DEVICE.search(source):
         return []  # a script that trains on the host
-    waits = Flow().waits(tree)
+    waits = Flow(makes_on_host="set_default_" not in source).waits(tree)
     if not waits:
         return []
     lines = source.splitlines()

@@ -180,6 +180,8 @@ def _factory(flow: Walker, done: Call, path: str) -> Value:
             return TENSOR  # nothing is copied
         _note_values(flow, done, path, place)
     form = "vector" if last in torch_names.VECTORS else ""
+    if place is None and not flow.makes_on_host:
+        return TENSOR
     if place is None or place == "cpu":
         return PINNED if done.flag("pin_memory") else HOST_TENSOR
     return Value("device", form) if place == "device" else TENSOR

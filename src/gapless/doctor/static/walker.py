@@ -18,10 +18,12 @@ class Walker(Protocol):
     Attributes:
         names: what the names of the function at hand hold.
         discarded: the expression whose value nobody takes.
+        makes_on_host: whether tensors are made on the host where no device is named.
     """
 
     names: dict[str, Value]
     discarded: ast.expr | None
+    makes_on_host: bool
 
     @property
     def is_in_loop(self) -> bool:
