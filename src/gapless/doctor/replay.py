@@ -31,10 +31,12 @@ if TYPE_CHECKING:
 # The driver takes about so many pieces of work that have not begun; then a launch waits.
 _QUEUE_LENGTH = 1000
 
-# What the profiler and our marks cost the host for each event that is recorded: usually, and at most.
+# What the profiler and our marks cost the host for each event that is recorded: usually, how far that
+# may be from it, and at most.
 _EVENT_COST_US = 1.0
-_MAX_EVENT_COST_US = 5.0
-# Steps that take so nearly the same differ by chance.
+_EVENT_COST_SPREAD_US = 1.5
+_MAX_EVENT_COST_US = 6.0
+# So much steps of two windows differ by chance.
 _BY_CHANCE = 0.01
 # The clocks of the host and the device differ by so much at most.
 _SKEW_US = 5.0
@@ -633,22 +635,23 @@ class _Player:
 def event_cost(recording: Recording, *, step_ms: float) -> float:
     """Return what an event cost the host, so that the recording played takes as long as plain steps.
 
-    The usual cost, where steps then differ by chance alone: in a step that is bound by the device the
-    cost hardly shows, and would be read out of noise. Otherwise what fits, if it is plausible.
+    In a step that is bound by the device the cost hardly shows; there it is near the usual one and not
+    read out of noise: what is least likely by chance, of the cost and of the difference that is left,
+    counts most.
     """
 
-    def played_ms(cost_us: float) -> float:
-        return play(recording, num_rounds=3, event_cost_us=cost_us).step_ms
+    def unlikely(cost_us: float) -> float:
+        played = play(recording, num_rounds=3, event_cost_us=cost_us).step_ms
+        left = (played - step_ms) / (_BY_CHANCE * step_ms)
+        return left**2 + ((cost_us - _EVENT_COST_US) / _EVENT_COST_SPREAD_US) ** 2
 
-    if abs(played_ms(_EVENT_COST_US) - step_ms) <= _BY_CHANCE * step_ms:
-        return _EVENT_COST_US
-    low, high = 0.0, _MAX_EVENT_COST_US
-    if played_ms(low) <= step_ms:
-        return low
-    for _ in range(8):
-        middle = (low + high) / 2
-        if played_ms(middle) > step_ms:
-            low = middle
+    costs = [float(us) for us in range(int(_MAX_EVENT_COST_US) + 1)]
+    best = min(costs, key=unlikely)
+    low, high = max(0.0, best - 1.0), min(_MAX_EVENT_COST_US, best + 1.0)
+    for _ in range(5):
+        first, second = low + (high - low) / 3, high - (high - low) / 3
+        if unlikely(first) <= unlikely(second):
+            high = second
         else:
-            high = middle
-    return high
+            low = first
+    return (low + high) / 2
