@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -18,6 +16,7 @@ import gapless
 from gapless.device.find import find_device
 from gapless.doctor.turns import Turns
 from gapless.testing import SimulatedDevice
+from gapless.trials import captured_parts
 from gapless.trials.captured_parts import CapturedParts
 
 
@@ -101,7 +100,9 @@ def device():
 @pytest.fixture(autouse=True)
 def no_compiler(monkeypatch):
     """Forget what other tests have compiled in this process."""
-    monkeypatch.delitem(sys.modules, "torch._dynamo.utils", raising=False)
+    counters = {"frames": Counter()}
+    monkeypatch.setattr(captured_parts, "_counters_of_compiler", lambda: counters)
+    return counters
 
 
 def test_windows_take_turns_and_losses_stay(device):
@@ -172,10 +173,9 @@ def test_a_script_that_captures_itself_is_left_alone(device):
     assert gapless.capture_report(script.optimizer).num_steps == 40
 
 
-def test_compiled_code_is_not_compiled_again(device, monkeypatch):
+def test_compiled_code_is_not_compiled_again(device, no_compiler):
     """Hooks that look for what a script calls would change what its code was compiled for."""
-    compiler = SimpleNamespace(counters={"frames": Counter(total=1)})
-    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", compiler)
+    no_compiler["frames"]["total"] = 1
 
     doctor = Doctor(lambda: Script(device).run(40), CapturedParts(device))
 

@@ -155,8 +155,12 @@ class CapturedParts:
 
 def _compiles() -> bool:
     """Return whether torch has compiled code of the script, which depends on hooks that there are."""
-    dynamo: Any = sys.modules.get("torch._dynamo.utils")
-    return dynamo is not None and bool(dynamo.counters["frames"]["total"])
+    return bool(_counters_of_compiler()["frames"]["total"])
+
+
+def _counters_of_compiler() -> Any:
+    compiler: Any = sys.modules.get("torch._dynamo.utils")
+    return {"frames": {"total": 0}} if compiler is None else compiler.counters
 
 
 class _Part:
