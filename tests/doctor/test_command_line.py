@@ -224,6 +224,36 @@ def test_a_script_that_is_stopped_leaves_no_worker_of_its_loader(tmp_path, launc
     assert "a call of SGD.step" in done.err
 
 
+def test_a_process_that_the_script_forks_reports_nothing(tmp_path, launcher):
+    """It ends as the script's own processes do."""
+    (tmp_path / "s.py").write_text(
+        "import os, sys\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    sys.exit(3)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+
+    done = launcher.run("doctor", "--save", "a.session", "s.py", folder=tmp_path, real=True)
+
+    assert (done.code, done.out) == (0, "3\n")
+    assert len(_REPORT.findall(done.err)) == 1
+
+
+def test_a_thread_may_train_after_the_end_of_the_main_one(tmp_path, launcher):
+    """Python waits for it, and so does the report."""
+    loop = files_of({"files": {"s.py": "LOOP"}})["s.py"]
+    body = "".join(f"    {line}\n" for line in loop.splitlines())
+    (tmp_path / "s.py").write_text(
+        f"import threading\ndef train():\n{body}threading.Thread(target=train).start()\n"
+    )
+
+    done = launcher.run("doctor", "s.py", folder=tmp_path)
+
+    assert (done.code, done.out) == (0, "")
+    assert "20 steps watched" in done.err
+
+
 def test_two_sessions_are_compared(tmp_path, launcher):
     """What is new counts for --fail-on; nothing is run."""
     (tmp_path / "s.py").write_text(files_of({"files": {"s.py": "LOOP"}})["s.py"])
