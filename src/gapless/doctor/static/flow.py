@@ -394,7 +394,8 @@ class Flow:
             if name in _PAIRS and len(parts) == 2:
                 self._bind(parts[0], HOST)
                 return self._bind(parts[1], element_of(value))
-        return self._bind(target, element_of(value))
+        keys = value.form == "dict" and value.kind == "list"
+        return self._bind(target, HOST if keys else element_of(value))
 
     def _quietly(self, node: ast.expr) -> Value:
         level, self.level = self.level, NEVER
@@ -632,7 +633,7 @@ class Flow:
             return named(f"{base.what}.{name}")
         if name == "device":
             return self._place_of(node.value, base)
-        if name in HOST_ATTRIBUTES or kind in ("host", "object"):
+        if name in HOST_ATTRIBUTES or name.startswith("is_") or kind in ("host", "object"):
             return HOST
         if kind in TENSORS:
             return base

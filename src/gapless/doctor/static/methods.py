@@ -170,8 +170,10 @@ def _of_module(flow: Walker, done: Call, module: Value) -> Value:
     if name in torch_names.SAME_MODULE:
         return module
     is_moved = module.of is not None and module.of.kind in ON_DEVICE
-    if name in ("parameters", "named_parameters", "buffers", "named_buffers", "state_dict"):
+    if name in ("parameters", "named_parameters", "buffers", "named_buffers"):
         return list_of(DEVICE if is_moved else TENSOR)
+    if name == "state_dict":
+        return Value("list", "dict", DEVICE if is_moved else TENSOR)
     if isinstance(module.what, Class) and (method := module.what.methods.get(name)):
         return flow.call_function(method, done.values, done.keywords)
     if name in torch_names.MODULE_CALLS:
