@@ -1,0 +1,119 @@
+"""`gapless doctor` over whole scripts on a real GPU: all windows, one line, times, and an end."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gapless
+from doctor.tables import LOOP
+
+
+pytestmark = pytest.mark.gpu
+
+SRC = Path(gapless.__file__).parents[1]
+
+# No optimizer, no loader: the second in which it waits is all that there is.
+INFERENCE = """\
+import time
+import torch
+model = torch.nn.Linear(64, 64).cuda()
+until = time.monotonic() + 6
+while time.monotonic() < until:
+    value = model(torch.randn(8, 64, device="cuda")).sum().item()
+"""
+
+# What a script has of torch when the doctor has let go of it.
+REMAINS = """
+from torch.optim import optimizer as of_torch
+from torch.utils.data import dataloader
+functions = (torch.Tensor.item, torch.tensor, torch.autograd.backward, torch.cuda.synchronize)
+print(*{function.__module__ for function in functions if "gapless" in str(function.__module__)})
+print(len(of_torch._global_optimizer_post_hooks), torch.cuda.get_sync_debug_mode())
+"""
+
+
+@pytest.fixture
+def doctor(tmp_path):
+    """Return a function that runs the doctor over a script and returns what it said."""
+
+    def run(source, *options):
+        (tmp_path / "s.py").write_text(source)
+        return subprocess.run(
+            [sys.executable, "-m", "gapless", "doctor", *options, "s.py"],
+            check=False,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(SRC)},
+        )
+
+    run.folder = tmp_path
+    return run
+
+
+def session_of(doctor, source, *options):
+    """Return the exit code, the session and what the script printed."""
+    done = doctor(source, *options, "--format", "json", "--out", "report.json")
+    assert "gapless: warning" not in done.stderr, done.stderr
+    return done.returncode, json.loads((doctor.folder / "report.json").read_text()), done.stdout
+
+
+@pytest.mark.parametrize("options", [[], ["--exact"]])
+def test_the_line_that_waits_is_found_with_its_cost(doctor, options):
+    """One finding, seen once a step on the main thread, with times from the profiler."""
+    source = LOOP.replace("range(60)", "range(120)")
+
+    code, session, _ = session_of(doctor, source, *options)
+
+    line = source.splitlines().index("    value = loss.item()") + 1
+    reads = [one for one in session["findings"] if one["code"] == "GAP001"]
+    assert code == 0
+    assert session["step"] == "a call of SGD.step"
+    assert [(one["site"]["line"], one["per_step"], one["thread"]) for one in reads] == [
+        (line, 1.0, "main")
+    ]
+    assert reads[0]["certainty"] == "seen"
+    assert reads[0]["waited_ms"] > 0
+    assert reads[0]["exposed_ms"] is not None
+    assert session["steps"]["busy_ms"] > 0
+    assert session["timeline"] is not None
+
+
+def test_a_finding_makes_the_doctor_fail_where_it_was_asked_to(doctor):
+    """And only for the codes that were named."""
+    assert doctor(LOOP, "--fail-on", "any").returncode == 1
+    assert doctor(LOOP, "--fail-on", "GAP001").returncode == 1
+    assert doctor(LOOP, "--fail-on", "GAP013").returncode == 0
+
+
+def test_nothing_remains_when_the_windows_are_over(doctor):
+    """The script goes on with torch as it was."""
+    code, _, out = session_of(doctor, LOOP.replace("range(60)", "range(90)") + REMAINS)
+
+    assert (code, out) == (0, "\n0 0\n")
+
+
+def test_without_a_step_seconds_are_watched(doctor):
+    """The line is found, and the report says what stands for a step."""
+    code, session, _ = session_of(doctor, INFERENCE)
+
+    assert code == 0
+    assert any("second" in note for note in session["notes"])
+    assert [one["site"]["line"] for one in session["findings"] if one["code"] == "GAP001"] == [6]
+
+
+def test_a_script_that_is_stopped_has_a_whole_report(doctor):
+    """After the last window, not before."""
+    code, session, out = session_of(
+        doctor, LOOP.replace("range(60)", "range(10**7)") + "print('on')\n", "--stop-after"
+    )
+
+    assert (code, out) == (0, "")
+    assert session["steps"]["num_steps"] == 20
+    assert session["timeline"] is not None
