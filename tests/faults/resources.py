@@ -15,8 +15,8 @@ WARM_UP = 5.0
 # Fewer looks than these, after the warm-up, say nothing.
 FEWEST = 30
 
-# What the last third of a process' life may hold more than the first: memory by its median,
-# threads and descriptors by their highest numbers, since a save holds some for a while.
+# What the median look of the last third of a process' life may hold more than that of the first. A save
+# holds more for a while, and batches that come from workers hold twice as many descriptors for a moment.
 MORE_SHARE = 0.05
 MORE_BYTES = 8 << 20
 MORE_THREADS = 4
@@ -72,11 +72,11 @@ class Thirds:
     def __str__(self):
         if not self.is_judged:
             return "too short"
-        first, last = self._memory()
-        threads, descriptors = self._highest("threads")[1], self._highest("descriptors")[1]
+        first, last = self._medians("memory_bytes")
+        threads, descriptors = self._medians("threads")[1], self._medians("descriptors")[1]
         return (
             f"{first / 2**20:.1f} to {last / 2**20:.1f} MiB, "
-            f"{threads} threads, {descriptors} descriptors"
+            f"{threads:.0f} threads, {descriptors:.0f} descriptors"
         )
 
     def growth(self):
@@ -84,17 +84,14 @@ class Thirds:
         if not self.is_judged:
             return []
         found = []
-        first, last = self._memory()
+        first, last = self._medians("memory_bytes")
         if last > first * (1 + MORE_SHARE) + MORE_BYTES:
             found.append(f"memory grew from {first / 2**20:.1f} to {last / 2**20:.1f} MiB")
         for name, more in (("threads", MORE_THREADS), ("descriptors", MORE_DESCRIPTORS)):
-            first, last = self._highest(name)
+            first, last = self._medians(name)
             if last > first + more:
-                found.append(f"{name} grew from {first} to {last}")
+                found.append(f"{name} grew from {first:.0f} to {last:.0f}")
         return found
 
-    def _memory(self):
-        return [median(held.memory_bytes for held in part) for part in self._parts]
-
-    def _highest(self, name):
-        return [max(getattr(held, name) for held in part) for part in self._parts]
+    def _medians(self, name):
+        return [median(getattr(held, name) for held in part) for part in self._parts]

@@ -55,6 +55,14 @@ def test_what_stays_flat():
     assert str(thirds) == "300.0 to 300.0 MiB, 5 threads, 9 descriptors"
 
 
+def test_what_is_held_for_a_moment_is_no_growth():
+    """Batches that come from workers bring descriptors, which are closed again."""
+    looks = [Held(300 << 20, 5, 9)] * (WARMING_UP + 3 * FEWEST)
+    looks[-5] = Held(300 << 20, 5, 49)
+
+    assert Thirds(looks).growth() == []
+
+
 def test_a_short_life_is_not_judged():
     """What grows while a process warms up says nothing."""
     thirds = thirds_of(WARMING_UP + FEWEST - 1, memory_bytes=100 << 20)
