@@ -47,7 +47,8 @@ _QUIET_METHODS = frozenset(
 # What such functions do is done before a training, or after it.
 _PREPARES = re.compile(
     r"_?(load|save|build|create|init|setup|set_up|make|convert|export|resume|pre|post|before|after"
-    r"|finish|finalize|teardown|close|on_(train|fit|run|training)_(start|begin|end))(_|$)"
+    r"|finish|finalize|teardown|close|merge|unmerge|on_(train|fit|run|training)_(start|begin|end)"
+    r"|to$|cuda$|to_cuda$)(_|$)"
 )
 _ANNOTATED = {
     "Tensor": TENSOR,
