@@ -31,9 +31,9 @@ while time.monotonic() < until:
 # What a script has of torch when the doctor has let go of it.
 REMAINS = """
 from torch.optim import optimizer as of_torch
-from torch.utils.data import dataloader
 functions = (torch.Tensor.item, torch.tensor, torch.autograd.backward, torch.cuda.synchronize)
-print(*{function.__module__ for function in functions if "gapless" in str(function.__module__)})
+files = [getattr(getattr(one, "__code__", None), "co_filename", "") for one in functions]
+print(*[file for file in files if "gapless" in file])
 print(len(of_torch._global_optimizer_post_hooks), torch.cuda.get_sync_debug_mode())
 """
 
