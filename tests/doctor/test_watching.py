@@ -58,6 +58,19 @@ def run_all(steps):
         pass
 
 
+def test_hooks_of_the_script_are_called_on_when_ours_are_out(model):
+    """Torch goes through all hooks of optimizers in turn, and ours comes before those of the script."""
+    optimizer = torch.optim.SGD(model.parameters())
+    calls = []
+
+    with gapless.doctor.watch():
+        handle = torch_optimizer.register_optimizer_step_post_hook(lambda *_: calls.append(1))
+        run_all(train(model, optimizer, num_steps=120))
+        handle.remove()
+
+    assert len(calls) == 120
+
+
 def test_a_loop_is_watched_and_the_report_is_there_at_its_end(model):
     """Twenty plain steps are timed; before the end there is no report."""
     optimizer = torch.optim.AdamW(model.parameters())

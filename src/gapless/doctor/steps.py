@@ -18,6 +18,8 @@ from gapless.doctor.step_source import Caller, Kind, StepSource
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from torch.utils.hooks import RemovableHandle
+
 # How far above a hook the step of a class is looked for that calls the step of its base.
 _FRAMES = 8
 
@@ -37,12 +39,13 @@ class StepHooks:
         self._on_step = on_step
         self._is_in = False
         self._undo: list[Callable[[], None]] = []
+        self._optimizer_hook: RemovableHandle | None = None
+        self._is_in_optimizer_hook = False
 
     def install(self) -> None:
         """Put the hooks in."""
         self._is_in = True
-        handle = register_optimizer_step_post_hook(self._after_optimizer)
-        self._undo.append(handle.remove)
+        self._optimizer_hook = register_optimizer_step_post_hook(self._after_optimizer)
         self._replace(dataloader._BaseDataLoaderIter, "__next__", self._loader_next)
         self._replace(torch.autograd, "backward", self._counted("backward", "backward"))
         graphs = graph_class()
@@ -50,8 +53,15 @@ class StepHooks:
             self._replace(graphs, "replay", self._counted("replay", "CUDAGraph.replay"))
 
     def remove(self) -> None:
-        """Take the hooks out; nothing happens if they are out."""
+        """Take the hooks out; nothing happens if they are out.
+
+        Within the hook of an optimizer that one stays, and does nothing: torch goes through its hooks
+        and cannot do without one of them in mid course. Call this again later.
+        """
         self._is_in = False
+        if self._optimizer_hook is not None and not self._is_in_optimizer_hook:
+            self._optimizer_hook.remove()
+            self._optimizer_hook = None
         while self._undo:
             self._undo.pop()()
 
@@ -71,8 +81,15 @@ class StepHooks:
                 self._on_step()
 
     def _after_optimizer(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not torch.compiler.is_compiling() and not _is_called_by_another_step(optimizer):
+        if not self._is_in or torch.compiler.is_compiling():
+            return
+        if _is_called_by_another_step(optimizer):
+            return
+        self._is_in_optimizer_hook = True
+        try:
             self.optimizer_called(optimizer)
+        finally:
+            self._is_in_optimizer_hook = False
 
     def _loader_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)

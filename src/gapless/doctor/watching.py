@@ -125,6 +125,8 @@ class Watch:
             self._import.remove()
         self._is_ended = True
         self._guarded(self._take_out)()
+        if self._hooks is not None:
+            self._hooks.remove()  # what could not be removed in mid course
 
     @property
     def is_in_its_process(self) -> bool:
