@@ -117,12 +117,13 @@ def _is_coloured(stream: TextIO | None) -> bool:
     return _is_terminal(stream) and "NO_COLOR" not in os.environ
 
 
-def sarif_of(findings: Sequence[Finding]) -> str:
-    """Return findings as SARIF, with the titles of their codes."""
+def sarif_of(findings: Sequence[Finding], unread: Sequence[str] = ()) -> str:
+    """Return findings as SARIF, with the titles of their codes, and what could not be read."""
     from gapless.doctor.explanations import CODES
     from gapless.report.sarif import sarif_json
 
-    return sarif_json(findings, titles={code: its.title for code, its in CODES.items()})
+    titles = {code: its.title for code, its in CODES.items()}
+    return sarif_json(findings, titles=titles, unread=unread)
 
 
 def _put(path: Path, text: str) -> None:

@@ -58,5 +58,5 @@ def _formatted(session: Session, form: str, *, num_files: int) -> str:
     if form == "json":
         return session_json(session)
     if form == "sarif":
-        return sarif_of(session.findings)
+        return sarif_of(session.findings, session.notes)
     return static_text(session.findings, num_files=num_files)
