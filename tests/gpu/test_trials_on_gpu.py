@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,9 @@ from gapless.trials.late_reads import LateReads
 pytestmark = pytest.mark.gpu
 
 PRINTING = Path(__file__).parents[1] / "trials" / "printing_script.py"
+
+PATHS = [str(PRINTING.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 
 SCRIPT = """
 import torch
@@ -53,6 +57,7 @@ def printed(tmp_path, way, end):
         text=True,
         check=False,
         timeout=300,
+        env=WITH_TESTS,
     )
     return done.returncode, done.stdout, log.read_text()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,10 @@ import pytest
 
 
 SCRIPT = Path(__file__).with_name("printing_script.py")
+
+# The script's device is one of the tests' own.
+PATHS = [str(SCRIPT.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
+WITH_TESTS = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS)}
 
 
 def line_of(text):
@@ -28,6 +33,7 @@ def run(tmp_path, way, end):
         text=True,
         check=False,
         timeout=120,
+        env=WITH_TESTS,
     )
     return done.returncode, done.stdout, log.read_text()
 
