@@ -46,12 +46,12 @@ def call_method(flow: Walker, done: Call, base: Value, *, is_discarded: bool = F
         for value in done.everything():
             flow.read(done.line, "format", "Tensor.__format__", value)
         return HOST
-    if name in ("to", "cuda", "cpu"):
-        return move(flow, done, base, is_discarded=is_discarded)
     if kind == "instance" and isinstance(base.what, Class):
         method = base.what.methods.get(name)
         if method is not None:
             return flow.call_function(method, done.values, done.keywords)
+    if name in ("to", "cuda", "cpu"):
+        return move(flow, done, base, is_discarded=is_discarded)
     if kind == "class" and isinstance(base.what, Class):
         return _of_class(flow, done, base.what)
     return _METHODS_OF.get(kind, _of_unknown)(flow, done, base)
