@@ -41,6 +41,17 @@ def make(device):
 """
 
 
+LOOP = """\
+import torch
+model = torch.nn.Linear(2, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(60):
+    model(torch.ones(2, 2)).sum().backward()
+    optimizer.step()
+print("trained")
+"""
+
+
 def own_loop():
     """Return the mean loss of a loop of the user's own, captured and prefetched."""
     import torch
@@ -74,6 +85,7 @@ def commands(folder):
     from gapless.cli.main import run_command
 
     (folder / "work.py").write_text(WORKLOAD)
+    (folder / "loop.py").write_text(LOOP)
     work = ["--workload", str(folder / "work.py:make"), "--device", "cpu"]
     few = ["--steps", "4", "--rounds", "1", "--warmup-rounds", "1", "--verify-steps", "4"]
     report = ["--json", str(folder / "report.json"), "--html", str(folder / "page.html")]
@@ -89,6 +101,9 @@ def commands(folder):
         "evaluate": ["evaluate", "run"],
         "verify without workload": ["verify"],
         "compare without workload": ["compare"],
+        "doctor --static": ["doctor", "--static", str(folder / "loop.py")],
+        # The last: from then on the process is the script's.
+        "doctor": ["doctor", "--out", str(folder / "doctor.txt"), str(folder / "loop.py")],
     }
     found = {}
     for name, arguments in asked.items():

@@ -82,6 +82,16 @@ def test_what_needs_no_training_runs_without_the_extra(found, name):
     assert outcome["out"]
 
 
+@pytest.mark.parametrize("name", ["doctor", "doctor --static"])
+def test_the_doctor_runs_without_the_extra(found, name):
+    """Running a script needs torch alone."""
+    outcome = found["commands"][name]
+
+    assert (outcome["code"], outcome["err"]) == (0, "")
+    assert outcome["out"] == ("trained\n" if name == "doctor" else "0 findings in 1 file\n")
+    assert "20 steps watched" in (found["folder"] / "doctor.txt").read_text()
+
+
 def check_progress_alone(text):
     """Check that standard error has lines of progress, which begin with a time, and nothing else."""
     assert text
