@@ -9,6 +9,8 @@ from hypothesis import given, settings, strategies as st
 
 from doctor.simulated_trace import AUTOGRAD, MAIN, step_ms, watched
 from gapless.doctor.diagnose import diagnose
+from gapless.doctor.seen import SeenWait
+from gapless.doctor.watched import Watched
 from gapless.records.finding import Site
 
 
@@ -74,6 +76,37 @@ def test_noise_of_the_host_and_the_device_leaves_the_gain_right(exposed, seed):
     assert finding.gain_ms == pytest.approx(saved, rel=0.1, abs=0.02 * plain)
     if not exposed:
         assert finding.share <= 0.01
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["asyncio_0", "asyncio_1"], "asyncio"),
+        (["ThreadPoolExecutor-0_0", "ThreadPoolExecutor-0_1"], "ThreadPoolExecutor-0"),
+        (["Thread-7 (log)", "Thread-8 (log)"], "Thread (log)"),
+        (["main", "main"], "main"),
+    ],
+)
+def test_a_line_that_waits_on_several_threads_of_a_kind_is_one_finding(names, shown):
+    """A pool hands work to any of its threads, and a loop may start one in each step."""
+    seen = [
+        SeenWait(
+            cause="item",
+            call="Tensor.item",
+            site=Site(path="train.py", line=3),
+            thread=name,
+            step=step,
+            start_ns=0,
+            end_ns=1_000_000,
+        )
+        for step, name in enumerate(names)
+    ]
+
+    (finding,) = diagnose(
+        Watched(has_device=True, step_ms=(5.0, 5.0), seen=tuple(seen), num_seen_steps=2)
+    ).findings
+
+    assert (finding.thread, finding.per_step, finding.waited_ms) == (shown, 1.0, 1.0)
 
 
 def test_a_wait_that_exposes_nothing_is_said_not_to_matter():

@@ -8,6 +8,7 @@ No torch here.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
 from statistics import mean, median
@@ -68,6 +69,11 @@ _OF_OPERATION: dict[str, Cause] = {
     "aten::_to_copy": "copy",
     "aten::copy_": "copy",
 }
+
+
+# Threads of one pool, and those that a loop starts anew in each step, differ in a number alone:
+# "asyncio_1", "ThreadPoolExecutor-0_3", "Thread-12 (log)".
+_NUMBER = re.compile(r"[-_ ]\d+(?=$| \()")
 
 
 class _Key(NamedTuple):
@@ -616,7 +622,7 @@ class _Diagnosing:
 
 
 def _key_of(seen: SeenWait) -> _Key:
-    return _Key(seen.cause, seen.call, seen.site, seen.thread)
+    return _Key(seen.cause, seen.call, seen.site, _NUMBER.sub("", seen.thread))
 
 
 def _plain_step_ms(steps: Sequence[float]) -> float | None:
