@@ -251,6 +251,8 @@ def test_the_final_model_is_what_translates_best(train, monkeypatch, scores, exp
     (line,) = [note for note in run.notes if note.startswith("the final model has")]
     assert f"the {expected}: validation BLEU" in line
     assert line.count(".") == 3
+    is_passed_over = scores[2] > max(scores[:2]) and not expected.startswith("best")
+    assert ("a lead that may be luck" in line) == is_passed_over
 
 
 @pytest.mark.slow

@@ -48,7 +48,7 @@ def arriving_lines(stream: ByteStream, *, name: str) -> Iterator[list[str]]:
             at = num_bytes + len(raw) - len(text) + error.start
             raise DataError(
                 f"{name} is not UTF-8: byte 0x{text[error.start]:02x} at offset {at}, "
-                f"line {line}; convert it with iconv -t UTF-8"
+                f"line {line}; convert it, such as by iconv -f GBK -t UTF-8"
             ) from error
         num_bytes += len(raw)
         num_lines += raw.count(b"\n")

@@ -51,7 +51,7 @@ def decode_text(raw: bytes, *, name: str) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}, "
-            f"line {line}; convert it with iconv -t UTF-8"
+            f"line {line}; convert it, such as by iconv -f GBK -t UTF-8"
         ) from error
 
 

@@ -297,7 +297,7 @@ class TrainConfig:
         "decoding",
         "auto",
         "newest epochs whose weights are averaged into the final model; auto: that of 5, or the last "
-        "or best weights, whichever translates the validation pairs best",
+        "or best weights, whichever translates the validation pairs best, by more than luck",
         at_least=1,
         compare=False,
     )

@@ -33,21 +33,33 @@ class FinalModel:
         weights: by name.
         bleu: of all that were compared, on the validation pairs, by what they are; none if the
             settings say which to take.
+        num_pairs: that were translated for it.
     """
 
     name: str
     weights: Mapping[str, torch.Tensor]
     bleu: Mapping[str, float] = field(default_factory=dict)
+    num_pairs: int = 0
 
     @property
     def line(self) -> str:
         """Which weights were taken, and what the others reached, for people."""
-        others = [f"{name} {bleu:.2f}" for name, bleu in self.bleu.items() if name != self.name]
-        rest = f" ({', '.join(others)})" if others else ""
+        own = self.bleu[self.name]
+        others = [
+            f"{name}: {bleu:.2f}" + (self._luck if bleu > own else "")
+            for name, bleu in self.bleu.items()
+            if name != self.name
+        ]
+        rest = f" ({'; '.join(others)})" if others else ""
         return (
             f"the final model has the {self.name}: validation BLEU "
-            f"{self.bleu[self.name]:.2f}{rest}"
+            f"{own:.2f}{rest}"
         )
+
+    @property
+    def _luck(self) -> str:
+        pairs = "1 pair" if self.num_pairs == 1 else f"{self.num_pairs} pairs"
+        return f", a lead that may be luck with {pairs}"
 
 
 def averaged_model(run: TrainingRun) -> FinalModel:
@@ -93,7 +105,7 @@ def best_of_all(
         put_weights(run, found[name], path=run.run_dir)
         bleu[name] = score_pairs(run, pairs, beam=1, on_batch=on_batch).bleu
     best = max(bleu, key=lambda name: bleu[name] * (1.0 - _handicap(name, len(pairs))))
-    return FinalModel(name=best, weights=found[best], bleu=bleu)
+    return FinalModel(name=best, weights=found[best], bleu=bleu, num_pairs=len(pairs))
 
 
 def _handicap(name: str, num_pairs: int) -> float:
