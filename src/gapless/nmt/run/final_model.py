@@ -51,10 +51,7 @@ class FinalModel:
             if name != self.name
         ]
         rest = f" ({'; '.join(others)})" if others else ""
-        return (
-            f"the final model has the {self.name}: validation BLEU "
-            f"{own:.2f}{rest}"
-        )
+        return f"the final model has the {self.name}: validation BLEU {own:.2f}{rest}"
 
     @property
     def _luck(self) -> str:
