@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextvars
+import ctypes
+import sys
 import warnings
 from dataclasses import dataclass, field
 
@@ -695,6 +697,30 @@ def calls_where_parametrized_weights_are_cached_run_as_written(device):
     name = "torch.nn.utils.parametrize.cached()"
     watched = _Again(torch.nn.utils.parametrize.cached)
     check_calls_that_are_watched(device, watched, name, "inside_cached")
+
+
+class _ProfilerInC:
+    """Watches this thread as a profiler made in C does: what it hands to Python cannot be called."""
+
+    _KIND = ctypes.PYFUNCTYPE(
+        ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p
+    )
+
+    def __init__(self):
+        self._callback = self._KIND(lambda *_: 0)
+
+    def __enter__(self):
+        ctypes.pythonapi.PyEval_SetProfile(self._callback, ctypes.py_object(self))
+
+    def __exit__(self, *failure):
+        sys.setprofile(None)
+
+
+@scenario(num_seeds=1, only="asap")
+def calls_beside_a_profiler_made_in_c_run_as_written(device):
+    """Only one profiler can see a thread, and gapless would have to watch the calls itself."""
+    name = f"{_ProfilerInC.__module__}._ProfilerInC"
+    check_calls_that_are_watched(device, _ProfilerInC(), name)
 
 
 class _Fivefold(torch.nn.Linear):

@@ -317,7 +317,7 @@ gc.freeze()  # after the warm-up""",
         "work = torch.distributed.all_reduce(loss, async_op=True)",
     ),
     "unknown": (
-        "Run it again with --exact, which sees waits inside of libraries; the thread and the call "
+        "Run it again with `gapless doctor --exact`, which sees waits inside of libraries; the thread and the call "
         "say where to look.",
         "",
     ),

@@ -118,7 +118,10 @@ def _shortage(watch: Watch) -> list[str]:
     if watch.source.chosen is None:
         asked = watch.source.asked
         missing = _MISSING.get(asked, f"{asked} was not called")
-        note = f"No step was seen: {missing}. --step or gapless.doctor.step() says what a step is."
+        note = (
+            f"No step was seen: {missing}. `gapless.doctor.step()` in the loop or `gapless doctor --step NAME` "
+            "says what a step is."
+        )
         seconds = [] if watch.seen_seconds is None else [_SECONDS]
         return [note, *seconds, *([_CHILDREN] if _has_started_processes() else [])]
     if watch.is_complete or watch.problem:
@@ -126,7 +129,7 @@ def _shortage(watch: Watch) -> list[str]:
     num_steps = sum(one.num_steps for one in watch.seen)
     return [
         f"The script ended after {num_steps} steps, before all windows were over, so that the figures "
-        "are less certain; a smaller --warm-up and fewer --steps fit it better."
+        "are less certain; `gapless doctor --warm-up 2` begins to watch earlier."
     ]
 
 

@@ -564,7 +564,7 @@ for x, y in batches:
         meaning="The profiler saw a call that blocked the host, and no line of the script is known that led to it.",
         why="A library, or a thread of C++, made the call. The finding says which call it was and on which thread; its "
         "time counts like that of any other.",
-        mend="Run the script again with `--exact`: it sees waits inside of libraries as well. If it stays without a line, "
+        mend="Run the script again with `gapless doctor --exact`: it sees waits inside of libraries as well. If it stays without a line, "
         "look at what runs on that thread.",
     ),
 }
