@@ -48,6 +48,11 @@ _COMMAND = "PYTHONPATH=src python3 -m benchmarks.origin --precision {} --out doc
 _WORDS: dict[Language, dict[str, str]] = {
     "en": {
         "missing": "not measured yet",
+        "how": "not measured yet: `{}`",
+        "none": "Nothing on this page is measured yet. What is known so far is from other measurements: "
+        "[results](.).",
+        "some": "Measured so far: {}. Not yet: {}.",
+        "folded": "{} claims, none of them measured yet; `benchmarks/origin_claims.py` has them.",
         "table": "| plan | the origin's name | same bits | waits a batch | ms waited a batch | CPU, "
         "of one core (of all) | CPU with loader workers | GPU: NVML | GPU: kernels | 1,000 batches, s | "
         "peak memory, MiB | times 优化前 |",
@@ -74,6 +79,10 @@ _WORDS: dict[Language, dict[str, str]] = {
     },
     "zh": {
         "missing": "尚未测量",
+        "how": "尚未测量：`{}`",
+        "none": "下面各表尚未测量；已测的结论只有「先说结论」里的几条，来自别的测量。",
+        "some": "下面的表中，已测量的是 {}，尚未测量的是 {}。",
+        "folded": "{} 条说法，都尚未测量；全文在 `benchmarks/origin_claims.py`。",
         "table": "| 方案 | 原文的名字 | 结果逐位相同 | 每 batch 等待次数 | 每 batch 等待 ms | CPU，单核百分比（占全部核） | "
         "CPU，含加载进程 | GPU：NVML | GPU：kernel 在跑的时间 | 1000 个 batch，秒 | 峰值显存 MiB | 相对优化前的速度 |",
         "yes": "是",
@@ -135,7 +144,11 @@ def page_text(files: Files) -> str:
 
 
 def _page(files: Files) -> Iterator[str]:
-    yield from _INTRODUCTION.splitlines()
+    title, *introduction = _INTRODUCTION.splitlines()
+    yield title
+    for line in state_lines(files, "en"):
+        yield from ("", f"**{line}**")
+    yield from introduction
     for name in _shown(files):
         yield from ("", f"## The plans, {name}", "")
         yield from plans_lines(files.get(name), "en", name)
@@ -154,12 +167,12 @@ def _page(files: Files) -> Iterator[str]:
     yield from tuning_lines(files, "en")
 
 
-_INTRODUCTION = f"""# The origin's plans and claims, measured
+_INTRODUCTION = f"""# The origin's plans and claims
 
 This project was made from five documents in Chinese, which describe a training system in C++ and
-claim what each of its plans would gain, before anything was measured. Here every plan runs on the
-workload of those documents, a Transformer of width 512 with 8 heads and 6 + 6 layers and batches of
-32 sentences, and every claim stands with its verdict and the reason. [What became of the
+claim what each of its plans would gain, before anything was measured. The commands below run every
+plan on the workload of those documents, a Transformer of width 512 with 8 heads and 6 + 6 layers and
+batches of 32 sentences, and give every claim a verdict and a reason. [What became of the
 system, in Chinese](../zh/origin.md). [Which plan for whom](../which-plan.md).
 
 ```
@@ -201,11 +214,23 @@ with the interval as its only difference; bold: the fastest, and those whose rou
 # --- parts, in both languages ---
 
 
+def state_lines(files: Files, language: Language) -> Iterator[str]:
+    """Say what is measured and what is not; nothing once all of it is."""
+    words = _WORDS[language]
+    measured = [name for name in _shown(files) if _results(files, name) is not None]
+    missing = [name for name in _shown(files) if name not in measured]
+    comma = "、" if language == "zh" else ", "
+    if not measured:
+        yield words["none"]
+    elif missing:
+        yield words["some"].format(comma.join(measured), comma.join(missing))
+
+
 def plans_lines(found: Mapping[str, Any] | None, language: Language, name: str) -> Iterator[str]:
     """Return the table of the plans of one file, with its conditions."""
     words = _WORDS[language]
     if found is None or not found.get("rows"):
-        yield f"{words['missing']}: `{_COMMAND.format(name)}`"
+        yield words["how"].format(_COMMAND.format(name))
         return
     yield words["conditions"].format(**found["facts"])
     yield ""
@@ -292,12 +317,15 @@ def _is_unsteady(spread: Mapping[str, Any]) -> bool:
 
 
 def verdict_lines(files: Files, language: Language) -> Iterator[str]:
-    """Return how many claims have each verdict, a line for each precision."""
-    words = _WORDS[language]
+    """Return how many claims have each verdict, a line for each precision; none without figures."""
+    words, colon = _WORDS[language], "：" if language == "zh" else ": "
+    if not any(_results(files, name) for name in _shown(files)):
+        yield words["folded"].format(len(CLAIMS))
+        return
     for name in _shown(files):
         found = _results(files, name)
         if found is None:
-            yield f"* {name}: {words['missing']}"
+            yield f"* {name}{colon}{words['missing']}"
             continue
         of = counts(found)
         text = words["verdicts"].format(name, of[CONFIRMED], of[REFUTED], of[NOT_MEASURABLE])
@@ -305,11 +333,15 @@ def verdict_lines(files: Files, language: Language) -> Iterator[str]:
 
 
 def claims_lines(files: Files, document: str, language: Language) -> Iterator[str]:
-    """Return the table of the claims of one document."""
+    """Return the table of the claims of one document; one line as long as nothing is measured."""
     names = _shown(files)
+    found = {name: _results(files, name) for name in names}
+    if not any(found.values()):
+        num_claims = sum(claim.document == document for claim in CLAIMS)
+        yield _WORDS[language]["folded"].format(num_claims)
+        return
     yield _WORDS[language]["claim"].format(" | ".join(names))
     yield f"|---|{'---|' * len(names)}"
-    found = {name: _results(files, name) for name in names}
     for at, claim in enumerate(CLAIMS):
         if claim.document == document:
             cells = [_verdict(results and results[at], language) for results in found.values()]
@@ -392,11 +424,13 @@ def filled(text: str, files: Files) -> str:
 
 _MARK = "<!-- measured: "
 _END = "<!-- end -->"
-_PARTS = ("plans", "verdicts", "tuning", *(document.number for document in DOCUMENTS))
+_PARTS = ("state", "plans", "verdicts", "tuning", *(document.number for document in DOCUMENTS))
 
 
 def _part(name: str, files: Files) -> Iterator[str]:
-    if name == "plans":
+    if name == "state":
+        yield from state_lines(files, "zh")
+    elif name == "plans":
         for number, precision in enumerate(_shown(files)):
             yield from ("",) if number else ()
             yield from (f"**{precision}**", "")

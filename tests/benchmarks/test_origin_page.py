@@ -55,6 +55,17 @@ def test_the_page_has_every_plan_and_every_claim():
     assert "* bf16: not measured yet" in text
 
 
+def test_a_page_without_figures_says_so_first_and_has_no_empty_table():
+    """The line under the title says what is measured; as long as nothing is, a line stands for a table."""
+    nothing, one, both = ({}, {"fp32": file_of()}, {"fp32": file_of(), "bf16": file_of()})
+
+    assert page_text(nothing).splitlines()[2].startswith("**Nothing on this page is measured yet.")
+    assert "|---" not in page_text(nothing)
+    assert "none of them measured" not in page_text(one)
+    assert page_text(one).splitlines()[2] == "**Measured so far: fp32. Not yet: bf16.**"
+    assert "**" not in page_text(both).splitlines()[2]
+
+
 def test_what_failed_or_was_measured_apart_is_said():
     """A plan that could not be measured, other conditions, other bits and a wide spread are named."""
     rows = origins_dream()
@@ -121,7 +132,9 @@ def test_the_pages_are_what_their_files_give():
     chinese = CHINESE.read_text(encoding="utf-8")
     assert filled(chinese, files) == chinese
     marks = re.findall(r"<!-- measured: (\w+) -->", chinese)
-    assert sorted(marks) == sorted(["plans", "verdicts", "tuning", *(d.number for d in DOCUMENTS)])
+    assert sorted(marks) == sorted(
+        ["state", "plans", "verdicts", "tuning", *(d.number for d in DOCUMENTS)]
+    )
 
 
 def test_the_program_renders_a_folder_without_torch(tmp_path):
