@@ -72,3 +72,13 @@ def test_without_steps_nothing_is_said_of_their_time():
     assert text_of(session(), replace(session(), steps=None)).startswith(
         "Times of steps are not known of both runs.\n"
     )
+
+
+def test_what_the_syntax_alone_shows_has_no_cost():
+    """Nothing was counted there, which is not the same as never."""
+    unseen = replace(ITEM, certainty="maybe", per_step=0.0, waited_ms=None, exposed_ms=None)
+
+    text = text_of(session(unseen), session())
+
+    assert "      from the syntax, not timed\n" in text
+    assert "0 a step" not in text

@@ -140,6 +140,8 @@ def _say_line(page: Page, finding: Finding) -> None:
 
 
 def _cost(finding: Finding) -> str:
+    if finding.certainty != "seen":
+        return "from the syntax, not timed"
     parts = [f"{count(finding.per_step)} a step"]
     if finding.waited_ms is not None:
         parts.append(f"waited {milliseconds(finding.waited_ms)} ms")
