@@ -128,8 +128,10 @@ def test_workers_ignore_the_signals_that_stop_a_run():
     """A signal to the whole process group stops the training process, not its workers."""
     loader = watch(Numbers())
     batches = iter(loader)
-    found = [int(next(batches)[0])]
-    for process in multiprocessing.active_children():
+    workers = multiprocessing.active_children()
+    # They take turns: each has begun by then.
+    found = [int(next(batches)[0]) for _ in workers]
+    for process in workers:
         for number in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2"):
             os.kill(process.pid, signal.Signals[number])
     found += [int(batch[0]) for batch in batches]
