@@ -1,4 +1,4 @@
-"""Activations are computed again in the backward pass, and with them a read."""
+"""Activations are computed again in the backward pass, up to the last one that is needed: not the read."""
 
 import os
 
@@ -18,7 +18,7 @@ class Gate(nn.Module):
 
     def forward(self, x):
         x = self.linear(x).relu()
-        self.largest = x.detach().max().item()  # waits: item; waits: item, in autograd
+        self.largest = x.detach().max().item()  # waits: item
         return x
 
 

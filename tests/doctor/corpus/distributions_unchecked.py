@@ -16,7 +16,7 @@ for _ in range(STEPS):  # step
     dist = Categorical(logits=actor(obs), validate_args=False)  # harmless: not checked
     action = dist.sample()  # harmless: drawn on the device
     log_prob = dist.log_prob(action)  # harmless: not checked
-    move = Normal(mean(obs), 0.3, validate_args=False)  # harmless: not checked
+    move = Normal(mean(obs), 0.3, validate_args=False)  # waits: new tensor, static no
     sample = move.rsample()  # harmless: drawn on the device
     loss = -log_prob.mean() - 0.01 * dist.entropy().mean() + sample.square().mean()
     optimizer.zero_grad()

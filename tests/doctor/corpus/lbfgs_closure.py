@@ -17,4 +17,4 @@ for _ in range(STEPS):  # step
         loss.backward()
         return loss
 
-    optimizer.step(closure)  # waits: optimizer, 3-100 a step, static maybe
+    optimizer.step(closure)  # waits: optimizer, 3-400 a step, static maybe

@@ -15,7 +15,7 @@ if device == "cuda":
     slot = slot.pin_memory()
 seen = []
 for _ in range(STEPS):  # step
-    x = torch.randn(512, 1024, device=device)
+    x = torch.randn(4096 if device == "cuda" else 16, 1024, device=device)
     for _ in range(10):
         x = model(x).tanh()
     loss = x.square().mean()

@@ -12,7 +12,7 @@ optimizer = torch.optim.Adam(net.parameters())
 for _ in range(STEPS):  # step
     states = torch.randn(20, 16, device=device)
     durations = torch.randint(1, 5, (20,), device=device)
-    frames = torch.repeat_interleave(net(states), durations, dim=0)  # waits: shape, static maybe
+    frames = torch.repeat_interleave(net(states), durations, dim=0)  # waits: shape, 2 a step, static maybe
     twice = states.repeat_interleave(2, dim=0)  # harmless: a number of the host
     loss = frames.square().mean() + twice.mean()
     optimizer.zero_grad()

@@ -25,4 +25,4 @@ class Norms(TrainerCallback):
 
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(folder, max_steps=STEPS, report_to=[], save_strategy="no", logging_strategy="no", per_device_train_batch_size=8, disable_tqdm=True)
-    Trainer(Tiny(), arguments, train_dataset=Rows(STEPS * 8), callbacks=[Norms()]).train()
+    Trainer(Tiny(), arguments, train_dataset=Rows(STEPS * 8), callbacks=[Norms()]).train()  # waits: bool, 2 a step, static no; waits: item, 2 a step, static no

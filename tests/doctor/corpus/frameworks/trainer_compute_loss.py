@@ -24,4 +24,4 @@ class Reading(Trainer):
 
 with tempfile.TemporaryDirectory() as folder:
     arguments = TrainingArguments(folder, max_steps=STEPS, report_to=[], save_strategy="no", logging_strategy="no", per_device_train_batch_size=8, disable_tqdm=True)
-    Reading(Tiny(), arguments, train_dataset=Rows(STEPS * 8)).train()
+    Reading(Tiny(), arguments, train_dataset=Rows(STEPS * 8)).train()  # waits: bool, 2 a step, static no; waits: item, 2 a step, static no
