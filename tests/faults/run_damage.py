@@ -30,7 +30,7 @@ from faults.runs import checkpoints, differences, newest_step, train_options, wr
 TEXT = "red blue dog"
 
 # No manifest covers what is only for people to look at, nor the lock.
-UNCOVERED = re.compile(r"tensorboard/|summary\.json|lock$|\.tmp")
+UNCOVERED = re.compile(r"tensorboard/|summary\.json|errors\.log|lock$|\.tmp")
 
 
 @dataclass(frozen=True)
