@@ -123,7 +123,7 @@ def summarise(events: Iterable[dict[str, Any]]) -> KernelTrace | None:
     return KernelTrace(
         num_kernels=sum(event["cat"] == "kernel" for event in found),
         busy_ms=_covered(spans) / 1000.0,
-        kernel_ms=sum(end - start for start, end in spans) / 1000.0,
+        kernel_ms=sum(event["dur"] for event in found) / 1000.0,
         ms_of_streams=_by_stream(found),
         span_ms=(max(end for _, end in spans) - spans[0][0]) / 1000.0,
     )
