@@ -10,7 +10,7 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from gapless.doctor.seen import MARK, MARK_AFTER, STEP_MARK, SeenWait
+from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK, SeenWait
 from gapless.doctor.trace import read_trace
 from gapless.doctor.watched import Watched
 from gapless.records.finding import Site
@@ -99,6 +99,22 @@ class Machine:
             self._event("cpu_op", f"{MARK_AFTER}{place}", self.now, self.now + 1)
         else:
             self.seen[place] = replace(noted, end_ns=round(self.now * 1000) + CLOCK_NS)
+
+    @contextmanager
+    def optimizer_step(self, name, line):
+        """Run the body in the step of an optimizer that was seen to be called at a line."""
+        noted = SeenWait(
+            cause="optimizer",
+            call=f"{name}.step",
+            site=Site(path="train.py", line=line),
+            thread="main",
+            step=len(self.steps) - 1,
+            start_ns=round(self.now * 1000) + CLOCK_NS,
+        )
+        self.seen.append(noted)
+        with self.operation(f"Optimizer.step#{name}.step"):
+            self._event("cpu_op", f"{MARK_WITHIN}{len(self.seen) - 1}", self.now, self.now + 1)
+            yield
 
     @contextmanager
     def operation(self, name, **args):

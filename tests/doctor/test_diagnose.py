@@ -300,6 +300,42 @@ def test_a_blocking_call_that_nobody_saw_is_reported_by_its_name():
     assert diagnosis.notes == ("0 of 11 blocking calls of the recorded steps have a line.",)
 
 
+def test_a_wait_within_an_optimizers_step_that_nobody_saw_belongs_to_that_step():
+    """What is seen in it keeps its own line, and what comes behind it has none."""
+
+    def program(machine):
+        machine.launch(3000.0)
+        with machine.optimizer_step("SparseAdam", 7):
+            machine.wait()
+            machine.launch(1000.0)
+            with machine.seeing("item", "Tensor.item", 8):
+                machine.item()
+        machine.host(100.0)
+        machine.launch(1000.0)
+        machine.wait()
+
+    found = {finding.call: finding for finding in diagnose(watched(program)).findings}
+
+    assert found["SparseAdam.step"].site.line == 7
+    assert found["SparseAdam.step"].per_step == pytest.approx(1.0)
+    assert found["SparseAdam.step"].waited_ms == pytest.approx(3.0, rel=0.05)
+    assert found["Tensor.item"].site.line == 8
+    assert found["cudaStreamSynchronize"].site is None
+
+
+def test_an_optimizers_step_without_a_wait_is_no_finding():
+    """It only might have held one."""
+
+    def program(machine):
+        machine.launch(3000.0)
+        with machine.optimizer_step("SGD", 7):
+            machine.launch(10.0)
+        with machine.seeing("item", "Tensor.item", 8):
+            machine.item()
+
+    assert [finding.site.line for finding in diagnose(watched(program)).findings] == [8]
+
+
 def test_what_blocks_in_the_first_recorded_step_alone_is_not_reported():
     """The profiler itself may have caused it."""
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import threading
 
+from gapless.doctor.conclusion import conclude
+from gapless.doctor.phases import Seen
 from gapless.doctor.seconds import Seconds
+from gapless.doctor.seen import SeenWait
+from gapless.doctor.watch_settings import WatchSettings
+from gapless.doctor.watching import Watch
+from gapless.records.finding import Site
 
 
 class Counter:
@@ -59,3 +65,34 @@ def test_a_pass_that_fails_is_told_of():
 
     assert seconds.end() is None
     assert [type(problem) for problem in problems] == [ZeroDivisionError]
+
+
+class ItemPass:
+    """Has seen one line read two values in each of four seconds."""
+
+    def __init__(self):
+        self.waits = [
+            SeenWait(
+                cause="item",
+                call="Tensor.item",
+                site=Site(path="infer.py", line=7),
+                thread="main",
+                step=number // 2,
+                start_ns=0,
+                end_ns=1_000_000,
+            )
+            for number in range(8)
+        ]
+
+
+def test_what_was_seen_in_seconds_is_found():
+    """A script without steps has findings too, counted by the second."""
+    watch = Watch(WatchSettings())
+    watch.has_torch = True
+    watch.seen_seconds = Seen(phase="sites", num_steps=4, passes=[ItemPass()])
+
+    session = conclude(watch, command=["infer.py"])
+
+    assert session.step == "a second"
+    found = [one for one in session.findings if one.certainty == "seen"]
+    assert [(one.code, one.site.line, one.per_step) for one in found] == [("GAP001", 7, 2.0)]

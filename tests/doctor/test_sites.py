@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from doctor.labels import CORPUS, read_case
 from gapless.device import cuda_sites
 from gapless.doctor import explicit_waits, host_costs, placement, sites as sites_module
+from gapless.doctor.index_cause import cause_of_index
 from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.seen import MARK, MARK_AFTER
 from gapless.doctor.sites import SitesPass
@@ -831,3 +832,69 @@ def test_a_watch_that_cannot_begin_leaves_nothing_behind(monkeypatch):
         SitesPass().start()
 
     assert before == (dict(vars(torch.Tensor)), list(warnings.filters), list(gc.callbacks))
+
+
+def test_scalars_are_no_sequences(watching):
+    """Neither under the doctor's eyes nor afterwards: C asks a class once and for all."""
+    scalars = [torch.tensor(1.0), torch.tensor(2.0)]
+
+    assert torch.tensor(scalars).shape == (2,)
+    watching.stop()
+    assert torch.tensor(scalars).shape == (2,)
+
+
+class Masked:
+    """Notes why it would wait when it is indexed."""
+
+    def __init__(self):
+        self.__dict__["mask"] = torch.ones(3, dtype=torch.bool)
+
+    def __getitem__(self, index):
+        CAUSES.append(cause_of_index(sys._getframe(1)))
+        return self
+
+    def __matmul__(self, _):
+        return self
+
+    def __setitem__(self, index, value):
+        CAUSES.append(cause_of_index(sys._getframe(1)))
+
+
+CAUSES = []
+
+
+def sets(x, index):
+    x[index] = 1
+
+
+def adds(x, index):
+    x[index] @= 1
+
+
+MASK = torch.ones(3, dtype=torch.bool)
+INDICES = {
+    "a comparison": ("shape", lambda x: x[torch.ones(2) > 0]),
+    "a mask by name": ("shape", lambda x: x[:, MASK]),
+    "a mask of an object": ("shape", lambda x: x[x.mask]),
+    "a mask turned round": ("shape", lambda x: x[~MASK]),
+    "masks joined": ("shape", lambda x: x[MASK & MASK]),
+    "a function of masks": ("shape", lambda x: x[torch.isnan(torch.ones(2))]),
+    "a list of masks": ("shape", lambda x: x[[True, False]]),
+    "a list": ("cpu index", lambda x: x[[0, 1]]),
+    "a tensor made here": ("cpu index", lambda x: x[torch.tensor([0, 1])]),
+    "a number": ("index", lambda x: x[0]),
+    "a range": ("index", lambda x: x[1:2]),
+    "a setting": ("shape", lambda x: sets(x, MASK)),
+    "a sum": ("shape", lambda x: adds(x, MASK)),
+}
+
+
+@pytest.mark.parametrize("name", INDICES)
+def test_an_index_is_told_by_the_line_that_uses_it(name):
+    """By what its names stand for, or by its syntax."""
+    cause, use = INDICES[name]
+    CAUSES.clear()
+    x = Masked()
+    use(x)
+
+    assert set(CAUSES) == {cause}

@@ -73,6 +73,15 @@ def test_an_optimizer_that_is_called_no_more_makes_way():
     assert (first, source.chosen) == (SGD, REPLAY)
 
 
+def test_replays_after_a_few_steps_are_the_steps():
+    """A graph is captured in the fourth step; the optimizer is not called again."""
+    source = StepSource()
+    steps_of(source, [BACKWARD, ADAM], 4)
+    steps_of(source, [REPLAY], 20)
+
+    assert source.chosen == REPLAY
+
+
 def test_a_validation_between_two_steps_is_no_change_of_steps():
     """An optimizer that waits for a thousand batches of another loader is called again."""
     source = StepSource()

@@ -311,6 +311,7 @@ def test_the_mode_and_torchs_functions_are_as_before(d):
     assert all(old is new for old, new in zip(before, now, strict=True))
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_each_mark_stands_by_the_call_that_blocks(d, tmp_path):
     """A wrapped wait blocks behind its mark; one that torch warns of blocked before it."""
     activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]

@@ -30,26 +30,37 @@ def operation_at(code: CodeType, instruction: int) -> str:
 
     Empty where the source cannot be read, or has nothing there that has a name.
     """
-    position = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
-    if position is None or None in position:
-        return ""
-    line, end_line, column, end_column = (int(part or 0) for part in position)
-    nodes = _nodes(code.co_filename)
-    # An instruction of a call over several lines begins at its last name, and ends where the call ends.
-    node = nodes.get((line, column, end_line, end_column)) or nodes.get(
-        (0, 0, end_line, end_column)
-    )
+    node = _node_at(code, instruction)
     if isinstance(node, ast.Call):
-        return _last_name(node.func)
+        return last_name(node.func)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mod) and _is_text(node.left):
         return "format"
     return "" if node is None else _OPERATIONS[type(node)]
 
 
-def _last_name(node: ast.expr) -> str:
+def index_at(code: CodeType, instruction: int) -> ast.expr | None:
+    """Return the index of `a[index]` that an instruction reads or sets; None where it does not."""
+    node = _node_at(code, instruction)
+    return node.slice if isinstance(node, ast.Subscript) else None
+
+
+def last_name(node: ast.expr) -> str:
+    """Return `c` for `a.b.c` and for `c`; empty where there is no such name."""
     if isinstance(node, ast.Attribute):
         return node.attr
     return node.id if isinstance(node, ast.Name) else ""
+
+
+def _node_at(code: CodeType, instruction: int) -> ast.expr | ast.stmt | None:
+    position = next(itertools.islice(code.co_positions(), instruction // 2, None), None)
+    if position is None or None in position:
+        return None
+    line, end_line, column, end_column = (int(part or 0) for part in position)
+    nodes = _nodes(code.co_filename)
+    # An instruction of a call over several lines begins at its last name, and ends where the call ends.
+    return nodes.get((line, column, end_line, end_column)) or nodes.get(
+        (0, 0, end_line, end_column)
+    )
 
 
 def _is_text(node: ast.expr) -> bool:

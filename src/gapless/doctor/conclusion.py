@@ -76,7 +76,7 @@ def _watched(watch: Watch) -> Watched:
     for phase in get_args(Phase):
         notes += _notes_of(_window(watch, phase))
     plain = _window(watch, "plain") or _window(watch, "rest")
-    sites = _window(watch, "sites")
+    sites = _window(watch, "sites") or watch.seen_seconds
     times = _window(watch, "times")
     backward = _window(watch, "backward")
     return Watched(

@@ -94,6 +94,7 @@ class _Group:
     """The waits of one finding.
 
     Attributes:
+        num_seen: calls in the window of sites.
         per_step: how often in a step.
         waited_ms: a step, as far as it was measured.
         waits: places in the trace's waits.
@@ -103,6 +104,7 @@ class _Group:
         detail: of one of its calls.
     """
 
+    num_seen: int = 0
     per_step: float = 0.0
     waited_ms: float | None = None
     waits: set[int] = field(default_factory=set)
@@ -249,16 +251,18 @@ class _Diagnosing:
         groups: dict[_Key, _Group] = defaultdict(_Group)
         watched = self._watched
         knows_autograd = self._trace is not None
-        for seen, steps in (
-            *((one, watched.num_seen_steps) for one in watched.seen),
-            *((one, 0) for one in watched.timed),
+        steps = watched.num_seen_steps
+        for seen, counts in (
+            *((one, True) for one in watched.seen),
+            *((one, False) for one in watched.timed),
         ):
             if knows_autograd and seen.thread == "autograd" and seen.site is None:
                 continue  # the trace has it, with its node
             group = groups[_key_of(seen)]
             group.detail = group.detail or seen.detail
-            if steps:
-                group.per_step += (1 if seen.cause == "query" else seen.count) / steps
+            if counts and steps:
+                group.num_seen += 1 if seen.cause == "query" else seen.count
+                group.per_step = group.num_seen / steps
                 if seen.end_ns is not None:
                     took = (seen.end_ns - seen.start_ns) / 1e6 / steps
                     group.waited_ms = (group.waited_ms or 0.0) + took

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
 from gapless.doctor.seen import MARK, MARK_AFTER
@@ -94,6 +95,17 @@ class Spins:
             note.count += 1
         if not is_done:
             self._last[thread] = (key, since_ns, note)
+
+
+def watch_optimizers(notes: WaitNotes) -> Callable[[], None]:
+    """Mark each step of an optimizer, which may sort on the device; return what ends this."""
+
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if notes.are_wanted and not is_dynamo_compiling():
+            call = f"{type(optimizer).__name__}.step"
+            notes.within("optimizer", call, frame=sys._getframe(1))
+
+    return register_optimizer_step_pre_hook(before).remove
 
 
 def watch_collectives(notes: WaitNotes, patches: Patches) -> None:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.doctor.trace import Wait, find_polls, find_waits
+from gapless.doctor.trace import Wait, find_polls, find_waits, optimizer_around
 
 
 if TYPE_CHECKING:
@@ -61,8 +61,11 @@ def join(trace: Trace, seen: Sequence[SeenWait]) -> Joined:
         by_thread[wait.thread].append(place)
     for thread, places in by_thread.items():
         own = [mark for mark in marks if mark.thread == thread]
-        _join_before(waits, places, [mark for mark in own if not mark.is_after], seen, owners)
+        before = [mark for mark in own if not (mark.is_after or mark.is_within)]
+        _join_before(waits, places, before, seen, owners)
         _join_after(waits, places, [mark for mark in own if mark.is_after], owners)
+        within = [mark for mark in own if mark.is_within]
+        _join_within(trace, waits, places, within, owners)
     return Joined(
         waits=tuple(waits),
         owners=tuple(owners),
@@ -109,6 +112,25 @@ def _join_after(
                 break
 
 
+def _join_within(
+    trace: Trace,
+    waits: Sequence[Wait],
+    places: Sequence[int],
+    marks: Sequence[Mark],
+    owners: list[int | None],
+) -> None:
+    """Give what nobody has to the step of an optimizer that it happened in: sorts of its kernels wait."""
+    starts = [mark.start_us for mark in marks]
+    for place in places:
+        wait = waits[place]
+        if owners[place] is not None or wait.kind != "stream":
+            continue
+        step = optimizer_around(trace, thread=wait.thread, at_us=wait.start_us)
+        last = bisect_right(starts, wait.start_us) - 1
+        if step is not None and last >= 0 and starts[last] >= step.start_us:
+            owners[place] = marks[last].place
+
+
 def _spins(trace: Trace, marks: Sequence[Mark], seen: Sequence[SeenWait]) -> list[Wait]:
     """Return a wait for each loop that asked whether work was done."""
     by_thread: dict[int, list[Call]] = defaultdict(list)
@@ -117,7 +139,7 @@ def _spins(trace: Trace, marks: Sequence[Mark], seen: Sequence[SeenWait]) -> lis
     found = []
     for mark in marks:
         noted = seen[mark.place]
-        if noted.cause != "query" or mark.is_after:
+        if noted.cause != "query" or mark.is_after or mark.is_within:
             continue
         polls = by_thread.get(mark.thread, [])
         first = bisect_left(polls, mark.start_us, key=lambda call: call.start_us)

@@ -19,6 +19,9 @@ MARK = "gapless wait "
 # synchronisation of a stream on that thread before this mark that no other mark has.
 MARK_AFTER = "gapless waited "
 
+# A call that may hold waits which nothing tells of: those in it that no other mark has are its own.
+MARK_WITHIN = "gapless within "
+
 # Likewise where a step begins.
 STEP_MARK = "gapless step"
 

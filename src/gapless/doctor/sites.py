@@ -7,11 +7,17 @@ from typing import TYPE_CHECKING
 
 from gapless.device.cuda_sites import WarningsOfWaits
 from gapless.device.cuda_waits import call_before_waits, idle_callback_ns
-from gapless.doctor.explicit_waits import watch_collectives, watch_queries, watch_synchronisation
+from gapless.doctor.explicit_waits import (
+    watch_collectives,
+    watch_optimizers,
+    watch_queries,
+    watch_synchronisation,
+)
 from gapless.doctor.host_costs import CollectorPauses, watch_loaders
+from gapless.doctor.index_cause import cause_of_index
 from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.sync_warnings import SyncWarnings
-from gapless.doctor.tensor_reads import cause_of_index, watch_tensors
+from gapless.doctor.tensor_reads import watch_tensors
 from gapless.doctor.user_line import OURS
 from gapless.doctor.wait_notes import WaitNotes
 from gapless.errors import DeviceError
@@ -58,6 +64,8 @@ class SitesPass:
         self._warnings = SyncWarnings(self._heard, lambda: self._mode.script_wants_them)
         self._pauses = CollectorPauses(self._waits)
         self._forget: Callable[[], None] | None = None
+        self._marks = marks
+        self._forget_optimizers: Callable[[], None] | None = None
 
     @property
     def waits(self) -> list[SeenWait]:
@@ -96,6 +104,9 @@ class SitesPass:
             self._forget = None
             self._patches.take_out()
             self._pauses.stop()
+            if self._forget_optimizers is not None:
+                self._forget_optimizers()
+                self._forget_optimizers = None
 
     def _put_in(self) -> None:
         self._waits.is_open = True
@@ -108,6 +119,8 @@ class SitesPass:
         ):
             watch(self._waits, self._patches)
         self._pauses.start()
+        if self._marks:
+            self._forget_optimizers = watch_optimizers(self._waits)
         if self._exact:
             self._call_back()
         if self._forget is None:
@@ -139,8 +152,8 @@ class SitesPass:
         ):
             frame = frame.f_back
         cause = _CAUSES.get(what)
-        if cause is None and state.index is not None:
-            cause = cause_of_index(state.index)
+        if cause is None and frame is not None:
+            cause = cause_of_index(frame)
         self._waits.begin(cause, "", frame=frame, detail=what)
 
     def _heard(self, frame: FrameType) -> None:
@@ -152,5 +165,4 @@ class SitesPass:
         if frame.f_code.co_name == "_engine_run_backward":
             self._waits.replayed()
             return
-        cause = None if state.index is None else cause_of_index(state.index)
-        self._waits.after(frame=frame, cause=cause)
+        self._waits.after(frame=frame, cause=cause_of_index(frame))

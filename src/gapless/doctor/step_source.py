@@ -112,5 +112,7 @@ class StepSource:
         """
         if self.chosen is not None and (caller.kind, self.chosen.kind) == ("loader", "optimizer"):
             return False
-        per_step = self.calls[caller] / max(1, self.calls[self.chosen]) if self.chosen else 0
-        return self._since_chosen[caller] >= _SILENT_CALLS + 4 * per_step
+        since = self._since_chosen[caller]
+        before = self.calls[caller] - since
+        per_step = before / max(1, self.calls[self.chosen]) if self.chosen else 0
+        return since >= _SILENT_CALLS + 4 * per_step

@@ -51,8 +51,6 @@ def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
     }
     for name, question in questions.items():
         patches.put(torch.Tensor, name, _asking(name, question, notes))
-    for name in ("__getitem__", "__setitem__"):
-        patches.put(torch.Tensor, name, _indexing(name, notes))
 
 
 def _reading(name: str, cause: Cause, notes: WaitNotes) -> Callable[..., Any]:
@@ -91,25 +89,6 @@ def _asking(name: str, question: _Question, notes: WaitNotes) -> Callable[..., A
     return _named(method, name)
 
 
-def _indexing(name: str, notes: WaitNotes) -> Callable[..., Any]:
-    """Remember the index, which says why a wait that torch warns of comes."""
-    original = getattr(torch.Tensor, name)
-
-    def method(tensor: torch.Tensor, *index_and_value: Any) -> Any:
-        if is_dynamo_compiling():
-            return original(tensor, *index_and_value)
-        if not placement.is_on_accelerator(tensor):
-            return _as_torch_would(original, tensor, index_and_value, {})
-        state = notes.thread
-        before, state.index = state.index, index_and_value[0]
-        try:
-            return _as_torch_would(original, tensor, index_and_value, {})
-        finally:
-            state.index = before
-
-    return _named(method, name)
-
-
 def _named(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     # By these it is found again when a script sends it to another process.
     method.__name__, method.__qualname__, method.__module__ = name, f"Tensor.{name}", "torch"
@@ -127,25 +106,6 @@ def _as_torch_would(
     if has_torch_function_variadic(tensor, *args):
         return handle_torch_function(original, (tensor, *args), tensor, *args, **kwargs)
     return original(tensor, *args, **kwargs)
-
-
-def cause_of_index(index: object) -> Cause:
-    """Return why indexing a tensor on a device waits: for its shape, its places, or one place."""
-    parts = index if isinstance(index, tuple) else (index,)
-    kinds = {_kind_of_part(part) for part in parts}
-    return "shape" if "shape" in kinds else "cpu index" if "cpu index" in kinds else "index"
-
-
-def _kind_of_part(part: object) -> Cause:
-    if isinstance(part, torch.Tensor):
-        if part.dtype in (torch.bool, torch.uint8):
-            return "shape"
-        return "index" if placement.is_on_accelerator(part) or part.dim() == 0 else "cpu index"
-    if isinstance(part, list):
-        return "shape" if part and isinstance(part[0], bool) else "cpu index"
-    if hasattr(part, "__array__"):
-        return "cpu index"
-    return "index"
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Cause, str] | None:

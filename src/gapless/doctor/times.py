@@ -6,6 +6,7 @@ import json
 import sys
 import tempfile
 import time
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -82,7 +83,9 @@ class TimesPass:
             )
             return
         try:
-            with profiler_output(self._said):
+            with profiler_output(self._said), warnings.catch_warnings():
+                # Torch 2.11 says so whenever a profiler starts, also where there is but one cycle.
+                warnings.filterwarnings("ignore", message=".*Profiler clears events")
                 self._profiler = self._new_profiler()
                 self._profiler.start()
         except Exception as error:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from gapless.doctor.seen import MARK, MARK_AFTER, STEP_MARK
+from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK
 
 
 if TYPE_CHECKING:
@@ -50,6 +50,8 @@ _MAX_INLINE_COPY_BYTES = 64 << 10
 
 _WORK_KINDS = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "fill"}
 _NODE = "autograd::engine::evaluate_function: "
+_OPTIMIZER = "Optimizer.step#"
+_MARKS = (MARK, MARK_AFTER, MARK_WITHIN)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -104,12 +106,14 @@ class Mark:
 
     Attributes:
         is_after: whether the wait was over when the mark was made; else it was to begin.
+        is_within: whether it is no wait, but a call that may hold some.
     """
 
     thread: int
     start_us: float
     place: int
     is_after: bool = False
+    is_within: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -249,7 +253,7 @@ def _steps(host: list[Mapping[str, Any]], origin: float) -> tuple[tuple[float, .
 def _marks(host: list[Mapping[str, Any]], origin: float) -> tuple[Mark, ...]:
     found = []
     for event in host:
-        prefix = next((one for one in (MARK, MARK_AFTER) if event["name"].startswith(one)), None)
+        prefix = next((one for one in _MARKS if event["name"].startswith(one)), None)
         if prefix is not None:
             found.append(
                 Mark(
@@ -257,6 +261,7 @@ def _marks(host: list[Mapping[str, Any]], origin: float) -> tuple[Mark, ...]:
                     start_us=float(event["ts"]) - origin,
                     place=_int(event["name"].removeprefix(prefix)),
                     is_after=prefix == MARK_AFTER,
+                    is_within=prefix == MARK_WITHIN,
                 )
             )
     return tuple(sorted(found, key=lambda mark: mark.start_us))
@@ -321,7 +326,7 @@ def _operations(host: list[Mapping[str, Any]], origin: float) -> dict[int, tuple
     found: dict[int, list[Operation]] = defaultdict(list)
     for event in host:
         name, args = event["name"], event.get("args", {})
-        if name == STEP_MARK or name.startswith((MARK, MARK_AFTER)):
+        if name == STEP_MARK or name.startswith(_MARKS):
             continue
         start, end = _span(event, origin)
         sequence = args.get("Sequence number")
@@ -442,6 +447,13 @@ def find_polls(trace: Trace) -> tuple[Call, ...]:
 def node_around(trace: Trace, *, thread: int, at_us: float) -> Operation | None:
     """Return the innermost node of a backward pass that ran on a thread at a time; None if none did."""
     return next((one for one in _around(trace, thread, at_us) if one.node), None)
+
+
+def optimizer_around(trace: Trace, *, thread: int, at_us: float) -> Operation | None:
+    """Return the step of an optimizer that ran on a thread at a time; None if none did."""
+    return next(
+        (one for one in _around(trace, thread, at_us) if one.name.startswith(_OPTIMIZER)), None
+    )
 
 
 def operation_around(trace: Trace, *, thread: int, at_us: float) -> Operation | None:

@@ -32,6 +32,8 @@ _THROUGH: tuple[tuple[str, str, Cause], ...] = (
     ("functional.py", "unique", "shape"),
     ("amp/grad_scaler.py", "step", "scaler"),
     ("nn/utils/clip_grad.py", "", "clip"),
+    # A number beside tensors becomes a tensor of their device.
+    ("distributions/utils.py", "broadcast_all", "new tensor"),
     ("distributions/", "", "validation"),
     ("optim/", "", "optimizer"),
     ("nn/functional.py", "ctc_loss", "cpu"),

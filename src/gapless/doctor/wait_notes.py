@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from gapless.doctor.call_syntax import operation_at
-from gapless.doctor.seen import MARK, MARK_AFTER, SeenWait
+from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, SeenWait
 from gapless.doctor.user_line import OwnCode, Place, module_that_runs, place_in_framework, site_of
 from gapless.doctor.wait_cause import cause_by_name, cause_through, function_called
 
@@ -57,13 +57,11 @@ class ThreadState(threading.local):
     Attributes:
         in_wait: whether a wait that is noted already is going on.
         heard: whether torch has warned of a wait since it was last made False.
-        index: with which a tensor is being indexed; None if none is.
         name: of the thread; empty until it is known.
     """
 
     in_wait = False
     heard = False
-    index: object = None
     name = ""
 
 
@@ -102,6 +100,11 @@ class WaitNotes:
     def after(self, *, frame: FrameType, cause: Cause | None = None) -> None:
         """Note a wait that is over, made by a frame, of which nothing else is known; mark it."""
         self._keep(self._note(cause, "", frame=frame), mark=MARK_AFTER)
+
+    def within(self, cause: Cause, call: str, *, frame: FrameType | None) -> None:
+        """Mark a call of a frame that may hold waits of which nothing tells."""
+        if self._marks:
+            self._keep(self._note(cause, call, frame=frame), mark=MARK_WITHIN)
 
     def cost(
         self,
