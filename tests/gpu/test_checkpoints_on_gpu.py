@@ -31,6 +31,9 @@ def test_a_copy_has_the_values_of_its_moment():
     copies = [warm_ups[0]]
     del warm_ups, copy
     device.delay(device.current_stream(), 1.0)
+    # The driver may wait for the device to load a kernel that is used for the first time.
+    torch._foreach_add_(list(weights.values()), 0.0)
+    half += 0
     torch.cuda.synchronize()
 
     with forbid_waits(device):
