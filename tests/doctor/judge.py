@@ -38,8 +38,10 @@ STEPS_WITHOUT_OPTIMIZER = 1500
 TIMEOUT_S = 150.0
 # What comes this seldom in a window is not a line's own.
 SELDOM = 0.05
-# Host time that is lost without a wait for the device: a loader, launches, shapes, the collector.
+# Host time that is lost without a wait for the device: a loader, launches, shapes, the collector, and
+# the driver that looks for memory, which may be in any line.
 COSTS = frozenset(CODE_OF[cause] for cause in ("loader", "launch", "shapes", "gc"))
+COSTLY_CALLS = frozenset({"cudaMalloc"})
 MISTAKES = {
     "crashed": "the doctor failed, or left no session that can be read",
     "exit code": "the exit code is not the script's",
@@ -72,6 +74,12 @@ class Found:
     thread: str
     per_step: float
     certainty: str
+    call: str
+
+    @property
+    def is_cost(self) -> bool:
+        """Whether it is host time and no wait."""
+        return self.code in COSTS or self.call in COSTLY_CALLS
 
     @property
     def text(self) -> str:
@@ -97,6 +105,7 @@ def read_findings(session: dict) -> list[Found]:
                 thread=thread,
                 per_step=one["per_step"],
                 certainty=one["certainty"],
+                call=one.get("call", ""),
             )
         )
     return found
@@ -110,7 +119,7 @@ def judge(case: Case, session: dict, *, truth: dict | None = None) -> dict:
     if session["device"] == "cpu":
         return {"case": case.name, "labels": [], "harmless": 0, "device": "cpu"} | _verdict([])
     all_found = read_findings(session)
-    seen = [one for one in all_found if one.certainty == "seen" and one.code not in COSTS]
+    seen = [one for one in all_found if one.certainty == "seen" and not one.is_cost]
     steps = ((session.get("steps") or {}).get("num_steps")) or 20
     scale = 1.0 if case.has_optimizer else _steps_in_one(case, seen)
     left, mistakes, labels = list(seen), [], []
@@ -135,7 +144,7 @@ def judge(case: Case, session: dict, *, truth: dict | None = None) -> dict:
         )
         if kind:
             mistakes.append([kind, text])
-    mistakes += [_false_alarm(case, one) for one in left if _counts(one, truth)]
+    mistakes += [_false_alarm(case, one) for one in left if _counts(one, truth, scale)]
     mistakes += [
         _false_alarm(case, one)
         for one in all_found
@@ -214,9 +223,9 @@ def _false_alarm(case: Case, one: Found) -> list[str]:
     return ["false alarm", f"{one.text}, which has no label"]
 
 
-def _counts(one: Found, truth: dict | None) -> bool:
+def _counts(one: Found, truth: dict | None, scale: float) -> bool:
     """Return whether a finding without a label is a mistake: the profiler did not see it either."""
-    if one.per_step <= SELDOM:
+    if one.per_step / scale <= SELDOM:
         return False
     places = {f"{name}:{line}" for name, line in one.lines} or {"unattributed"}
     known = (truth or {}).get("unlabelled", [])
@@ -308,7 +317,7 @@ def run_case(case: Case, *, truth: dict | None, steps: int | None) -> dict:
         doctor = ["-m", "gapless", "doctor", *options, str(case.path)]
         ran = run(doctor, folder=folder, steps=steps)
         plain = Ran(code=0, stdout="")
-        if "print(" in case.path.read_text():
+        if "print(" in case.path.read_text() or ran.stdout.strip():
             # What it prints mostly hangs on the device in nothing but numbers.
             plain = run([str(case.path)], folder=folder, steps=steps, CUDA_VISIBLE_DEVICES="")
             if _shape(ran.stdout) != _shape(plain.stdout):

@@ -236,6 +236,24 @@ def test_a_wait_for_other_processes_is_charged_like_the_loader():
     assert found["GAP001"].gain_ms == pytest.approx(5, rel=0.02)
 
 
+@pytest.mark.parametrize(
+    ("cause", "call", "says"),
+    [
+        ("gc", "gc.collect", "garbage collector takes 19.0 ms of the 20.0 ms"),
+        ("collective", "Work.wait", "waits for other processes for 19.0 ms of the 20.0 ms"),
+    ],
+)
+def test_the_verdict_names_what_takes_most(cause, call, says):
+    """Also where it is neither a wait for the device nor the loader."""
+
+    def program(machine):
+        machine.launch(1000.0)
+        with machine.seeing(cause, call, 6):
+            machine.host(20_000.0)
+
+    assert says in diagnose(watched(program)).verdict
+
+
 def test_a_step_of_many_short_launches_is_launch_bound():
     """No wait is to blame, and capture is what helps."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from time import sleep
 
 from gapless.doctor.conclusion import conclude
 from gapless.doctor.phases import Seen
@@ -34,26 +35,37 @@ class Counter:
 
 
 def test_each_second_is_a_step_until_there_is_an_end():
-    """What was seen is returned, and the pass is stopped."""
-    counter = Counter()
-    seconds = Seconds(lambda: counter, on_problem=lambda error: None, seconds=0.001)
+    """What was seen is returned, and the passes are stopped; the first second is forgotten."""
+    counters = []
+
+    def make_pass():
+        counters.append(Counter())
+        return counters[-1]
+
+    seconds = Seconds(make_pass, on_problem=lambda error: None, seconds=0.001)
     seconds.start()
-    assert counter.has_seen_three.wait(60)
+    while len(counters) < 2:
+        sleep(0.001)
+    assert counters[1].has_seen_three.wait(60)
     seen = seconds.end()
 
-    assert not counter.is_on
-    assert seen.num_steps == counter.steps + 1
-    assert seen.passes == [counter]
+    first, later = counters
+    assert not first.is_on
+    assert not later.is_on
+    assert seen.num_steps == later.steps + 1
+    assert seen.passes == [later]
 
 
-def test_nothing_is_watched_where_a_step_comes_at_once():
-    """The first moment is left out."""
+def test_of_a_script_that_ends_in_the_first_second_that_is_what_was_seen():
+    """It has had no time for more."""
     counter = Counter()
     seconds = Seconds(lambda: counter, on_problem=lambda error: None, seconds=600.0)
     seconds.start()
+    while not counter.is_on:
+        sleep(0.001)
+    seen = seconds.end()
 
-    assert seconds.end() is None
-    assert counter.steps == 0
+    assert (seen.num_steps, seen.passes, counter.is_on) == (1, [counter], False)
 
 
 def test_a_pass_that_fails_is_told_of():

@@ -261,7 +261,7 @@ class _Diagnosing:
             group = groups[_key_of(seen)]
             group.detail = group.detail or seen.detail
             if counts and steps:
-                group.num_seen += 1 if seen.cause == "query" else seen.count
+                group.num_seen += seen.count
                 group.per_step = group.num_seen / steps
                 if seen.end_ns is not None:
                     took = (seen.end_ns - seen.start_ns) / 1e6 / steps

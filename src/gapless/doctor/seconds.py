@@ -14,16 +14,19 @@ if TYPE_CHECKING:
     from gapless.doctor.seen import Pass
 
 
-# The first use of a GPU loads libraries and models; what follows is the script's work.
-_QUIET_SECONDS = 1.0
+# The first use of a GPU loads libraries and models; what follows is the script's work. What is seen in
+# this time is what remains of a script that is over before it is.
+_FIRST_SECONDS = 1
 _MOST_SECONDS = 20
 
 
 class Seconds:
     """Lets a pass watch for some seconds, in which each second is a step; `end` ends it at once.
 
+    The first second has a pass of its own, which is forgotten if the script goes on.
+
     Args:
-        make_pass: returns the pass.
+        make_pass: returns a pass.
         on_problem: called with what goes wrong, in the thread of this object.
         seconds: that one step takes.
     """
@@ -43,7 +46,7 @@ class Seconds:
         self._thread = threading.Thread(target=self._watch, name="gapless-doctor", daemon=True)
 
     def start(self) -> None:
-        """Begin to watch, after a moment."""
+        """Begin to watch."""
         self._thread.start()
 
     def end(self) -> Seen | None:
@@ -55,17 +58,20 @@ class Seconds:
 
     def _watch(self) -> None:
         try:
-            if not self._over.wait(_QUIET_SECONDS * self._seconds):
-                self._seen = self._watched()
+            self._seen = self._watched(_FIRST_SECONDS)
+            if not self._over.is_set():
+                later = self._watched(_MOST_SECONDS)
+                if later.num_steps > 1:
+                    self._seen = later
         except Exception as error:
             self._on_problem(error)
 
-    def _watched(self) -> Seen:
+    def _watched(self, most: int) -> Seen:
         one = self._make_pass()
         one.start()
         num_seconds = 1
         try:
-            while not self._over.wait(self._seconds) and num_seconds < _MOST_SECONDS:
+            while not self._over.wait(self._seconds) and num_seconds < most:
                 one.next_step()
                 num_seconds += 1
         finally:

@@ -73,42 +73,35 @@ def _without_times(figures: Figures, findings: Sequence[Finding]) -> str:
 def _of_largest(figures: Figures) -> str:
     step = figures.step_ms or 0.0
     idle = 1.0 - (figures.busy_share or 0.0)
-    causes = {
-        "loader": figures.idle_ms.get("loader", 0.0),
-        "launch": figures.idle_ms.get("launch", 0.0),
-        "host code": figures.idle_ms.get("host code", 0.0),
-        "device": figures.idle_ms.get("device", 0.0),
-        "waits": figures.all_waits_ms,
-    }
+    causes = {cause: figures.idle_ms.get(cause, 0.0) for cause in _SENTENCES}
+    causes["waits"] = figures.all_waits_ms
     largest = max(causes, key=lambda cause: causes[cause])
     begins = f"The device is idle {_percent(idle)} of the time"
     if causes[largest] < _LEAST_SHARE * step:
         return f"{begins}, and no single cause of it stands out."
-    return f"{begins}: {_SENTENCES[largest].format(**_words(figures, step))}"
-
-
-def _words(figures: Figures, step: float) -> dict[str, str]:
-    return {
-        "loader": _ms(figures.idle_ms.get("loader", 0.0)),
-        "launch": _ms(figures.idle_ms.get("launch", 0.0)),
-        "code": _ms(figures.idle_ms.get("host code", 0.0)),
-        "device": _ms(figures.idle_ms.get("device", 0.0)),
+    words = {
+        "idle": _ms(causes[largest]),
         "gain": _ms(figures.all_waits_ms),
         "step": _ms(step),
         "rest": _ms(step - figures.all_waits_ms),
         "launches": f"{figures.num_launches:,.0f}",
     }
+    return f"{begins}: {_SENTENCES[largest].format(**words)}"
 
 
 _SENTENCES = {
-    "loader": "it waits for batches for {loader} of the {step} that a step takes, so the loader comes "
+    "loader": "it waits for batches for {idle} of the {step} that a step takes, so the loader comes "
     "first.",
     "launch": "the host needs longer to queue the {launches} launches of a step than the device to do "
     "them, so removing waits gains at most {gain} of {step}; capturing the step may gain more.",
-    "host code": "the host's own code between launches takes {code} of the {step} that a step takes; "
+    "host code": "the host's own code between launches takes {idle} of the {step} that a step takes; "
     "no wait is to blame for it.",
-    "device": "work that was queued in time waits on the device for {device} of the {step} that a step "
+    "device": "work that was queued in time waits on the device for {idle} of the {step} that a step "
     "takes; the host is not to blame.",
+    "gc": "Python's garbage collector takes {idle} of the {step} that a step takes; collect more seldom.",
+    "allocation": "the driver takes {idle} of the {step} that a step takes to allocate memory, which it "
+    "should do in the first steps alone.",
+    "collective": "it waits for other processes for {idle} of the {step} that a step takes.",
     "waits": "without all waits a step is predicted to take {rest} and not {step}.",
 }
 
