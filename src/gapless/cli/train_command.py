@@ -46,6 +46,12 @@ def add_options(parser: Parser) -> None:
         help="config.yaml of an earlier run; flags win over it",
     )
     parser.add_argument("--resume", type=Path, metavar="RUN", help="run folder to go on with")
+    parser.add_argument(
+        "--resume-if-there",
+        action="store_true",
+        help="go on with the run in --run-dir if it has saved a state, else begin it: "
+        "for a command that is started again whenever it ends",
+    )
     output = parser.add_argument_group("output")
     output.add_argument(
         "--dry-run",
@@ -80,15 +86,9 @@ def _train(options: Namespace, signals: Signals) -> int:
     from gapless.nmt.run.interrupt import StopRequest
 
     signals.may_raise()
-    file = options.config
-    if options.resume is not None:
-        if options.dry_run:
-            raise UserError(
-                "--dry-run is for new runs; the settings of a run that is there are chosen"
-            )
-        if file is not None or options.run_dir is not None:
-            raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
-        file = settings_file(options.resume)
+    file, resume = options.config, _run_to_resume(options)
+    if resume is not None:
+        file = settings_file(resume)
     if options.report is not None:
         if options.dry_run:
             raise UserError(
@@ -98,7 +98,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     if options.dry_run:
         return _dry_run(options, file)
     with make_observer(waits_each_epoch=options.waits) as observer:
-        trainer = _trainer(given_settings(options), file, options.resume, observer)
+        trainer = _trainer(given_settings(options), file, resume, observer)
         signals.grace_seconds = trainer.run.config.grace
         signals.check()
         signals.run_dir = trainer.run.run_dir
@@ -116,6 +116,31 @@ def _train(options: Namespace, signals: Signals) -> int:
     if options.report is not None:
         _write_report(options.report, trainer)
     return 0 if stop.number is None else 128 + stop.number
+
+
+def _run_to_resume(options: Namespace) -> Path | None:
+    """Return the folder of the run to go on with; None: the run is new."""
+    from gapless.nmt.run.restart import is_to_resume
+
+    resume: Path | None = options.resume
+    if resume is not None:
+        if options.dry_run:
+            raise UserError(
+                "--dry-run is for new runs; the settings of a run that is there are chosen"
+            )
+        if options.resume_if_there:
+            raise UserError("--resume goes on in any case; leave out --resume-if-there")
+        if options.config is not None or options.run_dir is not None:
+            raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
+        return resume
+    if not options.resume_if_there:
+        return None
+    if options.run_dir is None:
+        raise UserError("--resume-if-there needs the folder of the run; name it with --run-dir")
+    if options.dry_run:
+        raise UserError("--dry-run is for new runs; leave out --resume-if-there")
+    path = Path(options.run_dir)
+    return path if is_to_resume(path) else None
 
 
 def _write_report(path: Path, trainer: Trainer) -> None:

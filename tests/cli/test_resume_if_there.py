@@ -1,0 +1,106 @@
+"""`gapless train --resume-if-there`: one command that begins a run, and goes on with it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+
+from gapless.checkpoint.lock import RunLock
+
+
+TINY = [
+    *("--d-model", "16", "--heads", "2", "--ffn", "16", "--encoder-layers", "1"),
+    *("--decoder-layers", "1", "--vocab-size", "300", "--warmup", "5", "--beam", "1"),
+    *("--device", "cpu", "--workers", "0", "--batch-size", "16", "--max-length", "20"),
+]
+
+
+@pytest.fixture
+def train(gapless, tiny_data):
+    """Train in folder `r`, as a launcher would start it again and again."""
+
+    def call(*flags):
+        given = ("--data", tiny_data, "--run-dir", "r", "--resume-if-there", *TINY)
+        return gapless("train", *given, "--average", "1", *flags)
+
+    return call
+
+
+def epochs_logged(folder):
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [line["step"] for line in lines if line["kind"] == "epoch"]
+
+
+def test_it_begins_and_goes_on(train, tmp_path):
+    """The same command; the second time it trains no epoch again."""
+    first = train("--epochs", "1")
+    second = train("--epochs", "2")
+
+    assert (first.code, second.code) == (0, 0), first.err + second.err
+    assert epochs_logged(tmp_path / "r") == [1, 2]
+    assert "10 updates" in second.out
+
+
+def test_a_run_that_had_saved_nothing_begins_anew(train, tmp_path):
+    """What it had written is removed; a run with other settings may take its place."""
+    run = tmp_path / "r"
+    train("--epochs", "1", "--seed", "3")
+    for name in ("checkpoints", "summary.json"):
+        path = run / name
+        path.unlink() if path.is_file() else shutil.rmtree(path)
+    again = train("--epochs", "1", "--seed", "4")
+
+    assert again.code == 0, again.err
+    assert "seed: 4" in (run / "config.yaml").read_text()
+    assert epochs_logged(run) == [1]
+    assert len(list((run / "tensorboard").iterdir())) == 1
+
+
+def test_results_are_never_removed(train, tmp_path):
+    """A run that has ended, and whose states somebody has removed, is refused as it is."""
+    run = tmp_path / "r"
+    train("--epochs", "1")
+    for path in (run / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+    for path in (run / "checkpoints" / "best", run / "summary.json"):
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+    before = sorted(run.rglob("*"))
+
+    train("--epochs", "2").check_refused("holds no state")
+    assert sorted(run.rglob("*")) == before
+
+
+def test_another_folder_is_left_alone(train, tmp_path):
+    """What holds no run is refused, as by any new run."""
+    (tmp_path / "r").mkdir()
+    (tmp_path / "r" / "metrics.jsonl").write_text("mine\n")
+
+    train().check_refused("run folder r is not empty")
+    assert (tmp_path / "r" / "metrics.jsonl").read_text() == "mine\n"
+
+
+def test_a_run_under_way_is_left_alone(train, tmp_path):
+    """It may have saved nothing yet: its lock says that it is there."""
+    run = tmp_path / "r"
+    run.mkdir()
+    (run / "config.yaml").write_text("seed: 1\n")
+    with RunLock(run / "lock"):
+        train().check_refused("is being written by")
+
+    assert (run / "config.yaml").read_text() == "seed: 1\n"
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ([], ["--resume-if-there", "--run-dir"]),
+        (["--run-dir", "r", "--dry-run"], ["--dry-run", "leave out --resume-if-there"]),
+        (["--resume", "r"], ["leave out --resume-if-there"]),
+    ],
+    ids=["no folder", "dry run", "resume"],
+)
+def test_what_it_does_not_go_with(gapless, flags, parts):
+    """Each is one line."""
+    gapless("train", "--resume-if-there", *flags).check_refused(*parts)
