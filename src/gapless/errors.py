@@ -16,6 +16,9 @@
     +-- ForbiddenWaitError        the host waited for the device where it must not
     +-- OutOfMemoryError          memory is short; says in which phase and what to lower
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
+    +-- RanksError                the processes that train together cannot go on together
+        +-- PeerLostError         one of them is gone or silent: exit code 75
+        +-- RanksDifferError      they hold different weights, or differ in what must be the same
 
     UserWarning
     +-- CaptureWarning            a step, or some kind of its calls, runs as written
@@ -151,6 +154,22 @@ class NonFiniteLossError(GaplessError, ArithmeticError):
         )
         self.step = step
         self.loss = loss
+
+
+# The exit code of a rank that cannot go on because another is gone or silent: worth a new attempt.
+EXIT_PEER_LOST = 75
+
+
+class RanksError(GaplessError, RuntimeError):
+    """The processes that train together cannot go on together."""
+
+
+class PeerLostError(RanksError):
+    """Another rank is gone or silent; the command line exits with `EXIT_PEER_LOST`."""
+
+
+class RanksDifferError(RanksError):
+    """Ranks hold different weights, or differ in something else that must be the same."""
 
 
 @contextmanager

@@ -54,7 +54,7 @@ def with_watched_workers(program: Program, options: Sequence[str]) -> Program | 
 
 def _parsed(words: Sequence[str]) -> Any:
     """Return the launcher's options; None if it will refuse them itself."""
-    from torch.distributed.run import get_args_parser
+    from torch.distributed.run import get_args_parser  # noqa: TID251  # to read options alone
 
     sys.modules.pop("torch.distributed.run")  # or Python warns when it is run
     try:

@@ -1,0 +1,132 @@
+"""What torchrun says of this process, and which ranks follow from it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gapless.errors import RanksError, UserError
+from gapless.ranks.one_rank import OneRank
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from gapless.ranks.protocol import Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """The place of a process among those that torchrun started.
+
+    Attributes:
+        rank: number of the process over all hosts.
+        world: number of processes on all hosts.
+        local_rank: number of the process on its host, which is also that of its GPU.
+        local_world: number of processes on its host.
+        attempt: how often torchrun has started all of them anew, from 0 on.
+    """
+
+    rank: int = 0
+    world: int = 1
+    local_rank: int = 0
+    local_world: int = 1
+    attempt: int = 0
+
+
+def read_launch(environment: Mapping[str, str]) -> Launch:
+    """Return what torchrun says; without torchrun, a process alone.
+
+    Args:
+        environment: such as `os.environ`.
+
+    Raises:
+        UserError: a variable of torchrun is not a number, or out of range.
+    """
+    if "LOCAL_RANK" not in environment:
+        return Launch()
+    world = _number(environment, "WORLD_SIZE", low=1)
+    local_world = _number(environment, "LOCAL_WORLD_SIZE", low=1, high=world, missing=world)
+    return Launch(
+        rank=_number(environment, "RANK", high=world - 1),
+        world=world,
+        local_rank=_number(environment, "LOCAL_RANK", high=local_world - 1),
+        local_world=local_world,
+        attempt=_number(environment, "TORCHELASTIC_RESTART_COUNT", missing=0),
+    )
+
+
+def device_of(launch: Launch, name: str, *, has_gpu: bool) -> str:
+    """Return which device a rank uses: each GPU of a host serves one.
+
+    Args:
+        launch: of this process.
+        name: as asked for: `auto`, `cpu`, `cuda` or `cuda:N`.
+        has_gpu: whether this host has one.
+
+    Returns:
+        The name as it is for one rank. On several `auto` and `cuda` are the GPU that has the number
+        of the rank on its host; `auto` is the CPU where there is no GPU.
+
+    Raises:
+        UserError: the same GPU is asked for by several ranks of one host.
+    """
+    if launch.world == 1:
+        return name
+    if name.startswith("cuda:") and launch.local_world > 1:
+        raise UserError(
+            f'`device="{name}"` is one GPU for {launch.local_world} ranks, expected one for each; '
+            'use `device="cuda"`, of which rank N takes GPU N'
+        )
+    if name == "auto":
+        name = "cuda" if has_gpu else "cpu"
+    return f"cuda:{launch.local_rank}" if name == "cuda" else name
+
+
+def find_ranks(
+    device: torch.device, *, uuid: str | None = None, launch: Launch | None = None
+) -> Ranks:
+    """Return the ranks that this process is one of.
+
+    With several, the device and the stream that will compute must be the current ones.
+
+    Args:
+        device: on which this rank computes.
+        uuid: of the device, by which two ranks on one GPU are found out; None: it may be shared.
+        launch: place of this process; what torchrun says if it is not given.
+
+    Raises:
+        UserError: torchrun's variables are no numbers, or two ranks have the same GPU.
+        RanksError: the other ranks cannot be reached.
+
+    Sync: With several ranks, blocks the host until all of them are here.
+    """
+    place = launch if launch is not None else read_launch(os.environ)
+    if place.world == 1:
+        return OneRank()
+    raise RanksError(f"{place.world} ranks cannot train together yet, start one, without torchrun")
+
+
+def _number(
+    environment: Mapping[str, str],
+    name: str,
+    *,
+    low: int = 0,
+    high: int | None = None,
+    missing: int | None = None,
+) -> int:
+    text = environment.get(name)
+    if text is None and missing is not None:
+        return missing
+    if text is not None and text.isdecimal():
+        number = int(text)
+        if number >= low and (high is None or number <= high):
+            return number
+    limit = f"from {low} on" if high is None else f"from {low} to {high}"
+    raise UserError(
+        f"the environment variable {name} is {text!r}, expected a number {limit}; "
+        "start the program by torchrun, or without LOCAL_RANK for one process"
+    )

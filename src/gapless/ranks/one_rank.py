@@ -1,0 +1,95 @@
+"""A process that trains alone: nothing is sent, and nothing is waited for."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, TypeVar
+
+from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    from gapless.ranks.protocol import Agreement, Blocking, GradientSum
+
+
+T = TypeVar("T")
+
+
+class OneRank:
+    """Implements `Ranks` for a process that trains alone."""
+
+    rank = 0
+    world = 1
+    is_first = True
+
+    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
+        """Return what leaves gradients as they are."""
+        del params
+        return _NoSum()
+
+    def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return a view of the rows with a first dimension of 1."""
+        return rows.unsqueeze(0)
+
+    def agree(self, value: T) -> list[T]:
+        """Return the value alone."""
+        return [value]
+
+    def share(self, value: T) -> T:
+        """Return the value."""
+        return value
+
+    def agreement(
+        self,
+        flags: Sequence[str],
+        *,
+        blocking: Blocking,
+        every: int = UPDATES_BETWEEN_AGREEMENTS,
+    ) -> Agreement:
+        """Return an agreement with nobody, which answers at once."""
+        del blocking, every
+        return _OwnFlags(flags)
+
+    def note_updates(self, updates: int) -> None:
+        """Tell nobody."""
+
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Tell nobody."""
+        del reason
+        return nullcontext()
+
+    def end(self) -> None:
+        """Leave nobody."""
+
+
+class _NoSum:
+    def start(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+class _OwnFlags:
+    def __init__(self, flags: Sequence[str]) -> None:
+        self._values = dict.fromkeys(flags, 0)
+
+    def ask(self, flag: str, value: int = 1) -> None:
+        self._values[flag] = max(self._values[flag], value)
+
+    def after_update(self, updates: int) -> Mapping[str, int]:
+        del updates
+        return self.finish()
+
+    def finish(self) -> Mapping[str, int]:
+        raised = {flag: value for flag, value in self._values.items() if value}
+        self._values.update(dict.fromkeys(raised, 0))
+        return raised

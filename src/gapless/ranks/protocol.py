@@ -1,0 +1,183 @@
+"""What a run asks of its ranks: sums of gradients, losses of all, decisions that all take alike.
+
+`Ranks` is the protocol that the loop and the trainer write against. `gapless.ranks.find_ranks`
+returns the one to use.
+
+Every rank calls the same methods in the same order. What leads to a call depends on counts alone,
+never on a clock, a file or the state of an event: these differ between ranks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    import torch
+
+    # Accounts for a body that blocks the host, as `HostWaits.blocking` does.
+    Blocking = Callable[[str], AbstractContextManager[None]]
+
+
+T = TypeVar("T")
+
+# Updates between two agreements. One over gloo takes about 0.1 ms, too much for every update.
+UPDATES_BETWEEN_AGREEMENTS = 10
+
+
+class GradientSum(Protocol):
+    """Sums the gradients of all ranks within a step, eager or captured."""
+
+    def start(self) -> None:
+        """Get ready for the last backward pass of an update.
+
+        Sync: Does not block the host.
+        """
+
+    def finish(self) -> None:
+        """Put the sum over all ranks into the `grad` of each parameter, before the optimizer.
+
+        Sync: Does not block the host on a GPU.
+        """
+
+    def close(self) -> None:
+        """Take hooks away and let memory go; the step is not called any more."""
+
+
+class Agreement(Protocol):
+    """Flags that any rank raises and on which all ranks act at the same update."""
+
+    def ask(self, flag: str, value: int = 1) -> None:
+        """Raise a flag of this rank; the largest value of all ranks is what they agree on.
+
+        May be called at any time, also by a signal handler.
+
+        Args:
+            flag: one of those that the agreement was made with.
+            value: 1 or more.
+        """
+
+    def after_update(self, updates: int) -> Mapping[str, int]:
+        """Return the flags that all ranks know of now; to be called after each update.
+
+        A flag comes back once, after the same update on every rank: with several ranks that is
+        the second multiple of `every` after it was raised.
+
+        Args:
+            updates: number of updates done, the same on all ranks.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Waits for the other ranks where they lag behind; counted as "agreement".
+        """
+
+    def finish(self) -> Mapping[str, int]:
+        """Return what is still to be agreed on, after the last update.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Blocks the host until all ranks are here; counted as "agreement".
+        """
+
+
+class Ranks(Protocol):
+    """The processes that train one model."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0 on."""
+
+    @property
+    def world(self) -> int:
+        """How many processes there are."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which prints and writes for all."""
+
+    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
+        """Return what sums the gradients of these parameters over all ranks.
+
+        Args:
+            params: in the same order on all ranks. Those that need no gradient are left out.
+
+        Sync: Blocks the host on a GPU, which allocates memory.
+        """
+
+    def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks, stacked along a new first dimension.
+
+        Args:
+            rows: dense, on this rank's device; of the same shape and dtype on all ranks.
+
+        Returns:
+            Shape `(world, *rows.shape)`, on the same device, made on the current stream.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Does not block the host on a GPU.
+        """
+
+    def agree(self, value: T) -> list[T]:
+        """Return the values of all ranks, in the order of ranks; for moments that may take time.
+
+        Args:
+            value: can be pickled, and holds no tensor of a device.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Blocks the host until all ranks are here, but not on the device.
+        """
+
+    def share(self, value: T) -> T:
+        """Return the value of rank 0 on all ranks.
+
+        Args:
+            value: can be pickled, and holds no tensor of a device; only that of rank 0 is read.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Blocks the host until the value is here, but not on the device.
+        """
+
+    def agreement(
+        self,
+        flags: Sequence[str],
+        *,
+        blocking: Blocking,
+        every: int = UPDATES_BETWEEN_AGREEMENTS,
+    ) -> Agreement:
+        """Return a new agreement, the same on all ranks.
+
+        Args:
+            flags: names of what can be agreed on.
+            blocking: counts the waits for other ranks, such as `HostWaits.blocking`.
+            every: updates from one exchange of flags to the next, 1 or more.
+        """
+
+    def note_updates(self, updates: int) -> None:
+        """Tell the others how many updates this rank has done.
+
+        Sync: Does not block the host.
+        """
+
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Tell the others that this rank does no updates in the body, and is alive.
+
+        Args:
+            reason: what it does instead, such as "checkpoint".
+        """
+
+    def end(self) -> None:
+        """Leave together with all ranks, once no work is queued and no graph is left.
+
+        Sync: Blocks the host until all ranks are here.
+        """
