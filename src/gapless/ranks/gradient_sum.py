@@ -1,0 +1,322 @@
+"""Sum the gradients of all ranks: in one piece after the backward pass, or in buckets during it.
+
+The sum lies in flat memory that stays where it is, and the gradients of parameters are views of its
+parts, so that nothing is copied back. A gradient that was elsewhere is copied there first. One that
+is such a view already was made in its place: a loop that keeps gradients from batch to batch, as one
+that accumulates does, copies nothing.
+
+Ranks sum, they never average: the loss of a batch is divided by the tokens of the whole update. The
+sum of two ranks has the bits of one rank that accumulates two batches, since a + b is b + a.
+
+All of it may stand in a step that is captured. The first update must run as written: in it the ranks
+compare which parameters get gradients.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from gapless.errors import RanksDifferError, RanksError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+
+# Parts begin where vectorised kernels can read them.
+_ALIGNMENT_BYTES = 512
+
+# Less is sent below the bandwidth of the connection; more is sent later.
+BUCKET_BYTES = 25 * 2**20
+
+
+class FlatSum:
+    """Sums all gradients after the backward pass, in one all-reduce for each dtype.
+
+    Args:
+        params: in the same order on all ranks; those that need no gradient are left out.
+        group: of the ranks, on the device of the parameters.
+        agree: returns what all ranks give it, in the order of ranks; blocks the host.
+
+    Sync: Blocks the host on a GPU, which allocates memory.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter],
+        *,
+        group: dist.ProcessGroup,
+        agree: Callable[[list[int]], list[list[int]]],
+    ) -> None:
+        self._weights = [weight for weight in params if weight.requires_grad]
+        self._flats = _flats_of(self._weights)
+        self._group = group
+        self._trained = _TrainedWeights(self._weights, agree)
+
+    def start(self) -> None:
+        """Nothing is done before gradients are there."""
+
+    def finish(self) -> None:
+        """Sum the gradients of all ranks, and make them views of the sum.
+
+        Raises:
+            RanksDifferError: ranks have gradients for different parameters.
+            RanksError: a parameter has a gradient that it had not in the first update, or none
+                that it had; or a gradient is sparse.
+
+        Sync: Does not block the host on a GPU, but in the first update.
+        """
+        trained = self._trained.check()
+        for flat in self._flats:
+            flat.take_gradients(trained)
+            dist.all_reduce(flat.memory, group=self._group)
+
+    def close(self) -> None:
+        """Let the memory go; gradients that are views of it keep it."""
+        self._flats = []
+
+
+class BucketSum:
+    """Sums gradients in buckets, each as soon as the backward pass has made all that is in it.
+
+    Buckets hold parameters in the order in which rank 0 made their first gradients, and they are
+    sent strictly in that order, so that all ranks send the same ones at the same time. The first
+    update is summed after its backward pass.
+
+    Args:
+        params: in the same order on all ranks; those that need no gradient are left out.
+        group: of the ranks, on the device of the parameters.
+        agree: returns what all ranks give it, in the order of ranks; blocks the host.
+        bucket_bytes: size above which a bucket takes no further parameter.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[torch.nn.Parameter],
+        *,
+        group: dist.ProcessGroup,
+        agree: Callable[[list[int]], list[list[int]]],
+        bucket_bytes: int = BUCKET_BYTES,
+    ) -> None:
+        self._weights = [weight for weight in params if weight.requires_grad]
+        self._group = group
+        self._agree = agree
+        self._bucket_bytes = bucket_bytes
+        self._trained = _TrainedWeights(self._weights, agree)
+        self._order: list[int] = []
+        self._buckets: list[_Flat] = []
+        self._bucket_of: dict[int, int] = {}
+        self._num_missing: list[int] = []
+        self._sent: list[Any] = []
+        self._is_last_backward = False
+        self._hooks = [
+            weight.register_post_accumulate_grad_hook(self._hook_of(number))
+            for number, weight in enumerate(self._weights)
+        ]
+
+    def start(self) -> None:
+        """Send buckets in the backward pass that follows, the last of its update."""
+        self._is_last_backward = True
+        # A step that raised may have left some.
+        self._order, self._sent = [], []
+        self._num_missing = [len(bucket.parts) for bucket in self._buckets]
+
+    def finish(self) -> None:
+        """Wait on the current stream for the sums, and make gradients views of them.
+
+        Raises:
+            RanksDifferError: ranks have gradients for different parameters.
+            RanksError: a parameter has a gradient that it had not in the first update, or none
+                that it had; or a gradient is sparse.
+
+        Sync: Does not block the host on a GPU, but in the first update.
+        """
+        self._is_last_backward = False
+        self._trained.check()
+        if not self._buckets:
+            self._make_buckets()
+        # What got no gradient in this pass has one of an earlier batch.
+        while len(self._sent) < len(self._buckets):
+            self._send_next()
+        for work in self._sent:
+            work.wait()
+        self._sent = []
+
+    def close(self) -> None:
+        """Take the hooks away and let the memory go; gradients that are views of it keep it."""
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks, self._buckets = [], []
+
+    def _hook_of(self, number: int) -> Callable[[torch.Tensor], None]:
+        def made(weight: torch.Tensor) -> None:
+            del weight
+            if self._is_last_backward:
+                self._note_made(number)
+
+        return made
+
+    def _note_made(self, number: int) -> None:
+        self._order.append(number)
+        if not self._buckets:
+            return
+        place = self._bucket_of.get(number)
+        if place is None:
+            return  # `finish` says so
+        self._num_missing[place] -= 1
+        while len(self._sent) < len(self._buckets) and not self._num_missing[len(self._sent)]:
+            self._send_next()
+
+    def _send_next(self) -> None:
+        bucket = self._buckets[len(self._sent)]
+        bucket.take_gradients(self._trained.numbers)
+        self._sent.append(dist.all_reduce(bucket.memory, group=self._group, async_op=True))
+
+    def _make_buckets(self) -> None:
+        """Lay the parameters out in the order in which rank 0 made their gradients."""
+        order = self._agree(self._order)[0]
+        # Those of earlier batches alone come last.
+        order += [number for number in sorted(self._trained.numbers) if number not in set(order)]
+        for numbers in _cut(self._weights, order, self._bucket_bytes):
+            for number in numbers:
+                self._bucket_of[number] = len(self._buckets)
+            self._buckets.append(_Flat(self._weights, numbers))
+
+
+class _TrainedWeights:
+    """Which parameters get gradients: the same in every update and on all ranks."""
+
+    def __init__(
+        self, weights: list[torch.nn.Parameter], agree: Callable[[list[int]], list[list[int]]]
+    ) -> None:
+        self._weights = weights
+        self._agree = agree
+        self._numbers: frozenset[int] | None = None
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Their numbers, once the first update was looked at."""
+        return frozenset() if self._numbers is None else self._numbers
+
+    def check(self) -> frozenset[int]:
+        """Return the numbers of the parameters that have gradients now.
+
+        Sync: Blocks the host the first time.
+        """
+        found = [number for number, one in enumerate(self._weights) if one.grad is not None]
+        if self._numbers is None:
+            self._compare(self._agree(found))
+            self._numbers = frozenset(found)
+        elif self._numbers != frozenset(found):
+            number = min(self._numbers ^ frozenset(found))
+            has = "a gradient" if number in found else "no gradient"
+            had = "none" if number in found else "one"
+            raise RanksError(
+                f"{self._shown(number)} has {has}, but had {had} in the first update; on several "
+                "ranks the same parameters must get gradients in every update"
+            )
+        return self._numbers
+
+    def _compare(self, of_ranks: Sequence[list[int]]) -> None:
+        for rank, found in enumerate(of_ranks):
+            differing = set(found) ^ set(of_ranks[0])
+            if differing:
+                number = min(differing)
+                some, other = (0, rank) if number in of_ranks[0] else (rank, 0)
+                raise RanksDifferError(
+                    f"{self._shown(number)} has a gradient on rank {some}, but none on rank "
+                    f"{other}; all ranks must compute with the same parameters"
+                )
+
+    def _shown(self, number: int) -> str:
+        return f"parameter {number} (shape {tuple(self._weights[number].shape)})"
+
+
+@dataclass(slots=True)
+class _Part:
+    """The part of flat memory that belongs to a parameter."""
+
+    number: int
+    weight: torch.nn.Parameter
+    view: torch.Tensor
+
+
+class _Flat:
+    """Memory for the gradients of parameters of one dtype.
+
+    Args:
+        weights: all that are summed.
+        numbers: of those whose gradients lie here, in their order.
+    """
+
+    def __init__(self, weights: list[torch.nn.Parameter], numbers: Sequence[int]) -> None:
+        first = weights[numbers[0]]
+        step = _ALIGNMENT_BYTES // first.element_size()
+        starts = [0]
+        for number in numbers:
+            starts.append(starts[-1] + -(-weights[number].numel() // step) * step)
+        self.memory = torch.zeros(starts[-1], dtype=first.dtype, device=first.device)
+        self.parts = [
+            _Part(number, weights[number], _view(self.memory, weights[number], start))
+            for number, start in zip(numbers, starts, strict=False)
+        ]
+
+    @torch.no_grad()
+    def take_gradients(self, trained: frozenset[int]) -> None:
+        """Copy gradients here that lie elsewhere, and let parameters have them here."""
+        moved = [
+            part
+            for part in self.parts
+            if part.number in trained and part.weight.grad is not part.view
+        ]
+        if not moved:
+            return
+        gradients = [_dense(part) for part in moved]
+        torch._foreach_copy_([part.view for part in moved], gradients)
+        for part in moved:
+            part.weight.grad = part.view
+
+
+def _dense(part: _Part) -> torch.Tensor:
+    gradient = part.weight.grad
+    assert gradient is not None
+    if gradient.layout is not torch.strided:
+        raise RanksError(
+            f"the gradient of parameter {part.number} (shape {tuple(part.weight.shape)}) is sparse, "
+            "expected a dense one; several ranks cannot sum it"
+        )
+    return gradient
+
+
+def _view(memory: torch.Tensor, weight: torch.Tensor, start: int) -> torch.Tensor:
+    """Return a part of flat memory in the shape of a parameter, and in its order of dimensions."""
+    strides = torch.empty_like(weight, device="meta").stride()
+    return memory.as_strided(weight.shape, strides, start)
+
+
+def _flats_of(weights: list[torch.nn.Parameter]) -> list[_Flat]:
+    alike: dict[torch.dtype, list[int]] = {}
+    for number, weight in enumerate(weights):
+        alike.setdefault(weight.dtype, []).append(number)
+    return [_Flat(weights, numbers) for numbers in alike.values()]
+
+
+def _cut(
+    weights: list[torch.nn.Parameter], order: Sequence[int], most_bytes: int
+) -> list[list[int]]:
+    """Return runs of parameters of one dtype, each of at most so many bytes or one parameter."""
+    runs: list[list[int]] = []
+    size = 0
+    for number in order:
+        weight = weights[number]
+        size += weight.numel() * weight.element_size()
+        is_alike = bool(runs) and weights[runs[-1][0]].dtype == weight.dtype
+        if not is_alike or size > most_bytes:
+            runs.append([])
+            size = weight.numel() * weight.element_size()
+        runs[-1].append(number)
+    return runs

@@ -1,0 +1,196 @@
+"""Train with gradients that several gloo ranks sum, and print what came of it as JSON.
+
+Run as `sum_program.py RANK WORLD STORE` by a test, once for each rank.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from gapless.errors import RanksError
+from gapless.ranks.gradient_sum import BucketSum, FlatSum
+
+
+NUM_UPDATES = 6
+WORDS, WIDTH = 11, 6
+SMALL_BUCKET = 600
+
+
+@dataclass(frozen=True)
+class Case:
+    """One way to train: how gradients are summed, and what an update is."""
+
+    way: str
+    accumulate: int = 1
+    keeps_gradients: bool = False
+    dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self):
+        kept = " in place" if self.keeps_gradients else ""
+        return f"{self.way}, {self.accumulate} batches{kept}, {self.dtype}"
+
+
+CASES = [
+    Case("flat"),
+    Case("buckets"),
+    Case("flat", keeps_gradients=True),
+    Case("buckets", keeps_gradients=True),
+    Case("flat", accumulate=2),
+    Case("buckets", accumulate=2, keeps_gradients=True),
+    Case("flat", dtype=torch.bfloat16),
+    Case("buckets", dtype=torch.bfloat16),
+]
+
+
+class Model(torch.nn.Module):
+    """Words in, words out: the table is shared by both ends, and one weight is frozen."""
+
+    def __init__(self, dtype=torch.float32):
+        super().__init__()
+        torch.manual_seed(0)
+        self.table = torch.nn.Embedding(WORDS, WIDTH)
+        self.first = torch.nn.Linear(WIDTH, WIDTH)
+        self.frozen = torch.nn.Parameter(torch.randn(WIDTH), requires_grad=False)
+        # Its memory is in another order than its dimensions.
+        self.turned = torch.nn.Parameter(torch.randn(WIDTH, 3).t())
+        self.second = torch.nn.Linear(WIDTH, WIDTH, bias=False)
+        self.unused = torch.nn.Parameter(torch.randn(2))
+        self.to(dtype)
+
+    def forward(self, words):
+        x = torch.tanh(self.first(self.table(words) * self.frozen))
+        x = self.second(x) + (x @ self.turned.t()) @ self.turned
+        return x @ self.table.weight.t()
+
+
+def batch_of(number):
+    """Return words and targets; 0 pads. Of some batches all is padding."""
+    random = torch.Generator().manual_seed(number)
+    words = torch.randint(1, WORDS, (5, 7), generator=random)
+    num_words = 0 if number % 5 == 3 else 3 + number % 4
+    words[:, num_words:] = 0
+    return words
+
+
+def num_tokens(batch):
+    return int((batch != 0).sum())
+
+
+def backward(model, batch, update_tokens):
+    logits = model(batch).flatten(0, 1).float()
+    loss = torch.nn.functional.cross_entropy(
+        logits, batch.flatten(), ignore_index=0, reduction="sum"
+    )
+    (loss / update_tokens).backward()
+
+
+def optimizer_of(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+def update(model, optimizer, *, keeps_gradients):
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5, foreach=True)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=not keeps_gradients)
+
+
+def bits_of(model):
+    weights = [weight.detach().contiguous().flatten() for weight in model.parameters()]
+    return torch.cat(weights).view(torch.uint8).numpy().tobytes().hex()
+
+
+def sum_for(case, model, agree):
+    if case.way == "flat":
+        return FlatSum(model.parameters(), group=dist.group.WORLD, agree=agree)
+    return BucketSum(
+        model.parameters(), group=dist.group.WORLD, agree=agree, bucket_bytes=SMALL_BUCKET
+    )
+
+
+def trained(case, *, rank, world, agree):
+    """Return the bits of the weights after training on this rank's batches."""
+    model = Model(case.dtype)
+    optimizer, gradients = optimizer_of(model), sum_for(case, model, agree)
+    size = world * case.accumulate
+    for number in range(NUM_UPDATES):
+        batches = [batch_of(number * size + place) for place in range(size)]
+        tokens = max(1, sum(map(num_tokens, batches)))
+        mine = batches[rank * case.accumulate : (rank + 1) * case.accumulate]
+        for place, batch in enumerate(mine, start=1):
+            if place == len(mine):
+                gradients.start()
+            backward(model, batch, tokens)
+        gradients.finish()
+        update(model, optimizer, keeps_gradients=case.keeps_gradients)
+    gradients.close()
+    return bits_of(model)
+
+
+def order_of_buckets(agree, *, rank):
+    """Return the sizes of what is sent, where ranks make their gradients in other orders."""
+    weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 200, 400)]
+    gradients = BucketSum(weights, group=dist.group.WORLD, agree=agree, bucket_bytes=SMALL_BUCKET)
+    sent, send = [], dist.all_reduce
+
+    def watched(tensor, **kwargs):
+        sent.append(tensor.numel())
+        return send(tensor, **kwargs)
+
+    dist.all_reduce = watched
+    try:
+        for _ in range(2):
+            gradients.start()
+            for weight in weights if rank else reversed(weights):
+                (weight * (rank + 1)).sum().backward()
+            gradients.finish()
+            sums = [weight.grad.unique().item() for weight in weights]
+            for weight in weights:
+                weight.grad = None
+    finally:
+        dist.all_reduce = send
+        gradients.close()
+    return {"sent": sent, "sums": sums}
+
+
+def text_of_error(agree, first, second):
+    """Return what the second of two updates says, in which these parameters get gradients."""
+    weights = [torch.nn.Parameter(torch.ones(2)) for _ in range(2)]
+    gradients = FlatSum(weights, group=dist.group.WORLD, agree=agree)
+    try:
+        for numbers in (first, second):
+            for number in numbers:
+                weights[number].grad = torch.ones(2)
+            gradients.finish()
+            for weight in weights:
+                weight.grad = None
+    except RanksError as error:
+        return f"{type(error).__name__}: {error}"
+    return None
+
+
+def main():
+    rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
+
+    def agree(value):
+        values = [None] * world
+        dist.all_gather_object(values, value)
+        return values
+
+    found = {case.name: trained(case, rank=rank, world=world, agree=agree) for case in CASES}
+    found["order"] = order_of_buckets(agree, rank=rank)
+    found["ranks differ"] = text_of_error(agree, [0] if rank else [0, 1], [])
+    found["updates differ"] = text_of_error(agree, [0, 1], [0])
+    print(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Gradients that two ranks sum have the bits of one rank that accumulates."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from ranks import sum_program as program
+
+
+WORLD = 2
+SECONDS = 120
+
+
+@pytest.fixture(scope="module")
+def of_ranks(tmp_path_factory):
+    """What each of two ranks printed."""
+    store = tmp_path_factory.mktemp("ranks") / "store"
+    started = [
+        subprocess.Popen(
+            [sys.executable, program.__file__, str(rank), str(WORLD), str(store)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[1],
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        ended = [process.communicate(timeout=SECONDS) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in started] == [0] * WORLD, [one[1] for one in ended]
+    return [json.loads(out) for out, _ in ended]
+
+
+def on_one_rank(case):
+    """Return the bits of weights after one process trained on the batches of both ranks.
+
+    With more than one batch a rank, each rank's gradients are summed first.
+    """
+    model = program.Model(case.dtype)
+    optimizer = program.optimizer_of(model)
+    weights = [one for one in model.parameters() if one.requires_grad]
+    size = WORLD * case.accumulate
+    for number in range(program.NUM_UPDATES):
+        batches = [program.batch_of(number * size + place) for place in range(size)]
+        tokens = max(1, sum(map(program.num_tokens, batches)))
+        sums = []
+        for rank in range(WORLD):
+            for batch in batches[rank * case.accumulate : (rank + 1) * case.accumulate]:
+                program.backward(model, batch, tokens)
+            sums.append([one.grad for one in weights])
+            if case.accumulate > 1:
+                model.zero_grad()
+        if case.accumulate > 1:
+            for weight, first, second in zip(weights, *sums, strict=True):
+                weight.grad = None if first is None else first + second
+        program.update(model, optimizer, keeps_gradients=False)
+    return program.bits_of(model)
+
+
+@pytest.mark.parametrize("case", program.CASES, ids=lambda case: case.name)
+def test_two_ranks_have_the_bits_of_one_that_accumulates(of_ranks, case):
+    """Padding, a frozen weight, an unused one and a shared table included."""
+    with_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        expected = on_one_rank(case)
+    finally:
+        torch.use_deterministic_algorithms(with_deterministic)
+
+    assert [found[case.name] for found in of_ranks] == [expected] * WORLD
+
+
+def test_buckets_are_sent_in_the_order_of_rank_0(of_ranks):
+    """Rank 1 makes its gradients in the reverse order, in every update."""
+    assert of_ranks[0]["order"] == of_ranks[1]["order"]
+    assert of_ranks[0]["order"]["sums"] == [3.0, 3.0, 3.0]
+    # The largest parameter fills a bucket; the last bucket holds one that came after a full one.
+    assert of_ranks[0]["order"]["sent"] == [512, 256, 128] * 2
+
+
+def test_ranks_that_train_different_parameters_are_told(of_ranks):
+    """On every rank, at the first update."""
+    expected = (
+        "RanksDifferError: parameter 1 (shape (2,)) has a gradient on rank 0, but none on rank 1; "
+        "all ranks must compute with the same parameters"
+    )
+
+    assert [found["ranks differ"] for found in of_ranks] == [expected] * WORLD
+
+
+def test_a_gradient_that_is_missing_later_is_named(of_ranks):
+    """Its part of the sum would hold an older one."""
+    expected = (
+        "RanksError: parameter 1 (shape (2,)) has no gradient, but had one in the first update; "
+        "on several ranks the same parameters must get gradients in every update"
+    )
+
+    assert [found["updates differ"] for found in of_ranks] == [expected] * WORLD
