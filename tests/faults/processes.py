@@ -77,6 +77,11 @@ class Running:
         return self._err.read_text(encoding="utf-8", errors="replace")
 
     @property
+    def code(self):
+        """The exit code; None while the process runs."""
+        return self._poll()
+
+    @property
     def is_running(self):
         return self._poll() is None
 

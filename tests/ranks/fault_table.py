@@ -1,0 +1,201 @@
+"""Let every fault happen to one of two real ranks, and print how all of them ended.
+
+    cd tests && PYTHONPATH=.:../src OMP_NUM_THREADS=1 python -m ranks.fault_table --trials 50
+
+The ranks train on the CPU under torchrun. The seconds are those from the fault until every process
+is gone; with `--restarts`, until all ranks train again. Exits with 1 if one group hung, ended not as
+`ranks.faults` expects, or left a run that a resume does not bring to the end of an undisturbed one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from faults.processes import Launcher
+from faults.runs import differences, newest_step, write_data
+from faults.small_disk import SmallDisk
+from ranks.faults import FAULTS, SLOW, inject, wrong_with
+from ranks.groups import HungError, fork_ranks, torchrun
+from ranks.product import NotBuiltError
+from ranks.rank_program import file_of
+from ranks.runs import options, resume_options
+
+
+SAVE_EVERY = 10
+
+# Seconds past the expected ones until a group counts as hung.
+MORE = 60.0
+
+# Says that a rank of the second attempt trains.
+AGAIN = """
+import torch
+unharmed = torch.autograd.backward
+def backward(*args, **kwargs):
+    open("again", "w").close()
+    return unharmed(*args, **kwargs)
+torch.autograd.backward = backward
+"""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """How a group took a fault: seconds, and all that is wrong with its end."""
+
+    seconds: float
+    wrong: list[str]
+    text: str
+
+
+def try_fault(fault, launcher, folder, data, reference, *, is_forked=False, restarts=False):
+    """Let a fault happen to a new run; return how it ended.
+
+    Args:
+        fault: that happens.
+        launcher: of `faults.processes`, for the resume and for forked ranks.
+        folder: that must not exist yet.
+        data: of the run.
+        reference: the folder of a run of as many ranks that nothing disturbed.
+        is_forked: whether ranks are forked, and not started by torchrun.
+        restarts: whether torchrun starts all ranks again once.
+    """
+    folder.mkdir()
+    disk = None
+    if fault.disk:
+        (folder / "disk").mkdir()
+        disk = SmallDisk(folder / "disk", kilobytes=4000)
+    try:
+        return _try(
+            fault, launcher, folder, data, reference, disk, is_forked=is_forked, restarts=restarts
+        )
+    except HungError as hung:
+        return Tried(fault.limit + MORE, [str(hung).splitlines()[0]], str(hung))
+    finally:
+        if disk:
+            disk.close()
+
+
+def _try(fault, launcher, folder, data, reference, disk, *, is_forked, restarts):
+    enter = disk.enter if disk else ""
+    run = (disk.path if disk else folder) / "run"
+    seen = (disk.seen if disk else folder) / "run"
+    before = [
+        enter + (fault.before if fault.before and fault.harms(rank) else SLOW) for rank in (0, 1)
+    ]
+    arguments = options(data, run, save_every=SAVE_EVERY)
+    if restarts:
+        arguments.append("--resume-if-there")
+    if is_forked:
+        group = fork_ranks(launcher, *arguments, folder=folder / "ranks", before=before)
+    else:
+        more = ("--max-restarts", 1) if restarts else ()
+        group = torchrun(*arguments, folder=folder / "ranks", before=before, options=more)
+        for rank in (0, 1):
+            file_of(group.folder, "before.py", rank, attempt=1).write_text(enter + AGAIN)
+    if fault.before:
+        group.until((group.folder / "harmed").exists, what="the fault")
+        group.fault_is_now()
+    else:
+        group.until(lambda: newest_step(seen) >= SAVE_EVERY, what="an update was saved")
+        group.fault_is_now()
+        if disk:
+            disk.fill()
+        else:
+            inject(fault, group)
+    if restarts:
+        return _again(group, fault, seen, reference)
+    ended = group.end(limit=fault.limit + MORE)
+    wrong = wrong_with(fault, ended, torchrun=not is_forked)
+    wrong += _wrong_with_saves(fault, ended, seen)
+    if disk:
+        disk.free()
+    resumed = fork_ranks(launcher, *resume_options(run), folder=folder / "resume", before=enter)
+    code = resumed.end().code
+    wrong += [f"exit code {code} of the resume"] if code else differences(seen, reference)
+    return Tried(ended.seconds, wrong, ended.text)
+
+
+def _again(group, fault, run, reference):
+    """Wait until all ranks train again and are done; return how that went."""
+    group.until((group.folder / "again").exists, what="training again")
+    seconds = group.seconds()
+    ended = group.end()
+    wrong = [f"exit code {ended.code} after the restart"] if ended.code else []
+    return Tried(seconds, wrong or differences(run, reference), ended.text)
+
+
+def _wrong_with_saves(fault, ended, run):
+    """Return what is wrong with the newest state: whether an agreed end saved one, and said so."""
+    at = newest_step(run)
+    ways = (ended.out + ended.err).count("gapless train --resume")
+    if fault.saves:
+        wrong = [] if ways == 1 else [f"the way on is named {ways} times"]
+        return wrong + ([] if at >= SAVE_EVERY else [f"the newest state is of update {at}"])
+    return [f"a state of update {at} was saved"] if at % SAVE_EVERY else []
+
+
+def main():
+    chosen = parse()
+    folder = Path(tempfile.mkdtemp(prefix="ranks-fault-table-"))
+    data = write_data(folder / "data")
+    launcher = Launcher()
+    reference = folder / "reference"
+    arguments = options(data, reference, save_every=SAVE_EVERY)
+    ended = fork_ranks(launcher, *arguments, folder=folder / "undisturbed").end()
+    if ended.code:
+        print(f"two ranks do not train: {ended.text.strip().splitlines()[-1]}")
+        launcher.close()
+        return 1
+    faults = [one for one in FAULTS if chosen.only in one.name]
+    if chosen.restarts:
+        faults = [one for one in faults if one.launches_again]
+    failed = 0
+    print(f"{'fault':42}{'seconds':>9}  end", flush=True)
+    for number, fault in enumerate(itertools.islice(itertools.cycle(faults), chosen.trials)):
+        own = folder / str(number)
+        tried = try_fault(
+            fault,
+            launcher,
+            own,
+            data,
+            reference,
+            is_forked=chosen.forked,
+            restarts=chosen.restarts,
+        )
+        launcher.stop_all()
+        print(f"{fault.name:42}{tried.seconds:9.1f}  {'; '.join(tried.wrong) or 'as expected'}")
+        sys.stdout.flush()
+        failed += bool(tried.wrong)
+        if tried.wrong:
+            (own / "ended.txt").write_text(tried.text)
+        else:
+            shutil.rmtree(own)
+    launcher.close()
+    print(f"{chosen.trials - failed} of {chosen.trials} ended as expected")
+    if failed:
+        print(f"what differs is kept in {folder}")
+        return 1
+    shutil.rmtree(folder)
+    return 0
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=len(FAULTS), help="faults in turn, so many")
+    parser.add_argument("--only", default="", help="faults whose name contains this")
+    parser.add_argument("--forked", action="store_true", help="ranks without torchrun")
+    parser.add_argument("--restarts", action="store_true", help="torchrun starts the ranks again")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except NotBuiltError as missing:
+        print(missing)
+        sys.exit(1)
