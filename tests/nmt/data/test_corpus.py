@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
@@ -253,6 +254,16 @@ def test_pairs_with_an_empty_side_are_dropped_and_counted(tmp_path):
     assert as_pairs([rows[0], rows[4]]) == corpus.train
     assert corpus.dropped_empty == 3
     assert (as_pairs(rows), as_pairs(rows)) == (corpus.val, corpus.test)
+
+
+def test_a_pipe_is_refused(tmp_path):
+    """It can be read only once."""
+    os.mkfifo(tmp_path / "pairs.tsv")
+
+    with pytest.raises(
+        DataError, match=r"pairs\.tsv is a pipe or a device, expected a folder or a file"
+    ):
+        load_corpus(tmp_path / "pairs.tsv", src="en", tgt="de")
 
 
 def test_a_corpus_of_empty_pairs_is_refused(tmp_path):

@@ -159,6 +159,11 @@ def load_split(
         raise DataError(f"{path} does not exist; `data` takes a folder or a file")
     if path.is_file():
         return _read_table(path, src=src, tgt=tgt, columns=columns, checks=checks)
+    if not path.is_dir():
+        raise DataError(
+            f"{path} is a pipe or a device, expected a folder or a file; data is read more than once, "
+            f"so write it to a file first"
+        )
     alone = False
     for name in _names(path, split):
         table = _find(path, name, ENDINGS)
