@@ -115,9 +115,11 @@ def test_a_skipped_part_and_the_rest_are_the_whole_epoch(accumulate):
         return [(m.pairs.tolist(), m.update_tokens, m.ends_update) for m in sampler]
 
     whole = epoch()
-    for skip in range(0, len(whole) + 1, accumulate):
-        assert whole[skip:] == epoch(skip=skip)
-        assert whole[skip : skip + 2 * accumulate] == epoch(skip=skip, max_updates=2)
+    for skip in range(sampler.num_updates + 1):
+        first = skip * accumulate
+        assert whole[first:] == epoch(skip=skip)
+        assert sampler.num_skipped == min(first, len(whole))
+        assert whole[first : first + 2 * accumulate] == epoch(skip=skip, max_updates=2)
 
 
 def test_workers_do_not_change_batches_or_random_numbers():

@@ -12,6 +12,7 @@ from gapless.records.wait_stats import WaitStats
 # The format of a file that runs of earlier versions have written: it cannot follow a class.
 POSITION_KEYS = [
     "epoch",
+    "updates",
     "batches",
     "losses",
     "weights",
@@ -47,9 +48,9 @@ def work(losses, weights):
 @pytest.fixture
 def position():
     position = Position(best_loss=2.5, wall_seconds=7.0)
-    position.add(work([4.0], [3.0]), weights=[3.0], peak_memory_bytes=5)
+    position.add(work([4.0], [3.0]), updates=1, weights=[3.0], peak_memory_bytes=5)
     position.end_epoch().validation["val_loss"] = 2.5
-    position.add(work([3.0, 2.0], [1.0, 3.0]), weights=[1.0, 3.0], peak_memory_bytes=6)
+    position.add(work([3.0, 2.0], [1.0, 3.0]), updates=1, weights=[1.0, 3.0], peak_memory_bytes=6)
     return position
 
 
@@ -79,7 +80,7 @@ def test_a_position_comes_back_from_its_state(position):
     """A position that was read has the same state, and goes on with the same epoch."""
     again = Position.of_state(position.state())
     for one in (position, again):
-        one.add(work([1.0], [4.0]), weights=[4.0], peak_memory_bytes=7)
+        one.add(work([1.0], [4.0]), updates=1, weights=[4.0], peak_memory_bytes=7)
 
     assert again.state() == position.state()
     assert again.batches_before == 4
@@ -90,8 +91,18 @@ def test_a_position_comes_back_from_its_state(position):
 def test_a_state_does_not_change_with_its_position(position):
     """A state can be written while the run goes on."""
     state = position.state()
-    position.add(work([1.0], [4.0]), weights=[4.0], peak_memory_bytes=7)
+    position.add(work([1.0], [4.0]), updates=1, weights=[4.0], peak_memory_bytes=7)
 
     assert state["losses"] == [3.0, 2.0]
+    assert state["updates"] == 1
     assert len(state["records"]) == 2
     assert state["batches"] == 2
+
+
+@pytest.mark.parametrize(("batches", "updates"), [(0, 0), (4, 2), (5, 3)])
+def test_a_state_of_an_earlier_version_counts_batches_alone(position, batches, updates):
+    """The last update of an epoch may have fewer batches than the others."""
+    state = {**position.state(), "batches": batches}
+    del state["updates"]
+
+    assert Position.of_state(state, accumulate=2).updates == updates

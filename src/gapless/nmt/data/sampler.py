@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate as running_sums
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -10,6 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from gapless.nmt.data.batch import AnyBatch
+from gapless.nmt.data.updates import cut, cut_by_shape, filled, part_of
 
 
 if TYPE_CHECKING:
@@ -17,8 +20,9 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from gapless.nmt.data.layout import BatchPlan, BatchShape, Layout
+    from gapless.nmt.data.layout import BatchShape, Layout
     from gapless.nmt.data.token_pairs import TokenPairs
+    from gapless.nmt.data.updates import Update
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,10 +30,10 @@ class Microbatch:
     """Which pairs form a batch, and what the batch is to its update.
 
     Attributes:
-        pairs: their numbers.
+        pairs: their numbers; none if it only fills an update up.
         shape: size of the batch.
-        update_tokens: target tokens of the whole update.
-        ends_update: whether this is the update's last batch.
+        update_tokens: target tokens of the whole update, on all ranks.
+        ends_update: whether this is the rank's last batch of the update.
     """
 
     pairs: NDArray[np.int64]
@@ -39,20 +43,31 @@ class Microbatch:
 
 
 class MicrobatchSampler(Sampler[Microbatch]):
-    """Gives the batches of an epoch in random order, grouped into updates.
+    """Gives a rank its batches of an epoch in random order, grouped into updates.
 
     The layout puts pairs of similar length together, or packs any pairs; then the *batches* are
     shuffled, since shuffling sentences would undo the layout.
 
+    Every rank cuts the same batches into the same updates, of `world * accumulate` batches, and
+    takes its part of each. An update that has too few is filled up with batches of padding alone,
+    so that all ranks have equally many. Which batches an update has depends on its size, not on
+    the number of ranks.
+
     Args:
         pairs: what to draw from.
         layout: divides the pairs into batches.
-        accumulate: batches in an update.
+        accumulate: most batches of a rank in an update.
+        one_shape: all batches of an update have one shape.
         shuffle: a new random order every epoch; otherwise the layout's own, always the same.
         seed: of the order.
+        rank: whose batches these are, counted from 0.
+        world: number of ranks.
 
     Attributes:
-        whole_epoch: number of batches of this epoch, those left out at either end included.
+        whole_epoch: the rank's number of batches of this epoch, those left out at either end
+            included.
+        num_updates: of this epoch, those left out at either end included.
+        num_skipped: batches left out at the start.
     """
 
     def __init__(
@@ -61,15 +76,21 @@ class MicrobatchSampler(Sampler[Microbatch]):
         layout: Layout,
         *,
         accumulate: int = 1,
+        one_shape: bool = False,
         shuffle: bool = True,
         seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         self._src_lengths = pairs.src_lengths
         self._tgt_lengths = pairs.tgt_lengths
         self._layout = layout
         self._accumulate = accumulate
+        self._one_shape = one_shape
         self._shuffle = shuffle
         self._seed = seed
+        self._rank = rank
+        self._world = world
         self.set_epoch(0)
 
     def set_epoch(self, epoch: int, *, skip: int = 0, max_updates: int | None = None) -> None:
@@ -77,19 +98,31 @@ class MicrobatchSampler(Sampler[Microbatch]):
 
         Args:
             epoch: counted from 0.
-            skip: batches to leave out at the start, which an interrupted run has done.
+            skip: updates to leave out at the start, which an interrupted run has done.
             max_updates: updates after which the epoch ends early.
         """
-        plans = self._plans(epoch)
-        end = None if max_updates is None else skip + max_updates * self._accumulate
-        self._epoch = self._in_updates(plans)[skip:end]
-        self.whole_epoch = len(plans)
+        updates = [filled(update, self._world) for update in self._cut(epoch)]
+        end = None if max_updates is None else skip + max_updates
+        self._updates = updates[skip:end]
+        self._epoch = [micro for update in self._updates for micro in self._own(update)]
+        self._ends = list(running_sums(len(update) // self._world for update in self._updates))
+        self.num_updates = len(updates)
+        self.num_skipped = sum(map(len, updates[:skip])) // self._world
+        self.whole_epoch = sum(map(len, updates)) // self._world
 
     def __len__(self) -> int:
         return len(self._epoch)
 
     def __iter__(self) -> Iterator[Microbatch]:
         return iter(self._epoch)
+
+    def ends_update(self, number: int) -> bool:
+        """Return whether a batch ends an update, counted from 0 among those not left out."""
+        return self._epoch[number].ends_update
+
+    def update_of(self, number: int) -> int:
+        """Return to which update a batch belongs, both counted from 0 among those not left out."""
+        return bisect_right(self._ends, number)
 
     def one_of_each(self) -> list[Microbatch]:
         """Return a batch for each kind of work that a step can see; none if shapes are not fixed.
@@ -104,41 +137,43 @@ class MicrobatchSampler(Sampler[Microbatch]):
         ]
 
     def padding_share(self) -> float:
-        """Return the share of this epoch's positions that hold no token, 0 to 1."""
+        """Return the share of this epoch's positions on all ranks that hold no token, 0 to 1."""
+        plans = [plan for update in self._updates for plan in update]
         real = sum(
-            int(self._src_lengths[batch.pairs].sum() + self._tgt_lengths[batch.pairs].sum())
-            for batch in self._epoch
+            int(self._src_lengths[pairs].sum() + self._tgt_lengths[pairs].sum())
+            for pairs, _ in plans
         )
-        positions = sum(batch.shape.num_tokens for batch in self._epoch)
+        positions = sum(shape.num_tokens for _, shape in plans)
         return 1.0 - real / positions if positions else 0.0
 
     def describe(self) -> str:
         """Return how batches are laid out, and how much of them is padding, for people."""
         return f"{self._layout.describe()}, {self.padding_share():.1%} padding"
 
-    def _plans(self, epoch: int) -> list[BatchPlan]:
-        count = len(self._src_lengths)
+    def _cut(self, epoch: int) -> list[Update]:
+        """Return the updates of an epoch, in their order, as all ranks see them."""
+        count, size = len(self._src_lengths), self._accumulate * self._world
+        in_updates = cut_by_shape if self._one_shape else cut
         if not self._shuffle:
-            return self._layout.batches(np.arange(count))
+            return in_updates(self._layout.batches(np.arange(count)), size)
         random = np.random.default_rng((self._seed, epoch))
         plans = self._layout.batches(random.permutation(count))
-        return [plans[number] for number in random.permutation(len(plans))]
+        updates = in_updates([plans[number] for number in random.permutation(len(plans))], size)
+        if not self._one_shape:
+            return updates
+        # They stand together by shape.
+        return [updates[number] for number in random.permutation(len(updates))]
 
-    def _in_updates(self, plans: list[BatchPlan]) -> list[Microbatch]:
-        grouped: list[Microbatch] = []
-        for start in range(0, len(plans), self._accumulate):
-            update = plans[start : start + self._accumulate]
-            tokens = sum(int(self._tgt_lengths[pairs].sum()) for pairs, _ in update)
-            grouped.extend(
-                Microbatch(
-                    pairs=pairs,
-                    shape=shape,
-                    update_tokens=tokens,
-                    ends_update=number == len(update),
-                )
-                for number, (pairs, shape) in enumerate(update, start=1)
+    def _own(self, update: Update) -> list[Microbatch]:
+        """Return this rank's batches of an update."""
+        tokens = sum(int(self._tgt_lengths[pairs].sum()) for pairs, _ in update)
+        own = part_of(update, rank=self._rank, world=self._world)
+        return [
+            Microbatch(
+                pairs=pairs, shape=shape, update_tokens=tokens, ends_update=number == len(own)
             )
-        return grouped
+            for number, (pairs, shape) in enumerate(own, start=1)
+        ]
 
 
 class PairBatches(Dataset[AnyBatch]):

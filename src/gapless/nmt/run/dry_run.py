@@ -78,8 +78,7 @@ def estimate_run(config: TrainConfig, task: Task) -> Estimate:
     with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
         with loop.on_compute_stream():
             parts = make_parts(config, task, device=device, total_updates=config.max_steps or 1)
-        per_epoch = -(-len(parts.sampler) // config.accumulate)
-        epochs = config.epochs * per_epoch
+        epochs = config.epochs * parts.sampler.num_updates
         parts.step.model.train()
         _capture_ahead(loop, parts, task)
         _train(loop, parts, task, epoch=0, updates=_NUM_WARM)

@@ -27,6 +27,7 @@ class LateHistory:
         losses: of the loop.
         first: number in `losses` of the part's first batch.
         num_batches: done in the part.
+        num_updates: done in the part.
         log: writes the losses to the metrics file.
         needs_finite: whether a loss that is NaN or infinite stops the run.
         peak_memory_bytes: most memory in use so far.
@@ -42,6 +43,7 @@ class LateHistory:
         losses: DeferredLoss,
         first: int,
         num_batches: int,
+        num_updates: int,
         log: LossLog,
         needs_finite: bool,
         peak_memory_bytes: int,
@@ -51,6 +53,7 @@ class LateHistory:
         self._losses = losses
         self._first = first
         self._num_batches = num_batches
+        self._num_updates = num_updates
         self._log = log
         self._needs_finite = needs_finite
         self._peak_memory_bytes = peak_memory_bytes
@@ -91,7 +94,12 @@ class LateHistory:
             losses=[loss for loss, _ in read],
             weight=sum(weights),
         )
-        self._position.add(record, weights=weights, peak_memory_bytes=self._peak_memory_bytes)
+        self._position.add(
+            record,
+            updates=self._num_updates,
+            weights=weights,
+            peak_memory_bytes=self._peak_memory_bytes,
+        )
         content = self._log.content_at(self._batch)
         assert content is not None
         return {"position": self._position.state(), "metrics": asdict(content)}

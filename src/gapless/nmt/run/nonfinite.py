@@ -72,7 +72,7 @@ class LossWatch:
         losses: of all batches of this process.
         first_batch: number of the next batch, counted from 0 over the whole run.
         first_update: number of the update that begins with it, counted from 1.
-        accumulate: batches in an update.
+        update_of: tells to which update a batch belongs, both counted from 0 and from `first_batch`.
         on_skipped: called with the number of each update that is skipped, and the first loss at
             fault; None: the run stops instead.
     """
@@ -83,14 +83,14 @@ class LossWatch:
         *,
         first_batch: int,
         first_update: int,
-        accumulate: int,
+        update_of: Callable[[int], int],
         on_skipped: Callable[[int, float], None] | None,
     ) -> None:
         self._losses = losses
         self._first = self._next = losses.num_added
         self._first_batch = first_batch
         self._first_update = first_update
-        self._accumulate = accumulate
+        self._update_of = update_of
         self._on_skipped = on_skipped
         self._last_skipped = 0
 
@@ -108,7 +108,7 @@ class LossWatch:
             self._next += 1
 
     def _report(self, number: int, loss: float) -> None:
-        update = self._first_update + number // self._accumulate
+        update = self._first_update + self._update_of(number)
         if self._on_skipped is None:
             batch = self._first_batch + number
             raise NonFiniteLossError(batch, loss, place=f"update {update} (batch {batch})")

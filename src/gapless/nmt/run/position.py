@@ -19,7 +19,8 @@ class Position:
 
     Attributes:
         epoch: epochs done.
-        batches: batches done of the next epoch.
+        updates: updates done of the next epoch. With another number of ranks it goes on after them.
+        batches: batches done of the next epoch, on each rank.
         losses: of those batches.
         weights: of those batches.
         records: of the epochs done, and of the unfinished one if batches of it are done.
@@ -30,6 +31,7 @@ class Position:
     """
 
     epoch: int = 0
+    updates: int = 0
     batches: int = 0
     losses: list[float] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -44,7 +46,14 @@ class Position:
         """Batches of the whole run so far."""
         return sum(record.work.num_batches for record in self.records)
 
-    def add(self, result: EpochRecord, *, weights: list[float], peak_memory_bytes: int) -> None:
+    def add(
+        self,
+        result: EpochRecord,
+        *,
+        updates: int,
+        weights: list[float],
+        peak_memory_bytes: int,
+    ) -> None:
         """Count what an epoch, or a part of one, did."""
         self.losses += result.losses
         self.weights += weights
@@ -58,12 +67,13 @@ class Position:
         # The losses of single batches are in `metrics.jsonl`; kept here they would only take memory.
         record = replace(record, work=replace(record.work, mean_loss=loss, losses=[]))
         self.records.append(record)
+        self.updates += updates
         self.batches += result.num_batches
 
     def end_epoch(self) -> TrainingEpoch:
         """Go to the next epoch; return the record of the one that ended."""
         self.epoch += 1
-        self.batches = 0
+        self.updates = self.batches = 0
         self.losses, self.weights = [], []
         return self.records[-1]
 
@@ -87,6 +97,7 @@ class Position:
         """
         return {
             "epoch": self.epoch,
+            "updates": self.updates,
             "batches": self.batches,
             "losses": list(self.losses),
             "weights": list(self.weights),
@@ -102,10 +113,16 @@ class Position:
         return Position.of_state(self.state())
 
     @classmethod
-    def of_state(cls, state: dict[str, Any]) -> Position:
-        """Return the position that `state` described."""
+    def of_state(cls, state: dict[str, Any], *, accumulate: int = 1) -> Position:
+        """Return the position that `state` described.
+
+        Args:
+            state: of a run.
+            accumulate: batches in an update, for states of earlier versions, which count only them.
+        """
         return cls(
             epoch=state["epoch"],
+            updates=state.get("updates", -(-state["batches"] // accumulate)),
             batches=state["batches"],
             losses=list(map(float, state["losses"])),
             weights=list(map(float, state["weights"])),

@@ -283,9 +283,9 @@ class Trainer:
             if self._validates_inside(stop):
                 self._validate_inside(folder)
             # A rest is left if the run was stopped, or is at its last update.
-            if run.position.batches >= run.sampler.whole_epoch:
+            if run.position.updates >= run.sampler.num_updates:
                 self._close_epoch(run.position.end_epoch(), folder)
-        if run.position.batches and not stop.is_set:
+        if run.position.updates and not stop.is_set:
             self._close_epoch(run.position.records[-1], folder)
         self._note_early_end(stop)
         if not self._is_saved:
@@ -301,23 +301,23 @@ class Trainer:
         """Train on the batches of an epoch that are not done yet, up to the next validation."""
         run, position, losses = self.run, self.run.position, self.run.loop.losses
         run.sampler.set_epoch(
-            position.epoch, skip=position.batches, max_updates=self._updates_to_go()
+            position.epoch, skip=position.updates, max_updates=self._updates_to_go()
         )
         self._observer.epoch_started(
             position.epoch + 1,
             num_epochs=run.config.epochs,
             num_batches=run.sampler.whole_epoch,
-            num_done=position.batches,
+            num_done=run.sampler.num_skipped,
         )
         log = LossLog(folder, losses, first_batch=position.batches_before)
         watch = LossWatch(
             losses,
             first_batch=position.batches_before,
             first_update=run.step.num_updates + 1,
-            accumulate=run.config.accumulate,
+            update_of=run.sampler.update_of,
             on_skipped=self._note_skipped if run.config.on_nonfinite == "skip" else None,
         )
-        first = losses.num_added
+        first, first_update = losses.num_added, run.step.num_updates
 
         def on_batch(progress: Progress) -> None:
             log.write_new()
@@ -326,7 +326,7 @@ class Trainer:
             self._saver.poll()
             self._is_saved = False
             if self._saves_after(progress, stop):
-                self._save_inside(progress, folder, log, first=first)
+                self._save_inside(progress, folder, log, first=first, first_update=first_update)
             if stop.take_account():
                 self._observer.noted(waits_table(self._work_so_far(progress)))
             self._observer.batch_queued(progress, run=pace.progress())
@@ -342,6 +342,7 @@ class Trainer:
         read = losses.read_since(losses.num_added - result.num_batches)
         position.add(
             result,
+            updates=run.step.num_updates - first_update,
             weights=[weight for _, weight in read],
             peak_memory_bytes=run.device.peak_memory_bytes(),
         )
@@ -354,7 +355,7 @@ class Trainer:
     def _close_epoch(self, record: TrainingEpoch, folder: RunFolder) -> None:
         """Save the weights after an epoch, or a part of the last one, and validate them."""
         run = self.run
-        is_whole = not run.position.batches
+        is_whole = not run.position.updates
         validates = self._validates_after(record)
         if run.config.average == "auto" and not validates and not record.validation:
             # So short an epoch that its checkpoint may take longer than itself.
@@ -410,7 +411,7 @@ class Trainer:
     def _validates_inside(self, stop: StopRequest) -> bool:
         """Return whether a validation is due inside an epoch; at its end, the end sees to it."""
         run, clock = self.run, self._validation_clock
-        is_inside = 0 < run.position.batches < run.sampler.whole_epoch
+        is_inside = 0 < run.position.updates < run.sampler.num_updates
         if clock is None or not is_inside or stop.is_set or run.is_finished:
             return False
         return clock.is_due(run.step.num_updates)
@@ -521,15 +522,21 @@ class Trainer:
     def _saves_after(self, progress: Progress, stop: StopRequest) -> bool:
         """Return whether the state is to be saved after this batch."""
         run = self.run
-        done = run.position.batches + progress.batch
         # The end of an epoch, and of a run, has a state of its own.
-        ends_update = done % run.config.accumulate == 0 and progress.batch < len(run.sampler)
+        is_inside = progress.batch < len(run.sampler)
+        ends_update = is_inside and run.sampler.ends_update(progress.batch - 1)
         if not ends_update or self._saver.is_saving_state or stop.is_set:
             return False
         return self._clock.is_due(run.step.num_updates) or stop.take_save()
 
     def _save_inside(
-        self, progress: Progress, folder: RunFolder, log: LossLog, *, first: int
+        self,
+        progress: Progress,
+        folder: RunFolder,
+        log: LossLog,
+        *,
+        first: int,
+        first_update: int,
     ) -> None:
         """Save the state inside an epoch, when the losses so far have come."""
         run = self.run
@@ -541,6 +548,7 @@ class Trainer:
             losses=run.loop.losses,
             first=first,
             num_batches=progress.batch,
+            num_updates=run.step.num_updates - first_update,
             log=log,
             needs_finite=run.config.on_nonfinite == "stop",
             peak_memory_bytes=run.device.peak_memory_bytes(),

@@ -161,7 +161,7 @@ class TrainingRun:
 
     def updates_per_epoch(self) -> int:
         """Return the updates of a whole epoch."""
-        return -(-self.sampler.whole_epoch // self.config.accumulate)
+        return self.sampler.num_updates
 
     def state(self) -> dict[str, Any]:
         """Return everything but weights and history from which the run is resumed exactly.
@@ -197,7 +197,9 @@ class TrainingRun:
         """
         set_weights(self.model, state["model"], path=path)
         self.step.load_state(state["step"])
-        self.position = Position.of_state(state["position"])
+        self.position = Position.of_state(
+            state["position"], accumulate=state["layout"]["accumulate"]
+        )
         self.covered = Content(**state["metrics"])
         self.clock.earlier_seconds = self.position.wall_seconds
         set_random_state(self.device, state["random"])
@@ -373,14 +375,13 @@ def _assemble(
         memory_budget_bytes=config.capture_memory_bytes(),
     )
     sampler = training_sampler(config, task.train, layout=resolved.layout)
-    updates_per_epoch = -(-len(sampler) // config.accumulate)
     with loop.on_compute_stream():
         step = build_step(
             config,
             task.vocabs,
             compiles=resolved.compiles,
             device=device,
-            total_updates=config.max_steps or config.epochs * updates_per_epoch,
+            total_updates=config.max_steps or config.epochs * sampler.num_updates,
         )
     return TrainingRun(
         config=config,
