@@ -6,13 +6,20 @@ Run as `sum_program.py RANK WORLD STORE` by a test, once for each rank.
 from __future__ import annotations
 
 import json
+import math
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
 
+from gapless.device.find import find_device
 from gapless.errors import RanksError
+from gapless.nmt.data.batch import TokenBatch
+from gapless.nmt.model.transformer import ModelSizes, Transformer
+from gapless.nmt.run.config import make_config
+from gapless.nmt.run.translation_step import TranslationStep
+from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks.gradient_sum import BucketSum, FlatSum
 
 
@@ -174,6 +181,80 @@ def text_of_error(agree, first, second):
     return None
 
 
+class Ranks:
+    """As much of `gapless.ranks.Ranks` as a step asks for, over a gloo group."""
+
+    def __init__(self, agree, *, rank, world):
+        self.rank, self.world = rank, world
+        self._agree = agree
+
+    def sum_gradients(self, params):
+        return FlatSum(params, group=dist.group.WORLD, agree=self._agree)
+
+    def gather_rows(self, rows):
+        gathered = [torch.empty_like(rows) for _ in range(self.world)]
+        dist.all_gather(gathered, rows)
+        return torch.stack(gathered)
+
+
+def sentences(number, *, ends_update, update_tokens):
+    """Return a batch of translations; number 5 is padding alone."""
+    random = torch.Generator().manual_seed(number)
+    num_tokens = 0 if number == 5 else 2 + number % 3
+    ids = torch.randint(4, 9, (2, 5), generator=random)
+    src = torch.cat((ids, torch.full((2, 1), 3)), dim=1)
+    tgt = torch.cat((torch.full((2, 1), 2), ids), dim=1)
+    tgt[:, num_tokens + 1 :] = 0
+    return TokenBatch(
+        src=src,
+        tgt=tgt,
+        ntokens=torch.tensor(2 * num_tokens),
+        norm=torch.tensor(update_tokens),
+        ends_update=ends_update,
+    )
+
+
+POISONED = 3
+
+
+def steps_of_translation(ranks, *, rank=None):
+    """Train on eight batches, two in an update; return losses, weights of losses, and bits.
+
+    Args:
+        ranks: that share the batches; None: all are accumulated on one.
+        rank: whose batches are trained on.
+    """
+    torch.manual_seed(0)
+    sizes = ModelSizes(src_vocab=9, tgt_vocab=9, d_model=8, heads=2, ffn=8, dropout=0.0)
+    model = Transformer(sizes)
+    accumulate = 2 if ranks is None else 1
+    config = make_config({"on_nonfinite": "skip", "warmup": 0, "accumulate": accumulate})
+    device = find_device("cpu")
+    step = TranslationStep(model, config, device=device, total_updates=9, ranks=ranks)
+    reports = []
+    for number in range(8):
+        if ranks is not None and number % 2 != rank:
+            continue
+        tokens = sum(
+            int(sentences(each, ends_update=True, update_tokens=1).ntokens)
+            for each in (number - number % 2, number - number % 2 + 1)
+        )
+        ends_update = ranks is not None or number % 2 == 1
+        batch = sentences(number, ends_update=ends_update, update_tokens=tokens)
+        step.on_host(batch)
+        out = step.forward(batch)
+        if number == POISONED:
+            out = replace(out, loss=out.loss * math.nan)
+            step._skipped.look_at(out.loss)
+        step.backward(out)
+        reports.append([number, out.logged.item(), out.weight.item()])
+    return {
+        "reports": reports,
+        "skipped": step.num_skipped(host_waits=HostWaits(device)),
+        "bits": bits_of(model),
+    }
+
+
 def main():
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.use_deterministic_algorithms(True)
@@ -188,6 +269,7 @@ def main():
     found["order"] = order_of_buckets(agree, rank=rank)
     found["ranks differ"] = text_of_error(agree, [0] if rank else [0, 1], [])
     found["updates differ"] = text_of_error(agree, [0, 1], [0])
+    found["steps"] = steps_of_translation(Ranks(agree, rank=rank, world=world), rank=rank)
     print(json.dumps(found))
     dist.destroy_process_group()
 

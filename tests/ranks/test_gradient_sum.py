@@ -68,14 +68,11 @@ def on_one_rank(case):
 
 
 @pytest.mark.parametrize("case", program.CASES, ids=lambda case: case.name)
+@pytest.mark.usefixtures("numerics")
 def test_two_ranks_have_the_bits_of_one_that_accumulates(of_ranks, case):
     """Padding, a frozen weight, an unused one and a shared table included."""
-    with_deterministic = torch.are_deterministic_algorithms_enabled()
     torch.use_deterministic_algorithms(True)
-    try:
-        expected = on_one_rank(case)
-    finally:
-        torch.use_deterministic_algorithms(with_deterministic)
+    expected = on_one_rank(case)
 
     assert [found[case.name] for found in of_ranks] == [expected] * WORLD
 
@@ -106,3 +103,24 @@ def test_a_gradient_that_is_missing_later_is_named(of_ranks):
     )
 
     assert [found["updates differ"] for found in of_ranks] == [expected] * WORLD
+
+
+@pytest.mark.usefixtures("numerics")
+def test_ranks_take_the_steps_of_translation_that_one_takes(of_ranks):
+    """Clipped after the sum, with a batch of padding alone, and an update that both skip.
+
+    The loss that is not finite is one of rank 1.
+    """
+    torch.use_deterministic_algorithms(True)
+    alone = program.steps_of_translation(None)
+    steps = [found["steps"] for found in of_ranks]
+    reports = sorted(report for found in steps for report in found["reports"])
+    padding = 5
+
+    assert [found["bits"] for found in steps] == [alone["bits"]] * WORLD
+    assert [found["skipped"] for found in steps] == [1] * WORLD
+    assert alone["skipped"] == 1
+    assert reports[padding] == [padding, 0.0, 0]
+    assert [each for each in reports if each[0] != padding] == [
+        each for each in alone["reports"] if each[0] != padding
+    ]

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.resolved import LayoutName
     from gapless.nmt.run.task import Task
     from gapless.plans import Plan
+    from gapless.ranks import Ranks
 
 
 # --- batches ---
@@ -108,7 +109,13 @@ def build_model(config: TrainConfig, vocabs: Vocabs) -> Transformer:
 
 
 def build_step(
-    config: TrainConfig, vocabs: Vocabs, *, compiles: bool, device: Device, total_updates: int
+    config: TrainConfig,
+    vocabs: Vocabs,
+    *,
+    compiles: bool,
+    device: Device,
+    total_updates: int,
+    ranks: Ranks | None = None,
 ) -> TranslationStep:
     """Return the step of a run, with its model on the device, freshly initialised.
 
@@ -121,6 +128,7 @@ def build_step(
         compiles: whether the model's layers are compiled.
         device: where the model goes.
         total_updates: of the run, for schedules that end.
+        ranks: whose gradients are summed; None: this process trains alone.
 
     Sync: Blocks the host while weights are copied.
     """
@@ -128,7 +136,12 @@ def build_step(
     if compiles:
         compile_layers(model)
     return TranslationStep(
-        model, config, compiles=compiles, device=device, total_updates=total_updates
+        model,
+        config,
+        compiles=compiles,
+        device=device,
+        total_updates=total_updates,
+        ranks=ranks,
     )
 
 

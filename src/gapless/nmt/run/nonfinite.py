@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.pipeline.readback import DeferredLoss
+    from gapless.ranks import Ranks
 
 
 class SkippedUpdates:
@@ -43,6 +44,15 @@ class SkippedUpdates:
         Sync: Does not block the host.
         """
         self.found.add_(number.detach().isfinite().logical_not()).clamp_(max=1.0)
+
+    @torch.no_grad()
+    def of_all(self, ranks: Ranks) -> None:
+        """Take in what other ranks found: all skip the same updates.
+
+        Sync: Does not block the host.
+        """
+        if ranks.world > 1:
+            self.found.copy_(ranks.gather_rows(self.found.view(1)).amax())
 
     def end_update(self) -> None:
         """Count the update if it was skipped, and begin the next.

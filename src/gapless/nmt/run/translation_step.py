@@ -14,6 +14,7 @@ from gapless.nmt.model.loss import LabelSmoothing, LossCompute
 from gapless.nmt.run.nonfinite import SkippedUpdates
 from gapless.nmt.run.schedule import learning_rate
 from gapless.pipeline.step import StepLoss
+from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.config import TrainConfig
     from gapless.pipeline.host_waits import HostWaits
+    from gapless.ranks import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,7 @@ class TranslationStep:
         compiles: whether work on logits is compiled, as the model's layers are.
         device: where the model is.
         total_updates: of the run, for schedules that end.
+        ranks: whose gradients are summed; None: this process trains alone.
 
     Attributes:
         optimizer: fused Adam, which skips fp16 overflows on the device.
@@ -60,11 +63,15 @@ class TranslationStep:
         compiles: bool = False,
         device: Device,
         total_updates: int,
+        ranks: Ranks | None = None,
     ) -> None:
         self.model = model
         self._config = config
         self._device = device
         self._total_updates = total_updates
+        self._ranks = OneRank() if ranks is None else ranks
+        self._is_alone = self._ranks.world == 1
+        self._gradients = self._ranks.sum_gradients(model.parameters())
         smoothing = LabelSmoothing(config.label_smoothing, compiled=compiles)
         self._compute = LossCompute(model.generator, smoothing)
         self._nll = LossCompute(model.generator, LabelSmoothing())
@@ -121,15 +128,18 @@ class TranslationStep:
     def forward(self, tokens: AnyBatch) -> TranslationLoss:
         """Return the loss of a batch, smoothed, per token.
 
-        The gradient is that of the sum over the batch divided by the tokens of the whole update.
+        The gradient is that of the sum over the batch divided by the tokens of the whole update,
+        those of other ranks included. A batch of padding alone has loss 0 and weight 0.
 
         Sync: Does not block the host.
         """
         with autocast(self._device, self._config.precision):
             out, targets = self._out_and_targets(tokens)
             loss = self._compute.normalized(out, targets, tokens.norm)
-        report = loss.detach() * (tokens.norm / tokens.ntokens)
         weight = tokens.ntokens
+        # Padding alone fills up an update of several ranks.
+        divisor = weight if self._is_alone else weight.clamp(min=1)
+        report = loss.detach() * (tokens.norm / divisor)
         if self._skipped is not None:
             self._skipped.look_at(loss)
             # What is skipped has no part in means.
@@ -141,10 +151,15 @@ class TranslationStep:
     def backward(self, out: TranslationLoss) -> None:
         """Add the gradients of a batch, and update the weights after the last of an update.
 
-        Sync: Does not block the host.
+        Sync: Does not block the host, but on several ranks in the first update.
         """
+        if out.ends_update:
+            self._gradients.start()
         self.scaler.scale(out.loss).backward()
         if out.ends_update:
+            self._gradients.finish()
+            if self._skipped is not None:
+                self._skipped.of_all(self._ranks)
             self._update()
 
     def evaluate(self, tokens: AnyBatch) -> torch.Tensor:
