@@ -107,8 +107,10 @@ def stop_iteration_inside(place):
         yield place.numbers(0, 3)
         next(iter([]))
 
+    # In no list: where torch has callbacks, an exception that frees tensors becomes a SystemError.
     with pytest.raises(RuntimeError, match="StopIteration"):
-        list(place.prefetch(loader()))
+        for batch in place.prefetch(loader()):
+            assert batch is not None
 
 
 @case("KeyboardInterrupt comes in the step; the user saves, and trains on.")

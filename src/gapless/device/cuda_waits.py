@@ -5,7 +5,9 @@ Torch offers two mechanisms. Neither is complete, so both are used:
 * `watch_waits` registers callbacks that torch calls before each synchronisation of a stream, an
   event or the device, on the thread that waits. A copy whose host side is not page-locked, or not
   dense, blocks inside the driver without a synchronisation, even if `non_blocking` was asked for,
-  unless it is a small one to the device; a dispatch mode sees it. The callbacks stay active in torch, at a small cost, once they were used.
+  unless it is a small one to the device; a dispatch mode sees it. The callbacks stay active in torch, at a small cost, once they were used. Torch also calls back when it
+  frees memory; where an exception that is on its way frees it, torch's own import fails, and the
+  exception becomes a SystemError.
 * The sync debug mode makes torch warn (`watch_reads`) or raise (`forbid_waits`) when a value is
   read. It costs nothing once it is off, but does not see explicit synchronisation.
 
