@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -107,6 +108,10 @@ def _try(fault, launcher, folder, data, reference, disk, *, is_forked, restarts)
             disk.fill()
         else:
             inject(fault, group)
+    if is_forked and fault.stops:
+        # As torchrun does, later.
+        group.until_gone(1 - fault.rank, limit=fault.limit + MORE)
+        group.send(fault.rank, signal.SIGKILL)
     if restarts:
         return _again(group, fault, seen, reference)
     ended = group.end(limit=fault.limit + MORE)

@@ -29,6 +29,9 @@ STANDS_STILL = 60.0
 # torchrun kills a stopped process only this long after it asked it to end.
 TORCHRUN_KILLS = 30.0
 
+# With which a rank ends that leaves without a word.
+OWN_CODE = 7
+
 SIGTERM_CODE = 128 + signal.SIGTERM
 
 # Each backward pass takes 30 ms longer, so that a fault arrives while the ranks train.
@@ -69,10 +72,12 @@ class Fault:
         send: signals that are sent, one after another.
         before: code that runs first in that rank, if the fault happens inside it.
         disk: whether it is the disk of the run that fills up.
-        limit: seconds from the fault until all processes are gone.
+        limit: seconds from the fault until all processes are gone. A stopped one is gone later: it
+            waits to be killed.
         codes: exit codes of the rank that it happens to, as torchrun or a waiting parent sees them.
         peer_codes: of the others; None: of those that lost a peer, or were asked to end by torchrun.
-        said: parts of the one line of error; empty if no line is expected.
+        said: parts of the one line of error; empty if no line is expected. torchrun may have asked
+            the others to end before they say that a peer is lost: it says that itself.
         traceback: the last line of a traceback that is expected exactly once; no other is.
         saves: whether the end is agreed and saves the update that all have done.
         launches_again: whether torchrun may start all ranks again and they train on.
@@ -90,6 +95,16 @@ class Fault:
     traceback: str = ""
     saves: bool = False
     launches_again: bool = True
+
+    @property
+    def stops(self) -> bool:
+        """Whether a rank is stopped, and has to be killed by whoever waits for it."""
+        return signal.SIGSTOP in self.send
+
+    @property
+    def loses_a_peer(self) -> bool:
+        """Whether a rank goes without a word."""
+        return not self.codes.isdisjoint({-signal.SIGKILL, OWN_CODE})
 
     def harms(self, rank: int) -> bool:
         return self.rank is None or self.rank == rank
@@ -125,8 +140,8 @@ FAULTS = [
     Fault(
         "rank 1 ends by itself",
         1,
-        before=at_update("os._exit(7)"),
-        codes=_codes(7),
+        before=at_update(f"os._exit({OWN_CODE})"),
+        codes=_codes(OWN_CODE),
         said=("rank 1", "update"),
     ),
     Fault(
@@ -159,7 +174,6 @@ FAULTS = [
             f"rank {rank} is stopped",
             rank,
             send=(signal.SIGSTOP,),
-            limit=GONE + TORCHRUN_KILLS,
             codes=_codes(-signal.SIGKILL),
             said=(f"rank {rank}",),
         )
@@ -168,7 +182,6 @@ FAULTS = [
         "rank 1 is stopped, then SIGTERM to all",
         1,
         send=(signal.SIGSTOP, signal.SIGTERM),
-        limit=GONE + TORCHRUN_KILLS,
         codes=_codes(-signal.SIGKILL),
         launches_again=False,
     ),
@@ -200,32 +213,42 @@ FAULTS = [
 def wrong_with(fault: Fault, ended: Ended, *, torchrun: bool) -> list[str]:
     """Return in what an end differs from the one that is expected; nothing, if it does not."""
     found = []
-    if ended.seconds > fault.limit:
+    if ended.code == 0:
+        found.append("the group ended with 0")
+    limit = fault.limit + (TORCHRUN_KILLS if fault.stops else 0.0)
+    if ended.seconds > limit:
         found.append(f"took {ended.seconds:.1f} s")
-    peers = fault.peer_codes or fault.codes if fault.rank is None else fault.peer_codes
-    if peers is None:
-        peers = frozenset({product.exit_peer_lost(), 1})
-        if torchrun:
-            peers |= {SIGTERM_CODE, -signal.SIGTERM}
     for rank, one in enumerate(ended.ranks):
-        expected = fault.codes if fault.harms(rank) else peers
-        if fault.limit > STANDS_STILL and not fault.codes:
-            continue
-        if torchrun and one.code is None:
-            continue
-        if one.code not in expected:
+        is_killed_later = fault.stops and fault.harms(rank)
+        if one.seconds > (limit if is_killed_later else fault.limit):
+            found.append(f"rank {rank} took {one.seconds:.1f} s")
+        expected = _codes_of(fault, rank, torchrun=torchrun)
+        if expected and one.code not in expected and not (torchrun and one.code is None):
             found.append(f"rank {rank} ended with {one.code}, not one of {sorted(expected)}")
-    return found + _wrong_words(fault, ended)
+    return found + _wrong_words(fault, ended, torchrun=torchrun)
 
 
-def _wrong_words(fault, ended):
+def _codes_of(fault, rank, *, torchrun):
+    """Return the codes that a rank may end with; none if any will do."""
+    if fault.harms(rank):
+        return fault.codes
+    if fault.peer_codes is not None:
+        return fault.peer_codes
+    # An error that all know of has its own code on all.
+    codes = {product.exit_peer_lost(), *(code for code in fault.codes if 0 < code != OWN_CODE)}
+    return codes | ({SIGTERM_CODE, -signal.SIGTERM} if torchrun else set())
+
+
+def _wrong_words(fault, ended, *, torchrun):
     found = []
     said = [line for line in ended.errors if all(part in line for part in fault.said)]
-    if fault.said and len(said) != 1:
+    fewest = 0 if torchrun and fault.loses_a_peer else 1
+    if fault.said and not fewest <= len(said) <= 1:
         found.append(f"{' and '.join(fault.said)} said {len(said)} times")
-    others = [line for line in ended.errors if line not in said]
-    if others:
-        found.append(f"said too: {others[0]}")
+    others = [line for line in ended.errors if not fault.said or line not in said]
+    # With the traceback stands what to do about it.
+    if len(others) > bool(fault.traceback):
+        found.append(f"said too: {others[-1]}")
     tracebacks = (ended.out + ended.err).count("Traceback (most recent call last)")
     if tracebacks != bool(fault.traceback):
         found.append(f"{tracebacks} tracebacks")

@@ -154,6 +154,14 @@ class Group:
                 raise self._stopped(f"not seen: {what}")
             time.sleep(0.005)
 
+    def until_gone(self, rank, *, limit=LIMIT):
+        """Wait until the process of one rank is gone."""
+        end = time.monotonic() + limit
+        while self.pid(rank) in self._look():
+            if time.monotonic() > end:
+                raise self._stopped(f"rank {rank} is left after {limit:.0f} s")
+            time.sleep(0.01)
+
     def end(self, *, limit=LIMIT):
         """Wait until every process of the group is gone.
 

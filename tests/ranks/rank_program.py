@@ -14,8 +14,9 @@ import sys
 from pathlib import Path
 
 
-# Signal at which a rank writes the stacks of all its threads, whatever its main thread does.
-STACKS = signal.SIGUSR2
+# Signal at which a rank writes the stacks of all its threads, whatever its main thread does. Gapless
+# has a use for the usual ones.
+STACKS = signal.SIGRTMIN
 
 # Folder in which ranks leave their numbers of process, stacks and, under torchrun, code to run first.
 FOLDER = "TEST_RANKS_FOLDER"
