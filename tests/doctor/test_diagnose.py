@@ -469,3 +469,16 @@ def test_the_timeline_of_two_hundred_steps_stays_small():
     assert len(json.dumps(asdict(timeline))) < 3_000_000
     host = timeline.lanes[0]
     assert sum(span.kind == "wait" for span in host.spans) == 200
+
+
+@pytest.mark.parametrize(("num_shapes", "is_said"), [(1, False), (10, False), (11, True)])
+def test_batches_of_ever_new_shapes_are_told_of(num_shapes, is_said):
+    """A few sizes that come again are no trouble."""
+    noted = replace(watched(lambda machine: machine.launch(3000.0)), num_batches=20)
+    noted = replace(noted, num_batch_shapes=num_shapes)
+
+    found = [one for one in diagnose(noted).findings if one.code == "GAP018"]
+
+    assert bool(found) == is_said
+    if is_said:
+        assert "20 batches of loaders had 11 different shapes" in found[0].cause

@@ -898,3 +898,14 @@ def test_an_index_is_told_by_the_line_that_uses_it(name):
     use(x)
 
     assert set(CAUSES) == {cause}
+
+
+def test_shapes_of_batches_are_counted(watching):
+    """Of tensors in tuples, lists and mappings; their values are not read."""
+    lengths = [3, 5, 3, 7]
+    rows = [{"x": [torch.zeros(number)], "y": number} for number in lengths]
+
+    for _ in DataLoader(rows, batch_size=None):
+        pass
+
+    assert (watching.shapes.num_batches, watching.shapes.num_shapes) == (4, 3)

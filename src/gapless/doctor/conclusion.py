@@ -79,6 +79,7 @@ def _watched(watch: Watch) -> Watched:
     sites = _window(watch, "sites") or watch.seen_seconds
     times = _window(watch, "times")
     backward = _window(watch, "backward")
+    shapes = _of(sites, "shapes", None)
     return Watched(
         has_device=watch.has_gpu,
         step_ms=tuple(ns / 1e6 for ns in plain.step_ns) if plain else (),
@@ -89,6 +90,8 @@ def _watched(watch: Watch) -> Watched:
         forward_lines=_of(backward, "lines", {}),
         recompilations=_of(times, "recompilations", 0),
         num_shapes_steps=_of(times, "num_steps", 0),
+        num_batches=0 if shapes is None else shapes.num_batches,
+        num_batch_shapes=0 if shapes is None else shapes.num_shapes,
         notes=tuple(dict.fromkeys(notes)),
     )
 

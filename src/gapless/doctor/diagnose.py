@@ -45,6 +45,10 @@ _NAMED_KINDS: dict[str, HostKind] = {"loader": "loader", "collective": "collecti
 # A wait that may also go by without a blocking call of the runtime.
 _MAY_NOT_BLOCK = (*_HOST_COSTS, "query", "empty_cache", "collective", "unknown")
 
+# Batches come in ever new shapes if more than so many of at least so many have one of their own.
+_LEAST_BATCHES = 10
+_LEAST_NEW_SHAPES = 0.5
+
 # Below this share of the step a host cost is not worth a finding.
 _LEAST_COST_SHARE = 0.01
 # Likewise where nobody knows how much of it the device was idle.
@@ -495,7 +499,20 @@ class _Diagnosing:
             per_step = self._watched.recompilations / self._watched.num_shapes_steps
             detail = f"torch.compile compiled {self._watched.recompilations} times"
             found.append(self._whole("shapes", "torch.compile", per_step, detail=detail))
+        if self._watched.has_device and self._shapes_never_end():
+            shapes, batches = self._watched.num_batch_shapes, self._watched.num_batches
+            per_step = shapes / max(1, self._watched.num_seen_steps)
+            detail = f"{batches} batches of loaders had {shapes} different shapes"
+            found.append(self._whole("shapes", "DataLoader", per_step, detail=detail))
         return found
+
+    def _shapes_never_end(self) -> bool:
+        """Whether there are batches enough to say so, and hardly two of them are alike."""
+        watched = self._watched
+        return (
+            watched.num_batches >= _LEAST_BATCHES
+            and watched.num_batch_shapes > _LEAST_NEW_SHAPES * watched.num_batches
+        )
 
     def _whole(
         self,

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
+    from gapless.doctor.batch_shapes import BatchShapes
     from gapless.doctor.patched_attributes import Patches
     from gapless.doctor.wait_notes import WaitNotes
 
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 _MIN_PAUSE_NS = 100_000
 
 
-def watch_loaders(notes: WaitNotes, patches: Patches) -> None:
-    """Note each `next()` of the iterators of `DataLoader`."""
+def watch_loaders(notes: WaitNotes, patches: Patches, shapes: BatchShapes) -> None:
+    """Note each `next()` of the iterators of `DataLoader`, and the shapes of what it gives."""
     iterator: Any = dataloader._BaseDataLoaderIter
     original = iterator.__next__
 
@@ -38,6 +39,7 @@ def watch_loaders(notes: WaitNotes, patches: Patches) -> None:
             frame=sys._getframe(1),
             detail=detail,
         )
+        shapes.add(batch)
         return batch
 
     __next__.__qualname__ = original.__qualname__

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gapless.device.cuda_sites import WarningsOfWaits
 from gapless.device.cuda_waits import call_before_waits, idle_callback_ns
+from gapless.doctor.batch_shapes import BatchShapes
 from gapless.doctor.explicit_waits import (
     watch_collectives,
     watch_optimizers,
@@ -52,11 +53,13 @@ class SitesPass:
     Attributes:
         notes: what could not be watched, and why; one sentence each.
         remains: what stays installed after `stop`; empty if nothing.
+        shapes: of the batches of loaders.
     """
 
     def __init__(self, *, marks: bool = False, exact: bool = False) -> None:
         self.notes: list[str] = []
         self.remains = ""
+        self.shapes = BatchShapes()
         self._waits = WaitNotes(marks=marks)
         self._exact = exact
         self._patches = Patches()
@@ -115,9 +118,9 @@ class SitesPass:
             watch_synchronisation,
             watch_queries,
             watch_collectives,
-            watch_loaders,
         ):
             watch(self._waits, self._patches)
+        watch_loaders(self._waits, self._patches, self.shapes)
         self._pauses.start()
         if self._marks:
             self._forget_optimizers = watch_optimizers(self._waits)

@@ -32,6 +32,8 @@ class Watched:
         forward_lines: lines of the forward pass whose nodes of the backward pass were seen.
         recompilations: of torch.compile in the watched windows.
         num_shapes_steps: steps in which they were counted; 0 where they were not.
+        num_batches: that loaders gave in the sites window.
+        num_batch_shapes: different shapes among them.
         notes: what could not be seen or measured, and why.
     """
 
@@ -44,4 +46,6 @@ class Watched:
     forward_lines: Mapping[NodeKey, Site] = field(default_factory=dict)
     recompilations: int = 0
     num_shapes_steps: int = 0
+    num_batches: int = 0
+    num_batch_shapes: int = 0
     notes: tuple[str, ...] = ()
