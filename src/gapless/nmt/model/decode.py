@@ -91,13 +91,20 @@ class Decoder:
         settings: DecodeSettings,
         *,
         on_done: Callable[[int], None] | None = None,
+        rank: int = 0,
+        world: int = 1,
     ) -> list[list[Hypothesis]]:
         """Return the best translations of each source, in the order of the sources.
+
+        Of several ranks each searches whole batches, the same as one alone would make, since the
+        sums of a sentence are rounded by the size of its batch.
 
         Args:
             sources: token ids without marks.
             settings: of the search.
             on_done: called with the number of sentences finished after each batch.
+            rank: whose batches are searched; the other sources have no translations.
+            world: number of ranks.
 
         Sync: Blocks the host, counted as "decode".
         """
@@ -105,7 +112,7 @@ class Decoder:
         self._model.eval()
         results: list[list[Hypothesis]] = [[] for _ in sources]
         try:
-            for numbers in _by_length(sources, settings):
+            for numbers in _by_length(sources, settings)[rank::world]:
                 with autocast(self._device, self._precision):
                     found = self._search([sources[number] for number in numbers], settings)
                 for number, hypotheses in zip(numbers, found, strict=True):

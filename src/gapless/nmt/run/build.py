@@ -39,7 +39,13 @@ if TYPE_CHECKING:
 
 
 def training_sampler(
-    config: TrainConfig, pairs: TokenPairs, *, layout: LayoutName
+    config: TrainConfig,
+    pairs: TokenPairs,
+    *,
+    layout: LayoutName,
+    one_shape: bool = False,
+    rank: int = 0,
+    world: int = 1,
 ) -> MicrobatchSampler:
     """Return a sampler of the batches that a run trains on: shuffled, and grouped into updates.
 
@@ -47,18 +53,34 @@ def training_sampler(
         config: of the run.
         pairs: to draw from, at least one.
         layout: of the batches.
+        one_shape: all batches of an update have one shape.
+        rank: whose batches these are.
+        world: number of ranks.
     """
     return MicrobatchSampler(
         pairs,
         make_layout(config, pairs, layout),
         accumulate=config.accumulate,
+        one_shape=one_shape,
         seed=config.seed,
+        rank=rank,
+        world=world,
     )
 
 
-def validation_sampler(config: TrainConfig, pairs: TokenPairs) -> MicrobatchSampler:
-    """Return a sampler of padded batches in order of length, always the same."""
-    return MicrobatchSampler(pairs, make_layout(config, pairs, "padded"), shuffle=False)
+def validation_sampler(
+    config: TrainConfig, pairs: TokenPairs, *, rank: int = 0, world: int = 1
+) -> MicrobatchSampler:
+    """Return a sampler of padded batches in order of length, always the same.
+
+    Args:
+        config: of the run.
+        pairs: to draw from.
+        rank: whose batches these are.
+        world: number of ranks, which get whole batches by turns.
+    """
+    layout = make_layout(config, pairs, "padded")
+    return MicrobatchSampler(pairs, layout, shuffle=False, rank=rank, world=world)
 
 
 def make_layout(config: TrainConfig, pairs: TokenPairs, name: LayoutName) -> Layout:

@@ -63,7 +63,7 @@ class Position:
         if self.batches:
             record = self.records.pop().followed_by(record)
         # Of all losses of the epoch at once, which rounds once.
-        loss = _weighted_mean(self.losses, self.weights)
+        loss = weighted_mean(self.losses, self.weights)
         # The losses of single batches are in `metrics.jsonl`; kept here they would only take memory.
         record = replace(record, work=replace(record.work, mean_loss=loss, losses=[]))
         self.records.append(record)
@@ -134,7 +134,8 @@ class Position:
         )
 
 
-def _weighted_mean(losses: list[float], weights: list[float]) -> float:
+def weighted_mean(losses: list[float], weights: list[float]) -> float:
+    """Return the mean of losses, rounded once; NaN if nothing has a weight."""
     total = math.fsum(weights)
     # What has no weight may be no number.
     pairs = zip(losses, weights, strict=True)

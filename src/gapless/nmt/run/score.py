@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -9,16 +10,19 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
 from gapless.nmt.data.vocab import join_subwords
+from gapless.nmt.run.interrupt import StopNow
+from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.nmt.data.corpus import Pairs
-    from gapless.nmt.model.decode import Decoder, DecodeSettings
+    from gapless.nmt.model.decode import Decoder, DecodeSettings, Hypothesis
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Vocabs
+    from gapless.ranks import Ranks
 
 
 _HARMLESS = {
@@ -51,10 +55,12 @@ def translate_lines(
     max_source: int | None = None,
     on_long: Callable[[int, int], None] | None = None,
     on_done: Callable[[int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> list[list[Translation]]:
     """Return the best translations of each line, at least one, in the order of the lines.
 
-    An empty line stays empty.
+    An empty line stays empty. Several ranks share the work, and all return all translations, which
+    are those of a process alone.
 
     Args:
         decoder: searches.
@@ -65,8 +71,12 @@ def translate_lines(
         on_long: called with the number of a line that is cut, counted from 0, and its length in
             tokens.
         on_done: called with the number of sentences finished after each batch.
+        ranks: that translate these lines together; None: this process does so alone.
 
-    Sync: Blocks the host, counted as "decode".
+    Raises:
+        StopNow: `on_done` raised it, here or on another rank.
+
+    Sync: Blocks the host, counted as "decode", and until all ranks are done.
     """
     full = [number for number, line in enumerate(lines) if line.strip()]
     sources = vocabs.src.encode([lines[number] for number in full])
@@ -76,7 +86,8 @@ def translate_lines(
                 on_long(full[at], len(source))
             sources[at] = source[:max_source]
     results = [[Translation(text="", score=0.0)] for _ in lines]
-    found = decoder.translate(sources, settings, on_done=on_done)
+    ranks = OneRank() if ranks is None else ranks
+    found = _search_together(decoder, sources, settings, on_done=on_done, ranks=ranks)
     for number, hypotheses in zip(full, found, strict=True):
         if hypotheses:
             results[number] = [
@@ -88,6 +99,27 @@ def translate_lines(
                 for best in hypotheses
             ]
     return results
+
+
+def _search_together(
+    decoder: Decoder,
+    sources: Sequence[Sequence[int]],
+    settings: DecodeSettings,
+    *,
+    on_done: Callable[[int], None] | None,
+    ranks: Ranks,
+) -> list[list[Hypothesis]]:
+    """Return what all ranks find, in the order of the sources."""
+    found: list[list[Hypothesis]] | None = None
+    # The others wait for what this rank finds, even if it stops.
+    with suppress(StopNow):
+        found = decoder.translate(
+            sources, settings, on_done=on_done, rank=ranks.rank, world=ranks.world
+        )
+    parts = [part for part in ranks.agree(found) if part is not None]
+    if len(parts) < ranks.world:
+        raise StopNow
+    return [next(filter(None, of_ranks), []) for of_ranks in zip(*parts, strict=True)]
 
 
 def one_line(text: str) -> str:
@@ -178,6 +210,7 @@ def evaluate(
     config: TrainConfig,
     scoring: Scoring,
     on_done: Callable[[int], None] | None = None,
+    ranks: Ranks | None = None,
 ) -> Evaluation:
     """Translate the source side of some pairs and score it against the target side.
 
@@ -189,8 +222,12 @@ def evaluate(
         config: of the run.
         scoring: how to score.
         on_done: called with the number of sentences finished after each batch.
+        ranks: that translate together; all return the same. None: this process does so alone.
 
-    Sync: Blocks the host, counted as "decode".
+    Raises:
+        StopNow: `on_done` raised it, here or on another rank.
+
+    Sync: Blocks the host, counted as "decode", and until all ranks are done.
     """
     found = translate_lines(
         decoder,
@@ -199,6 +236,7 @@ def evaluate(
         settings,
         max_source=longest_source(config),
         on_done=on_done,
+        ranks=ranks,
     )
     hypotheses = [best[0].text for best in found]
     is_joined = not scoring.is_tokenised

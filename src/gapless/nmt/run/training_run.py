@@ -34,6 +34,7 @@ from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import TimeLimit, WallClock
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.pipeline.host_waits import HostWaits
+from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.translation_step import TranslationStep
+    from gapless.ranks import Ranks
 
 
 @dataclass(kw_only=True)
@@ -69,6 +71,7 @@ class TrainingRun:
         host_waits: the door for waits between epochs.
         time_limit: says when its time is up.
         clock: counts its seconds.
+        ranks: that train it.
         position: how far it is.
         choices: settings that its user left open when it was new.
         notes: that its user should read before it starts.
@@ -90,6 +93,7 @@ class TrainingRun:
     step: TranslationStep
     host_waits: HostWaits
     clock: WallClock
+    ranks: Ranks = field(default_factory=OneRank)
     position: Position = field(default_factory=Position)
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)

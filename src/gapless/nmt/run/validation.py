@@ -8,6 +8,7 @@ from gapless.nmt.data.sampler import make_loader
 from gapless.nmt.model.compiling import eager_layers
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run.build import training_sampler, validation_sampler
+from gapless.nmt.run.position import weighted_mean
 from gapless.nmt.run.score import evaluate
 from gapless.nmt.run.translated_pairs import num_translated
 from gapless.pipeline.readback import DeferredLoss
@@ -30,18 +31,21 @@ _NUM_TRAINING_UPDATES = 4
 def validate(run: TrainingRun, *, on_batch: Callable[[], None]) -> dict[str, float]:
     """Return the figures of a validation: loss, and scores of some translations.
 
+    The ranks of a run share the work, in whole batches; all return the figures of one rank alone.
+
     Args:
         run: whose model is measured; it is left in evaluation mode.
         on_batch: called after each batch of the loss.
 
     Sync: Blocks the host; waits are counted in `run.host_waits`.
     """
-    sampler = validation_sampler(run.config, run.task.val)
-    loss = _loss(run, run.task.val, sampler, on_batch=on_batch)
+    ranks = run.ranks
+    sampler = validation_sampler(run.config, run.task.val, rank=ranks.rank, world=ranks.world)
+    of_ranks = ranks.agree(_losses(run, run.task.val, sampler, on_batch=on_batch))
     pairs = run.task.corpus.val
     scores = score_pairs(run, pairs.take(range(num_translated(pairs))), beam=1)
     return {
-        "val_loss": loss,
+        "val_loss": _mean([row for rows in of_ranks for row in rows]),
         "val_bleu": scores.bleu,
         "val_exact_match": scores.exact_match,
         **({"val_cut": float(scores.num_cut)} if scores.num_cut else {}),
@@ -58,16 +62,17 @@ def training_loss(run: TrainingRun) -> float:
     """
     sampler = training_sampler(run.config, run.task.train, layout="padded")
     sampler.set_epoch(0, max_updates=_NUM_TRAINING_UPDATES)
-    return _loss(run, run.task.train, sampler)
+    return _mean(_losses(run, run.task.train, sampler))
 
 
-def _loss(
+def _losses(
     run: TrainingRun,
     pairs: TokenPairs,
     sampler: MicrobatchSampler,
     *,
     on_batch: Callable[[], None] = lambda: None,
-) -> float:
+) -> list[tuple[float, float]]:
+    """Return the loss a token of each batch, and its tokens."""
     loader = make_loader(pairs, sampler, workers=0)
     run.model.eval()
     losses = DeferredLoss(run.device, warn_nonfinite=False, wait_stats=run.host_waits.stats)
@@ -76,7 +81,11 @@ def _loss(
             losses.add(run.step.evaluate(batch), weight=batch.ntokens)
             on_batch()
         losses.drain(reason="validation")
-    return losses.mean()
+    return losses.read_since(0)
+
+
+def _mean(read: list[tuple[float, float]]) -> float:
+    return weighted_mean([loss for loss, _ in read], [weight for _, weight in read])
 
 
 def score_pairs(
@@ -115,5 +124,6 @@ def score_pairs(
             config=config,
             scoring=run.scoring,
             on_done=lambda _: on_batch(),
+            ranks=run.ranks,
         )
     return found.scores
