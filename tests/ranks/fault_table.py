@@ -25,10 +25,8 @@ from ranks.faults import FAULTS, SLOW, inject, wrong_with
 from ranks.groups import HungError, fork_ranks, torchrun
 from ranks.product import NotBuiltError
 from ranks.rank_program import file_of
-from ranks.runs import options, resume_options
+from ranks.runs import SAVE_EVERY, options, resume_options
 
-
-SAVE_EVERY = 10
 
 # Seconds past the expected ones until a group counts as hung.
 MORE = 60.0
@@ -88,7 +86,7 @@ def _try(fault, launcher, folder, data, reference, disk, *, is_forked, restarts)
     before = [
         enter + (fault.before if fault.before and fault.harms(rank) else SLOW) for rank in (0, 1)
     ]
-    arguments = options(data, run, save_every=SAVE_EVERY)
+    arguments = options(data, run)
     if restarts:
         arguments.append("--resume-if-there")
     if is_forked:
@@ -150,7 +148,7 @@ def main():
     data = write_data(folder / "data")
     launcher = Launcher()
     reference = folder / "reference"
-    arguments = options(data, reference, save_every=SAVE_EVERY)
+    arguments = options(data, reference)
     ended = fork_ranks(launcher, *arguments, folder=folder / "undisturbed").end()
     if ended.code:
         print(f"two ranks do not train: {ended.text.strip().splitlines()[-1]}")

@@ -353,7 +353,8 @@ def fork_ranks(launcher, *arguments, folder, world=2, more=(), before="", cwd=No
     running = []
     options = zip(*(_of_each(one, world) for one in (more, before, cwd)), strict=True)
     for rank, (own_more, own_before, own_cwd) in enumerate(options):
-        own = {name: _of_each(value, world)[rank] for name, value in variables.items()}
+        own = _said_by_torchrun(rank, world, store.port) | {FOLDER: folder}
+        own |= {name: _of_each(value, world)[rank] for name, value in variables.items()}
         running.append(
             launcher.start(
                 *arguments,
@@ -361,8 +362,6 @@ def fork_ranks(launcher, *arguments, folder, world=2, more=(), before="", cwd=No
                 folder=own_cwd or folder,
                 before=own_before,
                 module="ranks.rank_program",
-                **_said_by_torchrun(rank, world, store.port),
-                **{FOLDER: folder},
                 **own,
             )
         )

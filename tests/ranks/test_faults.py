@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ranks.fault_table import SAVE_EVERY, try_fault
+from ranks.fault_table import try_fault
 from ranks.faults import FAULTS
 from ranks.groups import fork_ranks
 from ranks.runs import options
@@ -23,7 +23,7 @@ QUICK = {"rank 1 is killed", "SIGTERM to rank 1 alone"}
 def undisturbed(launcher_of_session, data, tmp_path_factory):
     """The folder of a finished run of two ranks."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    arguments = options(data, folder / "run", save_every=SAVE_EVERY)
+    arguments = options(data, folder / "run")
     fork_ranks(launcher_of_session, *arguments, folder=folder / "ranks").end().check_done()
     return folder / "run"
 
