@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn, Self
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
     from types import FrameType
 
@@ -52,11 +53,13 @@ class Signals:
     Attributes:
         grace_seconds: that the process has from the first signal on.
         run_dir: of the run, None as long as there is none.
+        on_stop: is called once, in the thread, when the process is asked to stop.
     """
 
     def __init__(self) -> None:
         self.grace_seconds = 20.0
         self.run_dir: Path | None = None
+        self.on_stop: Callable[[], None] | None = None
         self._former: dict[int, object] = {}
         self._first = 0
         self._is_asked = self._may_raise = False
@@ -123,6 +126,8 @@ class Signals:
                     return
                 if number in _STOP and not asked_at:
                     self._first, asked_at = number, monotonic()
+                    if self.on_stop is not None:
+                        self.on_stop()
                 elif number == signal.SIGINT and monotonic() - asked_at > _SAME_SIGNAL_SECONDS:
                     self._leave(number, "stopped at once")
 

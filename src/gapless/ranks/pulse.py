@@ -1,0 +1,466 @@
+"""The heartbeat of the ranks: whoever dies, fails or stands still ends all of them.
+
+Nothing else does. A collective inside a captured graph is seen by no watchdog, and the host that
+waits for it reads no signal, so that the ranks which are left would wait for ever.
+
+Each pair of ranks exchanges a beat four times a second, over a gloo group that is used for nothing
+else, in a thread for each peer. One more thread looks at what they heard. It ends the process by
+`os._exit`: the main thread may sit in a wait for the device that nothing ends.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+import zlib
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, NamedTuple, NoReturn, Self
+
+import torch
+
+from gapless.errors import EXIT_PEER_LOST
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from torch.distributed import ProcessGroup
+
+
+# A rank without a beat for as long is silent: stopped, or on a host that cannot be reached.
+SILENT_SECONDS = 4.0
+
+# Ranks that do no update for as long, or for as many times their slowest one, stand still.
+STILL_SECONDS = 60.0
+_STILL_STEPS = 20
+
+_BEAT_SECONDS = 0.25
+
+# The launcher looks ten times a second who has ended. Whoever ends because of another waits, so that
+# the launcher sees the other first, and names it.
+_SECONDS_BEHIND = 0.5
+
+# A rank that failed has as long to say why.
+_SECONDS_TO_TELL = 3.0
+
+# gloo closes all connections when a wait times out. The time limits are here, not there.
+_NO_LIMIT = timedelta(days=365)
+
+# Why a rank ends before its time, as beats carry it.
+_NOTHING, _FAILED, _LOST, _STANDING = range(4)
+
+
+class _Beat(NamedTuple):
+    """What a rank tells every other.
+
+    Attributes:
+        updates: done so far.
+        is_paused: whether it does something else than updates, and says so.
+        ends: whether it has nothing more to do.
+        why: it ends before its time: one of the reasons above.
+        about: number of the rank that the reason is about.
+        since: time of a failure in ns, for the first of several.
+        host: number that ranks of one host share.
+        pid: of its process.
+    """
+
+    updates: int = 0
+    is_paused: bool = True
+    ends: bool = False
+    why: int = _NOTHING
+    about: int = 0
+    since: int = 0
+    host: int = 0
+    pid: int = 0
+
+
+_FORMAT = struct.Struct("<q??q4q")
+
+
+@dataclass
+class _Peer:
+    """What is known of another rank.
+
+    Attributes:
+        beat: the last one; a pause until the first has come.
+        heard_at: when that was.
+        moved_at: when it did an update, or was in a pause, for the last time.
+        failed_at: when it told of a failure.
+        is_closed: whether its connection is.
+        knows_why: whether it was told why this rank ends.
+        has_ended: whether it and this rank have told each other that they have nothing more to do.
+    """
+
+    beat: _Beat = field(default_factory=_Beat)
+    heard_at: float = field(default_factory=monotonic)
+    moved_at: float = field(default_factory=monotonic)
+    failed_at: float | None = None
+    is_closed: bool = False
+    knows_why: bool = False
+    has_ended: bool = False
+
+    def hear(self, beat: _Beat) -> None:
+        """Note what came."""
+        now = monotonic()
+        if beat.is_paused or beat.updates != self.beat.updates:
+            self.moved_at = now
+        if beat.why == _FAILED and self.failed_at is None:
+            self.failed_at = now
+        self.beat, self.heard_at = beat, now
+
+    def has_told(self, now: float) -> bool:
+        """Return whether this rank has failed and said why, or had the time to."""
+        return self.failed_at is not None and (
+            self.is_closed or now - self.failed_at > _SECONDS_TO_TELL
+        )
+
+
+class _End(NamedTuple):
+    """Why this process ends before its time.
+
+    Attributes:
+        why: one of the reasons above.
+        about: number of the rank that the reason is about.
+    """
+
+    why: int
+    about: int
+
+
+class Pulse:
+    """Tells the other ranks that this one lives, and ends this process when one of them does not.
+
+    A rank that is gone or silent, one that failed, and ranks that all stand still end every rank,
+    with `EXIT_PEER_LOST`. The first rank that is left says in one line of error why; the others say
+    that they end. Of ranks that stand still each writes the stacks of its threads.
+
+    Args:
+        group: of gloo, over all ranks, that nobody else uses.
+        rank: of this process.
+        world: number of ranks.
+        silent_seconds: without a beat, after which a rank is given up.
+        still_seconds: without an update, after which all are, if that is more than 20 times the
+            longest that one took. Before the first update nobody stands still.
+    """
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        *,
+        rank: int,
+        world: int,
+        silent_seconds: float = SILENT_SECONDS,
+        still_seconds: float = STILL_SECONDS,
+    ) -> None:
+        self._group = group
+        self._rank = rank
+        self._silent_seconds, self._still_seconds = silent_seconds, still_seconds
+        self._peers = {peer: _Peer() for peer in range(world) if peer != rank}
+        # Notified when the own beat changes, and when something has happened to a peer.
+        self._changed = threading.Condition()
+        self._own = _Beat(is_paused=False, host=_host(), pid=os.getpid())
+        self._num_told = 0
+        self._num_pauses = 0
+        self._updates = 0
+        self._moved_at = monotonic()
+        self._slowest_seconds = 0.0
+        self._is_stop_asked = self._is_ending = False
+        self._threads = [
+            threading.Thread(target=self._talk, args=(peer,), name=f"gapless-pulse-{peer}")
+            for peer in self._peers
+        ]
+        self._threads.append(threading.Thread(target=self._watch, name="gapless-pulse"))
+
+    def start(self) -> Self:
+        """Begin to beat; every rank has to.
+
+        Sync: Does not block the host.
+        """
+        for thread in self._threads:
+            thread.daemon = True
+            thread.start()
+        return self
+
+    def note_updates(self, updates: int) -> None:
+        """Tell the others how many updates this rank has done.
+
+        Sync: Does not block the host.
+        """
+        now = monotonic()
+        if self._updates and not self._num_pauses:
+            self._slowest_seconds = max(self._slowest_seconds, now - self._moved_at)
+        self._updates, self._moved_at = updates, now
+
+    @contextmanager
+    def pause(self) -> Iterator[None]:
+        """Tell the others that this rank is alive in the body, though it does no updates.
+
+        Sync: Does not block the host.
+        """
+        with self._changed:
+            self._num_pauses += 1
+            self._tell(is_paused=True)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._num_pauses -= 1
+                self._moved_at = monotonic()
+                self._tell(is_paused=self._num_pauses > 0)
+
+    def note_stop(self) -> None:
+        """Take a silent rank for lost though it said that it pauses: this one is asked to stop.
+
+        May be called by a signal handler.
+        """
+        self._is_stop_asked = True
+
+    def end(self) -> None:
+        """Stop together with all ranks, so that the first one to leave does not look dead.
+
+        Sync: Blocks the host until all ranks are here. If one of them is lost before, the process
+            ends.
+        """
+        with self._changed:
+            self._tell(ends=True)
+        for thread in self._threads:
+            thread.join()
+
+    def fail(self, tell: Callable[[], None], *, code: int = 1) -> NoReturn:
+        """End this process, and all ranks, because of an error on this one.
+
+        The error is told if it is the first of all ranks, and no rank is lost: of errors that follow
+        from that nobody is told.
+
+        Args:
+            tell: writes the error.
+            code: that the process exits with if the error is told.
+        """
+        since = time.time_ns()
+        with self._changed:
+            if not self._is_ending:
+                self._tell(why=_FAILED, about=self._rank, since=since)
+        # As long as it takes to hear of all that happened before.
+        time.sleep(4 * _BEAT_SECONDS)
+        with self._changed:
+            others = [peer.beat for peer in self._peers.values() if peer.beat.why == _FAILED]
+            tells = not self._is_ending and not any(
+                (beat.since, beat.about) < (since, self._rank) for beat in others
+            )
+            self._is_ending = self._is_ending or tells
+        if not tells:
+            code, tell = EXIT_PEER_LOST, _say_nothing
+            # The thread that watches says why this process ends, and ends it.
+            time.sleep(_SECONDS_TO_TELL + 4 * _SECONDS_BEHIND)
+        late = threading.Timer(_SECONDS_TO_TELL / 2, _leave, (code,))
+        late.daemon = True
+        late.start()
+        with suppress(Exception):
+            tell()
+            sys.stdout.flush()
+            sys.stderr.flush()
+        _leave(code)
+
+    def _tell(self, **changes: object) -> None:
+        """Change the own beat, and send it now. The caller holds the lock."""
+        self._own = self._own._replace(**changes)  # type: ignore[arg-type]
+        self._num_told += 1
+        self._changed.notify_all()
+
+    # --- in a thread for each peer ---
+
+    def _talk(self, number: int) -> None:
+        """Exchange beats with a peer until both have ended, or its connection closes."""
+        peer = self._peers[number]
+        sent, got = bytearray(_FORMAT.size), bytearray(_FORMAT.size)
+        outgoing = torch.frombuffer(sent, dtype=torch.uint8)
+        incoming = torch.frombuffer(got, dtype=torch.uint8)
+        while not peer.has_ended:
+            with self._changed:
+                own, num_told = self._own._replace(updates=self._updates), self._num_told
+            _FORMAT.pack_into(sent, 0, *own)
+            try:
+                works = (
+                    self._group.recv([incoming], number, 0),
+                    self._group.send([outgoing], number, 0),
+                )
+                for work in works:
+                    work.wait(_NO_LIMIT)
+            except RuntimeError:
+                with self._changed:
+                    peer.is_closed = True
+                    self._changed.notify_all()
+                return
+            with self._changed:
+                peer.hear(_Beat(*_FORMAT.unpack(got)))
+                peer.knows_why = own.why != _NOTHING
+                # Both see it after the same exchange: neither waits for another.
+                peer.has_ended = own.ends and peer.beat.ends
+                if peer.has_ended or peer.beat.why != _NOTHING:
+                    self._changed.notify_all()
+                if not peer.has_ended:
+                    self._wait_for_news(num_told)
+
+    def _wait_for_news(self, num_told: int) -> None:
+        """Wait until the next beat is due, or there is more to tell. The caller holds the lock."""
+        self._changed.wait_for(lambda: self._num_told != num_told, _BEAT_SECONDS)
+
+    # --- in the thread that watches ---
+
+    def _watch(self) -> None:
+        end = self._wait_for_end()
+        if end is not None:
+            self._end(end)
+
+    def _wait_for_end(self) -> _End | None:
+        """Return why this process has to end; None when all ranks have agreed on their end."""
+        looked_at = monotonic()
+        with self._changed:
+            while not all(peer.has_ended for peer in self._peers.values()):
+                self._changed.wait(_BEAT_SECONDS)
+                now = monotonic()
+                self._allow_for(now - looked_at)
+                looked_at = now
+                end = self._reason_to_end(now)
+                if end is not None and not self._is_ending:
+                    self._is_ending = True
+                    return end
+        return None
+
+    def _allow_for(self, seconds: float) -> None:
+        """Take nothing amiss that was not heard while this process itself was held up."""
+        if seconds < 4 * _BEAT_SECONDS:
+            return
+        self._moved_at += seconds
+        for peer in self._peers.values():
+            peer.heard_at += seconds
+            peer.moved_at += seconds
+
+    def _reason_to_end(self, now: float) -> _End | None:
+        living = {n: peer for n, peer in self._peers.items() if not peer.has_ended}
+        for peer in living.values():
+            if peer.beat.why in (_LOST, _STANDING):
+                return _End(peer.beat.why, peer.beat.about)
+        for number, peer in living.items():
+            if peer.failed_at is None and (peer.is_closed or self._is_silent(peer, now)):
+                return _End(_LOST, number)
+        for number, peer in living.items():
+            if peer.has_told(now):
+                return _End(_FAILED, number)
+        # One rank decides it, so that it is said once; it tells the others.
+        if self._rank == 0 and self._seconds_still(now) > self._patience():
+            counts = self._counts()
+            return _End(_STANDING, min(counts, key=lambda number: counts[number]))
+        return None
+
+    def _is_silent(self, peer: _Peer, now: float) -> bool:
+        return now - peer.heard_at > self._silent_seconds and (
+            self._is_stop_asked or not peer.beat.is_paused
+        )
+
+    def _counts(self) -> dict[int, int]:
+        """Return the updates that each rank has done."""
+        counts = {number: peer.beat.updates for number, peer in self._peers.items()}
+        return {self._rank: self._updates, **counts}
+
+    def _seconds_still(self, now: float) -> float:
+        if self._num_pauses or not any(self._counts().values()):
+            return 0.0
+        return now - max(self._moved_at, *(peer.moved_at for peer in self._peers.values()))
+
+    def _patience(self) -> float:
+        return max(self._still_seconds, _STILL_STEPS * self._slowest_seconds)
+
+    def _end(self, end: _End) -> NoReturn:
+        left = {number: peer for number, peer in self._peers.items() if not peer.is_closed}
+        lost = end.about if end.why == _LOST else None
+        is_first_left = all(self._rank < number for number in left if number != lost)
+        noticed_at = monotonic()
+        with self._changed:
+            if end.why != _FAILED:
+                self._tell(why=end.why, about=end.about)
+        _write(self._line(end, is_error=is_first_left and end.why != _FAILED))
+        if end.why == _STANDING:
+            faulthandler.dump_traceback(file=2, all_threads=True)
+        if end.why == _LOST and end.about in left:
+            self._kill(left.pop(end.about))
+        with self._changed:
+            self._changed.wait_for(
+                lambda: all(peer.knows_why or peer.is_closed for peer in left.values()), 1.0
+            )
+        time.sleep(max(0.0, noticed_at + _SECONDS_BEHIND - monotonic()))
+        _leave(EXIT_PEER_LOST)
+
+    def _kill(self, peer: _Peer) -> None:
+        """Kill a silent rank of this host: it may be stopped, and no milder signal would end it."""
+        if peer.beat.host == self._own.host and peer.beat.pid > 0:
+            with suppress(OSError):
+                os.kill(peer.beat.pid, signal.SIGKILL)
+
+    def _line(self, end: _End, *, is_error: bool) -> str:
+        what = self._what(end)
+        if not is_error:
+            return f"gapless: rank {self._rank} ends: {what}\n"
+        return f"gapless: error: {what}; all ranks end without saving, go on from the last checkpoint\n"
+
+    def _what(self, end: _End) -> str:
+        counts, about = self._counts(), end.about
+        if end.why == _STANDING:
+            others = sorted({count for number, count in counts.items() if number != about})
+            at = f"rank {about} is at update {counts[about]}, the others at {' and '.join(map(str, others))}"
+            if others == [counts[about]]:
+                at = f"all are at update {counts[about]}"
+            return f"no rank has done an update for {self._patience():.0f} s: {at}"
+        # The own count is newer than that of the last beat, and at most one step ahead.
+        place = f"after update {self._updates}"
+        if end.why == _FAILED:
+            return f"rank {about} failed {place}"
+        if about == self._rank:
+            return (
+                f"the others gave up rank {about} {place}, they had not heard of it for too long"
+            )
+        if self._peers[about].is_closed:
+            return f"rank {about} is gone {place}, its process has ended"
+        return (
+            f"rank {about} is silent {place}, no beat came from it for {self._silent_seconds:g} s"
+        )
+
+
+def _host() -> int:
+    """Return a number that is the same in processes which can signal each other."""
+    names = [socket.gethostname()]
+    with suppress(OSError):
+        names.append(Path("/proc/sys/kernel/random/boot_id").read_text())
+        names.append(str(Path("/proc/self/ns/pid").readlink()))
+    return zlib.crc32("".join(names).encode())
+
+
+def _say_nothing() -> None:
+    pass
+
+
+def _write(text: str) -> None:
+    """Write if there is room, without streams and locks, which the main thread may hold."""
+    with suppress(OSError):
+        if select.select([], [2], [], 0)[1]:
+            os.write(2, text.encode(errors="replace"))
+
+
+def _leave(code: int) -> NoReturn:
+    """End the process now, and those that it started."""
+    for child in multiprocessing.active_children():
+        with suppress(Exception):
+            child.kill()
+    os._exit(code)

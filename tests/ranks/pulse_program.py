@@ -1,0 +1,122 @@
+"""Ranks that sum a number a step and beat, until something happens to one: `HARM RANK [OPTION=N...]`.
+
+As on a GPU, a sum that another rank does not take part in never returns.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from gapless.cli.signals import Signals
+from gapless.ranks.leaving import leave
+from gapless.ranks.pulse import Pulse
+
+
+UPDATES = 30
+AT_UPDATE = 10
+
+
+def main():
+    harm, harmed, *options = sys.argv[1:]
+    dist.init_process_group("gloo")
+    limits = {name: float(value) for name, value in (one.split("=") for one in options)}
+    rank = dist.get_rank()
+    pulse = Pulse(dist.new_group(), rank=rank, world=dist.get_world_size(), **limits).start()
+    with Signals() as signals:
+        signals.on_stop = pulse.note_stop
+        train(pulse, harm, harmed)
+    end(pulse, harm)
+
+
+def train(pulse, harm, harmed):
+    rank = dist.get_rank()
+    try:
+        for number in range(1, UPDATES + 1):
+            add(fails=harm == "sees_the_error")
+            pulse.note_updates(number)
+            if number == AT_UPDATE and harmed in (str(rank), "all"):
+                HARMS[harm](pulse)
+            time.sleep(0.01)
+    except Exception:
+        pulse.fail(traceback.print_exc, code=1)
+
+
+def end(pulse, harm):
+    leave(
+        pulse,
+        wait_for_device=lambda: None,
+        destroy_groups=hang if harm == "hangs_at_the_end" else dist.destroy_process_group,
+        limit_seconds=0.5 if harm == "hangs_at_the_end" else 20.0,
+    )
+    print("done")
+
+
+def add(*, fails):
+    try:
+        dist.all_reduce(torch.ones(1))
+    except RuntimeError:
+        if fails:
+            raise
+        hang()
+
+
+def hang():
+    while True:
+        time.sleep(1.0)
+
+
+def is_killed(pulse):
+    del pulse
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def is_stopped(pulse):
+    del pulse
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def is_stopped_in_a_pause(pulse):
+    with pulse.pause():
+        time.sleep(1.0)
+        Path("harmed").touch()
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def raises(pulse):
+    del pulse
+    raise RuntimeError("planted in one rank")
+
+
+def waits(pulse):
+    del pulse
+    hang()
+
+
+def pauses(pulse):
+    with pulse.pause():
+        time.sleep(3.0)
+
+
+def nothing(pulse):
+    del pulse
+
+
+HARMS = {
+    "nothing": nothing,
+    "hangs_at_the_end": nothing,
+    "sees_the_error": is_killed,
+    **{one.__name__: one for one in (is_killed, is_stopped, is_stopped_in_a_pause)},
+    **{one.__name__: one for one in (raises, waits, pauses)},
+}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The heartbeat: a rank that dies, fails or stands still ends all; the end is agreed on."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from gapless.errors import EXIT_PEER_LOST
+from ranks.pulse_program import AT_UPDATE
+
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+PROGRAM = Path(__file__).with_name("pulse_program.py")
+
+# Nothing is timed; a group that is left after so many seconds hangs.
+LIMIT = 60
+
+
+def test_ranks_that_are_done_leave_together(fork):
+    """Nobody takes the first to leave for dead."""
+    ended = fork(PROGRAM, "nothing", 0, world=3).end(limit=LIMIT)
+
+    ended.check_done()
+    assert [rank.out for rank in ended.ranks] == ["done\n"] * 3
+    assert ended.err == ""
+
+
+@pytest.mark.parametrize("rank", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_killed_rank_ends_the_other(fork, rank):
+    """The main thread sits in a wait that nothing ends; one line says who is gone, and where."""
+    ended = fork(PROGRAM, "is_killed", rank).end(limit=LIMIT)
+
+    assert ended.ranks[rank].code == -signal.SIGKILL
+    assert ended.ranks[1 - rank].code == EXIT_PEER_LOST
+    assert ended.err in [
+        f"gapless: error: rank {rank} is gone after update {update}, its process has ended; "
+        "all ranks end without saving, go on from the last checkpoint\n"
+        for update in (AT_UPDATE - 1, AT_UPDATE)
+    ]
+
+
+def test_an_error_that_follows_from_a_killed_rank_is_not_shown(fork):
+    """The collective of the rank that is left raises; only the cause is told, in one line."""
+    ended = fork(PROGRAM, "sees_the_error", 0).end(limit=LIMIT)
+
+    assert ended.ranks[1].code == EXIT_PEER_LOST
+    assert len(ended.err.splitlines()) == 1, ended.err
+    assert "rank 0 is gone" in ended.err
+
+
+@pytest.mark.slow
+def test_the_one_that_died_first_is_named(fork):
+    """Of those that are left, which all end as well, the first names it as an error."""
+    ended = fork(PROGRAM, "is_killed", 1, world=3).end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, -signal.SIGKILL, EXIT_PEER_LOST]
+    assert "gapless: error: rank 1 is gone" in ended.ranks[0].err
+    assert "gapless: rank 2 ends: rank 1 is gone" in ended.ranks[2].err
+    assert len(ended.err.splitlines()) == 2, ended.err
+
+
+@pytest.mark.slow
+def test_a_silent_rank_is_given_up_and_killed(fork):
+    """A stopped process has an open connection, but no beat."""
+    ended = fork(PROGRAM, "is_stopped", 1, "silent_seconds=1.5").end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, -signal.SIGKILL]
+    assert len(ended.errors) == 1, ended.err
+    assert "rank 1 is silent after update" in ended.err
+
+
+@pytest.mark.slow
+def test_a_pause_is_no_reason_to_end(fork):
+    """A rank that says what it is about may take its time, and the others wait for it."""
+    ended = fork(PROGRAM, "pauses", 1, "still_seconds=1").end(limit=LIMIT)
+
+    ended.check_done()
+    assert ended.err == ""
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_silent_in_a_pause_is_given_up_at_a_stop(fork, tmp_path):
+    """Whoever is asked to stop cannot agree on it with a rank that does not answer."""
+    group = fork(PROGRAM, "is_stopped_in_a_pause", 1, "silent_seconds=1.5")
+    group.until((tmp_path / "ranks" / "harmed").exists, what="the harm")
+    group.send(0, signal.SIGTERM)
+
+    ended = group.end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, -signal.SIGKILL]
+    assert "rank 1 is silent" in ended.err
+
+
+@pytest.mark.slow
+def test_ranks_that_stand_still_end_with_their_stacks(fork):
+    """One line names the rank that is behind; both show where they are."""
+    ended = fork(PROGRAM, "waits", 1, "still_seconds=1.5").end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, EXIT_PEER_LOST]
+    assert len(ended.errors) == 1, ended.err
+    assert "no rank has done an update for 2 s" in ended.errors[0]
+    assert "in all_reduce" in ended.ranks[0].err
+    assert "in hang" in ended.ranks[1].err
+
+
+@pytest.mark.parametrize(
+    "rank", [*(pytest.param(n, marks=pytest.mark.slow) for n in (0, 1)), "all"]
+)
+def test_an_error_on_one_rank_is_shown_once(fork, rank):
+    """All end, and the traceback is there one time, even if all ranks raise at once."""
+    ended = fork(PROGRAM, "raises", rank).end(limit=LIMIT)
+
+    codes = [one.code for one in ended.ranks]
+    assert sorted(codes) == [1, EXIT_PEER_LOST]
+    assert rank == "all" or codes[rank] == 1
+    assert ended.err.count("RuntimeError: planted in one rank") == 1, ended.err
+    assert ended.err.count("Traceback") == 1, ended.err
+    assert ended.errors == []
+
+
+@pytest.mark.slow
+def test_groups_that_cannot_be_destroyed_do_not_hold_up_the_end(fork):
+    """As long as a graph holds them; the stacks say where the process was."""
+    ended = fork(PROGRAM, "hangs_at_the_end", 0).end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [1, 1]
+    assert "in hang" in ended.ranks[0].err
