@@ -39,6 +39,26 @@ def test_a_name_always_gives_the_same_device():
     assert gapless.find_device(cpu) is cpu
 
 
+def test_the_cpu_is_shared_by_processes():
+    """It has no name of its own, by which two of them on one device could be found out."""
+    assert gapless.find_device("cpu").uuid() is None
+
+
+@pytest.mark.multi_gpu
+def test_each_gpu_has_a_name_of_its_own_and_can_be_the_current_one():
+    """Memory that names no GPU is of the current one."""
+    first, second = (gapless.find_device(f"cuda:{number}") for number in range(2))
+
+    try:
+        second.make_current()
+        index = torch.ones(1, device="cuda").device.index
+    finally:
+        first.make_current()
+
+    assert index == 1
+    assert first.uuid() != second.uuid()
+
+
 def members(protocol):
     return {
         name

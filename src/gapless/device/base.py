@@ -71,6 +71,9 @@ class Instruments(Protocol):
     def describe(self) -> str:
         """Return the hardware's name for reports."""
 
+    def uuid(self) -> str | None:
+        """Return a name that no other device has; None if processes share the device."""
+
     def now_ms(self) -> float:
         """Return the host's time in milliseconds; on a simulated device, its virtual time."""
 
@@ -151,6 +154,12 @@ class Device(Instruments, Protocol):
     @property
     def sees_all_threads(self) -> bool:
         """Whether work of other threads is queued as that of this thread is."""
+
+    def make_current(self) -> None:
+        """Let this thread's work, and memory that names no device, be of this one.
+
+        Sync: Does not block the host.
+        """
 
     def create_stream(self) -> Stream:
         """Create a stream.

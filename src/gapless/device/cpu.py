@@ -76,6 +76,12 @@ class CpuDevice:
         name = platform.processor() or platform.machine()
         return f"CPU {name}, {torch.get_num_threads()} threads"
 
+    def uuid(self) -> None:
+        """Return None: processes share the CPU."""
+
+    def make_current(self) -> None:
+        """Do nothing: there is no other."""
+
     def create_stream(self) -> CpuStream:
         """Create a stream."""
         return CpuStream()

@@ -66,6 +66,17 @@ class CudaDevice:
         """Return the GPU's name."""
         return torch.cuda.get_device_name(self.torch_device)
 
+    def uuid(self) -> str:
+        """Return the GPU's own number, which no other GPU of any host has."""
+        return str(torch.cuda.get_device_properties(self.torch_device).uuid)
+
+    def make_current(self) -> None:
+        """Let this thread's work, and memory that names no GPU, be of this one.
+
+        Sync: Does not block the host.
+        """
+        torch.cuda.set_device(self.torch_device)
+
     def create_stream(self) -> torch.cuda.Stream:
         """Take a stream from torch's pool of 32.
 

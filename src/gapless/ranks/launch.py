@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gapless.errors import RanksError, UserError
+from gapless.errors import UserError
 from gapless.ranks.one_rank import OneRank
 
 
@@ -107,7 +107,9 @@ def find_ranks(
     place = launch if launch is not None else read_launch(os.environ)
     if place.world == 1:
         return OneRank()
-    raise RanksError(f"{place.world} ranks cannot train together yet, start one, without torchrun")
+    from gapless.ranks.group import join_ranks
+
+    return join_ranks(place, device, uuid=uuid)
 
 
 def _number(

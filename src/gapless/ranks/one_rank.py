@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
+from gapless.ranks.flags import RaisedFlags
 from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
 
 
@@ -80,16 +81,14 @@ class _NoSum:
 
 class _OwnFlags:
     def __init__(self, flags: Sequence[str]) -> None:
-        self._values = dict.fromkeys(flags, 0)
+        self._raised = RaisedFlags(flags)
 
     def ask(self, flag: str, value: int = 1) -> None:
-        self._values[flag] = max(self._values[flag], value)
+        self._raised.ask(flag, value)
 
     def after_update(self, updates: int) -> Mapping[str, int]:
         del updates
-        return self.finish()
+        return self._raised.take()
 
     def finish(self) -> Mapping[str, int]:
-        raised = {flag: value for flag, value in self._values.items() if value}
-        self._values.update(dict.fromkeys(raised, 0))
-        return raised
+        return self._raised.take()

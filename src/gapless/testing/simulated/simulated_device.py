@@ -148,6 +148,9 @@ class SimulatedDevice:
         """Return the scheduler and the seed."""
         return self._description
 
+    def uuid(self) -> None:
+        """Return None: every process has a device of its own."""
+
     def region(self, name: str) -> AbstractContextManager[None]:
         """Let all kernels of a `with` body together take the virtual time of `name`."""
         return self._simulation.region(name)
@@ -156,6 +159,9 @@ class SimulatedDevice:
         """Let the host work for the virtual time of `name`."""
         self._simulation.timeline.spend(name)
         self._simulation.advance()
+
+    def make_current(self) -> None:
+        """Do nothing: there is no other."""
 
     def create_stream(self) -> SimulatedStream:
         """Create a stream.

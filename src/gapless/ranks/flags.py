@@ -1,0 +1,42 @@
+"""Flags of one rank that wait to be told to the others."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import TYPE_CHECKING
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+class RaisedFlags:
+    """Holds what was raised since it was last taken.
+
+    Signal handlers and other threads raise flags in the middle of anything, so there is no lock.
+
+    Args:
+        names: of the flags that there are.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = tuple(names)
+        self._raised: deque[tuple[str, int]] = deque()
+
+    def ask(self, flag: str, value: int = 1) -> None:
+        """Raise a flag.
+
+        Raises:
+            KeyError: there is no such flag.
+        """
+        if flag not in self.names:
+            raise KeyError(flag)
+        self._raised.append((flag, value))
+
+    def take(self) -> dict[str, int]:
+        """Return the largest value of each flag that was raised, and forget it."""
+        taken: dict[str, int] = {}
+        while self._raised:
+            flag, value = self._raised.popleft()
+            taken[flag] = max(value, taken.get(flag, 0))
+        return taken

@@ -1,0 +1,239 @@
+"""Several ranks over torch's process groups.
+
+There are three groups, since the collectives of a group are matched by their order:
+
+    main    gradients and losses, on the device: NCCL on GPUs, gloo on a CPU
+    side    what ranks agree on and share, on the host: gloo
+    pulse   the heartbeat, in a thread of its own: gloo
+
+`side` comes first, as the process's default group: over it two ranks on one GPU are found out, with
+which NCCL would not start. NCCL connects at once, because a capture must not be what connects it.
+
+No collective has a time limit of its own: rank 0 may prepare data for hours while the others wait.
+"""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+from gapless.errors import RanksError, UserError
+from gapless.ranks.agreement import GroupAgreement
+from gapless.ranks.gradient_sum import FlatSum
+from gapless.ranks.lost_peers import first_line, named_as_lost
+from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch.distributed.distributed_c10d import Store
+
+    from gapless.ranks.launch import Launch
+    from gapless.ranks.protocol import Agreement, Blocking, GradientSum
+
+
+T = TypeVar("T")
+
+# Until all ranks have come: they start at about the same time, but a host may be slow to import.
+SECONDS_TO_ARRIVE = 300.0
+
+_NO_LIMIT = timedelta(days=365)
+
+
+def join_ranks(launch: Launch, device: torch.device, *, uuid: str | None) -> TorchRanks:
+    """Join the other ranks that torchrun started.
+
+    Args:
+        launch: place of this process.
+        device: on which this rank computes, with its index; current, as is the stream.
+        uuid: of the device; None: ranks may share it.
+
+    Raises:
+        UserError: two ranks have the same device.
+        RanksError: not all ranks can be reached.
+
+    Sync: Blocks the host until all ranks are here.
+    """
+    try:
+        store = _store_of(launch)
+        _wait_for_all(store, launch)
+        dist.init_process_group(
+            "gloo", store=store, rank=launch.rank, world_size=launch.world, timeout=_NO_LIMIT
+        )
+    except (RuntimeError, ValueError) as error:
+        if isinstance(error, RanksError):
+            raise
+        raise RanksError(
+            f"rank {launch.rank} of {launch.world} cannot reach the others ({first_line(error)}); "
+            "start all of them by torchrun, and look at what the others say"
+        ) from error
+    try:
+        _refuse_shared_devices(_gathered(uuid, launch.world))
+        return TorchRanks(launch, device)
+    except BaseException:
+        dist.destroy_process_group()
+        raise
+
+
+class TorchRanks:
+    """Implements `Ranks` over process groups, of which the default one is there.
+
+    Args:
+        launch: place of this process.
+        device: on which this rank computes.
+
+    Attributes:
+        main: group on the device.
+        side: group on the host.
+        pulse: group on the host, for one thread of its own.
+    """
+
+    def __init__(self, launch: Launch, device: torch.device) -> None:
+        self.rank = launch.rank
+        self.world = launch.world
+        self.is_first = launch.rank == 0
+        assert dist.group.WORLD is not None
+        self.side = dist.group.WORLD
+        with named_as_lost("start"):
+            self.pulse = _gloo()
+            self.main = _group_on(device)
+
+    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
+        """Return what sums the gradients of these parameters in one piece.
+
+        Sync: Blocks the host on a GPU, which allocates memory.
+        """
+        return FlatSum(params, group=self.main, agree=self.agree)
+
+    def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks, stacked along a new first dimension.
+
+        Raises:
+            PeerLostError: another rank is gone.
+
+        Sync: Does not block the host on a GPU.
+        """
+        gathered = rows.new_empty((self.world, *rows.shape))
+        with named_as_lost("losses"):
+            dist.all_gather(list(gathered), rows.contiguous(), group=self.main)
+        return gathered
+
+    def agree(self, value: T) -> list[T]:
+        """Return the values of all ranks, in the order of ranks.
+
+        Raises:
+            PeerLostError: another rank is gone.
+
+        Sync: Blocks the host until all ranks are here, but not on the device.
+        """
+        return _gathered(value, self.world)
+
+    def share(self, value: T) -> T:
+        """Return the value of rank 0 on all ranks.
+
+        Raises:
+            PeerLostError: another rank is gone.
+
+        Sync: Blocks the host until the value is here, but not on the device.
+        """
+        values: list[Any] = [value if self.is_first else None]
+        with named_as_lost("value of rank 0"):
+            dist.broadcast_object_list(values, src=0, group=self.side)
+        return value if self.is_first else values[0]
+
+    def agreement(
+        self,
+        flags: Sequence[str],
+        *,
+        blocking: Blocking,
+        every: int = UPDATES_BETWEEN_AGREEMENTS,
+    ) -> Agreement:
+        """Return a new agreement, the same on all ranks."""
+        return GroupAgreement(flags, group=self.side, blocking=blocking, every=every)
+
+    def note_updates(self, updates: int) -> None:
+        """Tell the others how many updates this rank has done."""
+
+    def pause(self, reason: str) -> AbstractContextManager[None]:
+        """Tell the others that this rank does no updates in the body, and is alive."""
+        del reason
+        return nullcontext()
+
+    def end(self) -> None:
+        """Leave together with all ranks, once no work is queued and no graph is left.
+
+        Sync: Blocks the host until all ranks are here.
+        """
+        self.agree("ends")
+        dist.destroy_process_group()
+
+
+def _store_of(launch: Launch) -> Store:
+    """Return where ranks find each other, empty at each attempt.
+
+    torchrun keeps one store over attempts, in which new ranks would find the addresses of dead ones.
+    """
+    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=SECONDS_TO_ARRIVE)))
+    return PrefixStore(f"gapless/attempt-{launch.attempt}", store)
+
+
+def _wait_for_all(store: Store, launch: Launch) -> None:
+    """Wait until all ranks have come, for a limited time."""
+    keys = [f"rank-{rank}" for rank in range(launch.world)]
+    store.set(keys[launch.rank], "here")
+    try:
+        store.wait(keys, timedelta(seconds=SECONDS_TO_ARRIVE))
+    except dist.DistStoreError as error:
+        missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
+        raise RanksError(
+            f"of {launch.world} ranks {missing} did not come within {SECONDS_TO_ARRIVE:.0f} s; "
+            "look at what they say, and start as many as torchrun was told on every host"
+        ) from error
+
+
+def _gathered(value: T, world: int) -> list[T]:
+    values: list[Any] = [None] * world
+    with named_as_lost("values"):
+        dist.all_gather_object(values, value)
+    return values
+
+
+def _refuse_shared_devices(uuids: Sequence[str | None]) -> None:
+    """Raise the same error on all ranks if two of them have one device."""
+    ranks_of: dict[str, list[int]] = {}
+    for rank, uuid in enumerate(uuids):
+        if uuid is not None:
+            ranks_of.setdefault(uuid, []).append(rank)
+    for uuid, ranks in ranks_of.items():
+        if len(ranks) > 1:
+            raise UserError(
+                f"ranks {', '.join(map(str, ranks))} have the same GPU ({uuid}), expected one for "
+                "each; start no more ranks on a host than it has GPUs, and use "
+                '`device="cuda"`, of which rank N takes GPU N'
+            )
+
+
+def _gloo() -> dist.ProcessGroup:
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_NO_LIMIT)
+    return group
+
+
+def _group_on(device: torch.device) -> dist.ProcessGroup:
+    """Return a group on a device, connected.
+
+    Sync: Blocks the host on a GPU until NCCL is connected.
+    """
+    if device.type == "cpu":
+        return _gloo()
+    group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=_NO_LIMIT, device_id=device)
+    # The first collective takes memory and starts threads, which a capture must not see.
+    dist.all_reduce(torch.ones(1, device=device), group=group)
+    return group

@@ -1,0 +1,33 @@
+"""Errors of connections to other ranks, in one line."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gapless.errors import PeerLostError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@contextmanager
+def named_as_lost(what: str) -> Iterator[None]:
+    """Raise PeerLostError for what torch raises where a connection is closed.
+
+    Args:
+        what: is done together with the other ranks.
+    """
+    try:
+        yield
+    except RuntimeError as error:  # torch has no narrower one
+        raise PeerLostError(
+            f"another rank is gone: the {what} of all ranks failed ({first_line(error)}); its own "
+            "output says why"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's text."""
+    return str(error).partition("\n")[0]

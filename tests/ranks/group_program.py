@@ -1,0 +1,94 @@
+"""Ask several ranks for all that `TorchRanks` offers; each rank prints JSON of what it got.
+
+Run as `group_program.py CASE [DEVICE]`, under the environment of torchrun.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from contextlib import contextmanager
+
+import torch
+
+from gapless.device.find import find_device
+from gapless.errors import GaplessError
+from gapless.ranks import find_ranks
+from gapless.ranks.launch import device_of, read_launch
+
+
+WAITS = []
+
+
+@contextmanager
+def blocking(reason):
+    WAITS.append(reason)
+    yield
+
+
+def values(ranks):
+    """Everything that comes back at once."""
+    rows = torch.arange(6.0).view(3, 2).t() + 10 * ranks.rank  # not contiguous
+    weight = torch.nn.Parameter(torch.ones(3))
+    summed = ranks.sum_gradients([weight])
+    summed.start()
+    (weight * (ranks.rank + 1)).sum().backward()
+    summed.finish()
+    return {
+        "place": [ranks.rank, ranks.world, ranks.is_first],
+        "agree": ranks.agree({"rank": ranks.rank}),
+        "share": ranks.share(["of", ranks.rank]),
+        "rows": ranks.gather_rows(rows).tolist(),
+        "none": list(ranks.gather_rows(rows[:0]).shape),
+        "sum": weight.grad.tolist(),
+    }
+
+
+def flags(ranks):
+    """Rank 1 raises flags; all act on them after the same updates."""
+    agreement = ranks.agreement(("stop", "failed"), blocking=blocking, every=3)
+    raised = {1: ("stop", 1), 4: ("stop", 2), 10: ("failed", 1)}
+    seen = {}
+    for update in range(1, 12):
+        if ranks.rank == 1 and update in raised:
+            agreement.ask(*raised[update])
+        if ranks.rank == 0 and update == 2:
+            agreement.ask("stop", 3)
+        agreed = agreement.after_update(update)
+        # What else goes over the same group does not disturb an exchange under way.
+        assert ranks.agree(update) == [update] * ranks.world
+        if agreed:
+            seen[update] = agreed
+    return {"seen": seen, "last": agreement.finish(), "waits": WAITS}
+
+
+def lost(ranks):
+    """Rank 1 ends without a word, while rank 0 waits for its flags."""
+    if ranks.rank == 1:
+        os._exit(0)
+    agreement = ranks.agreement(("stop",), blocking=blocking)
+    agreement.finish()
+
+
+CASES = {"values": values, "flags": flags, "lost": lost, "one gpu": None}
+
+
+def main():
+    case, name = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    launch = read_launch(os.environ)
+    device = find_device(device_of(launch, name, has_gpu=name == "cuda"))
+    device.make_current()
+    torch.set_default_device(device.torch_device)
+    uuid = "GPU-1234" if case == "one gpu" else device.uuid()
+    try:
+        ranks = find_ranks(device.torch_device, uuid=uuid)
+        found = CASES[case](ranks)
+        ranks.end()
+    except GaplessError as error:
+        found = {"error": f"{type(error).__name__}: {error}"}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
