@@ -1,21 +1,15 @@
-"""What torchrun says of this process, and which ranks follow from it."""
+"""What torchrun says of this process."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gapless.errors import UserError
-from gapless.ranks.one_rank import OneRank
 
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-
-    import torch
-
-    from gapless.ranks.protocol import Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,32 +78,6 @@ def device_of(launch: Launch, name: str, *, has_gpu: bool) -> str:
     if name == "auto":
         name = "cuda" if has_gpu else "cpu"
     return f"cuda:{launch.local_rank}" if name == "cuda" else name
-
-
-def find_ranks(
-    device: torch.device, *, uuid: str | None = None, launch: Launch | None = None
-) -> Ranks:
-    """Return the ranks that this process is one of.
-
-    With several, the device and the stream that will compute must be the current ones.
-
-    Args:
-        device: on which this rank computes.
-        uuid: of the device, by which two ranks on one GPU are found out; None: it may be shared.
-        launch: place of this process; what torchrun says if it is not given.
-
-    Raises:
-        UserError: torchrun's variables are no numbers, or two ranks have the same GPU.
-        RanksError: the other ranks cannot be reached.
-
-    Sync: With several ranks, blocks the host until all of them are here.
-    """
-    place = launch if launch is not None else read_launch(os.environ)
-    if place.world == 1:
-        return OneRank()
-    from gapless.ranks.group import join_ranks
-
-    return join_ranks(place, device, uuid=uuid)
 
 
 def _number(
