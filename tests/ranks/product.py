@@ -24,3 +24,11 @@ def named(module: str, name: str):
 def exit_peer_lost() -> int:
     """Return the exit code of a rank that lost another."""
     return named("gapless.errors", "EXIT_PEER_LOST")
+
+
+def losses_of_ranks(device, **more):
+    """Return a `DeferredLoss` whose values are those of all ranks."""
+    try:
+        return named("gapless", "DeferredLoss")(device, ranks=True, **more)
+    except TypeError as error:
+        raise NotBuiltError("not built yet: DeferredLoss(ranks=True)") from error
