@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from gapless.errors import RunFolderError
 from gapless.nmt.run import checkpoints
+from gapless.nmt.run.together import made_by_first
 from gapless.nmt.run.translated_pairs import num_compared
 from gapless.nmt.run.validation import score_pairs
 
@@ -60,7 +62,7 @@ class FinalModel:
 
 
 def averaged_model(run: TrainingRun) -> FinalModel:
-    """Return the mean of the newest epochs' weights, as many as the settings say.
+    """Return the mean of the newest epochs' weights, as many as the settings say; rank 0 reads them.
 
     Raises:
         RunFolderError: one of them is missing or damaged.
@@ -69,7 +71,8 @@ def averaged_model(run: TrainingRun) -> FinalModel:
         run.run_dir, epochs=len(run.position.records), average=run.config.num_averaged
     )
     return FinalModel(
-        name=f"mean of {len(paths)} epochs", weights=checkpoints.average_weights(paths)
+        name=f"mean of {len(paths)} epochs",
+        weights=made_by_first(run.ranks, lambda: checkpoints.average_weights(paths)),
     )
 
 
@@ -80,7 +83,7 @@ def best_of_all(
 
     BLEU of greedy translations decides. Not the loss: of a small corpus it is lowest long before the
     translations are best. The last weights win where nothing is better, and the best so far need a
-    lead that is no luck.
+    lead that is no luck. Rank 0 reads them, and all ranks translate.
 
     Args:
         run: that has ended.
@@ -93,16 +96,31 @@ def best_of_all(
     pairs = pairs.take(range(num_compared(pairs)))
     bleu: dict[str, float] = {}
     found: dict[str, Mapping[str, torch.Tensor]] = {}
-    for name, read in _candidates(run).items():
-        try:
-            found[name] = read()
-        except RunFolderError as error:
-            on_damaged(f"{error}; the final model is chosen without it")
+    candidates = _candidates(run) if run.ranks.is_first else {}
+    for name in run.ranks.share(list(candidates)):
+        weights = made_by_first(
+            run.ranks, partial(_read, candidates.get(name), on_damaged=on_damaged)
+        )
+        if weights is None:
             continue
+        found[name] = weights
         put_weights(run, found[name], path=run.run_dir)
         bleu[name] = score_pairs(run, pairs, beam=1, on_batch=on_batch).bleu
     best = max(bleu, key=lambda name: bleu[name] * (1.0 - _handicap(name, len(pairs))))
     return FinalModel(name=best, weights=found[best], bleu=bleu, num_pairs=len(pairs))
+
+
+def _read(
+    candidate: Callable[[], Mapping[str, torch.Tensor]] | None,
+    *,
+    on_damaged: Callable[[str], None],
+) -> Mapping[str, torch.Tensor] | None:
+    assert candidate is not None
+    try:
+        return candidate()
+    except RunFolderError as error:
+        on_damaged(f"{error}; the final model is chosen without it")
+        return None
 
 
 def _handicap(name: str, num_pairs: int) -> float:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from gapless.checkpoint.manifest import Content
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.disk_troubles import DiskTroubles
+    from gapless.nmt.run.silent import SilentFolder
     from gapless.pipeline.readback import DeferredLoss
     from gapless.records.training import TrainingEpoch
     from gapless.records.wait_stats import WaitStats
@@ -163,7 +164,9 @@ class LossLog:
         first_batch: number of the next batch, counted over the whole run.
     """
 
-    def __init__(self, folder: RunFolder, losses: DeferredLoss, *, first_batch: int) -> None:
+    def __init__(
+        self, folder: RunFolder | SilentFolder, losses: DeferredLoss, *, first_batch: int
+    ) -> None:
         self._folder = folder
         self._losses = losses
         self._next = losses.num_added

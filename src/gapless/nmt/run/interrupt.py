@@ -45,6 +45,23 @@ class StopRequest:
         self._second_raises = second_raises
         self._is_save_due = self._is_account_due = False
         self._former: dict[int, object] = {}
+        self._tell: Callable[[int], object] | None = None
+
+    def tell_others(self, tell: Callable[[int], object] | None) -> None:
+        """Let signals be told to other ranks; all of them set `number` when they agree.
+
+        A failure of the loader is then raised at once: a rank alone cannot end in good order.
+
+        Args:
+            tell: is called with the number of the signal that asks the run to stop; None: a signal
+                is a request at once, as for a process alone.
+        """
+        self._tell = tell
+
+    @property
+    def is_together(self) -> bool:
+        """Whether several ranks stop together."""
+        return self._tell is not None
 
     @property
     def is_set(self) -> bool:
@@ -76,6 +93,8 @@ class StopRequest:
             self._is_save_due = True
         elif number == signal.SIGUSR2:
             self._is_account_due = True
+        elif self.number is None and self._tell is not None:
+            self._tell(number)
         elif self.number is None:
             self.number = number
         elif number == signal.SIGINT and self._second_raises:
@@ -114,7 +133,8 @@ def until_stopped(
         is_over: is asked after each update whether this is the last.
 
     Raises:
-        LoaderError: the loader failed within an update. At the end of one, the request takes it.
+        LoaderError: the loader failed within an update, or of one of several ranks. At the end of
+            an update of a process alone, the request takes it.
     """
     source = iter(batches)
     batch = None
@@ -124,7 +144,7 @@ def until_stopped(
             if batch.ends_update and (stop.is_set or is_over()):
                 return
     except LoaderError as failure:
-        if batch is not None and not batch.ends_update:
+        if stop.is_together or (batch is not None and not batch.ends_update):
             raise
         stop.failure = failure
     finally:

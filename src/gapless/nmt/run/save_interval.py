@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 from gapless.errors import UserError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0}
@@ -67,10 +72,18 @@ class SaveClock:
     Args:
         interval: between two states.
         updates: done when the run starts or resumes.
+        now: returns seconds from some moment on; None: those of this process.
     """
 
-    def __init__(self, interval: SaveInterval, *, updates: int) -> None:
+    def __init__(
+        self,
+        interval: SaveInterval,
+        *,
+        updates: int,
+        now: Callable[[], float] | None = None,
+    ) -> None:
         self._interval = interval
+        self._now = now or (lambda: perf_counter())
         self.saved(updates)
 
     @property
@@ -86,12 +99,12 @@ class SaveClock:
             # Not those since the last one: a state at an epoch's end does not shift the others.
             return updates // self._interval.updates > self._updates // self._interval.updates
         assert self._interval.seconds is not None
-        return perf_counter() - self._at >= self._interval.seconds
+        return self._now() - self._at >= self._interval.seconds
 
     def saved(self, updates: int) -> None:
         """Take note that the state after this many updates is being saved."""
         self._updates = updates
-        self._at = perf_counter()
+        self._at = self._now()
         self._is_owed = False
 
     def owe(self) -> None:

@@ -32,6 +32,41 @@ class WallClock:
         return self.earlier_seconds + perf_counter() - self._started_at
 
 
+class AgreedClock:
+    """Counts the seconds of a run of several ranks: those of rank 0 when all last agreed on them.
+
+    So what depends on time is decided alike on all ranks.
+
+    Args:
+        own: clock of this rank.
+    """
+
+    def __init__(self, own: WallClock) -> None:
+        self._own = own
+        self._agreed = 0.0
+
+    @property
+    def earlier_seconds(self) -> float:
+        """Seconds of the processes before this one."""
+        return self._own.earlier_seconds
+
+    @earlier_seconds.setter
+    def earlier_seconds(self, seconds: float) -> None:
+        self._own.earlier_seconds = seconds
+
+    def own_seconds(self) -> float:
+        """Return the seconds of the run so far, as this rank counts them."""
+        return self._own.seconds()
+
+    def agree(self, seconds: float) -> None:
+        """Take note of the seconds that all ranks agree on; the clock never goes back."""
+        self._agreed = max(self._agreed, seconds)
+
+    def seconds(self) -> float:
+        """Return the seconds of the run when the ranks last agreed on them."""
+        return max(self._agreed, self.earlier_seconds)
+
+
 class TimeLimit:
     """Says when training has to end so that the run is done in its time.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from contextlib import closing, suppress
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from gapless.errors import LoaderError, NonFiniteLossError
 from gapless.nmt.data.sampler import PairBatches, make_loader
@@ -22,7 +22,9 @@ from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.pace import Pace
 from gapless.nmt.run.save_interval import SaveClock
 from gapless.nmt.run.saver import Saver
+from gapless.nmt.run.silent import SilentFolder, SilentLog, SilentObserver, SilentSaver
 from gapless.nmt.run.summary import describe_run, summarize
+from gapless.nmt.run.together import decide_together
 from gapless.nmt.run.training_run import new_run, resumed_run
 from gapless.nmt.run.validation import score_pairs, validate
 from gapless.pipeline.loader_worker import prepare_worker
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from pathlib import Path
 
+    from gapless.device.base import Device
     from gapless.nmt.data.batch import AnyBatch
     from gapless.nmt.run.chosen_run import ChosenRun
     from gapless.nmt.run.config import TrainConfig
@@ -43,8 +46,11 @@ if TYPE_CHECKING:
     from gapless.nmt.run.score import Scores
     from gapless.nmt.run.training_run import TrainingRun
     from gapless.pipeline.host_copy import HostCopy
+    from gapless.ranks import Ranks
     from gapless.records.epoch_record import EpochRecord, Progress
     from gapless.records.training import TrainingEpoch
+
+    AnyFolder: TypeAlias = RunFolder | SilentFolder
 
 
 # Settings that take less memory when they are lower.
@@ -57,28 +63,25 @@ class Trainer:
 
     Args:
         run: to train.
-        observer: is told what happens.
+        observer: is told what happens, on rank 0 alone.
     """
 
     def __init__(self, run: TrainingRun, *, observer: Observer) -> None:
         self.run = run
-        self._observer = observer
-        self._files = files_of_run(run.config, run.task.vocabs)
-        self._error_log = ErrorLog(run.run_dir)
-        self._disk_troubles = DiskTroubles(self._warn)
-        self._saver = Saver(
-            run.run_dir,
-            host_waits=run.host_waits,
-            files=self._files,
-            keep=run.config.num_averaged,
-            keep_states=run.config.keep,
-            state_epochs=checkpoints.state_epochs(run.run_dir),
-            disk_troubles=self._disk_troubles,
+        self._is_first = run.ranks.is_first
+        self._observer: Observer | SilentObserver = (
+            observer if self._is_first else SilentObserver()
         )
-        self._clock = SaveClock(run.config.save_interval(), updates=run.step.num_updates)
+        self._files = files_of_run(run.config, run.task.vocabs)
+        self._error_log = ErrorLog(run.run_dir) if self._is_first else SilentLog()
+        self._disk_troubles = DiskTroubles(self._warn)
+        self._saver = self._make_saver() if self._is_first else SilentSaver(run.device)
+        now = None if run.ranks.world == 1 else run.clock.seconds
+        updates = run.step.num_updates
+        self._clock = SaveClock(run.config.save_interval(), updates=updates, now=now)
         interval = run.config.validation_interval()
         self._validation_clock = (
-            None if interval is None else SaveClock(interval, updates=run.step.num_updates)
+            None if interval is None else SaveClock(interval, updates=updates, now=now)
         )
         # The state that a resumed run began with is there already.
         self._is_saved = run.covered is not None
@@ -87,6 +90,18 @@ class Trainer:
         self._noted: set[str] = set()
         self._learning = LearningWatch(run, warn=self._warn)
 
+    def _make_saver(self) -> Saver:
+        run = self.run
+        return Saver(
+            run.run_dir,
+            host_waits=run.host_waits,
+            files=self._files,
+            keep=run.config.num_averaged,
+            keep_states=run.config.keep,
+            state_epochs=checkpoints.state_epochs(run.run_dir),
+            disk_troubles=self._disk_troubles,
+        )
+
     @classmethod
     def new(
         cls,
@@ -94,37 +109,51 @@ class Trainer:
         *,
         observer: Observer,
         chosen: ChosenRun | None = None,
+        ranks: Ranks | None = None,
+        device: Device | None = None,
     ) -> Self:
         """Start a run.
 
         Args:
             config: of the run.
             observer: is told what happens.
-            chosen: how these settings were chosen, if they were.
+            chosen: how these settings were chosen, if they were; as `new_run` says.
+            ranks: that train it together; None: this process alone.
+            device: of this rank; None: as the settings say.
 
         Raises:
             UserError: anything about settings, data, device or run folder that cannot be used; it
                 is raised before anything is written.
         """
         with naming_phase("building the model", lower=_OF_MODELS):
-            run = new_run(config, chosen=chosen)
+            run = new_run(config, chosen=chosen, ranks=ranks, device=device)
         return cls(run, observer=observer)
 
     @classmethod
-    def resume(cls, config: TrainConfig, run_dir: Path, *, observer: Observer) -> Self:
+    def resume(
+        cls,
+        config: TrainConfig,
+        run_dir: Path,
+        *,
+        observer: Observer,
+        ranks: Ranks | None = None,
+        device: Device | None = None,
+    ) -> Self:
         """Resume a run from the newest whole state that it saved.
 
         Args:
             config: of the run.
             run_dir: folder of the run.
             observer: is told what happens.
+            ranks: that train it together; None: this process alone.
+            device: of this rank; None: as the settings say.
 
         Raises:
             UserError: anything about settings, data, device or run folder that cannot be used; it
                 is raised before anything is written.
         """
         with naming_phase("building the model", lower=_OF_MODELS):
-            run = resumed_run(config, run_dir)
+            run = resumed_run(config, run_dir, ranks=ranks, device=device)
         return cls(run, observer=observer)
 
     def train(self, *, stop: StopRequest | None = None) -> dict[str, Any]:
@@ -156,8 +185,10 @@ class Trainer:
         for choice in run.choices:
             self._observer.noted(choice.line)
         self._learning.at_start()
-        self._forget_later()
-        folder = RunFolder(run.run_dir, troubles=self._disk_troubles)
+        if self._is_first:
+            self._forget_later()
+        folder = self._open_folder()
+        self._together = decide_together(run, stop)
         # The request is the last to go: a second SIGTERM must not cut the last save short.
         with stop, run.loop, folder, self._saver:
             self._capture_ahead(stop)
@@ -168,7 +199,7 @@ class Trainer:
             if stop.failure is not None and stop.number is None:
                 saved = f"update {run.step.num_updates} is saved"
                 raise LoaderError(f"{stop.failure}; {saved}") from stop.failure
-            scores = None if stop.is_set else self._test(folder, stop)
+            scores = None if stop.is_set else self._test_together(folder, stop)
             summary = summarize(
                 run,
                 scores,
@@ -178,6 +209,11 @@ class Trainer:
             )
             folder.write_summary(summary)
             return summary
+
+    def _open_folder(self) -> AnyFolder:
+        if not self._is_first:
+            return SilentFolder()
+        return RunFolder(self.run.run_dir, troubles=self._disk_troubles)
 
     def _forget_later(self) -> None:
         """Say what was found when the run was resumed, and remove what came after its state."""
@@ -271,7 +307,7 @@ class Trainer:
         )
 
     def _run_epochs(
-        self, loader: WatchedLoader[AnyBatch], folder: RunFolder, stop: StopRequest
+        self, loader: WatchedLoader[AnyBatch], folder: AnyFolder, stop: StopRequest
     ) -> None:
         run = self.run
         pace = Pace(run)
@@ -294,7 +330,7 @@ class Trainer:
     def _run_epoch(
         self,
         loader: WatchedLoader[AnyBatch],
-        folder: RunFolder,
+        folder: AnyFolder,
         stop: StopRequest,
         pace: Pace,
     ) -> None:
@@ -325,6 +361,8 @@ class Trainer:
             self._note_decisions()
             self._saver.poll()
             self._is_saved = False
+            if run.sampler.ends_update(progress.batch - 1):
+                self._together.after_update(run.step.num_updates)
             if self._saves_after(progress, stop):
                 self._save_inside(progress, folder, log, first=first, first_update=first_update)
             if stop.take_account():
@@ -346,13 +384,14 @@ class Trainer:
             weights=[weight for _, weight in read],
             peak_memory_bytes=run.device.peak_memory_bytes(),
         )
+        self._together.settle()
 
     def _work_so_far(self, progress: Progress) -> EpochRecord:
         """Return what the run did, up to the newest loss that was read."""
         assert progress.so_far is not None
         return total([*(record.work for record in self.run.position.records), progress.so_far()])
 
-    def _close_epoch(self, record: TrainingEpoch, folder: RunFolder) -> None:
+    def _close_epoch(self, record: TrainingEpoch, folder: AnyFolder) -> None:
         """Save the weights after an epoch, or a part of the last one, and validate them."""
         run = self.run
         is_whole = not run.position.updates
@@ -371,7 +410,7 @@ class Trainer:
         if (is_best or not is_whole) and self._saver.is_saving_state:
             # One state at a time. The device has waited for a validation as well.
             self._saver.drain()
-        if self._saver.is_saving_state:
+        if self._first_is_saving():
             self._is_saved = False
             self._clock.owe()
         else:
@@ -416,7 +455,7 @@ class Trainer:
             return False
         return clock.is_due(run.step.num_updates)
 
-    def _validate_inside(self, folder: RunFolder) -> None:
+    def _validate_inside(self, folder: AnyFolder) -> None:
         """Validate inside an epoch, and save the state if it is the best so far."""
         run = self.run
         record = run.position.records[-1]
@@ -430,10 +469,12 @@ class Trainer:
 
     def _validate(self, record: TrainingEpoch) -> bool:
         """Validate the weights; return whether they are the best so far."""
-        run, start = self.run, perf_counter()
+        run = self.run
         self._observer.validating()
-        with self._naming_phase("validating", lower=_OF_BATCHES):
+        start = perf_counter()
+        with run.ranks.pause("validation"), self._naming_phase("validating", lower=_OF_BATCHES):
             found = validate(run, on_batch=self._saver.poll)
+        seconds = run.ranks.share(perf_counter() - start)
         self._check_validation(found["val_loss"])
         record.validation.clear()
         record.validation.update(found)
@@ -443,10 +484,12 @@ class Trainer:
                 f"val_cut: validation translations that were cut at {run.config.max_length} "
                 "tokens, where the model would have gone on"
             )
-        run.time_limit.note_validation(perf_counter() - start)
+        run.time_limit.note_validation(seconds)
+        self._together.settle()
         if self._validation_clock is not None:
             self._validation_clock.saved(run.step.num_updates)
-        self._learning.at_validation()
+        if self._is_first:
+            self._learning.at_validation()
         return run.position.note_validation(loss=found["val_loss"], bleu=found["val_bleu"])
 
     def _note_early_end(self, stop: StopRequest) -> None:
@@ -479,7 +522,17 @@ class Trainer:
 
     # --- the end ---
 
-    def _test(self, folder: RunFolder, stop: StopRequest) -> Scores | None:
+    def _test_together(self, folder: AnyFolder, stop: StopRequest) -> Scores | None:
+        """Make and score the final model, on all ranks; None if one of them is asked to stop."""
+        ranks = self.run.ranks
+        # There is no update any more at the end of which all could agree.
+        stop.tell_others(None)
+        with ranks.pause("the final model"):
+            scores = self._test(folder, stop)
+            stop.number = max(ranks.agree(stop.number or 0)) or None
+        return scores
+
+    def _test(self, folder: AnyFolder, stop: StopRequest) -> Scores | None:
         """Make and score the final model; None if the run is asked to stop meanwhile."""
         run = self.run
         self._saver.finish()
@@ -488,8 +541,9 @@ class Trainer:
             return None
         path = checkpoints.final_path(run.run_dir)
         put_weights(run, final.weights, path=path)
-        updates = run.step.num_updates
-        checkpoints.write_weights(final.weights, path, step=updates, files=self._files)
+        if self._is_first:
+            updates = run.step.num_updates
+            checkpoints.write_weights(final.weights, path, step=updates, files=self._files)
         self._final_name = final.name
         pairs = run.task.corpus.test
         self._observer.testing(len(pairs))
@@ -525,14 +579,23 @@ class Trainer:
         # The end of an epoch, and of a run, has a state of its own.
         is_inside = progress.batch < len(run.sampler)
         ends_update = is_inside and run.sampler.ends_update(progress.batch - 1)
-        if not ends_update or self._saver.is_saving_state or stop.is_set:
+        if not ends_update or stop.is_set:
             return False
-        return self._clock.is_due(run.step.num_updates) or stop.take_save()
+        if not (self._clock.is_due(run.step.num_updates) or self._together.take_save()):
+            return False
+        if self._first_is_saving():
+            self._clock.owe()
+            return False
+        return True
+
+    def _first_is_saving(self) -> bool:
+        """Return whether a state is being saved, by rank 0, so that there is no other now."""
+        return self.run.ranks.share(self._saver.is_saving_state)
 
     def _save_inside(
         self,
         progress: Progress,
-        folder: RunFolder,
+        folder: AnyFolder,
         log: LossLog,
         *,
         first: int,
@@ -555,7 +618,7 @@ class Trainer:
         )
         self._save(self._copy_weights(), folder, late=late)
 
-    def _save_state(self, weights: HostCopy, folder: RunFolder, *, is_best: bool = False) -> None:
+    def _save_state(self, weights: HostCopy, folder: AnyFolder, *, is_best: bool = False) -> None:
         """Save the state between two epochs, or at the end of a run."""
         folder.flush()
         history = self.run.history(folder.metrics.content())
@@ -564,7 +627,7 @@ class Trainer:
     def _save(
         self,
         weights: HostCopy,
-        folder: RunFolder,
+        folder: AnyFolder,
         *,
         history: dict[str, Any] | None = None,
         late: LateHistory | None = None,

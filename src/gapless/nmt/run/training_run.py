@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from gapless.checkpoint.lock import RunLock
@@ -31,7 +32,8 @@ from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
 from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
-from gapless.nmt.run.time_limit import TimeLimit, WallClock
+from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
+from gapless.nmt.run.together import made_by_first
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import OneRank
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
     from gapless.nmt.run.chosen_run import ChosenRun
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.defaults import Choice
+    from gapless.nmt.run.first_weights import FirstWeights
     from gapless.nmt.run.resolved import Resolved
     from gapless.nmt.run.scoring import Scoring
     from gapless.nmt.run.task import Task
@@ -77,6 +80,7 @@ class TrainingRun:
         notes: that its user should read before it starts.
         covered: size and hash of the metrics file when the state was saved from which it resumes;
             None if it is new.
+        ranks: that train it together, of which this process is one.
         lock: of the folder, which one process writes; held from when the run was made to the end of
             its training.
     """
@@ -92,7 +96,7 @@ class TrainingRun:
     padding_share: float
     step: TranslationStep
     host_waits: HostWaits
-    clock: WallClock
+    clock: WallClock | AgreedClock
     ranks: Ranks = field(default_factory=OneRank)
     position: Position = field(default_factory=Position)
     choices: list[Choice] = field(default_factory=list)
@@ -172,15 +176,23 @@ class TrainingRun:
 
         Call it on the compute stream.
 
-        Sync: Does not block the host.
+        Sync: Does not block the host on the device; with several ranks it blocks until all are here.
         """
         return {
             "step": self.step.state(),
-            "random": random_state(self.device),
+            **self._random_states(),
             "layout": settings_to_keep(self.config, self.resolved),
             "pairs": self.task.fingerprint,
             "numerics": numerics_in_force(),
         }
+
+    def _random_states(self) -> dict[str, Any]:
+        own = random_state(self.device)
+        if self.ranks.world == 1:
+            return {"random": own}
+        with self.host_waits.blocking("agreement"):
+            states = self.ranks.agree(own)
+        return {"random": states[0], "ranks": {"world": len(states), "random": states}}
 
     def history(self, covered: Content) -> dict[str, Any]:
         """Return the rest of the state: how far the run is, and what its metrics file holds."""
@@ -206,7 +218,24 @@ class TrainingRun:
         )
         self.covered = Content(**state["metrics"])
         self.clock.earlier_seconds = self.position.wall_seconds
-        set_random_state(self.device, state["random"])
+        self._load_random_state(state)
+
+    def _load_random_state(self, state: dict[str, Any]) -> None:
+        """Go on with the random numbers of this rank; with new ones where it had none."""
+        rank = self.ranks.rank
+        begun = state.get("ranks", {"world": 1, "random": [state["random"]]})
+        if rank < begun["world"]:
+            set_random_state(self.device, begun["random"][rank])
+        else:
+            seed_everything(_seed_of(self.config.seed, rank, updates=self.step.num_updates))
+
+
+def _seed_of(seed: int, rank: int, *, updates: int = 0) -> int:
+    """Return where a rank's random numbers begin: those of rank 0 are those of a rank alone."""
+    if rank == 0:
+        return seed
+    drawn = np.random.SeedSequence((seed, rank, updates)).generate_state(1, np.uint64)
+    return int(drawn[0]) >> 1
 
 
 def numerics_in_force() -> dict[str, Any]:
@@ -231,26 +260,34 @@ def changed_numerics(begun: dict[str, Any]) -> list[str]:
     )
 
 
-def new_run(config: TrainConfig, *, chosen: ChosenRun | None = None) -> TrainingRun:
+def new_run(
+    config: TrainConfig,
+    *,
+    chosen: ChosenRun | None = None,
+    ranks: Ranks | None = None,
+    device: Device | None = None,
+) -> TrainingRun:
     """Make a new run and its folder.
 
     Args:
         config: of the run.
-        chosen: how these settings were chosen, if they were.
+        chosen: how these settings were chosen, if they were. With several ranks they were, by rank
+            0 for all.
+        ranks: that train it together; None: this process alone.
+        device: of this rank; None: as the settings say.
 
     Raises:
         UserError: anything about settings, data, device or run folder that cannot be used; it is
             raised before anything is written.
     """
+    ranks = OneRank() if ranks is None else ranks
     clock = WallClock() if chosen is None else chosen.clock
-    device = _device_of(config)
+    device = _device_of(config, device)
     resolved = resolve(config, is_accelerator=device.is_accelerator)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     scoring = decide_scoring(config, corpus.train.tgt)
     asked, config = config, settle_language(config, corpus.train.tgt)
-    first = None if config.init_from is None else read_first_weights(Path(config.init_from))
-    if first is not None:
-        first.check(asdict(config))
+    first = made_by_first(ranks, lambda: _first_weights(config))
     vocabs = None if first is None else first.vocabs
     task = prepare(config, corpus=corpus, vocabs=vocabs) if chosen is None else chosen.task
     run = _assemble(
@@ -259,8 +296,9 @@ def new_run(config: TrainConfig, *, chosen: ChosenRun | None = None) -> Training
         device=device,
         task=task,
         scoring=scoring,
-        run_dir=choose_run_dir(config),
+        run_dir=made_by_first(ranks, lambda: choose_run_dir(config)),
         clock=clock,
+        ranks=ranks,
     )
     if first is not None:
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
@@ -271,30 +309,58 @@ def new_run(config: TrainConfig, *, chosen: ChosenRun | None = None) -> Training
             f"nobody named the sides: they count as {config.src} and {config.tgt}, but "
             f"{scoring.because}"
         )
-    check_room(run.run_dir, config, run.step)
+    made_by_first(ranks, lambda: _make_folder(run))
+    return run
+
+
+def _first_weights(config: TrainConfig) -> FirstWeights | None:
+    if config.init_from is None:
+        return None
+    first = read_first_weights(Path(config.init_from))
+    first.check(asdict(config))
+    return first
+
+
+def _make_folder(run: TrainingRun) -> None:
+    """Make the folder of a new run, and keep it locked."""
+    check_room(run.run_dir, run.config, run.step)
     run.run_dir.mkdir(parents=True, exist_ok=True)
     with _kept_locked(run.lock):
         # Of two that chose it at once, the second finds what the first has written.
         check_unused(run.run_dir)
         # The folder keeps the settings as asked, so that they serve on another device too.
-        write_files(run.run_dir, files_of_run(config, task.vocabs))
-    return run
+        write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
 
 
-def resumed_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
+def resumed_run(
+    config: TrainConfig,
+    run_dir: Path,
+    *,
+    ranks: Ranks | None = None,
+    device: Device | None = None,
+) -> TrainingRun:
     """Make a run that resumes from the newest whole state in its folder.
 
     Args:
         config: of the run; the folder keeps it for the next resume.
         run_dir: folder of the run.
+        ranks: that train it together; None: this process alone.
+        device: of this rank; None: as the settings say.
 
     Raises:
         UserError: anything about settings, data, device or run folder that cannot be used; it is
             raised before anything is written.
     """
+    ranks = OneRank() if ranks is None else ranks
+    clock = WallClock()
+    device = _device_of(config, device)
     lock = RunLock(run_dir / LOCK)
-    with _kept_locked(lock):
-        run = _read_run(config, run_dir)
+    made_by_first(ranks, lock.acquire)
+    try:
+        run = _read_run(config, run_dir, ranks=ranks, device=device, clock=clock)
+    except BaseException:
+        lock.release()
+        raise
     run.lock = lock
     return run
 
@@ -310,9 +376,51 @@ def _kept_locked(lock: RunLock) -> Iterator[None]:
         raise
 
 
-def _read_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
-    clock = WallClock()
-    device = _device_of(config)
+@dataclass(frozen=True, kw_only=True)
+class _Saved:
+    """What is read of a run that is resumed.
+
+    Attributes:
+        config: its settings.
+        resolved: what they mean.
+        task: what it learns.
+        scoring: how its translations are scored.
+        state: its newest whole state.
+        path: of the checkpoint that the state is in.
+        notes: that its user should read.
+    """
+
+    config: TrainConfig
+    resolved: Resolved
+    task: Task
+    scoring: Scoring
+    state: dict[str, Any]
+    path: Path
+    notes: list[str]
+
+
+def _read_run(
+    config: TrainConfig, run_dir: Path, *, ranks: Ranks, device: Device, clock: WallClock
+) -> TrainingRun:
+    saved = made_by_first(ranks, lambda: _read_saved(config, run_dir))
+    run = _assemble(
+        saved.config,
+        saved.resolved,
+        device=device,
+        task=saved.task,
+        scoring=saved.scoring,
+        run_dir=run_dir,
+        clock=clock,
+        ranks=ranks,
+    )
+    run.notes = saved.notes
+    with run.loop.on_compute_stream():
+        run.load_state(saved.state, path=saved.path)
+    made_by_first(ranks, lambda: _check_folder(run))
+    return run
+
+
+def _read_saved(config: TrainConfig, run_dir: Path) -> _Saved:
     notes: list[str] = []
     saved, state = load_state(run_dir, on_damaged=notes.append)
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
@@ -324,28 +432,28 @@ def _read_run(config: TrainConfig, run_dir: Path) -> TrainingRun:
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
-    run = _assemble(
-        config,
-        resolved,
-        device=device,
+    return _Saved(
+        config=config,
+        resolved=resolved,
         task=task,
         scoring=scoring,
-        run_dir=run_dir,
-        clock=clock,
+        state=state,
+        path=saved.path,
+        notes=notes,
     )
-    run.notes = notes
-    with run.loop.on_compute_stream():
-        run.load_state(state, path=saved.path)
-    if config.average != "auto":
+
+
+def _check_folder(run: TrainingRun) -> None:
+    """Check that the folder of a resumed run has what it needs, and write its settings there."""
+    if run.config.average != "auto":
         check_averaged(
-            run_dir,
+            run.run_dir,
             done=run.position.epoch,
             end=_last_epoch(run),
-            average=config.num_averaged,
+            average=run.config.num_averaged,
         )
-    check_room(run_dir, config, run.step)
-    write_files(run_dir, files_of_run(config, vocabs))
-    return run
+    check_room(run.run_dir, run.config, run.step)
+    write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
 
 
 def _last_epoch(run: TrainingRun) -> int:
@@ -356,8 +464,8 @@ def _last_epoch(run: TrainingRun) -> int:
     return min(config.epochs, -(-config.max_steps // run.updates_per_epoch()))
 
 
-def _device_of(config: TrainConfig) -> Device:
-    device = find_device(config.device)
+def _device_of(config: TrainConfig, device: Device | None) -> Device:
+    device = find_device(config.device) if device is None else device
     set_numerics(device, config.precision, deterministic=config.deterministic)
     return device
 
@@ -371,14 +479,18 @@ def _assemble(
     scoring: Scoring,
     run_dir: Path,
     clock: WallClock,
+    ranks: Ranks,
 ) -> TrainingRun:
+    # All ranks begin with the same weights, and draw other numbers from then on.
     seed_everything(config.seed)
     loop = TrainLoop(
         plan=resolved.plan,
         device=device,
         memory_budget_bytes=config.capture_memory_bytes(),
     )
-    sampler = training_sampler(config, task.train, layout=resolved.layout)
+    sampler = training_sampler(
+        config, task.train, layout=resolved.layout, rank=ranks.rank, world=ranks.world
+    )
     with loop.on_compute_stream():
         step = build_step(
             config,
@@ -386,7 +498,10 @@ def _assemble(
             compiles=resolved.compiles,
             device=device,
             total_updates=config.max_steps or config.epochs * sampler.num_updates,
+            ranks=ranks,
         )
+    if not ranks.is_first:
+        seed_everything(_seed_of(config.seed, ranks.rank))
     return TrainingRun(
         config=config,
         resolved=resolved,
@@ -399,5 +514,6 @@ def _assemble(
         padding_share=sampler.padding_share(),
         step=step,
         host_waits=HostWaits(device),
-        clock=clock,
+        clock=clock if ranks.world == 1 else AgreedClock(clock),
+        ranks=ranks,
     )

@@ -1,0 +1,86 @@
+"""Whether the ranks of a run were started alike: the same settings, text and libraries."""
+
+from __future__ import annotations
+
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from gapless.errors import UserError
+
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from gapless.ranks import Ranks
+
+
+# Of each end of a file. Rank 0 reads the text for all, so a difference between is none of the run's.
+_COMPARED_BYTES = 1 << 20
+
+
+def check_alike(ranks: Ranks, given: Mapping[str, Any]) -> None:
+    """Check that all ranks were started with the same settings, text and libraries.
+
+    Args:
+        ranks: of the run.
+        given: what this one was started with, by name; None counts as not given.
+
+    Raises:
+        UserError: on all ranks, with the first difference.
+
+    Sync: With several ranks, blocks the host until all are here.
+    """
+    if ranks.world == 1:
+        return
+    difference = first_difference(ranks.agree(_described(given)))
+    if difference is not None:
+        raise UserError(difference)
+
+
+def first_difference(ranks: Sequence[Mapping[str, str]]) -> str | None:
+    """Return a line about the first thing that a rank has otherwise than rank 0; None: there is none.
+
+    Args:
+        ranks: what each has, by name, as people are to read it.
+    """
+    first = ranks[0]
+    for number, other in enumerate(ranks):
+        for name in (*first, *(name for name in other if name not in first)):
+            here, there = first.get(name, "missing"), other.get(name, "missing")
+            if here != there:
+                return (
+                    f"{name} is {here} on rank 0, but {there} on rank {number}; "
+                    "start all ranks with the same settings, text and libraries"
+                )
+    return None
+
+
+def _described(given: Mapping[str, Any]) -> dict[str, str]:
+    settings = {
+        f"`{name}`": repr(value) if isinstance(value, str) else str(value)
+        for name, value in given.items()
+        if value is not None
+    }
+    return {"torch": str(torch.__version__), **settings, **_text_in(given.get("data"))}
+
+
+def _text_in(data: str | Path | None) -> dict[str, str]:
+    if data is None:
+        return {}
+    path = Path(data)
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    # What cannot be read is refused in words of its own.
+    return {f"{file}, as text,": _content_of(file) for file in files if file.is_file()}
+
+
+def _content_of(path: Path) -> str:
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        checksum = zlib.crc32(file.read(_COMPARED_BYTES))
+        if size > _COMPARED_BYTES:
+            file.seek(max(_COMPARED_BYTES, size - _COMPARED_BYTES))
+            checksum = zlib.crc32(file.read(), checksum)
+    return f"{size:,} bytes (checksum {checksum:08x})"

@@ -1,0 +1,151 @@
+"""What the ranks of a run decide alike: when it stops, and when its state is saved.
+
+A rank alone decides at once. Several agree after each update, by counts: a signal, or a clock, says
+other things on other ranks. So the time of a run is that of rank 0 when they last agreed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from gapless.errors import GaplessError, UserError
+from gapless.nmt.run.time_limit import AgreedClock
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from gapless.nmt.run.interrupt import StopRequest
+    from gapless.nmt.run.training_run import TrainingRun
+    from gapless.ranks import Ranks
+
+
+_Made = TypeVar("_Made")
+
+_STOP, _SAVE, _MILLISECONDS = "stop", "save", "milliseconds"
+
+
+class Together(Protocol):
+    """Decides when a run stops, and when its state is saved."""
+
+    def after_update(self, updates: int) -> None:
+        """Take note of an update that is queued on every rank.
+
+        Args:
+            updates: of the whole run.
+
+        Sync: With several ranks, waits for those that lag behind; counted as "agreement".
+        """
+
+    def settle(self) -> None:
+        """Agree on what is open, between two parts of a run.
+
+        Sync: With several ranks, blocks the host until all are here; counted as "agreement".
+        """
+
+    def take_save(self) -> bool:
+        """Return whether somebody asked for a state since the last call."""
+
+
+def decide_together(run: TrainingRun, stop: StopRequest) -> Together:
+    """Return who decides for a run.
+
+    Args:
+        run: to train.
+        stop: that this process may be asked for.
+    """
+    return _Alone(stop) if run.ranks.world == 1 else _Agreed(run, stop)
+
+
+class _Alone:
+    def __init__(self, stop: StopRequest) -> None:
+        self._stop = stop
+
+    def after_update(self, updates: int) -> None:
+        del updates
+
+    def settle(self) -> None:
+        pass
+
+    def take_save(self) -> bool:
+        return self._stop.take_save()
+
+
+class _Agreed:
+    def __init__(self, run: TrainingRun, stop: StopRequest) -> None:
+        assert isinstance(run.clock, AgreedClock)
+        self._ranks, self._stop, self._clock = run.ranks, stop, run.clock
+        self._signal = 0
+        self._is_save_due = False
+        self._agreement = run.ranks.agreement(
+            (_STOP, _SAVE, _MILLISECONDS), blocking=run.host_waits.blocking
+        )
+        stop.tell_others(self._note_signal)
+
+    def after_update(self, updates: int) -> None:
+        self._ranks.note_updates(updates)
+        self._ask()
+        self._take(self._agreement.after_update(updates))
+
+    def settle(self) -> None:
+        self._ask()
+        self._take(self._agreement.finish())
+
+    def take_save(self) -> bool:
+        is_due, self._is_save_due = self._is_save_due, False
+        return is_due
+
+    def _note_signal(self, number: int) -> None:
+        # Told with the next update: what an agreement takes must not change while it does.
+        self._signal = number
+
+    def _ask(self) -> None:
+        if self._signal:
+            self._agreement.ask(_STOP, self._signal)
+        if self._stop.take_save():
+            self._agreement.ask(_SAVE)
+        if self._ranks.is_first:
+            self._agreement.ask(_MILLISECONDS, max(1, int(self._clock.own_seconds() * 1000)))
+
+    def _take(self, agreed: Mapping[str, int]) -> None:
+        self._clock.agree(agreed.get(_MILLISECONDS, 0) / 1000)
+        self._is_save_due |= _SAVE in agreed
+        if _STOP in agreed and self._stop.number is None:
+            self._stop.number = agreed[_STOP]
+
+
+# --- what rank 0 does for all ---
+
+
+class FirstRankError(UserError):
+    """Rank 0 could not do what it does for all; it says why."""
+
+
+def made_by_first(ranks: Ranks, make: Callable[[], _Made]) -> _Made:
+    """Return what rank 0 makes, on every rank; the others wait.
+
+    Args:
+        ranks: of the run.
+        make: called on rank 0 alone. What it returns can be pickled, if there are others.
+
+    Raises:
+        FirstRankError: on the other ranks, when `make` raised an error of ours on rank 0.
+
+    Sync: With several ranks, blocks the host until rank 0 is done.
+    """
+    if ranks.world == 1:
+        return make()
+    made: tuple[_Made, ...] = ()
+    with ranks.pause("preparation"):
+        if not ranks.is_first:
+            made = ranks.share(made)
+            if not made:
+                raise FirstRankError("rank 0 could not go on, and says why")
+            return made[0]
+        try:
+            made = (make(),)
+        except GaplessError:
+            ranks.share(())
+            raise
+        ranks.share(made)
+        return made[0]
