@@ -11,7 +11,7 @@ import torch
 
 from gapless.errors import RunFolderError
 from gapless.nmt.run import checkpoints
-from gapless.nmt.run.together import made_by_first
+from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.translated_pairs import num_compared
 from gapless.nmt.run.validation import score_pairs
 

@@ -6,21 +6,17 @@ other things on other ranks. So the time of a run is that of rank 0 when they la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, Protocol
 
-from gapless.errors import GaplessError, UserError
 from gapless.nmt.run.time_limit import AgreedClock
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
     from gapless.nmt.run.interrupt import StopRequest
     from gapless.nmt.run.training_run import TrainingRun
-    from gapless.ranks import Ranks
 
-
-_Made = TypeVar("_Made")
 
 _STOP, _SAVE, _MILLISECONDS = "stop", "save", "milliseconds"
 
@@ -112,40 +108,3 @@ class _Agreed:
         self._is_save_due |= _SAVE in agreed
         if _STOP in agreed and self._stop.number is None:
             self._stop.number = agreed[_STOP]
-
-
-# --- what rank 0 does for all ---
-
-
-class FirstRankError(UserError):
-    """Rank 0 could not do what it does for all; it says why."""
-
-
-def made_by_first(ranks: Ranks, make: Callable[[], _Made]) -> _Made:
-    """Return what rank 0 makes, on every rank; the others wait.
-
-    Args:
-        ranks: of the run.
-        make: called on rank 0 alone. What it returns can be pickled, if there are others.
-
-    Raises:
-        FirstRankError: on the other ranks, when `make` raised an error of ours on rank 0.
-
-    Sync: With several ranks, blocks the host until rank 0 is done.
-    """
-    if ranks.world == 1:
-        return make()
-    made: tuple[_Made, ...] = ()
-    with ranks.pause("preparation"):
-        if not ranks.is_first:
-            made = ranks.share(made)
-            if not made:
-                raise FirstRankError("rank 0 could not go on, and says why")
-            return made[0]
-        try:
-            made = (make(),)
-        except GaplessError:
-            ranks.share(())
-            raise
-        ranks.share(made)
-        return made[0]

@@ -17,6 +17,7 @@ from gapless.device.numerics import random_state, seed_everything, set_numerics,
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
+from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.first_weights import read_first_weights
 from gapless.nmt.run.folder import (
     LOCK,
@@ -33,7 +34,6 @@ from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
-from gapless.nmt.run.together import made_by_first
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import OneRank
