@@ -50,12 +50,10 @@ def train(pulse, harm, harmed):
 
 
 def end(pulse, harm):
-    leave(
-        pulse,
-        wait_for_device=lambda: None,
-        destroy_groups=hang if harm == "hangs_at_the_end" else dist.destroy_process_group,
-        limit_seconds=0.5 if harm == "hangs_at_the_end" else 20.0,
-    )
+    if harm == "hangs_at_the_end":
+        leave(pulse, hang, limit_seconds=0.5)
+    else:
+        leave(pulse, dist.destroy_process_group)
     print("done")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,25 @@ def test_a_silent_rank_is_given_up_and_killed(fork):
     assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, -signal.SIGKILL]
     assert len(ended.errors) == 1, ended.err
     assert "rank 1 is silent after update" in ended.err
+
+
+@pytest.mark.slow
+def test_ranks_that_are_all_held_up_go_on(fork):
+    """A job that is suspended and continued hears nothing for a while, of which no rank is the cause."""
+    group = fork(PROGRAM, "is_stopped", "all", "silent_seconds=1")
+    group.until(lambda: all(is_stopped(group, rank) for rank in (0, 1)), what="both stopped")
+    time.sleep(2.0)
+    group.ask_to_end(signal.SIGCONT)
+
+    ended = group.end(limit=LIMIT)
+
+    ended.check_done()
+    assert ended.err == ""
+
+
+def is_stopped(group, rank):
+    pid = group.pid(rank)
+    return pid and Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
 @pytest.mark.slow

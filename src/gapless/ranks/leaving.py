@@ -14,37 +14,30 @@ if TYPE_CHECKING:
     from gapless.ranks.pulse import Pulse
 
 
-# The communicator of a GPU looks for ever after a graph that still holds it.
+# NCCL waits for ever for a graph that still holds its communicator.
 LEAVING_SECONDS = 20.0
 
 
 def leave(
-    pulse: Pulse,
-    *,
-    wait_for_device: Callable[[], None],
-    destroy_groups: Callable[[], None],
-    limit_seconds: float = LEAVING_SECONDS,
+    pulse: Pulse, destroy_groups: Callable[[], None], *, limit_seconds: float = LEAVING_SECONDS
 ) -> None:
-    """Leave the other ranks, when all losses are read and no graph is used any more.
+    """Leave the other ranks, when no work is queued on the device and no graph is used any more.
 
-    The ranks agree that they have ended, while the heartbeat still watches over them. Then each lets
-    its last graphs go, waits for its device and destroys its groups: those of a GPU cannot be
-    destroyed while a graph holds them or a collective runs.
+    The ranks agree that they have ended while the heartbeat still watches over them. Then each lets
+    its last graphs go and destroys its groups, in this order.
 
     Args:
         pulse: heartbeat of this rank.
-        wait_for_device: blocks until no work is queued on the device.
-        destroy_groups: takes the groups down.
+        destroy_groups: of all kinds.
         limit_seconds: for all that follows the agreement. After it the process writes the stacks of
             its threads and exits with 1.
 
-    Sync: Blocks the host until all ranks are here and the device is idle.
+    Sync: Blocks the host until all ranks are here.
     """
     pulse.end()
     with _limited(limit_seconds):
         # A graph that is held by a circle of references is let go by the collector alone.
         gc.collect()
-        wait_for_device()
         destroy_groups()
 
 
