@@ -12,10 +12,11 @@ from html.parser import HTMLParser
 
 import pytest
 
+from gapless.records.comparison import Spread
 from gapless.records.finding import Session
 from gapless.records.timeline import Gap, Lane, Span, Timeline
 from gapless.report.html.packed_timeline import first_steps, packed
-from gapless.report.html.session_page import session_page
+from gapless.report.html.session_page import session_page, step_bars
 from made_up_session import FINDINGS, HOSTILE, made_up_session, made_up_timeline
 
 
@@ -146,6 +147,18 @@ def test_what_was_cut_is_said(monkeypatch):
     said = " ".join(Page(session_page(made_up_session(num_steps=6, kernels=90))).texts)
 
     assert re.search(r"only the first \d of 6 steps are drawn", said)
+
+
+def test_bars_are_of_the_mean_which_is_shown_where_a_few_steps_are_long():
+    """A bar of the median would be shorter than its parts."""
+    made_up = made_up_session(num_steps=2)
+    steps = replace(made_up.steps, wall_ms=Spread.of([1.0, 1.0, 7.0]), data_ms=1.5)
+    steps = replace(steps, wait_ms=0.5, launch_ms=0.25)
+
+    text = session_page(replace(made_up, steps=steps))
+
+    assert "3.00 ms on average; half of them 1.00 to" in text
+    assert step_bars(steps)[0].ms == 3.0
 
 
 def test_several_processes_are_named():

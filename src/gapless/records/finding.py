@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING, Literal
 
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
 # How sure a finding is: it was seen while the script ran; the syntax shows it; the syntax cannot show
 # whether a value is on a device.
 Certainty = Literal["seen", "surely", "maybe"]
+
+# Parts of a step are means; what differs from the median by more is said.
+_SKEWED = 0.1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,16 @@ class StepTimes:
     compute_ms: float | None = None
     idle_ms: float | None = None
     num_launches: float | None = None
+
+    @property
+    def mean_ms(self) -> float:
+        """The mean of all steps, which the parts make up; the median where that is all there is."""
+        return mean(self.wall_ms.rounds) if self.wall_ms.rounds else self.wall_ms.median
+
+    @property
+    def is_skewed(self) -> bool:
+        """Whether a few long steps keep the mean from the median."""
+        return abs(self.mean_ms - self.wall_ms.median) > _SKEWED * self.wall_ms.median
 
     @property
     def busy_share(self) -> float | None:

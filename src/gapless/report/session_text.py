@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-from statistics import mean
 from typing import TYPE_CHECKING
 
 from gapless.report.text import counted, cut, display_width, wrapped
@@ -18,9 +17,6 @@ if TYPE_CHECKING:
 
 # From this share on the device has so much to do that waits of the host cost next to nothing.
 _BUSY = 0.9
-
-# The mean is shown beside the median if it is apart from it by this share.
-_SKEWED = 0.1
 
 # The code of calls that blocked and whose line nobody knows.
 _UNKNOWN = "GAP021"
@@ -168,7 +164,7 @@ def _facts(session: Session) -> list[str]:
 
 
 def _say_steps(page: Page, steps: StepTimes) -> None:
-    wall = _mean(steps.wall_ms)
+    wall = steps.mean_ms
     page.say("")
     page.say(f"A step takes {ranged(steps.wall_ms)} ms{_on_average(steps)}", style=_BOLD)
     whole = (
@@ -196,13 +192,7 @@ def _launches(steps: StepTimes) -> str:
 
 def _on_average(steps: StepTimes) -> str:
     """Return the mean of all steps where a few long ones keep it from the median: parts are means."""
-    average, median = _mean(steps.wall_ms), steps.wall_ms.median
-    is_apart = abs(average - median) > _SKEWED * median
-    return f", {milliseconds(average)} on average" if is_apart else ""
-
-
-def _mean(spread: Spread) -> float:
-    return mean(spread.rounds) if spread.rounds else spread.median
+    return f", {milliseconds(steps.mean_ms)} on average" if steps.is_skewed else ""
 
 
 def _other_ms(steps: StepTimes, wall: float) -> float | None:

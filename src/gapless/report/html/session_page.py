@@ -101,6 +101,8 @@ def label_of(finding: Finding) -> str:
 def _tiles(steps: StepTimes) -> list[tuple[str, str, str]]:
     wall = steps.wall_ms
     spread = "" if len(wall.rounds) < 2 else f"half of them {_range(wall)}"
+    if steps.is_skewed:
+        spread = f"{with_unit(milliseconds(steps.mean_ms), 'ms')} on average; {spread}"
     found = [("a step", with_unit(milliseconds(wall.median), "ms"), spread)]
     if steps.busy_share is not None:
         found.append(("device busy", percent(steps.busy_share), "some stream has work"))
@@ -130,7 +132,7 @@ def step_bars(steps: StepTimes, *, title: str = "") -> list[Bar]:
         Part(name="waits for the device", kind="wait", ms=steps.wait_ms or 0.0),
         Part(name="queues work", kind="launch", ms=steps.launch_ms or 0.0),
     ]
-    rest = max(0.0, steps.wall_ms.median - sum(part.ms for part in known))
+    rest = max(0.0, steps.mean_ms - sum(part.ms for part in known))
     host = [*known, Part(name="other host code", kind="host-code", ms=rest)]
     found = [Bar(title=f"{before}host", parts=[part for part in host if part.ms > 0.0])]
     if steps.busy_ms is not None and steps.idle_ms is not None:
