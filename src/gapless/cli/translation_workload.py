@@ -35,7 +35,7 @@ def translation_workload(config: TrainConfig, task: Task, *, steps: int) -> Plan
     def make(torch_device: torch.device, plan: Plan) -> Workload:
         device = find_device(torch_device)
         parts = make_parts(config, task, device=device, total_updates=steps)
-        parts.sampler.set_epoch(0, max_updates=-(-steps // config.accumulate))
+        parts.sampler.set_epoch(0, max_updates=-(-steps // config.num_accumulated))
         workers = num_workers(config, plan=plan, device=device)
         return Workload(
             model=parts.step.model,

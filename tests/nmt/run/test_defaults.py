@@ -200,3 +200,38 @@ def test_a_time_that_is_none():
 def test_what_may_be_chosen_are_settings():
     """Of these names."""
     assert {item.name for item in fields(TrainConfig)} >= CHOSEN
+
+
+@given(facts=FACTS, world=st.sampled_from([1, 2, 4, 8]))
+def test_a_held_update_is_that_of_one_rank(facts, world):
+    """In tokens: all ranks together take as many as one alone, but for what rounding adds."""
+    held = replace(facts, world=world, holds_update=True)
+    alone = chosen_settings(choose(replace(held, world=1), {}))
+    several = chosen_settings(choose(held, {}))
+    update = alone["batch_tokens"] * alone["accumulate"]
+
+    assert several["batch_tokens"] * several["accumulate"] * world == pytest.approx(
+        update, abs=world * several["accumulate"], rel=0.34
+    )
+
+
+@pytest.mark.parametrize(("world", "accumulate"), [(1, 8), (2, 4), (4, 2), (8, 1), (16, 1)])
+@pytest.mark.parametrize("batch", [{"batch_tokens": 1024}, {"batch_size": 100}])
+def test_a_held_update_of_batches_that_are_given(world, accumulate, batch):
+    """They stay as they are; each rank takes as many as an update of that size needs."""
+    facts = replace(GPU, pairs=51_200, tokens=524_288, world=world, holds_update=True)
+    choices = choose(facts, batch)
+    (choice,) = [choice for choice in choices if "accumulate" in choice.settings]
+
+    assert choice.settings == {"accumulate": accumulate}
+    assert f"{world} x {accumulate} batches" in choice.reason
+    assert "8,192" in choice.reason
+
+
+def test_a_larger_update_makes_fewer_of_them():
+    """What counts updates follows the number of ranks, unless the update is held."""
+    facts = replace(GPU, pairs=10**6, tokens=3 * 10**7)
+    one, two = (chosen_settings(choose(replace(facts, world=n), {})) for n in (1, 2))
+
+    assert two["batch_tokens"] == one["batch_tokens"]
+    assert int(two["validate_every"]) == pytest.approx(int(one["validate_every"]) / 2, abs=1)

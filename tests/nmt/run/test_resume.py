@@ -254,6 +254,18 @@ def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
     assert resume(tmp_path / "run")["steps"] == 8
 
 
+def test_a_resume_keeps_the_update(settings, tmp_path):
+    """Asked for with `auto`, or not at all: the run goes on as if it had not been interrupted."""
+    settings = {**settings, "accumulate": 2}
+    whole = train(settings, tmp_path / "whole")
+    train(settings, tmp_path / "run", interrupt_after=4)
+    stopped = resume(tmp_path / "run", flags={"accumulate": "auto"}, interrupt_after=4)
+    assert stopped["interrupted"]
+    resumed = resume(tmp_path / "run")
+
+    check_alike(tmp_path / "whole", tmp_path / "run", whole, resumed)
+
+
 def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):
     """A resume that is refused does not change the file of settings."""
     train(settings, tmp_path / "run", interrupt_after=3)

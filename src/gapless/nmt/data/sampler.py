@@ -124,6 +124,12 @@ class MicrobatchSampler(Sampler[Microbatch]):
         """Return to which update a batch belongs, both counted from 0 among those not left out."""
         return bisect_right(self._ends, number)
 
+    @property
+    def mixes_shapes(self) -> bool:
+        """Whether an update may have batches of several fixed shapes."""
+        has_one = self._one_shape or self._accumulate * self._world == 1
+        return not has_one and len(self._layout.examples()) > 1
+
     def one_of_each(self) -> list[Microbatch]:
         """Return a batch for each kind of work that a step can see; none if shapes are not fixed.
 

@@ -60,7 +60,7 @@ def training_sampler(
     return MicrobatchSampler(
         pairs,
         make_layout(config, pairs, layout),
-        accumulate=config.accumulate,
+        accumulate=config.num_accumulated,
         one_shape=one_shape,
         seed=config.seed,
         rank=rank,
@@ -207,7 +207,9 @@ def make_parts(
             device=device,
             total_updates=total_updates,
         ),
-        sampler=training_sampler(config, task.train, layout=resolved.layout),
+        sampler=training_sampler(
+            config, task.train, layout=resolved.layout, one_shape=resolved.one_shape
+        ),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 
 from gapless.device.find import find_device
-from gapless.nmt.run.config import make_config
+from gapless.nmt.run.config import DEMO, make_config
 from gapless.nmt.run.defaults import (
     Choice,
     Facts,
     TextFacts,
     choose,
+    choose_update,
     choose_vocabulary,
     chosen_settings,
 )
@@ -58,21 +59,24 @@ class ChosenRun:
     clock: WallClock
 
 
-def choose_run(given: Mapping[str, Any]) -> ChosenRun:
+def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     """Read the text of a new run, and choose the settings that were not given.
 
     The embedded corpus has settings of its own.
 
     Args:
         given: settings of the user, by name.
+        world: number of ranks that are going to train it.
 
     Raises:
         UserError: anything about settings, data or device that cannot be used.
     """
     clock = WallClock()
+    holds_update = given.get("accumulate") == "auto"
+    if holds_update:
+        given = {name: value for name, value in given.items() if name != "accumulate"}
     if given.get("data") is None:
-        config = make_config(given)
-        return ChosenRun(config=config, choices=[], task=prepare(config), clock=clock)
+        return _embedded(given, clock=clock, world=world, holds_update=holds_update)
     first, choices = None, list[Choice]()
     if given.get("init_from") is not None:
         first = read_first_weights(Path(given["init_from"]))
@@ -93,8 +97,23 @@ def choose_run(given: Mapping[str, Any]) -> ChosenRun:
         vocabs = first.vocabs
     known = {**given, **chosen_settings(choices)}
     task = prepare(_with(choices, given), vocabs=vocabs, corpus=corpus)
-    choices += choose(_facts(task, device, is_trained=first is not None), known)
+    facts = _facts(task, device, is_trained=first is not None)
+    choices += choose(replace(facts, world=world, holds_update=holds_update), known)
     return ChosenRun(config=_with(choices, given), choices=choices, task=task, clock=clock)
+
+
+def _embedded(
+    given: Mapping[str, Any], *, clock: WallClock, world: int, holds_update: bool
+) -> ChosenRun:
+    config, choices = make_config(given), list[Choice]()
+    task = prepare(config)
+    if holds_update:
+        facts = _facts(task, find_device(config.device), is_trained=False)
+        known = {**asdict(config), "batch_tokens": given.get("batch_tokens")}
+        tokens = DEMO["batch_tokens"]
+        choices = [choose_update(replace(facts, world=world), known, update_tokens=tokens)]
+        config = replace(config, **chosen_settings(choices))
+    return ChosenRun(config=config, choices=choices, task=task, clock=clock)
 
 
 def _draft(given: Mapping[str, Any]) -> TrainConfig:

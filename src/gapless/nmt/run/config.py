@@ -30,6 +30,9 @@ _MAX_SEED = 2**63 - 1
 # The value of `tgt_language` that leaves it to the text.
 AUTO = "auto"
 
+# Settings that are a number or `auto`, and of what.
+_NUMBERS_OR_AUTO = {"average": "epochs", "accumulate": "batches"}
+
 
 def _setting(
     group: str,
@@ -184,10 +187,21 @@ class TrainConfig:
     fixed_shapes: bool | None = _setting(
         "batches", None, "pad batches to few shapes; none: if the plan may capture the step"
     )
+    one_shape: bool | None = _setting(
+        "batches",
+        None,
+        "updates have batches of one shape; none: with several GPUs, where shapes are fixed",
+    )
     compile: bool | None = _setting(
         "device", None, "compile the model's layers; none: if the plan may capture the step"
     )
-    accumulate: int = _setting("batches", 1, "batches in one update of the weights", at_least=1)
+    accumulate: int | str = _setting(
+        "batches",
+        1,
+        "batches of each GPU in one update of the weights; auto: as many as keep the update, "
+        "whatever the number of GPUs",
+        at_least=1,
+    )
     precision: str = _setting(
         "device", "fp32", "fp32, tf32, bf16 or fp16", choices=get_args(Precision), compare=False
     )
@@ -384,6 +398,19 @@ class TrainConfig:
         """How many epochs are averaged."""
         return _AUTO_AVERAGE if isinstance(self.average, str) else self.average
 
+    @property
+    def num_accumulated(self) -> int:
+        """How many batches of this process are in an update.
+
+        Raises:
+            UserError: it is `auto`, and nobody has decided it.
+        """
+        if isinstance(self.accumulate, str):
+            raise UserError(
+                "`accumulate` is auto, which only `gapless train` decides, expected a number"
+            )
+        return self.accumulate
+
     def capture_memory_bytes(self) -> int | None:
         """Return the budget for captures in bytes, None if it is not set."""
         return None if self.capture_memory is None else int(self.capture_memory * 2**30)
@@ -408,9 +435,10 @@ def _check(item: Field[Any], value: Any) -> None:
     name, limits = f"`{item.name}`", item.metadata
     if value is None:
         return
-    if item.name == "average" and isinstance(value, str):
+    if item.name in _NUMBERS_OR_AUTO and isinstance(value, str):
         if value != "auto":
-            raise UserError(f"{name} must be auto or a number of epochs, but is {value!r}")
+            of_what = _NUMBERS_OR_AUTO[item.name]
+            raise UserError(f"{name} must be auto or a number of {of_what}, but is {value!r}")
         return
     if limits["choices"] is not None and value not in limits["choices"]:
         kind = DeviceError if item.name == "precision" else DataError
@@ -425,7 +453,7 @@ def _check(item: Field[Any], value: Any) -> None:
 
 
 # A model that learns the embedded corpus in about a minute on two cores.
-DEMO = {
+DEMO: dict[str, Any] = {
     "epochs": 4,
     "val_interval": 4,
     "vocab_size": 1500,

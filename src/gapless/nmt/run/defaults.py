@@ -70,6 +70,9 @@ class Facts:
         cores: that the training process computes with.
         memory_bytes: of the device; None if it has no memory of its own.
         is_trained: whether the run starts with the weights of another.
+        world: number of ranks, each with a device like this.
+        holds_update: whether an update has about the same tokens whatever the number of ranks.
+            Otherwise it grows with them.
     """
 
     pairs: int
@@ -79,6 +82,8 @@ class Facts:
     cores: int = 1
     memory_bytes: int | None = None
     is_trained: bool = False
+    world: int = 1
+    holds_update: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +189,10 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
     has_end = "epochs" in known or "max_steps" in known
     choices.add(*_model(facts, known))
     choices.add(*_dropout(facts))
-    if "batch_size" not in known:
+    if facts.holds_update:
+        held = choose_update(facts, known, update_tokens=_update_tokens(facts))
+        choices.add(held.settings, held.reason)
+    elif "batch_size" not in known:
         choices.add(*_batches(facts, known))
     run = _run_length(facts, known)
     choices.add({"epochs": run.epochs}, run.reason)
@@ -263,22 +271,62 @@ def _dropout(facts: Facts) -> tuple[dict[str, Any], str]:
 
 def _batches(facts: Facts, known: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     """Return batches so small that an epoch has many updates, and so large that they keep a GPU busy."""
-    if facts.is_accelerator:
-        # Of a very large corpus a thousandth, up to 25,600.
-        most = max(8192, min(25_600, facts.tokens // 1000))
-        wanted = _within(facts.tokens / 64, 1024, most)
-    else:
-        wanted = _within(facts.tokens / 48, 512, 2048)
-    tokens = _multiple(wanted, 256)
+    tokens = _update_tokens(facts)
     updates = -(-facts.tokens // tokens)
     accumulate = 1
-    if facts.memory_bytes is not None:
-        while tokens > 1024 and _memory(facts, known, tokens) > facts.memory_bytes / 2:
-            tokens, accumulate = _multiple(tokens / 2, 256), accumulate * 2
+    while tokens > 1024 and not _fits(facts, known, tokens):
+        tokens, accumulate = _multiple(tokens / 2, 256), accumulate * 2
     settings = {"batch_tokens": tokens}
     if accumulate > 1 and "accumulate" not in known:
         return {**settings, "accumulate": accumulate}, "as many as the memory holds in one batch"
     return settings, f"{facts.tokens:,} tokens make about {updates:,} updates an epoch"
+
+
+def _update_tokens(facts: Facts) -> int:
+    """Return the tokens of an update of one rank."""
+    if facts.is_accelerator:
+        # Of a very large corpus a thousandth, up to 25,600.
+        most = max(8192, min(25_600, facts.tokens // 1000))
+        return _multiple(_within(facts.tokens / 64, 1024, most), 256)
+    return _multiple(_within(facts.tokens / 48, 512, 2048), 256)
+
+
+def choose_update(facts: Facts, known: Mapping[str, Any], *, update_tokens: int) -> Choice:
+    """Return batches of which all ranks together take about as many tokens as one rank alone would.
+
+    Args:
+        facts: of the training pairs, the device and the ranks.
+        known: settings, with the model's sizes if the size of a batch is not among them.
+        update_tokens: of one rank.
+    """
+    own = update_tokens / facts.world
+    settings: dict[str, Any] = {}
+    if known.get("batch_size") is not None:
+        tokens = facts.tokens / -(-facts.pairs // known["batch_size"])
+    elif known.get("batch_tokens") is not None:
+        tokens = known["batch_tokens"]
+    else:
+        tokens = settings["batch_tokens"] = _batch_that_fits(facts, known, own)
+    accumulate = settings["accumulate"] = max(1, round(own / tokens))
+    return Choice(
+        settings=settings,
+        reason=f"an update of {facts.world} x {accumulate} batches has about "
+        f"{facts.world * accumulate * tokens:,.0f} tokens; {update_tokens:,} suit the text",
+    )
+
+
+def _batch_that_fits(facts: Facts, known: Mapping[str, Any], most: float) -> int:
+    """Return the tokens of a batch: about as many as given, or half of that until memory holds it."""
+    tokens = math.ceil(most)
+    while tokens > 1024 and not _fits(facts, known, tokens):
+        tokens = math.ceil(tokens / 2)
+    return tokens
+
+
+def _fits(facts: Facts, known: Mapping[str, Any], tokens: int) -> bool:
+    """Return whether a step on so many tokens leaves half of the memory free."""
+    most = math.inf if facts.memory_bytes is None else facts.memory_bytes / 2
+    return _memory(facts, known, tokens) <= most
 
 
 def _memory(facts: Facts, known: Mapping[str, Any], tokens: int) -> float:
@@ -320,7 +368,7 @@ def _run_length(facts: Facts, known: Mapping[str, Any]) -> _RunLength:
         batches = -(-facts.pairs // known["batch_size"])
     else:
         batches = -(-facts.tokens // known["batch_tokens"])
-    per_epoch = max(1, -(-batches // known.get("accumulate", 1)))
+    per_epoch = max(1, -(-batches // (facts.world * known.get("accumulate", 1))))
     seconds = _update_seconds(facts, known, facts.tokens / batches)
     max_time = known.get("max_time")
     most = math.inf if max_time is None else seconds_of(max_time, name="max_time") / seconds

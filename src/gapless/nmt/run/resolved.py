@@ -24,30 +24,58 @@ class Resolved:
         plan: moves its work.
         layout: of its training batches.
         compiles: whether the model's layers are compiled.
+        accumulate: batches of each rank in an update.
+        world: number of ranks.
+        one_shape: whether all batches of an update have one shape.
     """
 
     plan: Plan
     layout: LayoutName
     compiles: bool
+    accumulate: int = 1
+    world: int = 1
+    one_shape: bool = False
+
+    @property
+    def update(self) -> int:
+        """Batches of all ranks in an update."""
+        return self.world * self.accumulate
 
 
-def resolve(config: TrainConfig, *, is_accelerator: bool) -> Resolved:
+def resolve(config: TrainConfig, *, is_accelerator: bool, world: int = 1) -> Resolved:
     """Decide what the settings of a new run leave open.
 
     Args:
         config: of the run.
         is_accelerator: whether the run's device is one.
+        world: number of ranks.
 
     Raises:
-        UserError: packing was asked for without a budget of tokens.
+        UserError: packing was asked for without a budget of tokens, or updates of one shape where
+            each batch has a shape of its own.
     """
     plan = config.resolved_plan()
     captures = plan.graphs != "never" and is_accelerator
+    layout = _layout(config, is_accelerator=is_accelerator, captures=captures)
     return Resolved(
         plan=plan,
-        layout=_layout(config, is_accelerator=is_accelerator, captures=captures),
+        layout=layout,
         compiles=captures if config.compile is None else config.compile,
+        accumulate=config.num_accumulated,
+        world=world,
+        one_shape=_one_shape(config, layout, world=world),
     )
+
+
+def _one_shape(config: TrainConfig, layout: LayoutName, *, world: int) -> bool:
+    has_few = layout != "padded"
+    if config.one_shape and not has_few:
+        raise UserError(
+            "`one_shape` needs batches of few shapes, but each has its own: add `fixed_shapes=True`, "
+            "or leave it out"
+        )
+    # All ranks replay the same graph, and none waits for a larger batch of another.
+    return (world > 1 and has_few) if config.one_shape is None else config.one_shape
 
 
 def _layout(config: TrainConfig, *, is_accelerator: bool, captures: bool) -> LayoutName:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
 from gapless.nmt.run.resolved import Resolved
+from gapless.nmt.run.update_size import accumulated
 
 
 if TYPE_CHECKING:
@@ -15,28 +16,39 @@ if TYPE_CHECKING:
     from gapless.nmt.run.resolved import LayoutName
 
 
-# A resumed run leaves out as many batches as it has done, so the same settings must cut and order
+# A resumed run leaves out as many updates as it has done, so the same settings must cut and order
 # them. Others make ids of words, or change the model without changing the shape of a weight.
 FIXED_ON_RESUME = (
-    *("seed", "max_length", "batch_size", "batch_tokens", "accumulate"),
+    *("seed", "max_length", "batch_size", "batch_tokens"),
     *("tokenizer", "vocab_size", "vocab_model", "heads", "norm"),
 )
 
 # Fixed as well, but None keeps what the run began with.
-_LAYOUT_SETTINGS = ("pack", "fixed_shapes")
+_LAYOUT_SETTINGS = ("pack", "fixed_shapes", "one_shape")
+
+# What runs of one rank had before there were several.
+_ALONE = {"world": 1, "one_shape": False}
 
 
-def resolve_resumed(config: TrainConfig, begun: Mapping[str, Any]) -> Resolved:
+def resolve_resumed(config: TrainConfig, begun: Mapping[str, Any], *, world: int = 1) -> Resolved:
     """Decide what the settings of a resumed run leave open: as the run began.
+
+    The batches of an update stay the same; other ranks share them otherwise.
 
     Args:
         config: of the run.
         begun: what `settings_to_keep` returned for the run so far.
+        world: number of ranks.
 
     Raises:
-        UserError: a setting that must stay the same differs.
+        UserError: a setting that must stay the same differs, or the ranks cannot share the batches
+            of an update.
     """
+    begun = {**_ALONE, **begun}
     _check_resumable(config, begun)
+    accumulate = accumulated(begun["accumulate"] * begun["world"], world)
+    if config.accumulate not in ("auto", begun["accumulate"], accumulate):
+        raise _changed("accumulate", config.accumulate, begun)
     if begun["pack"]:
         layout: LayoutName = "packed"
     else:
@@ -45,7 +57,26 @@ def resolve_resumed(config: TrainConfig, begun: Mapping[str, Any]) -> Resolved:
         plan=config.resolved_plan(),
         layout=layout,
         compiles=begun["compile"] if config.compile is None else config.compile,
+        accumulate=accumulate,
+        world=world,
+        one_shape=begun["one_shape"],
     )
+
+
+def changed_world(begun: Mapping[str, Any], *, world: int) -> list[str]:
+    """Return a line if a run goes on with another number of ranks than it had.
+
+    Args:
+        begun: what `settings_to_keep` returned for the run so far.
+        world: number of ranks.
+    """
+    before = begun.get("world", 1)
+    if before == world:
+        return []
+    return [
+        f"the run had {before} rank{'s' if before > 1 else ''} and goes on with {world}: updates, "
+        "their batches and the learning rate stay the same; dropout, and how sums are rounded, do not"
+    ]
 
 
 def settings_to_keep(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
@@ -54,6 +85,9 @@ def settings_to_keep(config: TrainConfig, resolved: Resolved) -> dict[str, Any]:
         "pack": resolved.layout == "packed",
         "fixed_shapes": resolved.layout == "fixed",
         "compile": resolved.compiles,
+        "accumulate": resolved.accumulate,
+        "world": resolved.world,
+        "one_shape": resolved.one_shape,
         **{name: getattr(config, name) for name in FIXED_ON_RESUME},
     }
 
@@ -64,10 +98,14 @@ def _check_resumable(config: TrainConfig, begun: Mapping[str, Any]) -> None:
         asked = getattr(config, name)
         is_left_open = asked is None and name in _LAYOUT_SETTINGS
         if not is_left_open and asked != begun.get(name, asked):
-            raise UserError(
-                f"`{name}` is {_shown(asked)}, but the run began with {_shown(begun[name])}, "
-                "which must stay the same; leave it out, or start a new run"
-            )
+            raise _changed(name, asked, begun)
+
+
+def _changed(name: str, asked: Any, begun: Mapping[str, Any]) -> UserError:
+    return UserError(
+        f"`{name}` is {_shown(asked)}, but the run began with {_shown(begun[name])}, "
+        "which must stay the same; leave it out, or start a new run"
+    )
 
 
 def _shown(value: Any) -> str:

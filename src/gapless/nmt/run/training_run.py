@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,12 +29,13 @@ from gapless.nmt.run.folder import (
 )
 from gapless.nmt.run.position import Position
 from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.resume import resolve_resumed, settings_to_keep
+from gapless.nmt.run.resume import changed_world, resolve_resumed, settings_to_keep
 from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
+from gapless.nmt.run.update_size import check_shapes, grown_update
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import OneRank
 
@@ -74,7 +75,6 @@ class TrainingRun:
         host_waits: the door for waits between epochs.
         time_limit: says when its time is up.
         clock: counts its seconds.
-        ranks: that train it.
         position: how far it is.
         choices: settings that its user left open when it was new.
         notes: that its user should read before it starts.
@@ -283,7 +283,7 @@ def new_run(
     ranks = OneRank() if ranks is None else ranks
     clock = WallClock() if chosen is None else chosen.clock
     device = _device_of(config, device)
-    resolved = resolve(config, is_accelerator=device.is_accelerator)
+    resolved = resolve(config, is_accelerator=device.is_accelerator, world=ranks.world)
     corpus = read_corpus(config) if chosen is None else chosen.task.corpus
     scoring = decide_scoring(config, corpus.train.tgt)
     asked, config = config, settle_language(config, corpus.train.tgt)
@@ -304,6 +304,7 @@ def new_run(
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
             set_weights(run.model, first.weights, path=first.path)
     run.choices = [] if chosen is None else list(chosen.choices)
+    run.choices += grown_update(resolved, run.choices)
     if config.score_tokenizer != asked.score_tokenizer:
         run.notes.append(
             f"nobody named the sides: they count as {config.src} and {config.tgt}, but "
@@ -402,7 +403,7 @@ class _Saved:
 def _read_run(
     config: TrainConfig, run_dir: Path, *, ranks: Ranks, device: Device, clock: WallClock
 ) -> TrainingRun:
-    saved = made_by_first(ranks, lambda: _read_saved(config, run_dir))
+    saved = made_by_first(ranks, lambda: _read_saved(config, run_dir, world=ranks.world))
     run = _assemble(
         saved.config,
         saved.resolved,
@@ -420,15 +421,16 @@ def _read_run(
     return run
 
 
-def _read_saved(config: TrainConfig, run_dir: Path) -> _Saved:
+def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     notes: list[str] = []
     saved, state = load_state(run_dir, on_damaged=notes.append)
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
+    notes += changed_world(state["layout"], world=world)
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
-    resolved = resolve_resumed(config, state["layout"])
+    resolved = resolve_resumed(config, state["layout"], world=world)
     corpus = read_corpus(config)
     scoring = decide_scoring(config, corpus.train.tgt)
-    config = settle_language(config, corpus.train.tgt)
+    config = settle_language(replace(config, accumulate=resolved.accumulate), corpus.train.tgt)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
     if not config.allow_changed_data:
         check_pairs(task.fingerprint, begun=state["pairs"])
@@ -489,8 +491,14 @@ def _assemble(
         memory_budget_bytes=config.capture_memory_bytes(),
     )
     sampler = training_sampler(
-        config, task.train, layout=resolved.layout, rank=ranks.rank, world=ranks.world
+        config,
+        task.train,
+        layout=resolved.layout,
+        one_shape=resolved.one_shape,
+        rank=ranks.rank,
+        world=ranks.world,
     )
+    check_shapes(resolved, sampler, is_accelerator=device.is_accelerator)
     with loop.on_compute_stream():
         step = build_step(
             config,
