@@ -58,6 +58,31 @@ def a_graph_for_each_shape(device):
     assert report.num_replays >= 22
 
 
+class TwoRanks:
+    """This rank, and another that can always do what this one can."""
+
+    world = 2
+
+    def agree(self, value):
+        return [value] * 2
+
+
+@scenario(num_seeds=FEW)
+def ranks_that_capture_together(device):
+    """The host waits for each proof, since all ranks replay a graph from the same step on."""
+    losses, weight = train_plainly(mixed_shapes())
+    model = Regression()
+    with TrainLoop(plan="captured", device=device, ranks=TwoRanks()) as loop:
+        result = loop.run_epoch(mixed_shapes(), model)
+        copied = read_back(device, model.weight)
+    report = loop.capture_report
+    assert losses == result.losses
+    assert torch.equal(weight, copied)
+    # Before each capture, after it, before its proof and after that.
+    assert counts(result) == {"capture": 6, "agreement": 12, "epoch_end": 1}
+    assert (report.num_graphs, report.num_replays) == (3, 22 - 9)
+
+
 @scenario(num_seeds=FEW)
 def a_step_that_cannot_be_captured(device):
     """It runs on as it did, and the line that forbids a capture is named after one attempt."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +27,7 @@ from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.batch_reads import BatchReads, has_values, without_values
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import MAX_VARIANTS, GraphCache
 from gapless.graphs.graph_limits import GraphLimits
@@ -36,6 +38,7 @@ from gapless.graphs.passing_kinds import PassingKinds
 from gapless.graphs.pay_off import PayOff
 from gapless.graphs.quick_call import quick_call
 from gapless.graphs.refusal import (
+    ON_ANOTHER_RANK,
     Refusal,
     objection_to_autocast,
     objection_to_batch,
@@ -59,6 +62,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device
     from gapless.graphs.call_graph import CallGraph
+    from gapless.graphs.consent import Consent
     from gapless.graphs.module_trial import ModuleTrial
     from gapless.graphs.proof import Verdict
     from gapless.graphs.quick_call import QuickCall
@@ -93,6 +97,9 @@ _MAX_REFUSED = 3
 _MOST_REFUSED = 100
 
 _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+# On several ranks: calls of a kind after its warm-up in which all may become ready.
+_MAX_ASKED = 8
 
 # Proofs of a step that does not repeat itself, before it is refused.
 _MAX_PROOFS = 3
@@ -153,6 +160,8 @@ class CapturedStep:
         objection: says why no graph can take a batch; None: as for a whole step.
         as_written: runs a call as written, given its arguments, where replays do not pay; None:
             they are not compared.
+        consent: of the ranks that run the same steps. With several of them each kind is captured
+            once or never, and the host waits for the proof.
 
     Attributes:
         step: the step itself.
@@ -180,6 +189,7 @@ class CapturedStep:
         make_trial: Callable[[GraphCache, HostWatch], ModuleTrial] | None = None,
         objection: Callable[[Tree], Refusal | None] | None = None,
         as_written: Callable[[tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        consent: Consent | None = None,
     ) -> None:
         self.step = step
         self.report = CaptureReport() if report is None else report
@@ -187,6 +197,7 @@ class CapturedStep:
         self._newest: CallGraph | None = None
         self._device = device
         self._host_waits = host_waits
+        self._consent = Alone() if consent is None else consent
         self._on_side_stream = on_side_stream
         self._launch = launch
         self._returns_copies = returns_copies
@@ -228,6 +239,7 @@ class CapturedStep:
                 optimizers=self._optimizers,
                 updates=self._updates,
                 gradients_are_given=gradients_are_given,
+                consent=self._consent,
             )
         )
         self._batch_reads = BatchReads(host_waits, device)
@@ -238,6 +250,11 @@ class CapturedStep:
         # that is final.
         self._refused: dict[int, bool] = {}
         self._num_changes = 0
+        # On several ranks: calls without a graph by the hash of their kind, and kinds that are
+        # captured, or will never be.
+        self._num_warmup = num_warmup
+        self._num_calls: Counter[int] = Counter()
+        self._settled: set[int] = set()
         self._pay_off = None if as_written is None else self._compare_with(as_written)
 
     def run(self, tree: Tree) -> StepRun:
@@ -258,9 +275,11 @@ class CapturedStep:
             return StepRun(self._replay(graph, tree), "replay", kind)
         self._try_none_first()
         objection = self._objection_to(tree)
-        if objection is not None:
+        if objection is not None and not self._consent.asks:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
         with self._on_side_stream():
+            if self._consent.asks:
+                return self._run_with_others(kind, tree, objection)
             return self._run_without_graph(kind, tree)
 
     def run_eagerly(self, tree: Tree, *, may_come_again: bool = True) -> StepRun:
@@ -422,6 +441,79 @@ class CapturedStep:
             self.report.num_eager += 1
             return StepRun(self._try(key, kind, tree), "capture", key)
         return StepRun(self._run_eagerly(key, tree), "eager", key)
+
+    # --- on several ranks ---
+
+    def _run_with_others(self, key: Hashable, tree: Tree, objection: Refusal | None) -> StepRun:
+        """Run a call without a graph, or capture it, as all ranks do at this call."""
+        number = hash(key)
+        if objection is not None:
+            self._refuse(key, [objection])
+        self._num_calls[number] += 1
+        num_asked = self._num_calls[number] - self._num_warmup
+        if number not in self._settled and num_asked > 0:
+            readiness = self._consent.least(self._readiness(key))
+            if readiness is Readiness.READY:
+                self.report.num_eager += 1
+                return StepRun(self._try_with_others(key, tree), "capture", key)
+            if readiness is Readiness.NEVER or num_asked >= _MAX_ASKED:
+                self._settle_without(key)
+        is_watched = number not in self._settled and number not in self._refused
+        out = self._run_eagerly(key if is_watched else None, tree)
+        return StepRun(out, "eager", key)
+
+    def _readiness(self, key: Hashable) -> Readiness:
+        if hash(key) in self._refused or self.report.forbids_all:
+            return Readiness.NEVER
+        kinds = self._kinds.get(key)
+        if kinds is None or self._kind_of_now(key, kinds) is None:
+            return Readiness.NOT_YET
+        return Readiness.READY if self._may_capture(key) else Readiness.NEVER
+
+    def _try_with_others(self, key: Hashable, tree: Tree) -> Any:
+        """Capture and prove a kind that all ranks are ready for; keep the graph if all can.
+
+        Sync: Blocks the host ("capture", "agreement").
+        """
+        self._settled.add(hash(key))
+        kind = self._kinds[key][0]
+        out = self._try(key, kind, tree)
+        if kind.pending is not None:
+            self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
+            self._take_verdict(key, kind)
+        has_graph = kind.graph is not None
+        readiness = Readiness.READY if has_graph else Readiness.NEVER
+        if self._consent.least(readiness) is not Readiness.READY:
+            self._graphs.drop(key)
+            kind.pending = kind.graph = None
+            if has_graph:
+                self._refuse(key, [ON_ANOTHER_RANK])
+        return out
+
+    def _settle_without(self, key: Hashable) -> None:
+        self._settled.add(hash(key))
+        if hash(key) not in self._refused and not self.report.forbids_all:
+            self._refuse(key, [ON_ANOTHER_RANK])
+
+    def _capture_one_ahead_with_others(self, key: Hashable, tree: Tree) -> None:
+        if hash(key) in self._settled:
+            return
+        self._graphs.expected.add(key)
+        readiness = self._consent.least(self._readiness(key))
+        for _ in range(self._num_warmup + _MAX_ASKED):
+            if readiness is not Readiness.NOT_YET:
+                break
+            if hash(key) in self._refused or self.report.forbids_all:
+                self._work(tree.value)
+            else:
+                self._warm_up(key, tree)
+            readiness = self._consent.least(self._readiness(key))
+        if readiness is Readiness.READY:
+            self._try_with_others(key, tree)
+        else:
+            self._settle_without(key)
+
+    # --- refusals ---
 
     def _refuse(self, key: Hashable, refusals: list[Refusal]) -> None:
         """Refuse calls of a key; all calls, if no key was captured and some were refused.
@@ -684,6 +776,9 @@ class CapturedStep:
     def _capture_one_ahead(self, tree: Tree) -> None:
         tree = tree.map(torch.clone)
         key = self._kind_of(tree)
+        if self._consent.asks:
+            self._capture_one_ahead_with_others(key, tree)
+            return
         if key in self._kinds or self.report.forbids_all:
             return
         self._graphs.expected.add(key)

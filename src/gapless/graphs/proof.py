@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import GaplessError
+from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.device_state import unlike
 from gapless.graphs.fingerprints import NUM_PROJECTIONS
 from gapless.graphs.packing import chunks_of, described, joined_names, regions_of
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from gapless.device.base import Device
+    from gapless.graphs.consent import Consent
     from gapless.graphs.device_state import DeviceState
     from gapless.graphs.packing import Chunk
     from gapless.pipeline.tree import Tree
@@ -69,6 +71,7 @@ def prove(
     reset: Callable[[], None],
     memory_budget_bytes: int | None = None,
     nondeterministic: Sequence[str] = (),
+    consent: Consent | None = None,
 ) -> tuple[Any, Verdict]:
     """Run a graph once and its step twice from one state; return the last result and a verdict.
 
@@ -84,27 +87,46 @@ def prove(
         memory_budget_bytes: device memory of the process that the copy may lead to; None: four
             fifths of the device's.
         nondeterministic: operators of the step that may give other bits each time.
+        consent: of the ranks that prove the same step.
 
     Raises:
-        NotProved: the copy would need more memory, or the device does not have it.
+        NotProved: the copy would need more memory, or the device of a rank does not have it.
         BaseException: what the calls raise; the state is then as it was before.
 
     Sync: Does not block the host, unless the step does.
     """
-    _check_budget(device, state, memory_budget_bytes)
     try:
-        state.save()
-        before = state.checksum()
+        before = _saved(device, state, memory_budget_bytes, consent or Alone())
         runs = _run_all(device, state, replay=replay, as_written=as_written, reset=reset)
     except torch.OutOfMemoryError as error:
-        raise NotProved(
-            f"a copy of the {state.num_bytes:,} bytes that the step changes does not fit in the "
-            "device's memory"
-        ) from error
+        raise _too_large(state) from error
     finally:
         state.forget()
     return runs[-1].out, Verdict(
         device, state.chunks, before, runs, nondeterministic=nondeterministic
+    )
+
+
+def _saved(
+    device: Device, state: DeviceState, budget: int | None, consent: Consent
+) -> torch.Tensor:
+    """Save the state on all ranks, or on none; return its fingerprint."""
+    try:
+        _check_budget(device, state, budget)
+        state.save()
+        fingerprint = state.checksum()
+    except (NotProved, torch.OutOfMemoryError):
+        consent.least(Readiness.NEVER)
+        raise
+    if consent.least(Readiness.READY) is not Readiness.READY:
+        raise NotProved("another rank has no memory for a copy of what the step changes")
+    return fingerprint
+
+
+def _too_large(state: DeviceState) -> NotProved:
+    return NotProved(
+        f"a copy of the {state.num_bytes:,} bytes that the step changes does not fit in the "
+        "device's memory"
     )
 
 

@@ -64,6 +64,7 @@ RefusalKind: TypeAlias = Literal[
     "off",  # GAPLESS_CAPTURE=off
     "result",  # the step returns something that a replay cannot return
     "cannot_restore",  # the optimizer cannot be put back after captures ahead of a run
+    "ranks",  # another rank cannot capture the step
 ]
 
 
@@ -388,3 +389,11 @@ def _calls_a_scheduler(kind: str, site: str) -> Refusal:
         "or in a method on_host of the step",
         site=site,
     )
+
+
+# What this rank could capture and another could not: all do or none does.
+ON_ANOTHER_RANK = Refusal(
+    "ranks",
+    "another rank cannot capture the step, and all ranks capture it or none does; its own report "
+    "says why",
+)

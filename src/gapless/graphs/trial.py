@@ -17,12 +17,13 @@ from gapless.graphs.addresses import address_of
 from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
+from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.device_state import DeviceState, RandomStates
 from gapless.graphs.gradient_graph import is_used_up
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
-from gapless.graphs.refusal import Refusal, Refused, host_read
+from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, Refused, host_read
 from gapless.graphs.results import Results, not_made_anew
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Cut, Device, Graph
     from gapless.graphs.call_graph import CallGraph
+    from gapless.graphs.consent import Consent
     from gapless.graphs.graph_cache import GraphCache
     from gapless.graphs.guards import Guard
     from gapless.graphs.known_optimizers import KnownOptimizers
@@ -90,6 +92,7 @@ class Trial:
         optimizers: that it calls.
         updates: which optimizers are captured with the step, and which are called as written.
         gradients_are_given: whether the step finds the gradients of its weights in its batch.
+        consent: of the ranks that try the same step.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Trial:
         optimizers: KnownOptimizers,
         updates: Updates,
         gradients_are_given: bool = False,
+        consent: Consent | None = None,
     ) -> None:
         self._work = work
         self._device = device
@@ -112,6 +116,7 @@ class Trial:
         self._optimizers = optimizers
         self._updates = updates
         self._gradients_are_given = gradients_are_given
+        self._consent = Alone() if consent is None else consent
 
     def run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         """Capture and prove the step on a batch, and train on it once.
@@ -131,15 +136,21 @@ class Trial:
 
     def _run(self, tree: Tree, reads: ReadGuards, watched: Watched) -> Tried:
         kept = KeptTensors(watched.kept, on_device=self._is_on_device)
-        if kept.objection is not None:
-            return Tried(self._work(tree.value), refusals=[_keeps_what_it_cannot(kept.objection)])
         before = self._weights.gradients()
         side = PythonSide(before, list(self._optimizers), kept, on_device=self._is_on_device)
-        found = self._captured_or_refused(
-            tree, reads, watched, before=before, side=side, kept=kept
-        )
+        found: StepGraph | list[Refusal]
+        if kept.objection is not None:
+            found = [_keeps_what_it_cannot(kept.objection)]
+        else:
+            found = self._captured_or_refused(
+                tree, reads, watched, before=before, side=side, kept=kept
+            )
         if isinstance(found, list):
+            self._consent.least(Readiness.NEVER)
             return Tried(self._work(tree.value), refusals=found)
+        if self._consent.least(Readiness.READY) is not Readiness.READY:
+            # A proof would send what the others do not wait for.
+            return Tried(self._work(tree.value), refusals=[ON_ANOTHER_RANK])
         tried = self._proved(tree, found, watched, before=before, side=side, kept=kept)
         tried.updates_as_written = found.updates.lines_of_outside()
         tried.reads_rates = bool(found.updates.rate_tensors())
@@ -326,6 +337,7 @@ class Trial:
                 as_written=as_written,
                 reset=side.restore,
                 memory_budget_bytes=self._graphs.limits.budget,
+                consent=self._consent,
                 nondeterministic=() if touched is None else touched.nondeterministic,
             )
         except Exception as error:

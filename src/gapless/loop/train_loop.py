@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from gapless.graphs.captured_step import CapturedStep
+from gapless.graphs.consent import consent_of
 from gapless.graphs.graph_limits import GraphLimits
 from gapless.graphs.snapshot import Snapshot
 from gapless.loop.auto import AutoSteps
@@ -13,6 +14,7 @@ from gapless.loop.epoch import Epoch
 from gapless.loop.plan_waits import waits_of
 from gapless.loop.runners import EagerSteps, GraphSteps
 from gapless.plans import get_plan
+from gapless.ranks import OneRank
 from gapless.records.bottleneck import ON_A_CPU
 
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     from gapless.pipeline.readback import DeferredLoss
     from gapless.pipeline.step import SplitStep, WholeStep
     from gapless.plans import Plan
+    from gapless.ranks import Ranks
     from gapless.records.bottleneck import Diagnosis
     from gapless.records.epoch_record import EpochRecord, Progress
 
@@ -48,6 +51,8 @@ class TrainLoop:
         device: a device or its name.
         memory_budget_bytes: device memory above which no further graph is captured; None: four
             fifths of the device's. See `gapless.graphs.captured_step.CapturedStep`.
+        ranks: that run the same steps, with as many batches of the same shapes; None: this process
+            trains alone.
 
     Raises:
         PlanError: the plan is unknown.
@@ -60,8 +65,10 @@ class TrainLoop:
         plan: str | Plan = "gapless",
         device: str | torch.device | Device = "auto",
         memory_budget_bytes: int | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         self._engine = Engine(get_plan(plan), device)
+        self._ranks = OneRank() if ranks is None else ranks
         self._waits = waits_of(self._engine)
         self._memory_budget_bytes = memory_budget_bytes
         self._captured: CapturedStep | None = None
@@ -209,6 +216,7 @@ class TrainLoop:
                 device=engine.device,
                 host_waits=engine.host_waits,
                 limits=GraphLimits(engine.device, memory_budget_bytes=self._memory_budget_bytes),
+                consent=consent_of(self._ranks, engine.host_waits),
             )
             if self.plan.graphs == "auto":
                 self._graph_runner = AutoSteps(

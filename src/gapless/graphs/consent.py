@@ -1,0 +1,83 @@
+"""Captures on several ranks: all ranks capture a kind of call together, or none does.
+
+The collectives of a captured step, of its proof and of a step as written meet those of other ranks in
+their order. So a rank that cannot capture must not go on alone. Every rank says how far it is, at calls
+that counts alone decide on, and the rank that is least ready decides for all.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import TYPE_CHECKING, Protocol
+
+
+if TYPE_CHECKING:
+    from gapless.pipeline.host_waits import HostWaits
+    from gapless.ranks import Ranks
+
+
+class Readiness(IntEnum):
+    """How far a rank is with a kind of call."""
+
+    NEVER = 0
+    """It cannot capture it."""
+    NOT_YET = 1
+    """It has to see it run once more."""
+    READY = 2
+    """It can capture it now, or has done what it was to do."""
+
+
+class Consent(Protocol):
+    """Tells what all ranks can do."""
+
+    @property
+    def asks(self) -> bool:
+        """Whether there are others to ask."""
+
+    def least(self, readiness: Readiness) -> Readiness:
+        """Return the least readiness of all ranks; each calls this at the same calls of the step.
+
+        Args:
+            readiness: of this rank.
+        """
+
+
+class Alone:
+    """The consent of a process that trains alone."""
+
+    asks = False
+
+    def least(self, readiness: Readiness) -> Readiness:
+        """Return the same."""
+        return readiness
+
+
+class ConsentOfRanks:
+    """The consent of several ranks.
+
+    Args:
+        ranks: to ask.
+        host_waits: the door for the waits for them ("agreement").
+    """
+
+    asks = True
+
+    def __init__(self, ranks: Ranks, host_waits: HostWaits) -> None:
+        self._ranks = ranks
+        self._host_waits = host_waits
+
+    def least(self, readiness: Readiness) -> Readiness:
+        """Return the least readiness of all ranks.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Blocks the host until all ranks have answered ("agreement").
+        """
+        with self._host_waits.blocking("agreement"):
+            return Readiness(min(self._ranks.agree(int(readiness))))
+
+
+def consent_of(ranks: Ranks, host_waits: HostWaits) -> Consent:
+    """Return how to ask these ranks."""
+    return Alone() if ranks.world == 1 else ConsentOfRanks(ranks, host_waits)

@@ -1,0 +1,147 @@
+"""Several ranks capture a kind of call together, or none of them does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gapless.graphs.consent import Readiness
+from gapless.graphs.device_state import DeviceState
+from gapless.loop.train_loop import TrainLoop
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from toy_steps import Training, batches, read_back
+
+
+READY, NOT_YET, NEVER = Readiness.READY, Readiness.NOT_YET, Readiness.NEVER
+
+
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        yield device
+
+
+class TwoRanks:
+    """This rank, and one that answers as it is told; then it can do everything."""
+
+    world = 2
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.said = []
+
+    def agree(self, value):
+        number = len(self.said)
+        self.said.append(value)
+        other = self.answers[number] if number < len(self.answers) else value
+        return [value, other]
+
+
+def trained(device, ranks, *, plan="captured", data=None, ahead=False, step=None, **settings):
+    """Return the loop, and the bits of the weights after an epoch."""
+    training = Training(device)
+    data = batches(*[4] * 8, *[5] * 8) if data is None else data
+    step = training.step if step is None else step(training)
+    with TrainLoop(plan=plan, device=device, ranks=ranks, **settings) as loop:
+        if ahead:
+            loop.capture_ahead(
+                [data[0], data[-1]], step, model=training.model, optimizer=training.optimizer
+            )
+        loop.run_epoch(data, step)
+    return loop, [read_back(device, weight) for weight in training.model.parameters()]
+
+
+def expected(device):
+    return trained(device, None, plan="gapless")[1]
+
+
+def test_ranks_that_agree_replay(device):
+    """Each kind is asked for when its warm-up is over: before, after the capture, for the proof."""
+    ranks = TwoRanks()
+    loop, weights = trained(device, ranks)
+
+    assert ranks.said == [READY] * 8
+    assert (loop.capture_report.num_graphs, loop.capture_report.num_replays) == (2, 10)
+    assert all(map(torch.equal, weights, expected(device)))
+
+
+@pytest.mark.parametrize("number", range(4))
+@pytest.mark.parametrize("ahead", [False, True])
+def test_one_that_cannot_keeps_all_from_it(device, ahead, number):
+    """At whichever question it says so; the other kind of batch is captured by both."""
+    first = [NOT_YET, NOT_YET] if ahead else []
+    ranks = TwoRanks(*first, *[READY] * number, NEVER)
+    loop, weights = trained(device, ranks, ahead=ahead)
+    replays = {False: 5, True: 8}[ahead]
+
+    if number == 2:  # no memory for a proof, which is no reason not to replay
+        assert loop.capture_report.num_replays == 2 * replays
+        assert "another rank has no memory" in loop.capture_report.note
+    else:
+        assert loop.capture_report.num_replays == replays
+        assert [one.kind for one in loop.capture_report.refusals] == ["ranks"]
+    assert all(map(torch.equal, weights, expected(device)))
+
+
+def test_all_wait_for_one_whose_warm_up_takes_longer(device):
+    """It says so in as many calls as it needs."""
+    ranks = TwoRanks(NOT_YET, NOT_YET)
+    loop, weights = trained(device, ranks, data=batches(*[4] * 8))
+
+    assert ranks.said == [READY] * 6
+    assert loop.capture_report.num_replays == 3
+    assert all(map(torch.equal, weights, trained(device, None, data=batches(*[4] * 8))[1]))
+
+
+def test_nobody_waits_for_ever(device):
+    """After some calls the kind is given up."""
+    ranks = TwoRanks(*[NOT_YET] * 100)
+    loop, _ = trained(device, ranks, data=batches(*[4] * 30))
+
+    assert len(ranks.said) < 10
+    assert loop.capture_report.num_replays == 0
+
+
+def reads(training):
+    """Return a step that no rank could capture: it waits for the device."""
+
+    def step(batch):
+        return training.step(batch) + float(batch.sum()) * 0.0
+
+    return step
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["as it comes", "ahead"])
+@pytest.mark.parametrize(
+    "cannot",
+    [{"step": reads}, {"memory_budget_bytes": 1}, {"fails": "save"}, {"fails": "capture"}],
+    ids=["reads", "limits", "no memory", "capture"],
+)
+def test_ranks_ask_each_other_equally_often(device, monkeypatch, cannot, ahead):
+    """Whatever keeps one of them from a capture: who asks alone waits for ever."""
+    fails = cannot.get("fails")
+    settings = {name: value for name, value in cannot.items() if name != "fails"}
+
+    def said_by_one_that_cannot(answers):
+        ranks = TwoRanks(*answers)
+        with monkeypatch.context() as patch:
+            if fails == "save":
+                patch.setattr(DeviceState, "save", _out_of_memory)
+            elif fails == "capture":
+                patch.setattr(SimulatedDevice, "capture", _out_of_memory)
+            trained(device, ranks, data=batches(*[4] * 6), ahead=ahead, **settings)
+        return ranks.said
+
+    said, answers = [], []
+    for _ in range(2):  # what one says may depend on what the other has said
+        said = said_by_one_that_cannot(answers)
+        ranks = TwoRanks(*said)
+        trained(device, ranks, data=batches(*[4] * 6), ahead=ahead)
+        answers = ranks.said
+
+    assert said
+    assert len(said) == len(answers)
+
+
+def _out_of_memory(*args, **kwargs):
+    raise torch.OutOfMemoryError
