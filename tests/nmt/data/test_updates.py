@@ -125,6 +125,18 @@ def test_one_rank_cuts_shuffled_batches_in_their_order(sizes, layout, accumulate
     assert sampler.num_updates == -(-len(plans) // accumulate)
 
 
+def test_batches_that_all_have_one_shape_keep_their_order():
+    """So that a run on several GPUs has the updates of one that accumulates on one GPU."""
+    pairs = make_pairs([(3, 4)] * 60)
+    laid_out = make_layout(pairs, "packed")
+    one_shape, any_shape = (
+        ranks_of(1, 2, pairs, laid_out, one_shape=is_one) for is_one in (True, False)
+    )
+
+    assert len(laid_out.shapes) == 1
+    assert in_union(one_shape) == in_union(any_shape)
+
+
 def test_updates_of_one_shape_are_mixed_over_the_epoch():
     """Shapes alternate: a model does not see all short sentences first."""
     draw = np.random.default_rng(0)

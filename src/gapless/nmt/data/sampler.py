@@ -165,7 +165,7 @@ class MicrobatchSampler(Sampler[Microbatch]):
         random = np.random.default_rng((self._seed, epoch))
         plans = self._layout.batches(random.permutation(count))
         updates = in_updates([plans[number] for number in random.permutation(len(plans))], size)
-        if not self._one_shape:
+        if not self._one_shape or len({update[0].shape for update in updates}) == 1:
             return updates
         # They stand together by shape.
         return [updates[number] for number in random.permutation(len(updates))]
