@@ -31,6 +31,15 @@ MAY_READ = {
 }
 
 
+# Who may name what talks to other processes, beside `ranks`, and why.
+MAY_NAME_DISTRIBUTED = {
+    "doctor/explicit_waits.py",  # watches the collectives of anybody's script
+    "doctor/launcher.py",  # reads the options of torchrun
+    "doctor/static/torch_names.py",  # its name, as text
+    "graphs/pay_off.py",  # whether the user's own loop has ranks
+}
+
+
 def calls(path):
     """Return the names of all methods that a file calls, with their lines."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
@@ -96,6 +105,45 @@ def test_only_the_door_waits():
     assert {"pipeline/host_waits.py", "nmt/stream_manager.py"} == callers
     manager = (SRC / "nmt" / "stream_manager.py").read_text()
     assert "device.synchronize" not in manager
+
+
+def test_one_room_talks_to_other_processes():
+    """Outside of `ranks` few files name `torch.distributed`; `ranks` names no accelerator."""
+    texts = {str(path.relative_to(SRC)): ast.parse(path.read_text()) for path in FILES}
+    naming = {
+        name
+        for name, tree in texts.items()
+        if not name.startswith("ranks/") and names_in(tree) & {"distributed", "torch.distributed"}
+    }
+    accelerated = {
+        name
+        for name, tree in texts.items()
+        if name.startswith("ranks/") and names_in(tree) & {"cuda", "accelerator", "torch.cuda"}
+    }
+
+    assert naming <= MAY_NAME_DISTRIBUTED
+    assert accelerated == set()
+
+
+def names_in(tree):
+    """Return the attributes of torch that a file uses, and the modules that it imports."""
+    attributes = {
+        node.attr
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch"
+    }
+    modules = {
+        ".".join(module.split(".")[:2])
+        for node in ast.walk(tree)
+        for module in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    return attributes | modules
 
 
 def test_engine_functions_say_whether_they_block():

@@ -85,6 +85,24 @@ def test_two_ranks_on_one_gpu_are_refused(fork):
     )
 
 
+def test_a_rank_that_never_comes_is_named(fork):
+    """The others wait for a limited time, and say who is missing."""
+    ended = fork(
+        PROGRAM,
+        "values",
+        before=[
+            "import gapless.ranks.group as group; group.SECONDS_TO_ARRIVE = 0.5",
+            "raise SystemExit",
+        ],
+    ).end()
+
+    ended.check_done()
+    said = json.loads(ended.ranks[0].out)["error"]
+    assert said.startswith(
+        "RanksError: of 2 ranks 1 did not come within 0 s; look at what they say"
+    )
+
+
 def test_a_rank_that_is_gone_is_an_error(fork):
     """Nobody waits for it."""
     ended = fork(PROGRAM, "lost").end()
