@@ -39,24 +39,19 @@ class AgreedClock:
 
     Args:
         own: clock of this rank.
+
+    Attributes:
+        earlier_seconds: of the processes before these.
     """
 
     def __init__(self, own: WallClock) -> None:
         self._own = own
+        self.earlier_seconds = 0.0
         self._agreed = 0.0
-
-    @property
-    def earlier_seconds(self) -> float:
-        """Seconds of the processes before this one."""
-        return self._own.earlier_seconds
-
-    @earlier_seconds.setter
-    def earlier_seconds(self, seconds: float) -> None:
-        self._own.earlier_seconds = seconds
 
     def own_seconds(self) -> float:
         """Return the seconds of the run so far, as this rank counts them."""
-        return self._own.seconds()
+        return self.earlier_seconds + self._own.seconds()
 
     def agree(self, seconds: float) -> None:
         """Take note of the seconds that all ranks agree on; the clock never goes back."""
