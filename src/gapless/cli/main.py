@@ -18,6 +18,7 @@ from gapless import __version__
 from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
 from gapless.cli.output import fitting, throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
+from gapless.cli.ranks import leave_it_to_first, speaks_for_all
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
 from gapless.errors import GaplessError, UserError
@@ -46,6 +47,9 @@ COMMANDS = {
 
 # Commands whose process is the user's script's: it sets its own signals, and ends as the script does.
 _SCRIPTS_OWN = ("doctor",)
+
+# Exit code of a mistake in what was asked. All of several processes make it, and one says so.
+_MISTAKE = 2
 
 # Commands that run no code of the user: what they raise unawares is a bug of ours.
 _OWN = ("train", "translate", "evaluate")
@@ -108,6 +112,8 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _fail(disk_message(error), code=2)
     except Interrupted as signalled:
+        if not speaks_for_all():
+            return 128 + signalled.number
         return _fail(f"interrupted by {signalled}", code=128 + signalled.number)
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
@@ -190,10 +196,13 @@ def _is_scripts_own(arguments: Sequence[str]) -> bool:
 
 
 def _code(error: GaplessError) -> int:
-    return 2 if isinstance(error, UserError) else 1
+    return _MISTAKE if isinstance(error, UserError) else 1
 
 
 def _fail(message: str, *, code: int) -> int:
+    if code == _MISTAKE and not speaks_for_all():
+        leave_it_to_first()
+        return code
     line = f"gapless: error: {' '.join(message.split())}"
     write(sys.stderr, f"{fitting(line, sys.stderr)}\n")
     return code

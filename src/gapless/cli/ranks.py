@@ -1,49 +1,92 @@
-"""Refuses to be one of several processes that torchrun starts: training uses one GPU."""
+"""`gapless train` as one of several processes that torchrun starts: who speaks, and who joins."""
 
 from __future__ import annotations
 
 import os
 import signal
 import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from gapless.errors import UserError
+from gapless.errors import GaplessError, UserError
 
 
-# Exit code of every rank, that of a mistake in what was asked.
-REFUSED = 2
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from gapless.device.base import Device
+    from gapless.ranks import Ranks
+    from gapless.ranks.launch import Launch
+
 
 # torchrun ends all ranks as soon as one does. The others wait, so that the first can say why.
-_SECONDS_FOR_FIRST_RANK = 10.0
+_SECONDS_FOR_FIRST_RANK = 3.0
 
 
-def number_of_ranks() -> int:
-    """Return how many processes torchrun started; 1 if it started none or a single one."""
-    if "LOCAL_RANK" not in os.environ:
-        return 1
-    size = os.environ.get("WORLD_SIZE", "")
-    return int(size) if size.isdecimal() else 1
+def speaks_for_all() -> bool:
+    """Return whether this process is the one that says what all have to say: rank 0, or one alone."""
+    return "LOCAL_RANK" not in os.environ or os.environ.get("RANK", "0") == "0"
 
 
-def refuse_ranks(command: str) -> None:
-    """Refuse to be one of several ranks. The first says so; the others end quietly, after it.
-
-    Args:
-        command: that trains on one GPU.
-
-    Raises:
-        UserError: this is the first of several.
-        SystemExit: this is another.
-    """
-    ranks = number_of_ranks()
-    if ranks <= 1:
-        return
-    if os.environ.get("RANK", "0") == "0":
-        raise UserError(
-            f"{command} uses one GPU, but torchrun started it {ranks} times; "
-            f"start it once, without torchrun: several GPUs are not supported yet"
-        )
+def leave_it_to_first() -> None:
+    """Wait a little for rank 0 to say why all end, since torchrun ends it when this process does."""
     is_ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ended.set())
     is_ended.wait(_SECONDS_FOR_FIRST_RANK)
-    raise SystemExit(REFUSED)
+
+
+def join_ranks(device: str) -> tuple[Ranks, Device | None]:
+    """Join the other processes that torchrun started, if it did.
+
+    Args:
+        device: name of the device that was asked for.
+
+    Returns:
+        The ranks, and the device of this one; None if it is alone, which takes what was asked for.
+
+    Raises:
+        UserError: several ranks cannot have the devices that they are to have.
+        RanksError: the others cannot be reached.
+
+    Sync: With several ranks, blocks the host until all are here.
+    """
+    from gapless.ranks import OneRank, find_ranks
+    from gapless.ranks.launch import device_of, read_launch
+
+    launch = read_launch(os.environ)
+    if launch.world == 1:
+        return OneRank(), None
+    from gapless.device.find import find_device
+
+    name = device_of(launch, device, has_gpu=find_device().is_accelerator)
+    found = find_device(name)
+    if not found.is_accelerator:
+        _check_cores(launch)
+    found.make_current()
+    return find_ranks(found.torch_device, uuid=found.uuid(), launch=launch), found
+
+
+def _check_cores(launch: Launch) -> None:
+    cores = len(os.sched_getaffinity(0))
+    if cores < launch.local_world:
+        raise UserError(
+            f'`device="cpu"` has {cores} core{"s" if cores > 1 else ""} for {launch.local_world} ranks, '
+            "expected one for each; start fewer"
+        )
+
+
+@contextmanager
+def starting_together(ranks: Ranks) -> Iterator[None]:
+    """Let all ranks end together, with one line of error, when they cannot start.
+
+    Whatever the body raises of ours, it raises on all ranks.
+
+    Args:
+        ranks: of the run.
+    """
+    try:
+        yield
+    except GaplessError:
+        ranks.end()
+        raise

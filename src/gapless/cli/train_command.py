@@ -9,7 +9,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped
-from gapless.cli.ranks import refuse_ranks
+from gapless.cli.ranks import join_ranks, starting_together
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable
@@ -25,8 +25,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gapless.cli.parser import Parser
+    from gapless.device.base import Device
     from gapless.nmt.run.observer import Observer
     from gapless.nmt.run.trainer import Trainer
+    from gapless.ranks import Ranks
 
 
 _Made = TypeVar("_Made")
@@ -74,7 +76,6 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Train, and print the scores."""
-    refuse_ranks("gapless train")
     require_extra("nmt", "gapless train")
     with Signals() as signals:
         return _train(options, signals)
@@ -82,28 +83,78 @@ def run(options: Namespace) -> int:
 
 def _train(options: Namespace, signals: Signals) -> int:
     from gapless.cli.progress import make_observer
-    from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.interrupt import StopRequest
 
     signals.may_raise()
-    file, resume = options.config, _run_to_resume(options)
-    if resume is not None:
-        file = settings_file(resume)
+    _check_options(options)
+    if options.dry_run:
+        return _dry_run(options)
+    ranks, device = join_ranks(_device_name(options))
+    with make_observer(waits_each_epoch=options.waits) as observer:
+        with starting_together(ranks):
+            trainer = _start(options, observer, ranks=ranks, device=device)
+        signals.grace_seconds = trainer.run.config.grace
+        signals.check()
+        signals.run_dir = trainer.run.run_dir
+        stop = StopRequest(second_raises=False)
+        summary = trainer.train(stop=stop)
+    if ranks.is_first:
+        _say_end(options, trainer, summary)
+    code = 0 if stop.number is None else 128 + stop.number
+    if ranks.world > 1:
+        # The graphs go with it, before the ranks part.
+        del trainer
+        ranks.end()
+    return code
+
+
+def _check_options(options: Namespace) -> None:
+    """Refuse options that do not go together, before anything is read."""
     if options.report is not None:
         if options.dry_run:
             raise UserError(
                 "--report is of a run, and --dry-run trains nothing; leave out one of them"
             )
         require_writable(options.report, "--report")
-    if options.dry_run:
-        return _dry_run(options, file)
-    with make_observer(waits_each_epoch=options.waits) as observer:
-        trainer = _trainer(given_settings(options), file, resume, observer)
-        signals.grace_seconds = trainer.run.config.grace
-        signals.check()
-        signals.run_dir = trainer.run.run_dir
-        stop = StopRequest(second_raises=False)
-        summary = trainer.train(stop=stop)
+    if options.resume is not None:
+        if options.dry_run:
+            raise UserError(
+                "--dry-run is for new runs; the settings of a run that is there are chosen"
+            )
+        if options.resume_if_there:
+            raise UserError("--resume goes on in any case; leave out --resume-if-there")
+        if options.config is not None or options.run_dir is not None:
+            raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
+    if options.resume_if_there and options.run_dir is None:
+        raise UserError("--resume-if-there needs the folder of the run; name it with --run-dir")
+    if options.resume_if_there and options.dry_run:
+        raise UserError("--dry-run is for new runs; leave out --resume-if-there")
+
+
+def _device_name(options: Namespace) -> str:
+    """Return the name of the device, of which ranks must know before they can agree on anything."""
+    from gapless.nmt.run.config import settings_given
+    from gapless.nmt.run.folder import settings_file
+
+    file = options.config if options.resume is None else settings_file(options.resume)
+    given = settings_given(given_settings(options), file=file)
+    return str(given.get("device", "auto"))
+
+
+def _start(
+    options: Namespace, observer: Observer, *, ranks: Ranks, device: Device | None
+) -> Trainer:
+    """Return the trainer of a new or a resumed run, on each of its ranks."""
+    from gapless.nmt.run.alike import check_alike
+    from gapless.nmt.run.first_rank import made_by_first
+
+    flags = given_settings(options)
+    check_alike(ranks, {**flags, "config": options.config, "resume": options.resume})
+    resume = made_by_first(ranks, lambda: _run_to_resume(options))
+    return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
+
+
+def _say_end(options: Namespace, trainer: Trainer, summary: dict[str, Any]) -> None:
     works = [record.work for record in trainer.run.position.records]
     if works:
         say(waits_table(total(works)))
@@ -115,30 +166,15 @@ def _train(options: Namespace, signals: Signals) -> int:
         say_wrapped("\n".join(_result_lines(summary, trainer.run.run_dir)))
     if options.report is not None:
         _write_report(options.report, trainer)
-    return 0 if stop.number is None else 128 + stop.number
 
 
 def _run_to_resume(options: Namespace) -> Path | None:
     """Return the folder of the run to go on with; None: the run is new."""
     from gapless.nmt.run.restart import is_to_resume
 
-    resume: Path | None = options.resume
-    if resume is not None:
-        if options.dry_run:
-            raise UserError(
-                "--dry-run is for new runs; the settings of a run that is there are chosen"
-            )
-        if options.resume_if_there:
-            raise UserError("--resume goes on in any case; leave out --resume-if-there")
-        if options.config is not None or options.run_dir is not None:
-            raise UserError("--resume goes on in its own folder; leave out --config and --run-dir")
-        return resume
     if not options.resume_if_there:
-        return None
-    if options.run_dir is None:
-        raise UserError("--resume-if-there needs the folder of the run; name it with --run-dir")
-    if options.dry_run:
-        raise UserError("--dry-run is for new runs; leave out --resume-if-there")
+        resume: Path | None = options.resume
+        return resume
     path = Path(options.run_dir)
     return path if is_to_resume(path) else None
 
@@ -159,18 +195,28 @@ def _write_report(path: Path, trainer: Trainer) -> None:
 
 
 def _trainer(
-    flags: dict[str, Any], file: Path | None, resume: Path | None, observer: Observer
+    flags: dict[str, Any],
+    file: Path | None,
+    resume: Path | None,
+    observer: Observer,
+    *,
+    ranks: Ranks,
+    device: Device | None,
 ) -> Trainer:
-    """Return the trainer of a new or a resumed run."""
     from gapless.nmt.run.chosen_run import choose_run
     from gapless.nmt.run.config import make_config, settings_given
+    from gapless.nmt.run.first_rank import made_by_first
+    from gapless.nmt.run.folder import settings_file
     from gapless.nmt.run.trainer import Trainer
 
     def make(flags: dict[str, Any]) -> Trainer:
         if resume is not None:
-            return Trainer.resume(make_config(flags, file=file), resume, observer=observer)
-        chosen = choose_run(settings_given(flags, file=file))
-        return Trainer.new(chosen.config, observer=observer, chosen=chosen)
+            config = made_by_first(ranks, lambda: make_config(flags, file=settings_file(resume)))
+            return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
+        chosen = made_by_first(ranks, lambda: choose_run(settings_given(flags, file=file)))
+        return Trainer.new(
+            chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device
+        )
 
     return _asking(make, flags)
 
@@ -184,7 +230,7 @@ def _asking(make: Callable[[dict[str, Any]], _Made], flags: dict[str, Any]) -> _
             flags = {**flags, "tgt_language": ask_language(error)}
 
 
-def _dry_run(options: Namespace, file: Path | None) -> int:
+def _dry_run(options: Namespace) -> int:
     """Print what a new run would do, and write nothing."""
     from gapless.nmt.run.chosen_run import choose_run
     from gapless.nmt.run.config import settings_given
@@ -192,7 +238,8 @@ def _dry_run(options: Namespace, file: Path | None) -> int:
     from gapless.nmt.run.out_of_memory import naming_phase
 
     chosen = _asking(
-        lambda flags: choose_run(settings_given(flags, file=file)), given_settings(options)
+        lambda flags: choose_run(settings_given(flags, file=options.config)),
+        given_settings(options),
     )
     choices = [choice.line for choice in chosen.choices]
     say_wrapped("\n".join(choices or ["all settings are given, or those of the embedded corpus"]))
