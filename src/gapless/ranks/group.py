@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+# Torch 2.13 gave it another name, and warns of this one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
 # Until all ranks have come: they start at about the same time, but a host may be slow to import.
 SECONDS_TO_ARRIVE = 300.0
 
@@ -116,14 +119,10 @@ class TorchRanks:
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, stacked along a new first dimension.
 
-        Raises:
-            PeerLostError: another rank is gone.
-
         Sync: Does not block the host on a GPU.
         """
         gathered = rows.new_empty((self.world, *rows.shape))
-        with named_as_lost("losses"):
-            dist.all_gather(list(gathered), rows.contiguous(), group=self.main)
+        _all_gather(gathered.view(-1), rows.reshape(-1), group=self.main)
         return gathered
 
     def agree(self, value: T) -> list[T]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import torch.distributed as dist
+
 from gapless.errors import PeerLostError
 
 
@@ -21,11 +23,18 @@ def named_as_lost(what: str) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:  # torch has no narrower one
+    except RuntimeError as error:
+        if not _is_of_a_connection(error):
+            raise
         raise PeerLostError(
             f"another rank is gone: the {what} of all ranks failed ({first_line(error)}); its own "
             "output says why"
         ) from error
+
+
+def _is_of_a_connection(error: RuntimeError) -> bool:
+    """Return whether gloo or the store raised an error; theirs are told from others by text alone."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def first_line(error: BaseException) -> str:

@@ -118,9 +118,6 @@ class Ranks(Protocol):
         Returns:
             Shape `(world, *rows.shape)`, on the same device, made on the current stream.
 
-        Raises:
-            RanksError: another rank is gone.
-
         Sync: Does not block the host on a GPU.
         """
 
