@@ -191,11 +191,12 @@ class Group:
         """Return the stacks of all ranks that still run."""
         running = {rank: pid for rank in range(self.world) if (pid := self.pid(rank))}
         alive = set(self.members())
-        for pid in set(running.values()) & alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, STACKS)
-                os.kill(pid, signal.SIGCONT)
-        time.sleep(_SECONDS_FOR_STACKS)
+        for number in (STACKS, signal.SIGCONT):
+            # A stopped rank shows where it stands only when it goes on, and then the others do too.
+            for pid in set(running.values()) & alive:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
+            time.sleep(_SECONDS_FOR_STACKS / 2)
         texts = []
         for rank, pid in running.items():
             text = file_of(self.folder, "stacks", rank, self.attempt).read_text()
