@@ -137,6 +137,25 @@ def test_batches_that_all_have_one_shape_keep_their_order():
     assert in_union(one_shape) == in_union(any_shape)
 
 
+@pytest.mark.parametrize("layout", ["fixed", "packed"])
+def test_few_updates_of_one_shape_are_short(layout):
+    """What does not fill one moves on to the larger shape: only that of the largest may be short."""
+    draw = np.random.default_rng(3)
+    few_are_long = [*draw.integers(1, 30, 900), *draw.integers(300, 400, 40)]
+    pairs = make_pairs([(n, n) for n in few_are_long])
+    both = pairs.src_lengths, pairs.tgt_lengths
+    if layout == "packed":
+        laid_out = choose_packed_layout(*both, max_tokens=1024)
+    else:
+        laid_out = choose_fixed_layout(*both, max_sentences=4)
+    assert len(laid_out.shapes) > 1
+
+    updates = in_union(ranks_of(1, 4, pairs, laid_out, one_shape=True))
+
+    short = [update[0][1] for update in updates if len(update) < 4]
+    assert short in ([], [laid_out.shapes[-1]])
+
+
 def test_updates_of_one_shape_are_mixed_over_the_epoch():
     """Shapes alternate: a model does not see all short sentences first."""
     draw = np.random.default_rng(0)

@@ -5,7 +5,8 @@ few shapes wastes work. `choose_fixed_layout` splits the pairs by source and tar
 the share of padding is small enough, no split helps, or the limit on shapes is reached.
 
 Pairs that do not fill a batch of their shape move on to the next larger one, so only the largest
-shapes get rows of padding.
+shapes get rows of padding. Where an update has several batches of one shape, so do pairs that do not
+fill an update: fewer positions are padding than with batches of padding in their place.
 """
 
 from __future__ import annotations
@@ -42,23 +43,25 @@ class FixedLayout:
     shapes: list[PaddedShape]
     of_pair: NDArray[np.int64]
 
-    def batches(self, order: NDArray[np.int64]) -> list[BatchPlan]:
+    def batches(self, order: NDArray[np.int64], *, num_together: int = 1) -> list[BatchPlan]:
         """Cut the pairs of each shape into batches; a rest moves on to the next larger shape.
 
         Args:
             order: the numbers of all pairs.
+            num_together: batches of one shape in an update.
         """
         waiting = [order[self.of_pair[order] == number] for number in range(len(self.shapes))]
         batches = []
         for number, shape in enumerate(self.shapes):
             pairs = waiting[number]
-            num_full = len(pairs) // shape.rows * shape.rows
+            larger = self._next_larger(number)
+            unit = shape.rows if larger is None else shape.rows * num_together
+            num_full = len(pairs) // unit * unit
             batches += [
                 BatchPlan(pairs[start : start + shape.rows], shape)
                 for start in range(0, num_full, shape.rows)
             ]
             rest = pairs[num_full:]
-            larger = self._next_larger(number)
             if larger is not None:
                 waiting[larger] = np.concatenate((rest, waiting[larger]))
             elif len(rest):

@@ -51,11 +51,13 @@ class BatchPlan(NamedTuple):
 class Layout(Protocol):
     """Divides the pairs of a training set into batches."""
 
-    def batches(self, order: NDArray[np.int64]) -> list[BatchPlan]:
+    def batches(self, order: NDArray[np.int64], *, num_together: int = 1) -> list[BatchPlan]:
         """Divide all pairs into batches.
 
         Args:
             order: the numbers of all pairs; another order gives other batches.
+            num_together: batches of one shape in an update. Fixed shapes have multiples of it, but
+                for the largest.
         """
 
     def examples(self) -> list[BatchPlan]:

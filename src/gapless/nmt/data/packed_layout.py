@@ -138,20 +138,24 @@ class PackedLayout:
     src_lengths: NDArray[np.int64]
     tgt_lengths: NDArray[np.int64]
 
-    def batches(self, order: NDArray[np.int64]) -> list[BatchPlan]:
+    def batches(self, order: NDArray[np.int64], *, num_together: int = 1) -> list[BatchPlan]:
         """Fill batches with the pairs of each shape; a last batch that is not full moves on.
 
         Args:
             order: the numbers of all pairs.
+            num_together: batches of one shape in an update; what does not fill one moves on too.
         """
         plans: list[BatchPlan] = []
         left_over = order[:0]
         for number, shape in enumerate(self.shapes):
             own = (self.of_pair[order] == number) | np.isin(order, left_over)
             batches = self._fill(order[own], shape)
-            has_larger = number + 1 < len(self.shapes)
-            left_over = batches.pop() if batches and has_larger else order[:0]
-            plans += [BatchPlan(pairs, shape) for pairs in batches]
+            num_kept = len(batches)
+            if num_kept and number + 1 < len(self.shapes):
+                # The last of them is seldom full.
+                num_kept = (num_kept - 1) // num_together * num_together
+            left_over = np.concatenate([order[:0], *batches[num_kept:]])
+            plans += [BatchPlan(pairs, shape) for pairs in batches[:num_kept]]
         return plans
 
     def examples(self) -> list[BatchPlan]:
