@@ -13,7 +13,9 @@ from contextlib import contextmanager
 import torch
 
 from gapless.device.find import find_device
-from gapless.errors import GaplessError
+from gapless.errors import GaplessError, RanksDifferError
+from gapless.nmt.run.same_weights import check_same_weights
+from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import find_ranks
 from gapless.ranks.launch import device_of, read_launch
 
@@ -63,6 +65,21 @@ def flags(ranks):
     return {"seen": seen, "last": agreement.finish(), "waits": WAITS}
 
 
+def weights(ranks):
+    """After update 7 all hold the same; after update 8 one bit of one weight differs on rank 1."""
+    host_waits = HostWaits(find_device(torch.empty(0).device))
+    named = {"table": torch.ones(5, 3), "bias": torch.zeros(4, dtype=torch.bfloat16)}
+    check_same_weights(named, ranks, host_waits=host_waits, updates=7)
+    waits = {reason: wait.count for reason, wait in host_waits.stats.by_reason.items()}
+    if ranks.rank == 1:
+        named["bias"][3] = -0.0
+    try:
+        check_same_weights(named, ranks, host_waits=host_waits, updates=8)
+    except RanksDifferError as error:
+        return {"waits": waits, "said": str(error)}
+    return None
+
+
 def lost(ranks):
     """Rank 1 ends without a word, while rank 0 waits for its flags."""
     if ranks.rank == 1:
@@ -71,7 +88,7 @@ def lost(ranks):
     agreement.finish()
 
 
-CASES = {"values": values, "flags": flags, "lost": lost, "one gpu": None}
+CASES = {"values": values, "flags": flags, "weights": weights, "lost": lost, "one gpu": None}
 
 
 def main():

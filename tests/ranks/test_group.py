@@ -73,6 +73,19 @@ def test_all_ranks_act_on_flags_at_the_same_update(fork):
     }
 
 
+def test_weights_that_differ_are_found(fork):
+    """One bit is enough; all ranks say the same, and name the update, the weight and the rank."""
+    ended = fork(PROGRAM, "weights").end()
+
+    ended.check_done()
+    first, second = found(ended)
+    assert first == second
+    assert first["waits"] == {"checkpoint": 1}
+    assert first["said"].startswith(
+        "after update 8 the weight bias of rank 1 is not that of rank 0"
+    )
+
+
 def test_two_ranks_on_one_gpu_are_refused(fork):
     """All ranks raise the same error, which names the ranks and what to do."""
     ended = fork(PROGRAM, "one gpu").end()

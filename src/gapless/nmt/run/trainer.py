@@ -20,6 +20,7 @@ from gapless.nmt.run.learning_watch import LearningWatch
 from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.pace import Pace
+from gapless.nmt.run.same_weights import check_same_weights
 from gapless.nmt.run.save_interval import SaveClock
 from gapless.nmt.run.saver import Saver
 from gapless.nmt.run.silent import SilentFolder, SilentLog, SilentObserver, SilentSaver
@@ -635,6 +636,12 @@ class Trainer:
     ) -> None:
         run, updates = self.run, self.run.step.num_updates
         with run.loop.on_compute_stream():
+            check_same_weights(
+                dict(run.model.named_parameters()),
+                run.ranks,
+                host_waits=run.host_waits,
+                updates=updates,
+            )
             self._saver.save_state(
                 {**run.state(), **(history or {})},
                 weights=weights,
