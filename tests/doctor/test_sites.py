@@ -9,6 +9,7 @@ import pickle
 import runpy
 import sys
 import threading
+import types
 import warnings
 from collections import Counter
 from pathlib import Path
@@ -25,9 +26,9 @@ from doctor.labels import CORPUS, read_case
 from gapless.device import cuda_sites
 from gapless.doctor import explicit_waits, host_costs, placement, sites as sites_module
 from gapless.doctor.index_cause import cause_of_index
-from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.seen import MARK, MARK_AFTER
 from gapless.doctor.sites import SitesPass
+from gapless.unnoticed import Patches
 
 
 HERE = Path(__file__).name
@@ -110,7 +111,7 @@ ALL = (
     *("float_in_dataclass", "gan_two_optimizers", "gradient_norm_by_hand"),
     *("greedy_decode_all_done", "hook_of_a_hook", "int_of_count", "json_default", "lambda_hook"),
     *("lbfgs_closure", "logger_thread", "match_statement", "module_hooks"),
-    *("names_bound_early", "nan_guard", "optimizer_hooks", "plateau_scheduler"),
+    *("nan_guard", "optimizer_hooks", "plateau_scheduler"),
     *("post_accumulate_hook", "properties_that_read", "repr_in_messages"),
     *("readers_from_functools", "single_dispatch", "tensor_hook_nan", "token_accuracy_in_model"),
     *("tolist_predictions", "transformer_mask_detection", "try_except_finally"),
@@ -402,6 +403,17 @@ def stubs(monkeypatch):
     return called
 
 
+def made(kind):
+    """Return an object of a class of CUDA, without CUDA."""
+    return types.SimpleNamespace(
+        **{
+            name: held.__get__(object(), kind)
+            for name, held in vars(kind).items()
+            if name in ("query", "synchronize")
+        }
+    )
+
+
 def test_synchronisation_is_found_however_it_is_called(stubs):
     """Of the device, a stream and an event; a name that was bound early leads to the same function."""
     early = torch._C._accelerator_synchronizeDevice
@@ -409,8 +421,8 @@ def test_synchronisation_is_found_however_it_is_called(stubs):
     sites.start()
     torch._C._cuda_synchronize()
     torch._C._accelerator_synchronizeDevice(0)
-    torch.cuda.Stream.synchronize(None)
-    torch.cuda.Event.synchronize(None)
+    made(torch.cuda.Stream).synchronize()
+    made(torch.cuda.Event).synchronize()
     torch._C._cuda_emptyCache()
 
     assert [(wait.cause, wait.call) for wait in waits_of(sites)] == [
@@ -430,13 +442,13 @@ def answers(monkeypatch, *given):
     monkeypatch.setattr(torch.cuda.Event, "query", lambda self: left.pop(0))
     sites = SitesPass()
     sites.start()
-    return sites, object()
+    return sites, made(torch.cuda.Event)
 
 
 def test_a_loop_of_queries_is_one_wait_with_its_count(monkeypatch):
     """It lasts from the first query to the last."""
     sites, event = answers(monkeypatch, False, False, False, True)
-    while not torch.cuda.Event.query(event):  # spins
+    while not event.query():  # spins
         pass
 
     (wait,) = waits_of(sites)
@@ -448,7 +460,7 @@ def test_asking_once_a_step_is_no_wait(monkeypatch):
     """The same line that asks the same event in the next step does not wait for it."""
     sites, event = answers(monkeypatch, False, False, True, True)
     for _ in range(4):
-        torch.cuda.Event.query(event)
+        event.query()
         sites.next_step()
 
     assert waits_of(sites) == []
@@ -529,15 +541,13 @@ def state():
 
 def test_everything_is_taken_out_again():
     """Attributes are the same objects as before, twice in a row."""
-    item = torch.Tensor.item
     before = state()
     for _ in range(2):
         sites = SitesPass(marks=True)
         sites.start()
-        assert torch.Tensor.item is not item
+        assert "item" in vars(torch.Tensor)
         sites.stop()
 
-    assert torch.Tensor.item is item
     assert "item" not in vars(torch.Tensor)  # it is inherited
     after = state()
     assert before[1:] == after[1:]
@@ -567,15 +577,16 @@ def test_what_somebody_else_has_replaced_since_stays(monkeypatch):
 
 def test_a_wrapper_that_a_script_has_kept_notes_nothing_afterwards(watching):
     """It goes on to work."""
-    kept = torch.Tensor.item
+    kept = torch.ones(()).item
     watching.stop()
 
-    assert kept(torch.ones(())) == 1.0
+    assert kept() == 1.0
     assert waits_of(watching) == []
 
 
-def test_marks_are_in_the_trace_before_each_wait(tmp_path):
+def test_marks_are_in_the_trace_before_each_wait(monkeypatch):
     """Each names the place of its wait in the list; one of a warning comes behind it."""
+    monkeypatch.setattr(host_costs, "_MIN_PAUSE_NS", 10**12)  # or pauses would be in the list
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
         sites = SitesPass(marks=True)
         sites.start()
@@ -791,17 +802,53 @@ def test_the_script_believes_in_its_own_mode(mode):
     assert (mode, torch.cuda.get_sync_debug_mode()) == ([2], 2)
 
 
-def test_a_script_that_wants_the_warnings_gets_them(mode):
-    """It has set the mode itself."""
+@pytest.mark.parametrize(("action", "count"), [("default", 1), ("always", 3), ("ignore", 0)])
+def test_a_script_that_wants_the_warnings_gets_them(mode, action, count):
+    """It has set the mode itself, and its filters say how often it is told."""
     mode[0] = 1
     sites = SitesPass()
     sites.start()
     with warnings.catch_warnings(record=True) as seen:
-        says_that_it_waits()
+        warnings.simplefilter(action)
+        for _ in range(3):
+            says_that_it_waits()
     sites.stop()
 
-    assert [str(one.message) for one in seen] == [SAYS]
+    assert [str(one.message) for one in seen] == [SAYS] * count
+    assert {one.filename for one in seen} <= {__file__}
     assert mode == [1]
+
+
+def test_a_script_that_makes_errors_of_the_warnings_gets_them(mode):
+    """At the line that waits, and without a line of ours in the traceback."""
+    mode[0] = 1
+    sites = SitesPass()
+    sites.start()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match="synchronizing") as raised:
+            says_that_it_waits()
+    sites.stop()
+
+    assert [Path(str(one.path)).name for one in raised.traceback] == [HERE, HERE]
+
+
+def test_what_torch_says_of_the_mode_is_for_the_script(mode, monkeypatch):
+    """Torch says it once in a process, and the script may be the first to set the mode."""
+    said = []
+
+    def set_mode(level):
+        if torch.is_warn_always_enabled() or not said:
+            warnings.warn("Synchronization debug mode is a prototype", UserWarning, stacklevel=1)
+        if not torch.is_warn_always_enabled():
+            said.append(level)
+
+    monkeypatch.setattr(torch._C, "_cuda_set_sync_debug_mode", set_mode)
+    sites = SitesPass()
+    sites.start()
+    with pytest.warns(UserWarning, match="prototype"):
+        torch.cuda.set_sync_debug_mode("warn")
+    sites.stop()
 
 
 # Modules of the device that lie in no class

@@ -31,15 +31,15 @@ def model():
 def nothing_remains():
     """Whatever a test does, torch is as before."""
     parts = [
-        (torch.autograd, "backward"),
+        (torch.autograd, "_engine_run_backward"),
         (dataloader._BaseDataLoaderIter, "__next__"),
         (torch.Tensor, "item"),
         (torch, "tensor"),
         (sys, "meta_path"),
     ]
-    before = [getattr(owner, name) for owner, name in parts]
+    before = [vars(owner).get(name) for owner, name in parts]
     yield
-    assert [getattr(owner, name) for owner, name in parts] == before
+    assert [vars(owner).get(name) for owner, name in parts] == before
     assert not torch_optimizer._global_optimizer_post_hooks
 
 

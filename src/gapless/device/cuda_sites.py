@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from gapless.device.cuda_waits import set_sync_mode
+from gapless.unnoticed import FilterInFront
 
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ class WarningsOfWaits:
         def get_mode() -> int:
             return self._wished
 
-        set_sync_mode(max(_WARN, self._wished))
+        _set_unnoticed(set_original, max(_WARN, self._wished))
         put(core, "_cuda_set_sync_debug_mode", set_mode)
         put(core, "_cuda_get_sync_debug_mode", get_mode)
         self._is_on = True
@@ -110,3 +110,14 @@ class WarningsOfWaits:
         if self._set is not None:
             self._set(self._wished)
         self._set, self._is_on = None, False
+
+
+def _set_unnoticed(set_mode: Callable[[int], None], level: int) -> None:
+    """Set a mode without what torch says of it, which it says once: the script may be the first."""
+    says_always = torch.is_warn_always_enabled()
+    torch.set_warn_always(True)  # such a warning does not count as said
+    try:
+        with FilterInFront("ignore", message="Synchronization debug mode"):
+            set_mode(level)
+    finally:
+        torch.set_warn_always(says_always)

@@ -11,17 +11,18 @@ import linecache
 import os
 import re
 from collections import Counter
+from functools import wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.user_line import OwnCode, module_that_runs, short_path
 from gapless.records.finding import Site
+from gapless.unnoticed import FilterInFront, Patches, unseen
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from gapless.doctor.seen import SeenWait
     from gapless.doctor.watched import NodeKey
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
 _FRAME = re.compile(r'\s*File "(?P<path>.*)", line (?P<line>\d+), in (?P<function>.*)')
 
 _LEAVES = "AccumulateGrad"
+
+# What torch says in this mode of an error in a backward pass.
+_MESSAGES = r"\s*(Error detected in|No forward pass information|Previous calculation was induced)"
 
 
 def needs_backward_lines(seen: Iterable[SeenWait]) -> bool:
@@ -52,7 +56,7 @@ class BackwardLinesPass:
         self._folder = os.getcwd()  # noqa: PTH109  # paths are shortened as text
         self._patches = Patches()
         self._of_step: dict[int, tuple[str, Site | None]] = {}
-        self._before: tuple[bool, bool] | None = None
+        self._mode = _AnomalyMode()
 
     def start(self) -> None:
         """Begin to watch; a step begins."""
@@ -64,14 +68,14 @@ class BackwardLinesPass:
             )
             return
 
-        def _engine_run_backward(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
-            self._walk(roots)
-            return original(roots, *args, **kwargs)
+        @wraps(original)
+        def run(roots: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+            with unseen:
+                self._walk(roots)
+                return original(roots, *args, **kwargs)
 
-        self._patches.put(torch.autograd, "_engine_run_backward", _engine_run_backward)
-        self._before = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
-        if not self._before[0]:
-            torch.set_anomaly_enabled(True, False)
+        self._patches.put(torch.autograd, "_engine_run_backward", run)
+        self._mode.start(self._patches)
 
     def next_step(self) -> None:
         """Note that one step has ended and the next begins."""
@@ -85,10 +89,8 @@ class BackwardLinesPass:
     def stop(self) -> None:
         """Take everything out again; the last step has ended."""
         self.next_step()
+        self._mode.stop()
         self._patches.take_out()
-        if self._before is not None:
-            torch.set_anomaly_enabled(*self._before)
-            self._before = None
 
     def _walk(self, roots: Sequence[Any]) -> None:
         # Nodes are kept while they are walked: their wrappers are what tells them apart.
@@ -117,3 +119,42 @@ class BackwardLinesPass:
                     source=linecache.getline(frame["path"], line).strip(),
                 )
         return None
+
+
+class _AnomalyMode:
+    """Torch's anomaly mode, while the script believes that it is what it has set."""
+
+    def __init__(self) -> None:
+        self._wished = (False, True)
+        self._set: Callable[..., None] | None = None
+        self._messages = FilterInFront(
+            "ignore", message=_MESSAGES, applies=lambda: not self._wished[0]
+        )
+
+    def start(self, patches: Patches) -> None:
+        """Begin; the patches are taken out after `stop`."""
+        self._wished = (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled())
+        self._set = set_original = torch.set_anomaly_enabled
+
+        def set_anomaly_enabled(mode: bool, check_nan: bool = True) -> None:
+            with unseen:
+                set_original(mode, check_nan)  # which judges them
+                self._wished = (bool(mode), bool(check_nan))
+                self._let_torch_note()
+
+        patches.put(torch, "set_anomaly_enabled", set_anomaly_enabled)
+        patches.put(torch, "is_anomaly_enabled", lambda: self._wished[0])
+        patches.put(torch, "is_anomaly_check_nan_enabled", lambda: self._wished[1])
+        self._messages.put_in()
+        self._let_torch_note()
+
+    def stop(self) -> None:
+        """End; the mode is what the script has set."""
+        set_original, self._set = self._set, None
+        if set_original is not None:
+            set_original(*self._wished)
+            self._messages.take_out()
+
+    def _let_torch_note(self) -> None:
+        if not self._wished[0] and self._set is not None:
+            self._set(True, False)

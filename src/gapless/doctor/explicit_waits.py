@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -14,13 +15,14 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from gapless.device.cuda_sites import WaitingFunction, askable_classes, waiting_functions
 from gapless.doctor.seen import MARK, MARK_AFTER
 from gapless.doctor.wait_notes import Noted, WaitNotes
+from gapless.unnoticed import unseen
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gapless.doctor.patched_attributes import Patches
     from gapless.doctor.wait_notes import Note
+    from gapless.unnoticed import Patches
 
 
 # NCCL only tells the device to wait, which takes less.
@@ -30,17 +32,25 @@ _MIN_COLLECTIVE_NS = 100_000
 def watch_synchronisation(notes: WaitNotes, patches: Patches) -> None:
     """Note each call that waits for a stream, an event or the device, or gives memory back."""
     for function in waiting_functions():
-        patches.put(function.holder, function.name, _waiting(function, notes))
+        make = partial(_waiting, function, notes)
+        if isinstance(function.holder, type):
+            patches.put_method(function.holder, function.name, make)
+        else:
+            original = getattr(function.holder, function.name)
+            patches.put(function.holder, function.name, make(original))
 
 
-def _waiting(function: WaitingFunction, notes: WaitNotes) -> Callable[..., Any]:
-    original = getattr(function.holder, function.name)
-
+def _waiting(
+    function: WaitingFunction, notes: WaitNotes, original: Callable[..., Any]
+) -> Callable[..., Any]:
     def wait(*args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or not notes.are_wanted:
+        if is_dynamo_compiling():
             return original(*args, **kwargs)
-        with Noted(notes, function.cause, function.call):
-            return original(*args, **kwargs)
+        with unseen:
+            if not notes.are_wanted:
+                return original(*args, **kwargs)
+            with Noted(notes, function.cause, function.call):
+                return original(*args, **kwargs)
 
     return _like(wait, original)
 
@@ -48,20 +58,22 @@ def _waiting(function: WaitingFunction, notes: WaitNotes) -> Callable[..., Any]:
 def watch_queries(notes: WaitNotes, patches: Patches) -> None:
     """Note each loop that asks an event or a stream until it is done; asking once is no wait."""
     for kind in askable_classes():
-        patches.put(kind, "query", _asking(kind, notes))
+        patches.put_method(kind, "query", partial(_asking, kind, notes))
 
 
-def _asking(kind: type, notes: WaitNotes) -> Callable[[Any], bool]:
-    original: Callable[[Any], bool] = kind.query  # type: ignore[attr-defined]
+def _asking(
+    kind: type, notes: WaitNotes, original: Callable[[Any], bool]
+) -> Callable[[Any], bool]:
     spins = Spins(notes, f"{kind.__name__}.query")
 
     def query(self: Any) -> bool:
         if is_dynamo_compiling():
             return original(self)
-        start_ns = time.perf_counter_ns()
-        is_done = original(self)
-        spins.asked(self, is_done, start_ns=start_ns)
-        return is_done
+        with unseen:
+            start_ns = time.perf_counter_ns()
+            is_done = original(self)
+            spins.asked(self, is_done, start_ns=start_ns)
+            return is_done
 
     return _like(query, original)
 
@@ -112,11 +124,13 @@ def watch_collectives(notes: WaitNotes, patches: Patches) -> None:
     """Note each wait for a collective that held the host up."""
     if not torch.distributed.is_available():  # noqa: TID251  # in a script of anybody
         return
-    work: Any = torch._C._distributed_c10d.Work
-    original = work.wait
+    work = torch._C._distributed_c10d.Work
+    patches.put_method(work, "wait", partial(_collecting, notes))
 
-    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling() or not notes.are_wanted:
+
+def _collecting(notes: WaitNotes, original: Callable[..., Any]) -> Callable[..., Any]:
+    def collect(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not notes.are_wanted:
             return original(self, *args, **kwargs)
         state = notes.thread
         state.in_wait, state.heard = True, False
@@ -134,7 +148,13 @@ def watch_collectives(notes: WaitNotes, patches: Patches) -> None:
                     mark=MARK_AFTER if state.heard else "",
                 )
 
-    patches.put(work, "wait", _like(wait, original))
+    def wait(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(self, *args, **kwargs)
+        with unseen:
+            return collect(self, *args, **kwargs)
+
+    return _like(wait, original)
 
 
 def _like(stand_in: Callable[..., Any], original: Any) -> Callable[..., Any]:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import dataloader
+
+from gapless.unnoticed import unseen
 
 
 if TYPE_CHECKING:
@@ -15,8 +18,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from gapless.doctor.batch_shapes import BatchShapes
-    from gapless.doctor.patched_attributes import Patches
     from gapless.doctor.wait_notes import WaitNotes
+    from gapless.unnoticed import Patches
 
 
 # A pause that is shorter is nothing to mend.
@@ -25,25 +28,30 @@ _MIN_PAUSE_NS = 100_000
 
 def watch_loaders(notes: WaitNotes, patches: Patches, shapes: BatchShapes) -> None:
     """Note each `next()` of the iterators of `DataLoader`, and the shapes of what it gives."""
-    iterator: Any = dataloader._BaseDataLoaderIter
-    original = iterator.__next__
+    make = partial(_fetching, notes, shapes)
+    patches.put_method(dataloader._BaseDataLoaderIter, "__next__", make)
 
+
+def _fetching(
+    notes: WaitNotes, shapes: BatchShapes, original: Callable[[Any], Any]
+) -> Callable[[Any], Any]:
     def __next__(self: Any) -> Any:  # noqa: N807  # it stands for the method
-        start_ns = time.perf_counter_ns()
-        batch = original(self)
-        detail = f"{self._num_workers} workers, {'' if self._pin_memory else 'not '}pinned"
-        notes.cost(
-            "loader",
-            "DataLoader.__next__",
-            start_ns=start_ns,
-            frame=sys._getframe(1),
-            detail=detail,
-        )
-        shapes.add(batch)
-        return batch
+        with unseen:
+            start_ns = time.perf_counter_ns()
+            batch = original(self)
+            num_workers = getattr(self, "_num_workers", 0)
+            is_pinned = getattr(self, "_pin_memory", False)
+            notes.cost(
+                "loader",
+                "DataLoader.__next__",
+                start_ns=start_ns,
+                frame=sys._getframe(1),
+                detail=f"{num_workers} workers, {'' if is_pinned else 'not '}pinned",
+            )
+            shapes.add(batch)
+            return batch
 
-    __next__.__qualname__ = original.__qualname__
-    patches.put(iterator, "__next__", __next__)
+    return __next__
 
 
 class CollectorPauses:

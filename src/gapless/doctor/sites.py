@@ -16,12 +16,12 @@ from gapless.doctor.explicit_waits import (
 )
 from gapless.doctor.host_costs import CollectorPauses, watch_loaders
 from gapless.doctor.index_cause import cause_of_index
-from gapless.doctor.patched_attributes import Patches
 from gapless.doctor.sync_warnings import SyncWarnings
 from gapless.doctor.tensor_reads import watch_tensors
 from gapless.doctor.user_line import OURS
 from gapless.doctor.wait_notes import WaitNotes
 from gapless.errors import DeviceError
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:

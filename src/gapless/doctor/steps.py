@@ -13,6 +13,7 @@ from torch.utils.data import dataloader
 
 from gapless.device.in_use import graph_class
 from gapless.doctor.step_source import Caller, Kind, StepSource
+from gapless.unnoticed import Patches, unseen
 
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ class StepHooks:
         self._source = source
         self._on_step = on_step
         self._is_in = False
-        self._undo: list[Callable[[], None]] = []
+        self._patches = Patches()
         self._optimizer_hook: RemovableHandle | None = None
         self._is_in_optimizer_hook = False
 
@@ -46,11 +47,15 @@ class StepHooks:
         """Put the hooks in."""
         self._is_in = True
         self._optimizer_hook = register_optimizer_step_post_hook(self._after_optimizer)
-        self._replace(dataloader._BaseDataLoaderIter, "__next__", self._loader_next)
-        self._replace(torch.autograd, "backward", self._counted("backward", "backward"))
+        self._patches.put_method(dataloader._BaseDataLoaderIter, "__next__", self._loader_next)
+        # Below `torch.autograd.backward`, which scripts and other processes know by its name.
+        runs = getattr(torch.autograd, "_engine_run_backward", None)
+        if runs is not None:
+            self._patches.put(torch.autograd, runs.__name__, self._backward(runs))
         graphs = graph_class()
         if graphs is not None:
-            self._replace(graphs, "replay", self._counted("replay", "CUDAGraph.replay"))
+            counted = self._counted("replay", "CUDAGraph.replay")
+            self._patches.put_method(graphs, "replay", counted)
 
     def remove(self) -> None:
         """Take the hooks out; nothing happens if they are out.
@@ -62,8 +67,7 @@ class StepHooks:
         if self._optimizer_hook is not None and not self._is_in_optimizer_hook:
             self._optimizer_hook.remove()
             self._optimizer_hook = None
-        while self._undo:
-            self._undo.pop()()
+        self._patches.take_out()
 
     def step(self) -> None:
         """Note that the script itself has said that a step has ended."""
@@ -94,20 +98,36 @@ class StepHooks:
     def _loader_next(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(original)
         def next_batch(iterator: Any) -> Any:
-            batch = original(iterator)
-            if self._is_in:
-                self._called(Caller("loader", "DataLoader", id(iterator._dataset)))
-            return batch
+            with unseen:
+                batch = original(iterator)
+                if self._is_in:
+                    data = getattr(iterator, "_dataset", iterator)
+                    self._called(Caller("loader", "DataLoader", id(data)))
+                return batch
 
         return next_batch
+
+    def _backward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        of_backward = torch.autograd.backward.__code__
+
+        @wraps(original)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with unseen:
+                result = original(*args, **kwargs)
+                if sys._getframe(1).f_code is of_backward:
+                    self._called(Caller("backward", "backward"))
+                return result
+
+        return run
 
     def _counted(self, kind: Kind, name: str) -> Callable[[Callable[..., Any]], Any]:
         def counted(original: Callable[..., Any]) -> Callable[..., Any]:
             @wraps(original)
             def call(*args: Any, **kwargs: Any) -> Any:
-                result = original(*args, **kwargs)
-                self._called(Caller(kind, name))
-                return result
+                with unseen:
+                    result = original(*args, **kwargs)
+                    self._called(Caller(kind, name))
+                    return result
 
             return call
 
@@ -122,29 +142,13 @@ class StepHooks:
         function = getattr(owner, name, None)
         is_function = callable(function) and not isinstance(function, type)
         if is_function and not getattr(function, "_is_counted_by_the_doctor", False):
-            self._replace(owner, name, self._counted_function)
+            self._count(owner, name, function)
 
-    def _counted_function(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        counted: Any = self._counted("function", self._source.asked)(original)
+    def _count(self, owner: Any, name: str, function: Any) -> None:
+        counted: Any = self._counted("function", self._source.asked)(function)
         counted._is_counted_by_the_doctor = True
-        return counted  # type: ignore[no-any-return]
-
-    def _replace(self, owner: Any, name: str, wrap: Callable[[Callable[..., Any]], Any]) -> None:
-        is_own = name in vars(owner)
-        former = vars(owner)[name] if is_own else getattr(owner, name)
-        ours = wrap(getattr(owner, name))
-        setattr(owner, name, staticmethod(ours) if isinstance(former, staticmethod) else ours)
-        put_in = vars(owner)[name]
-
-        def undo() -> None:
-            # What somebody else has put over it stays: ours lets everything through by now.
-            if vars(owner).get(name) is put_in:
-                if is_own:
-                    setattr(owner, name, former)
-                else:
-                    delattr(owner, name)
-
-        self._undo.append(undo)
+        is_static = isinstance(vars(owner).get(name), staticmethod)
+        self._patches.put(owner, name, staticmethod(counted) if is_static else counted)
 
 
 _KINDS = ("auto", "optimizer", "loader")

@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
 from gapless.device.cuda_sites import SYNC_WARNING
-from gapless.doctor.user_line import OURS
+from gapless.unnoticed import FilterInFront, below_own, is_own_file, unseen
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-    from gapless.doctor.patched_attributes import Patches
+    from gapless.unnoticed import Patches
 
 
-# In brackets, so that it is not equal to a filter that the script may have of its own.
-_OURS = f"(?:{SYNC_WARNING})"
+# Warnings in the name of what stands in for a method of torch or of the script.
+_OWN_MODULES = r"gapless\.(doctor|trials|unnoticed)\b"
 
-# Each puts a filter in front of ours, or takes all away.
-_CHANGERS = ("simplefilter", "filterwarnings", "resetwarnings")
+
+class _ThreadState(threading.local):
+    """Whether the script's own filters are being asked."""
+
+    asks = False
 
 
 class SyncWarnings:
@@ -30,6 +34,7 @@ class SyncWarnings:
     Torch warns when the call returns, so the wait is over then. Replaced is the function that shows a
     warning once the filters let it pass, since `catch_warnings` does not change that; and a filter for
     these warnings stays in front of all others, so that none mutes them, and none makes them an error.
+    What the script is to see is asked of its own filters then, at the line where it would be without us.
 
     Args:
         hear: takes the frame that made the call.
@@ -39,64 +44,67 @@ class SyncWarnings:
     def __init__(self, hear: Callable[[FrameType], None], are_wanted: Callable[[], bool]) -> None:
         self._hear = hear
         self._are_wanted = are_wanted
-        self._filter: Any = None
-        self._add = warnings.filterwarnings
-        self._lists: list[list[Any]] = []
+        self._thread = _ThreadState()
+        self._filters = (
+            FilterInFront("always", module=_OWN_MODULES, applies=self._are_ours),
+            FilterInFront("always", message=SYNC_WARNING, applies=self._are_ours),
+        )
 
     def start(self, patches: Patches) -> None:
         """Begin to hear."""
         show = warnings._showwarnmsg  # type: ignore[attr-defined]
 
         def show_others(message: Any) -> None:
-            frame = sys._getframe(1)
-            if not str(message.message).startswith(SYNC_WARNING):
-                _show_where_it_was(message, frame)
-                show(message)
-                return
-            self._hear(frame)
-            if self._are_wanted():
-                show(message)
+            with unseen:
+                if self._thread.asks:
+                    self._thread.asks = False
+                    show(message)
+                    return
+                frame = sys._getframe(1)
+                is_of_wait = str(message.message).startswith(SYNC_WARNING)
+                if is_of_wait:
+                    self._hear(frame)
+                if is_of_wait and not self._are_wanted():
+                    return
+                if is_own_file(message.filename):
+                    self._warn_at(below_own(frame), message)
+                elif is_of_wait:
+                    self._warn_at(frame, message)
+                else:
+                    show(message)
 
         patches.put(warnings, "_showwarnmsg", show_others)
-        self._add = warnings.filterwarnings
-        for name in _CHANGERS:
-            patches.put(warnings, name, self._then_come_first(getattr(warnings, name)))
-        self.come_first()
+        for one in self._filters:
+            one.put_in()
 
     def come_first(self) -> None:
-        """Put the filter back in front, where the script has changed the filters."""
-        filters: Any = warnings.filters
-        if not filters or filters[0] != self._filter:
-            self._add("always", message=_OURS)
-            self._filter = filters[0]
-        if not any(one is filters for one in self._lists):
-            self._lists.append(filters)
+        """Put the filters back in front, where the script has put other ones in their place."""
+        for one in self._filters:
+            one.come_first()
 
     def stop(self) -> None:
-        """Take the filter out of every list that holds it; `catch_warnings` makes new ones."""
-        now: Any = warnings.filters
-        for filters in [*self._lists, now]:
-            while self._filter in filters:
-                filters.remove(self._filter)
-        self._lists.clear()
-        self._filter = None
+        """Take the filters out of every list that holds them; `catch_warnings` makes new ones."""
+        for one in self._filters:
+            one.take_out()
 
-    def _then_come_first(self, change: Callable[..., None]) -> Callable[..., None]:
-        def changed(*args: Any, **kwargs: Any) -> None:
-            change(*args, **kwargs)
-            if self._filter is not None:
-                self.come_first()
+    def _are_ours(self) -> bool:
+        return not self._thread.asks
 
-        changed.__name__ = changed.__qualname__ = change.__name__
-        changed.__module__, changed.__doc__ = "warnings", change.__doc__
-        return changed
-
-
-def _show_where_it_was(message: Any, frame: FrameType | None) -> None:
-    """Let a warning of a call that we have wrapped name the line that made it, as without us."""
-    if not message.filename.startswith(OURS):
-        return
-    while frame is not None and frame.f_code.co_filename.startswith(OURS):
-        frame = frame.f_back
-    if frame is not None:
-        message.filename, message.lineno = frame.f_code.co_filename, frame.f_lineno
+    def _warn_at(self, frame: FrameType | None, message: Any) -> None:
+        """Let the script's own filters decide about a warning of a frame."""
+        if frame is None:
+            return
+        names = frame.f_globals
+        self._thread.asks = True
+        try:
+            warnings.warn_explicit(
+                message.message,
+                message.category,
+                frame.f_code.co_filename,
+                frame.f_lineno,
+                module=names.get("__name__") or "<string>",
+                registry=names.setdefault("__warningregistry__", {}),
+                source=message.source,
+            )
+        finally:
+            self._thread.asks = False

@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.compiler import is_dynamo_compiling
-from torch.overrides import handle_torch_function, has_torch_function_variadic
 
 from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense, why_it_blocks
 from gapless.device.cuda_sites import is_capturing
 from gapless.doctor import placement
 from gapless.doctor.wait_notes import Noted, WaitNotes
+from gapless.unnoticed import is_of_signal_handler, unseen
 
 
 if TYPE_CHECKING:
     from gapless.doctor.causes import Cause
-    from gapless.doctor.patched_attributes import Patches
+    from gapless.unnoticed import Patches
 
 
 # Always wait, if the tensor is on a device.
@@ -41,7 +42,7 @@ _Question = Callable[..., "tuple[Cause, str] | None"]
 def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
     """Note each wait of the methods of tensors that wait."""
     for name, cause in _READS.items():
-        patches.put(torch.Tensor, name, _reading(name, cause, notes))
+        patches.put_method(torch.Tensor, name, partial(_reading, name, cause, notes))
     questions: dict[str, _Question] = {
         "to": _to,
         "cuda": _cuda,
@@ -50,62 +51,62 @@ def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
         "pin_memory": _pin,
     }
     for name, question in questions.items():
-        patches.put(torch.Tensor, name, _asking(name, question, notes))
+        patches.put_method(torch.Tensor, name, partial(_asking, name, question, notes))
 
 
-def _reading(name: str, cause: Cause, notes: WaitNotes) -> Callable[..., Any]:
+def _reading(
+    name: str, cause: Cause, notes: WaitNotes, original: Callable[..., Any]
+) -> Callable[..., Any]:
     """Note a call if the tensor is on a device."""
-    original = getattr(torch.Tensor, name)
     call = f"Tensor.{name}"
 
     def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(tensor, *args, **kwargs)
-        if placement.is_on_accelerator(tensor) and notes.are_wanted:
+        with unseen:
+            if not (placement.is_on_accelerator(tensor) and notes.are_wanted):
+                return original(tensor, *args, **kwargs)
             with Noted(notes, cause, call):
-                return _as_torch_would(original, tensor, args, kwargs)
-        return _as_torch_would(original, tensor, args, kwargs)
+                return original(tensor, *args, **kwargs)
 
     return _named(method, name)
 
 
-def _asking(name: str, question: _Question, notes: WaitNotes) -> Callable[..., Any]:
+def _asking(
+    name: str, question: _Question, notes: WaitNotes, original: Callable[..., Any]
+) -> Callable[..., Any]:
     """Note a call if it blocks, which depends on more than the tensor."""
-    original = getattr(torch.Tensor, name)
     call = f"Tensor.{name}"
 
     def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         if is_dynamo_compiling():
             return original(tensor, *args, **kwargs)
-        try:
-            found = question(tensor, *args, **kwargs)
-        except (AttributeError, RuntimeError, TypeError):
-            found = None  # torch is to say what is wrong, or takes more than we know
-        if found is not None and notes.are_wanted:
+        with unseen:
+            found = _answer(question, tensor, args, kwargs) if notes.are_wanted else None
+            if found is None:
+                return original(tensor, *args, **kwargs)
             with Noted(notes, found[0], call, found[1]):
-                return _as_torch_would(original, tensor, args, kwargs)
-        return _as_torch_would(original, tensor, args, kwargs)
+                return original(tensor, *args, **kwargs)
 
     return _named(method, name)
+
+
+def _answer(
+    question: _Question, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Cause, str] | None:
+    try:
+        return question(tensor, *args, **kwargs)
+    except Exception as error:
+        if is_of_signal_handler(error):
+            raise
+        return None  # torch is to say what is wrong, or takes more than we know
 
 
 def _named(method: Callable[..., Any], name: str) -> Callable[..., Any]:
-    # By these it is found again when a script sends it to another process.
+    # By its name a method of an object is found again when a script sends it to another process.
     method.__name__, method.__qualname__, method.__module__ = name, f"Tensor.{name}", "torch"
     method.__doc__ = getattr(torch.Tensor, name).__doc__
     return method
-
-
-def _as_torch_would(
-    original: Callable[..., Any],
-    tensor: torch.Tensor,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Call a method. Functions that a script has put around it are to see torch's, not ours."""
-    if has_torch_function_variadic(tensor, *args):
-        return handle_torch_function(original, (tensor, *args), tensor, *args, **kwargs)
-    return original(tensor, *args, **kwargs)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Cause, str] | None:
@@ -235,7 +236,7 @@ def _numpy(tensor: torch.Tensor, *, force: bool = False) -> tuple[Cause, str] | 
 
 def _pin(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Cause, str] | None:
     # A loader that was asked for pinned batches makes them, mostly on a thread of its own.
-    if str(sys._getframe(2).f_globals.get("__name__")).startswith("torch.utils.data"):
+    if str(sys._getframe(3).f_globals.get("__name__")).startswith("torch.utils.data"):
         return None
     with torch._C.DisableTorchFunction():
         if (

@@ -6,7 +6,6 @@ import json
 import sys
 import tempfile
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +15,7 @@ from gapless.doctor.other_profilers import reason_in, running_profiler
 from gapless.doctor.profiler_output import profiler_output
 from gapless.doctor.seen import STEP_MARK
 from gapless.doctor.trace import Trace, read_trace
+from gapless.unnoticed import FilterInFront, no_line_warns_anew
 
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class TimesPass:
             )
             return
         try:
-            with profiler_output(self._said), warnings.catch_warnings():
-                # Torch 2.11 says so whenever a profiler starts, also where there is but one cycle.
-                warnings.filterwarnings("ignore", message=".*Profiler clears events")
+            # Torch 2.11 says so whenever a profiler starts, also where there is but one cycle.
+            is_mute = FilterInFront("ignore", message=".*Profiler clears events")
+            with profiler_output(self._said), is_mute, no_line_warns_anew():
                 self._profiler = self._new_profiler()
                 self._profiler.start()
         except Exception as error:

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from gapless.trials.attributes import Patches
 from gapless.trials.late_number import is_late, without_late
 from gapless.trials.text_uses import goes_to_output
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch._C._functorch import is_functorch_wrapped_tensor
 
-from gapless.trials.attributes import Patches
 from gapless.trials.forcing_line import forcing_line
 from gapless.trials.held_output import HeldOutput
 from gapless.trials.late_number import LateFloat, forced, is_late
@@ -20,6 +19,7 @@ from gapless.trials.late_tensor import LateTensor
 from gapless.trials.number_names import NumberNames
 from gapless.trials.reads import Reads
 from gapless.trials.takers import teach_takers
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import linecache
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from gapless.trials.attributes import Patches
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:

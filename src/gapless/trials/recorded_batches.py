@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.data import dataloader
 
-from gapless.trials.attributes import Patches
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:

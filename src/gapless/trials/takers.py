@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.trials.attributes import Patches
 from gapless.trials.late_number import forced, is_late, without_late
+from gapless.unnoticed import Patches
 
 
 if TYPE_CHECKING:

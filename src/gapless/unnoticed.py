@@ -1,0 +1,274 @@
+"""Change a running program for a while so that it does not notice: attributes, methods, warnings."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType, MethodDescriptorType, MethodType, WrapperDescriptorType
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from types import CodeType, FrameType, TracebackType
+
+
+_INHERITED = object()
+
+# What binds to an object as methods do. Programs also put other things in the place of methods.
+_METHODS: tuple[type, ...] = (
+    FunctionType,
+    MethodDescriptorType,
+    WrapperDescriptorType,
+)
+
+_HERE = Path(__file__).parent
+_OWN_FILES = (__file__, *(str(_HERE / room) + os.sep for room in ("doctor", "trials")))
+
+
+class Patches:
+    """Attributes that stand for others until `take_out`."""
+
+    def __init__(self) -> None:
+        self._replaced: list[tuple[Any, str, Any, Any]] = []
+
+    def put(self, holder: Any, name: str, value: Any) -> None:
+        """Replace an attribute; one that the holder inherits is shadowed."""
+        before = vars(holder).get(name, _INHERITED)
+        setattr(holder, name, value)
+        self._replaced.append((holder, name, before, vars(holder)[name]))
+
+    def put_method(
+        self, kind: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        """Let calls of a method on objects go through another one; the class shows what it had.
+
+        Where a program has put something in the place of the method that is none, it stays.
+
+        Args:
+            kind: class.
+            name: of the method.
+            make: takes the method, and returns a function that takes the object first.
+        """
+        shown = getattr(kind, name)
+        held = next(vars(one)[name] for one in kind.__mro__ if name in vars(one))
+        if isinstance(held, StandIn):
+            self.put(kind, name, StandIn(shown, make(held.method)))
+        elif isinstance(held, _METHODS) or type(held).__name__ == "instancemethod":
+            self.put(kind, name, StandIn(shown, make(shown)))
+
+    def take_out(self) -> None:
+        """Put back what was there, but not over what somebody else has put there since."""
+        while self._replaced:
+            holder, name, before, ours = self._replaced.pop()
+            if vars(holder).get(name) is not ours:
+                continue
+            if before is _INHERITED:
+                delattr(holder, name)
+            else:
+                setattr(holder, name, before)
+
+
+class StandIn:
+    """Stands for a method in a class: objects have another one, while the class shows its own.
+
+    So `Tensor.item` is what it always was, for tables by function, for `pickle`, `inspect` and for
+    whoever keeps it.
+
+    Args:
+        shown: what the class shows.
+        method: takes the object first.
+    """
+
+    __slots__ = ("method", "shown")
+
+    def __init__(self, shown: Any, method: Callable[..., Any]) -> None:
+        self.shown = shown
+        self.method = method
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self.shown if instance is None else MethodType(self.method, instance)
+
+
+def is_own(frame: FrameType) -> bool:
+    """Whether a frame is one of those that stand between the program and what it calls."""
+    return is_own_file(frame.f_code.co_filename)
+
+
+def is_own_file(path: str) -> bool:
+    """Whether frames of a file are such."""
+    return path.startswith(_OWN_FILES)
+
+
+def below_own(frame: FrameType | None) -> FrameType | None:
+    """Return the frame of the program that called what stands in for something, at or below a frame."""
+    while frame is not None and not is_own(frame):
+        frame = frame.f_back
+    while frame is not None and is_own(frame):
+        frame = frame.f_back
+    return frame
+
+
+class _Unseen:
+    """A context that leaves its function out of the tracebacks of what is raised in it."""
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: object
+    ) -> None:
+        if error is not None:
+            error.__traceback__ = _without_own(error.__traceback__)
+
+
+# A function that does all of its work in this context is in no traceback.
+unseen = _Unseen()
+
+
+def _without_own(trace: TracebackType | None) -> TracebackType | None:
+    while trace is not None and is_own(trace.tb_frame):
+        trace = trace.tb_next
+    return trace
+
+
+def is_of_signal_handler(error: BaseException) -> bool:
+    """Whether a handler of a signal has raised this, which the program awaits wherever it is."""
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()}
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code in handlers:
+            return True
+        trace = trace.tb_next
+    return False
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    handler = getattr(handler, "func", handler)  # of `functools.partial`
+    handler = getattr(handler, "__func__", handler)
+    if callable(handler) and not hasattr(handler, "__code__"):
+        handler = type(handler).__call__
+    return getattr(handler, "__code__", None)
+
+
+# What Python calls whenever somebody has changed the filters of warnings, by version.
+_TOLD_OF_CHANGES = ("_filters_mutated", "_filters_mutated_lock_held")
+
+_in_front: list[FilterInFront] = []
+_patches_of_warnings = Patches()
+
+
+def _stay_in_front() -> None:
+    for name in _TOLD_OF_CHANGES:
+        if hasattr(warnings, name):
+            _patches_of_warnings.put(warnings, name, _then_come_first(getattr(warnings, name)))
+
+
+def _then_come_first(change: Callable[[], None]) -> Callable[[], None]:
+    def changed() -> None:
+        change()
+        for one in tuple(_in_front):
+            one.come_first()
+
+    return changed
+
+
+@contextmanager
+def no_line_warns_anew() -> Iterator[None]:
+    """Let changes of filters in the body, as of libraries that it imports, count for new warnings alone."""
+    patches = Patches()
+    for name in _TOLD_OF_CHANGES:
+        if hasattr(warnings, name):
+            patches.put(warnings, name, lambda: None)
+    try:
+        yield
+    finally:
+        patches.take_out()
+
+
+class FilterInFront:
+    """A filter of warnings before those of the program, which go on to apply to all others.
+
+    It stays in front when the program changes its own. `warnings.filterwarnings` lets each line warn
+    anew of what it has warned of once; this does not.
+
+    Args:
+        action: "always", "ignore" and so on.
+        message: begin of the warnings, as a pattern.
+        module: that they are to be in, as a pattern.
+        applies: whether it filters just now.
+    """
+
+    def __init__(
+        self,
+        action: str,
+        *,
+        message: str = "",
+        module: str = "",
+        applies: Callable[[], bool] = lambda: True,
+    ) -> None:
+        self._match = [_Match(pattern, self._is_on) for pattern in (message, module)]
+        self._item: Any = (action, self._match[0], Warning, self._match[1], 0)
+        self._applies = applies
+        self._is_in = False
+        self._lists: list[list[Any]] = []
+
+    def __enter__(self) -> None:
+        self.put_in()
+
+    def __exit__(self, *_: object) -> None:
+        self.take_out()
+
+    def put_in(self) -> None:
+        """Begin to filter."""
+        if not _in_front:
+            _stay_in_front()
+        _in_front.append(self)
+        self._is_in = True
+        self.come_first()
+
+    def come_first(self) -> None:
+        """Go to the front of the filters that hold now."""
+        filters: Any = warnings.filters
+        if not filters or filters[0] is not self._item:
+            self._take_out_of(filters)
+            filters.insert(0, self._item)
+        if not any(one is filters for one in self._lists):
+            self._lists.append(filters)
+
+    def take_out(self) -> None:
+        """Go out of every list of filters. Copies that are not known hold it, without effect."""
+        if self._is_in:
+            _in_front.remove(self)
+        self._is_in = False
+        if not _in_front:
+            _patches_of_warnings.take_out()
+        for filters in [*self._lists, warnings.filters]:
+            self._take_out_of(filters)
+        self._lists.clear()
+
+    def _is_on(self) -> bool:
+        return self._is_in and self._applies()
+
+    def _take_out_of(self, filters: Any) -> None:
+        filters[:] = [one for one in filters if one is not self._item]
+
+
+class _Match:
+    """A pattern of a filter that matches nothing while the filter is off."""
+
+    def __init__(self, pattern: str, is_on: Callable[[], bool]) -> None:
+        self._pattern = re.compile(pattern, re.IGNORECASE)
+        self._is_on = is_on
+
+    def match(self, text: str) -> object:
+        """Return a match, or None: what a filter of warnings asks."""
+        return self._pattern.match(text) if self._is_on() else None
+
+    def __reduce__(self) -> Any:
+        # Some send the filters to other processes.
+        return re.compile, ("(?!)",)

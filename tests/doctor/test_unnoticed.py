@@ -1,0 +1,328 @@
+"""A script computes and prints what it does without the doctor; tensors count as those of a device."""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import pickle
+import traceback
+import warnings
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, dataloader
+
+from gapless.doctor import placement
+from gapless.doctor.backward_lines import BackwardLinesPass
+from gapless.doctor.sites import SitesPass
+from gapless.doctor.step_source import StepSource
+from gapless.doctor.steps import StepHooks
+from gapless.doctor.times import TimesPass
+
+
+METHODS = (
+    *("item", "tolist", "cpu", "to", "cuda", "copy_", "numpy", "pin_memory"),
+    *("__bool__", "__float__", "__complex__", "__int__", "__index__"),
+)
+
+
+@pytest.fixture(autouse=True)
+def tensors_are_on_a_device(monkeypatch):
+    """Let every tensor be one that the host waits for, and every device another than the host."""
+    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: True)
+    monkeypatch.setattr(placement, "is_accelerator", lambda device: True)
+
+
+@pytest.fixture
+def watched():
+    """All that the doctor puts into a process while it looks for waits."""
+    hooks = StepHooks(StepSource(), on_step=lambda: None)
+    hooks.install()
+    sites = SitesPass(marks=True)
+    sites.start()
+    yield sites
+    sites.stop()
+    hooks.remove()
+
+
+BEFORE = {name: getattr(torch.Tensor, name) for name in METHODS}
+
+
+# What a class shows
+
+
+def test_a_class_shows_its_own_methods(watched):
+    """Tables, comparisons, `pickle` and `inspect` find what they always find."""
+    assert watched.waits == []
+    for name, method in BEFORE.items():
+        assert name in vars(torch.Tensor)
+        assert getattr(torch.Tensor, name) is method
+        assert getattr(nn.Parameter, name) is method
+    assert not inspect.isfunction(torch.Tensor.item)
+    assert "torch._C.TensorBase" in repr(torch.Tensor.item)
+    assert "def __next__" in inspect.getsource(dataloader._BaseDataLoaderIter.__next__)
+    assert torch.autograd.backward.__code__.co_filename.endswith("__init__.py")
+
+
+def test_a_function_that_is_compared_where_it_is_used_is_the_same(watched):
+    """Subclasses ask `func is torch.Tensor.item` whenever they are called."""
+    found = []
+
+    class Asks(torch.Tensor):
+        @classmethod
+        def __torch_function__(cls, func, types, args=(), kwargs=None):
+            found.extend(name for name in METHODS if func is getattr(torch.Tensor, name))
+            return super().__torch_function__(func, types, args, kwargs or {})
+
+    x = torch.ones(()).as_subclass(Asks)
+    found.clear()
+    _ = x.item(), float(x), int(x), bool(x), x.tolist(), x.to(torch.float64), x.cpu()
+
+    assert found == ["item", "__float__", "__int__", "__bool__", "tolist", "to", "cpu"]
+
+
+def test_what_a_script_has_put_in_the_place_of_a_method_is_called_as_before():
+    """A mock does not get the tensor, a static function neither."""
+    with (
+        mock.patch.object(torch.Tensor, "item", return_value=7) as item,
+        mock.patch.object(torch.Tensor, "cpu", staticmethod(lambda: 8)),
+        mock.patch.object(torch.Tensor, "tolist", lambda self: [9, *self.shape]),
+    ):
+        sites = SitesPass()
+        sites.start()
+        x = torch.ones(2)
+        assert (x.item(), x.cpu(), x.tolist()) == (7, 8, [9, 2])
+        sites.stop()
+
+    item.assert_called_once_with()
+    assert [wait.call for wait in sites.waits if wait.cause != "gc"] == ["Tensor.tolist"]
+
+
+def test_methods_of_subclasses_are_theirs(watched):
+    """They call those of the base as ever."""
+
+    class Doubles(torch.Tensor):
+        def item(self):
+            return 2 * super().item()
+
+        def __float__(self):
+            return 3 * super().__float__()
+
+    x = torch.ones(()).as_subclass(Doubles)
+
+    assert (x.item(), float(x), int(x)) == (2, 3, 1)
+
+
+# Slots of classes, which C asks
+
+# The functions of a class written in Python, as words from its address on; counts and caches are others.
+_FUNCTIONS = (8, 9, 11, *range(15, 20), 25, 27, 28, *range(51, 106))
+
+
+def functions_of(kind):
+    """Return what C finds in a class for numbers, sequences, iteration and so on."""
+    words = (ctypes.c_void_p * 106).from_address(id(kind))
+    return [words[place] for place in _FUNCTIONS]
+
+
+def test_c_finds_in_a_class_what_it_always_finds():
+    """CPython fills some slots when an attribute is set, and never clears them again."""
+
+    class Fresh(torch.Tensor):
+        def __bool__(self):
+            return True
+
+    kinds = (torch.Tensor, nn.Parameter, Fresh, dataloader._BaseDataLoaderIter, torch.cuda.Event)
+    before = [functions_of(kind) for kind in kinds]
+    sites = SitesPass()
+    sites.start()
+    during = [functions_of(kind) for kind in kinds]
+    sites.stop()
+
+    assert during == before
+    assert [functions_of(kind) for kind in kinds] == before
+
+
+# Tracebacks
+
+
+def frames_of(call):
+    """Return the files and functions of the traceback of what a call raises."""
+    with pytest.raises((RuntimeError, ValueError)) as raised:
+        call()
+    return [
+        (Path(frame.filename).name, frame.name)
+        for frame in traceback.extract_tb(raised.value.__traceback__)
+    ][1:]
+
+
+class Fails(torch.autograd.Function):
+    """Has no gradient."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("no gradient")
+
+
+class BadData(IterableDataset):
+    """Cannot be read."""
+
+    def __iter__(self):
+        raise ValueError("bad sample")
+        yield
+
+
+class BadTensor(torch.Tensor):
+    """Cannot be read either."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        raise ValueError(func.__name__)
+
+
+def raising():
+    return {
+        "a read": lambda: torch.ones(2).item(),
+        "a condition": lambda: bool(torch.ones(2)),
+        "a move": lambda: torch.ones(2).to("nowhere"),
+        "a copy": lambda: torch.ones(2).copy_(torch.ones(3)),
+        "a subclass": lambda: torch.ones(()).as_subclass(BadTensor).item(),
+        "a batch": lambda: next(iter(DataLoader(BadData()))),
+        "a backward pass": lambda: Fails.apply(torch.ones((), requires_grad=True)).backward(),
+        "a gradient": lambda: torch.autograd.grad(torch.ones(()), torch.ones(())),
+    }
+
+
+@pytest.mark.parametrize("name", raising())
+def test_tracebacks_have_no_lines_of_ours(name):
+    """They are printed, logged and compared."""
+    call = raising()[name]
+    expected = frames_of(call)
+    hooks = StepHooks(StepSource(), on_step=lambda: None)
+    hooks.install()
+    sites, lines = SitesPass(), BackwardLinesPass()
+    sites.start()
+    lines.start()
+    try:
+        assert frames_of(call) == expected
+    finally:
+        lines.stop()
+        sites.stop()
+        hooks.remove()
+
+
+# Warnings
+
+
+def warns_once():
+    warnings.warn("once", UserWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize(
+    "kind", [SitesPass, BackwardLinesPass, lambda: TimesPass(has_device=False)]
+)
+def test_a_line_that_has_warned_does_not_warn_again(kind):
+    """Python shows a warning of a line once, until filters change; ours are no change."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        warns_once()
+        for _ in range(2):
+            one = kind()
+            one.start()
+            warns_once()
+            one.stop()
+            warns_once()
+
+    assert [str(one.message) for one in seen] == ["once"]
+
+
+class Warns(torch.Tensor):
+    """Warns of its callers."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.item:
+            warnings.warn("is read", DeprecationWarning, stacklevel=2)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_warnings_of_callers_are_those_of_the_scripts_lines(watched):
+    """Filters by module match, and each line is told of once."""
+    x = torch.ones(()).as_subclass(Warns)
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.resetwarnings()
+        warnings.filterwarnings("default", module=__name__.replace(".", "[.]"))
+        for _ in range(2):
+            x.item()  # one line
+            x.item()  # another line
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", module=__name__.replace(".", "[.]"))
+        with pytest.raises(DeprecationWarning):
+            x.item()
+
+    assert [one.filename for one in seen] == [__file__] * 2
+    assert seen[0].lineno + 1 == seen[1].lineno
+
+
+def test_names_bound_early_change_filters_as_ever():
+    """What a script makes an error is one, and no wait is."""
+    ignore, always = warnings.simplefilter, warnings.filterwarnings
+    sites = SitesPass()
+    sites.start()
+    with warnings.catch_warnings():
+        ignore("error")
+        warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+        with pytest.raises(UserWarning, match="own"):
+            warnings.warn("the script's own", UserWarning, stacklevel=1)
+    assert (warnings.simplefilter, warnings.filterwarnings) == (ignore, always)
+    sites.stop()
+
+    assert [wait.cause for wait in sites.waits if wait.cause != "gc"] == ["unknown"]
+
+
+def test_filters_that_a_script_keeps_have_no_effect_afterwards(watched):
+    """It may have copied them, or send them to another process."""
+    kept = list(warnings.filters)
+    sent = pickle.dumps(kept)
+    watched.stop()
+    with warnings.catch_warnings(record=True) as seen:
+        for filters in (kept, pickle.loads(sent)):
+            warnings.filters[:] = [*filters[:2], ("ignore", None, Warning, None, 0)]
+            warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=1)
+
+    assert seen == []
+
+
+# The anomaly mode
+
+
+def fails_backward():
+    with pytest.raises(RuntimeError, match="no gradient"):
+        Fails.apply(torch.ones((), requires_grad=True)).backward()
+
+
+def test_the_anomaly_mode_is_the_scripts():
+    """It begins and ends blocks in it whenever it likes, and is told of errors only there."""
+    lines = BackwardLinesPass()
+    with torch.autograd.set_detect_anomaly(True, check_nan=False):
+        lines.start()
+        with pytest.warns(UserWarning, match="Error detected"):
+            fails_backward()
+    assert not torch.is_anomaly_enabled()
+    with warnings.catch_warnings(record=True) as seen:
+        fails_backward()
+    block = torch.autograd.set_detect_anomaly(True)
+    with block:
+        assert (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()) == (True, True)
+        lines.stop()
+        assert torch.is_anomaly_enabled()
+
+    assert not torch.is_anomaly_enabled()
+    assert seen == []
