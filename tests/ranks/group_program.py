@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import os
 import sys
+import traceback
 from contextlib import contextmanager
 
 import torch
 
 from gapless.device.find import find_device
-from gapless.errors import GaplessError, RanksDifferError
+from gapless.errors import GaplessError, PeerLostError, RanksDifferError
 from gapless.nmt.run.same_weights import check_same_weights
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import find_ranks
@@ -85,7 +86,10 @@ def lost(ranks):
     if ranks.rank == 1:
         os._exit(0)
     agreement = ranks.agreement(("stop",), blocking=blocking)
-    agreement.finish()
+    try:
+        agreement.finish()
+    except PeerLostError:
+        ranks.fail(traceback.print_exc, code=1)
 
 
 CASES = {"values": values, "flags": flags, "weights": weights, "lost": lost, "one gpu": None}

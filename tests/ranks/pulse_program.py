@@ -78,6 +78,7 @@ def is_killed(pulse):
 
 def is_stopped(pulse):
     del pulse
+    time.sleep(1.0)  # until the others have heard of updates
     os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -4,7 +4,7 @@ There are three groups, since the collectives of a group are matched by their or
 
     main    gradients and losses, on the device: NCCL on GPUs, gloo on a CPU
     side    what ranks agree on and share, on the host: gloo
-    pulse   the heartbeat, in a thread of its own: gloo
+    pulse   the heartbeat, in threads of its own: gloo
 
 `side` comes first, as the process's default group: over it two ranks on one GPU are found out, with
 which NCCL would not start. NCCL connects at once, because a capture must not be what connects it.
@@ -14,9 +14,8 @@ No collective has a time limit of its own: rank 0 may prepare data for hours whi
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -26,12 +25,14 @@ from torch.distributed.rendezvous import rendezvous
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
 from gapless.ranks.gradient_sum import FlatSum
+from gapless.ranks.leaving import leave
 from gapless.ranks.lost_peers import first_line, named_as_lost
 from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
+from gapless.ranks.pulse import Pulse
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
 
     from torch.distributed.distributed_c10d import Store
@@ -96,7 +97,6 @@ class TorchRanks:
     Attributes:
         main: group on the device.
         side: group on the host.
-        pulse: group on the host, for one thread of its own.
     """
 
     def __init__(self, launch: Launch, device: torch.device) -> None:
@@ -106,8 +106,9 @@ class TorchRanks:
         assert dist.group.WORLD is not None
         self.side = dist.group.WORLD
         with named_as_lost("start"):
-            self.pulse = _gloo()
-            self.main = _group_on(device)
+            self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world).start()
+            with self._pulse.pause():
+                self.main = _group_on(device)
 
     def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
         """Return what sums the gradients of these parameters in one piece.
@@ -159,20 +160,31 @@ class TorchRanks:
         return GroupAgreement(flags, group=self.side, blocking=blocking, every=every)
 
     def note_updates(self, updates: int) -> None:
-        """Tell the others how many updates this rank has done."""
+        """Tell the others how many updates this rank has done.
+
+        Sync: Does not block the host.
+        """
+        self._pulse.note_updates(updates)
 
     def pause(self, reason: str) -> AbstractContextManager[None]:
         """Tell the others that this rank does no updates in the body, and is alive."""
         del reason
-        return nullcontext()
+        return self._pulse.pause()
+
+    def note_stop(self) -> None:
+        """Take a rank for lost if it is silent, even in a pause: this one is asked to stop."""
+        self._pulse.note_stop()
+
+    def fail(self, tell: Callable[[], None] | None, *, code: int) -> NoReturn:
+        """End all ranks because of an error on this one."""
+        self._pulse.fail(tell, code=code)
 
     def end(self) -> None:
         """Leave together with all ranks, once no work is queued and no graph is left.
 
         Sync: Blocks the host until all ranks are here.
         """
-        self.agree("ends")
-        dist.destroy_process_group()
+        leave(self._pulse, dist.destroy_process_group)
 
 
 def _store_of(launch: Launch) -> Store:

@@ -10,7 +10,7 @@ from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
 
     import torch
@@ -63,6 +63,15 @@ class OneRank:
         """Tell nobody."""
         del reason
         return nullcontext()
+
+    def note_stop(self) -> None:
+        """Tell nobody."""
+
+    def fail(self, tell: Callable[[], None] | None, *, code: int) -> None:
+        """Tell the error; the caller ends the process."""
+        del code
+        if tell is not None:
+            tell()
 
     def end(self) -> None:
         """Leave nobody."""

@@ -173,6 +173,24 @@ class Ranks(Protocol):
             reason: what it does instead, such as "checkpoint".
         """
 
+    def note_stop(self) -> None:
+        """Tell the heartbeat that this process is asked to stop.
+
+        Ranks agree on a stop, which they cannot with one that is silent: from now on silence ends
+        this process even in a pause. May be called at any time, from any thread.
+        """
+
+    def fail(self, tell: Callable[[], None] | None, *, code: int) -> None:
+        """End all ranks because of an error on this one. With several ranks it does not return.
+
+        Of errors that several ranks have at a time the first is told. None is told if a rank is
+        lost, since they follow from that.
+
+        Args:
+            tell: writes the error; None: that of another rank says more.
+            code: that this process exits with.
+        """
+
     def end(self) -> None:
         """Leave together with all ranks, once no work is queued and no graph is left.
 

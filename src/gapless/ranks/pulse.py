@@ -60,6 +60,7 @@ _NO_LIMIT = timedelta(days=365)
 
 # Why a rank ends before its time, as beats carry it.
 _NOTHING, _FAILED, _LOST, _STANDING = range(4)
+_LATER = 2**63 - 1
 
 
 class _Beat(NamedTuple):
@@ -71,7 +72,7 @@ class _Beat(NamedTuple):
         ends: whether it has nothing more to do.
         why: it ends before its time: one of the reasons above.
         about: number of the rank that the reason is about.
-        since: time of a failure in ns, for the first of several.
+        since: when the failure was, in ns; `_LATER` if another rank says more.
         host: number that ranks of one host share.
         pid: of its process.
     """
@@ -150,7 +151,8 @@ class Pulse:
         group: of gloo, over all ranks, that nobody else uses.
         rank: of this process.
         world: number of ranks.
-        silent_seconds: without a beat, after which a rank is given up.
+        silent_seconds: without a beat, after which a rank is given up; before its first update it
+            is after `still_seconds`.
         still_seconds: without an update, after which all are, if that is more than 20 times the
             longest that one took. Before the first update nobody stands still.
     """
@@ -167,6 +169,7 @@ class Pulse:
         self._group = group
         self._rank = rank
         self._silent_seconds, self._still_seconds = silent_seconds, still_seconds
+        self._silent_at_start = max(silent_seconds, still_seconds)
         self._peers = {peer: _Peer() for peer in range(world) if peer != rank}
         # Notified when the own beat changes, and when something has happened to a peer.
         self._changed = threading.Condition()
@@ -176,7 +179,7 @@ class Pulse:
         self._updates = 0
         self._moved_at = monotonic()
         self._slowest_seconds = 0.0
-        self._is_stop_asked = self._is_ending = False
+        self._is_stop_asked = self._has_failed = self._is_ending = False
         self._threads = [
             threading.Thread(target=self._talk, args=(peer,), name=f"gapless-pulse-{peer}")
             for peer in self._peers
@@ -238,40 +241,42 @@ class Pulse:
         for thread in self._threads:
             thread.join()
 
-    def fail(self, tell: Callable[[], None], *, code: int = 1) -> NoReturn:
+    def fail(self, tell: Callable[[], None] | None, *, code: int) -> NoReturn:
         """End this process, and all ranks, because of an error on this one.
 
-        The error is told if it is the first of all ranks, and no rank is lost: of errors that follow
-        from that nobody is told.
+        Of the errors of several ranks the first is told. None is if a rank is lost: they follow from
+        that.
 
         Args:
-            tell: writes the error.
-            code: that the process exits with if the error is told.
+            tell: writes the error; None: another rank has one that says more.
+            code: that the process exits with, if no rank is lost.
         """
-        since = time.time_ns()
+        since = _LATER if tell is None else time.time_ns()
         with self._changed:
+            self._has_failed = True
             if not self._is_ending:
                 self._tell(why=_FAILED, about=self._rank, since=since)
         # As long as it takes to hear of all that happened before.
         time.sleep(4 * _BEAT_SECONDS)
         with self._changed:
-            others = [peer.beat for peer in self._peers.values() if peer.beat.why == _FAILED]
-            tells = not self._is_ending and not any(
-                (beat.since, beat.about) < (since, self._rank) for beat in others
-            )
-            self._is_ending = self._is_ending or tells
-        if not tells:
-            code, tell = EXIT_PEER_LOST, _say_nothing
-            # The thread that watches says why this process ends, and ends it.
+            is_ending, self._is_ending = self._is_ending, True
+        if is_ending:
+            # The thread that watches has lost a rank; it says so, and ends the process.
             time.sleep(_SECONDS_TO_TELL + 4 * _SECONDS_BEHIND)
+            _leave(EXIT_PEER_LOST)
         late = threading.Timer(_SECONDS_TO_TELL / 2, _leave, (code,))
         late.daemon = True
         late.start()
         with suppress(Exception):
-            tell()
+            if tell is not None and self._is_first_failure(since):
+                tell()
             sys.stdout.flush()
             sys.stderr.flush()
         _leave(code)
+
+    def _is_first_failure(self, since: int) -> bool:
+        failed = [peer.beat for peer in self._peers.values() if peer.beat.why == _FAILED]
+        return all((since, self._rank) < (beat.since, beat.about) for beat in failed)
 
     def _tell(self, **changes: object) -> None:
         """Change the own beat, and send it now. The caller holds the lock."""
@@ -357,7 +362,7 @@ class Pulse:
             if peer.failed_at is None and (peer.is_closed or self._is_silent(peer, now)):
                 return _End(_LOST, number)
         for number, peer in living.items():
-            if peer.has_told(now):
+            if peer.has_told(now) and not self._has_failed:
                 return _End(_FAILED, number)
         # One rank decides it, so that it is said once; it tells the others.
         if self._rank == 0 and self._seconds_still(now) > self._patience():
@@ -366,9 +371,15 @@ class Pulse:
         return None
 
     def _is_silent(self, peer: _Peer, now: float) -> bool:
-        return now - peer.heard_at > self._silent_seconds and (
-            self._is_stop_asked or not peer.beat.is_paused
-        )
+        if peer.beat.is_paused and not self._is_stop_asked:
+            return False
+        # A library that is loaded, or a model that is built, may hold the interpreter for long.
+        has_begun = peer.beat.updates > 0
+        limit = self._silent_seconds if has_begun else self._silent_at_start
+        return now - peer.heard_at > limit
+
+    def _silent_for(self, number: int) -> float:
+        return monotonic() - self._peers[number].heard_at
 
     def _counts(self) -> dict[int, int]:
         """Return the updates that each rank has done."""
@@ -385,13 +396,12 @@ class Pulse:
 
     def _end(self, end: _End) -> NoReturn:
         left = {number: peer for number, peer in self._peers.items() if not peer.is_closed}
-        lost = end.about if end.why == _LOST else None
-        is_first_left = all(self._rank < number for number in left if number != lost)
+        is_told = any(self._tells_before(number, end) for number in self._peers)
         noticed_at = monotonic()
         with self._changed:
             if end.why != _FAILED:
                 self._tell(why=end.why, about=end.about)
-        _write(self._line(end, is_error=is_first_left and end.why != _FAILED))
+        _write(self._line(end, is_error=not is_told and end.why != _FAILED))
         if end.why == _STANDING:
             faulthandler.dump_traceback(file=2, all_threads=True)
         if end.why == _LOST and end.about in left:
@@ -402,6 +412,13 @@ class Pulse:
             )
         time.sleep(max(0.0, noticed_at + _SECONDS_BEHIND - monotonic()))
         _leave(EXIT_PEER_LOST)
+
+    def _tells_before(self, number: int, end: _End) -> bool:
+        """Return whether a peer is the one of those that are left to say why all end."""
+        peer = self._peers[number]
+        if number > self._rank or (end.why == _LOST and number == end.about):
+            return False
+        return not peer.is_closed or peer.beat.why in (_LOST, _STANDING)
 
     def _kill(self, peer: _Peer) -> None:
         """Kill a silent rank of this host: it may be stopped, and no milder signal would end it."""
@@ -433,9 +450,7 @@ class Pulse:
             )
         if self._peers[about].is_closed:
             return f"rank {about} is gone {place}, its process has ended"
-        return (
-            f"rank {about} is silent {place}, no beat came from it for {self._silent_seconds:g} s"
-        )
+        return f"rank {about} is silent {place}, no beat came from it for {self._silent_for(about):.0f} s"
 
 
 def _host() -> int:
