@@ -32,3 +32,15 @@ def losses_of_ranks(device, **more):
         return named("gapless", "DeferredLoss")(device, ranks=True, **more)
     except TypeError as error:
         raise NotBuiltError("not built yet: DeferredLoss(ranks=True)") from error
+
+
+def dealt_batches(pairs, layout, *, accumulate, rank, world, epoch, seed=1, skip=0):
+    """Return the batches of one rank in an epoch, those of its first `skip` updates left out.
+
+    Each has `pairs`, `shape`, `update_tokens` and `ends_update`.
+    """
+    sampler = named("gapless.nmt.data.sampler", "MicrobatchSampler")(
+        pairs, layout, accumulate=accumulate, one_shape=True, seed=seed, rank=rank, world=world
+    )
+    sampler.set_epoch(epoch, skip=skip)
+    return list(sampler)
