@@ -213,7 +213,9 @@ def _trainer(
         if resume is not None:
             config = made_by_first(ranks, lambda: make_config(flags, file=settings_file(resume)))
             return Trainer.resume(config, resume, observer=observer, ranks=ranks, device=device)
-        chosen = made_by_first(ranks, lambda: choose_run(settings_given(flags, file=file)))
+        chosen = made_by_first(
+            ranks, lambda: choose_run(settings_given(flags, file=file), world=ranks.world)
+        )
         return Trainer.new(
             chosen.config, observer=observer, chosen=chosen, ranks=ranks, device=device
         )
