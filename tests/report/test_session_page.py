@@ -157,7 +157,7 @@ def test_bars_are_of_the_mean_which_is_shown_where_a_few_steps_are_long():
 
     text = session_page(replace(made_up, steps=steps))
 
-    assert "3.00 ms on average; half of them 1.00 to" in text
+    assert "3.00\N{NO-BREAK SPACE}ms on average; half of them 1.00 to" in text
     assert step_bars(steps)[0].ms == 3.0
 
 
