@@ -114,7 +114,6 @@ def test_an_option_that_does_not_exist(fork, data, tmp_path):
     assert ended.err.count("--bogus") == 1, ended.err
 
 
-@pytest.mark.xfail(reason="not built yet: a resume on another world", strict=False)
 @pytest.mark.slow
 def test_a_world_that_does_not_divide_the_update(launcher, data, fork, tmp_path):
     """A run whose updates are of one batch cannot go on with two ranks; one would do."""

@@ -73,7 +73,7 @@ def test_a_larger_update_is_said():
 
     (choice,) = grown_update(resolved(2, accumulate=3), [])
     assert choice.line.startswith(
-        "update 2 x 3 batches: on one GPU it would have 3; accumulate auto"
+        "update 2 x 3 batches: as there are 2 ranks, one would have 3; accumulate auto"
     )
     assert grown_update(resolved(2), [held]) == []
     assert grown_update(resolved(1), []) == []

@@ -48,7 +48,8 @@ def grown_update(resolved: Resolved, choices: list[Choice]) -> list[Choice]:
     return [
         Choice(
             settings={"update": f"{resolved.world} x {resolved.accumulate} batches"},
-            reason=f"on one GPU it would have {resolved.accumulate}; accumulate auto keeps about that",
+            reason=f"as there are {resolved.world} ranks, one would have {resolved.accumulate}; "
+            "accumulate auto keeps about that",
         )
     ]
 
