@@ -21,7 +21,7 @@ from pathlib import Path
 from faults.processes import Launcher
 from faults.runs import differences, newest_step, write_data
 from faults.small_disk import SmallDisk
-from ranks.faults import FAULTS, SLOW, inject, wrong_with
+from ranks.faults import FAULTS, SLOW, WATCHED, inject, wrong_with
 from ranks.groups import HungError, fork_ranks, torchrun
 from ranks.product import NotBuiltError
 from ranks.rank_program import file_of
@@ -32,14 +32,16 @@ from ranks.runs import SAVE_EVERY, options, resume_options
 MORE = 60.0
 
 # Says that a rank of the second attempt trains.
-AGAIN = """
-import torch
-unharmed = torch.autograd.backward
-def backward(*args, **kwargs):
+AGAIN = (
+    """
+def before_pass():
     open("again", "w").close()
-    return unharmed(*args, **kwargs)
-torch.autograd.backward = backward
 """
+    + WATCHED
+)
+
+# On a GPU: plans have the same bits if shapes are few and nothing compiles.
+ON_GPU = ("--device", "cuda", "--fixed-shapes", "--no-compile")
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Tried:
     text: str
 
 
-def try_fault(fault, launcher, folder, data, reference, *, is_forked=False, restarts=False):
+def try_fault(
+    fault, launcher, folder, data, reference, *, more=(), is_forked=False, restarts=False
+):
     """Let a fault happen to a new run; return how it ended.
 
     Args:
@@ -60,6 +64,7 @@ def try_fault(fault, launcher, folder, data, reference, *, is_forked=False, rest
         folder: that must not exist yet.
         data: of the run.
         reference: the folder of a run of as many ranks that nothing disturbed.
+        more: arguments of the run, as of the reference.
         is_forked: whether ranks are forked, and not started by torchrun.
         restarts: whether torchrun starts all ranks again once.
     """
@@ -70,7 +75,15 @@ def try_fault(fault, launcher, folder, data, reference, *, is_forked=False, rest
         disk = SmallDisk(folder / "disk", kilobytes=4000)
     try:
         return _try(
-            fault, launcher, folder, data, reference, disk, is_forked=is_forked, restarts=restarts
+            fault,
+            launcher,
+            folder,
+            data,
+            reference,
+            disk,
+            more=more,
+            is_forked=is_forked,
+            restarts=restarts,
         )
     except HungError as hung:
         return Tried(fault.limit + MORE, [str(hung).splitlines()[0]], str(hung))
@@ -79,21 +92,21 @@ def try_fault(fault, launcher, folder, data, reference, *, is_forked=False, rest
             disk.close()
 
 
-def _try(fault, launcher, folder, data, reference, disk, *, is_forked, restarts):
+def _try(fault, launcher, folder, data, reference, disk, *, more, is_forked, restarts):
     enter = disk.enter if disk else ""
     run = (disk.path if disk else folder) / "run"
     seen = (disk.seen if disk else folder) / "run"
     before = [
         enter + (fault.before if fault.before and fault.harms(rank) else SLOW) for rank in (0, 1)
     ]
-    arguments = options(data, run)
+    arguments = [*options(data, run), *more]
     if restarts:
         arguments.append("--resume-if-there")
     if is_forked:
         group = fork_ranks(launcher, *arguments, folder=folder / "ranks", before=before)
     else:
-        more = ("--max-restarts", 1) if restarts else ()
-        group = torchrun(*arguments, folder=folder / "ranks", before=before, options=more)
+        again = ("--max-restarts", 1) if restarts else ()
+        group = torchrun(*arguments, folder=folder / "ranks", before=before, options=again)
         for rank in (0, 1):
             file_of(group.folder, "before.py", rank, attempt=1).write_text(enter + AGAIN)
     if fault.before:
@@ -148,7 +161,8 @@ def main():
     data = write_data(folder / "data")
     launcher = Launcher()
     reference = folder / "reference"
-    arguments = options(data, reference)
+    more = (*ON_GPU, "--plan", chosen.plan) if chosen.device == "cuda" else ("--plan", chosen.plan)
+    arguments = [*options(data, reference), *more]
     ended = fork_ranks(launcher, *arguments, folder=folder / "undisturbed").end()
     if ended.code:
         print(f"two ranks do not train: {ended.text.strip().splitlines()[-1]}")
@@ -167,6 +181,7 @@ def main():
             own,
             data,
             reference,
+            more=more,
             is_forked=chosen.forked,
             restarts=chosen.restarts,
         )
@@ -192,6 +207,8 @@ def parse():
     parser.add_argument("--trials", type=int, default=len(FAULTS), help="faults in turn, so many")
     parser.add_argument("--only", default="", help="faults whose name contains this")
     parser.add_argument("--forked", action="store_true", help="ranks without torchrun")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    parser.add_argument("--plan", default="gapless", help="on a GPU captured, with graphs alive")
     parser.add_argument("--restarts", action="store_true", help="torchrun starts the ranks again")
     return parser.parse_args()
 

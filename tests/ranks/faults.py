@@ -34,32 +34,46 @@ OWN_CODE = 7
 
 SIGTERM_CODE = 128 + signal.SIGTERM
 
-# Each backward pass takes 30 ms longer, so that a fault arrives while the ranks train.
-SLOW = """
-import time, torch
-backward = torch.autograd.backward
-def slow_backward(*args, **kwargs):
-    time.sleep(0.03)
-    return backward(*args, **kwargs)
-torch.autograd.backward = slow_backward
+# Each backward pass, and each graph that stands for one, begins with `before_pass`.
+WATCHED = """
+import torch
+def watched(work):
+    def call(*args, **kwargs):
+        before_pass()
+        return work(*args, **kwargs)
+    return call
+torch.autograd.backward = watched(torch.autograd.backward)
+torch.cuda.CUDAGraph.replay = watched(torch.cuda.CUDAGraph.replay)
 """
 
-# Runs in the 25th backward pass of a process.
-AT_UPDATE = """
+# It takes 30 ms longer, so that a fault arrives while the ranks train.
+SLOW = (
+    """
+import time
+def before_pass():
+    time.sleep(0.03)
+"""
+    + WATCHED
+)
+
+# The 25th of a process is harmed.
+AT_UPDATE = (
+    """
 import os, signal, time, torch
-unharmed, passes = torch.autograd.backward, [0]
-def harmed_backward(*args, **kwargs):
+passes = [0]
+def before_pass():
+    time.sleep(0.03)
     passes[0] += 1
     if passes[0] == 25:
         open("harmed", "w").close()
         {code}
-    return unharmed(*args, **kwargs)
-torch.autograd.backward = harmed_backward
 """
+    + WATCHED
+)
 
 
 def at_update(code):
-    return SLOW + AT_UPDATE.format(code=code)
+    return AT_UPDATE.format(code=code)
 
 
 @dataclass(frozen=True)
