@@ -15,11 +15,14 @@ import torch.distributed as dist
 
 from gapless.device.find import find_device
 from gapless.errors import RanksError
+from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.batch import TokenBatch
 from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.step import StepLoss
+from gapless.plans import get_plan
 from gapless.ranks.gradient_sum import BucketSum, FlatSum
 
 
@@ -255,6 +258,21 @@ def steps_of_translation(ranks, *, rank=None):
     }
 
 
+def losses_of_a_loop(ranks):
+    """Return the losses and weights that a rank reads of steps that all ranks take."""
+
+    def step(number):
+        loss = number.float() * (1 + 2 * ranks.rank)
+        if number == 3 and ranks.rank:
+            return StepLoss(loss=loss * math.nan, weight=torch.tensor(0))
+        return StepLoss(loss=loss, weight=1.0 + 2 * ranks.rank)
+
+    plan = replace(get_plan("gapless"), loss_interval=2)
+    with TrainLoop(plan=plan, device="cpu", ranks=ranks) as loop:
+        record = loop.run_epoch(map(torch.tensor, range(5)), step)
+        return [repr(record.losses), loop.losses.weights, record.mean_loss]
+
+
 def main():
     rank, world, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     torch.use_deterministic_algorithms(True)
@@ -270,6 +288,7 @@ def main():
     found["ranks differ"] = text_of_error(agree, [0] if rank else [0, 1], [])
     found["updates differ"] = text_of_error(agree, [0, 1], [0])
     found["steps"] = steps_of_translation(Ranks(agree, rank=rank, world=world), rank=rank)
+    found["losses"] = losses_of_a_loop(Ranks(agree, rank=rank, world=world))
     print(json.dumps(found))
     dist.destroy_process_group()
 

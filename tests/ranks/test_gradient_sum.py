@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +125,18 @@ def test_ranks_take_the_steps_of_translation_that_one_takes(of_ranks):
     assert [each for each in reports if each[0] != padding] == [
         each for each in alone["reports"] if each[0] != padding
     ]
+
+
+def test_all_ranks_read_the_means_of_their_losses(of_ranks):
+    """Weighted; what is not finite on one rank shows, and has no part in the mean of an epoch.
+
+    Rank 1 has thrice the loss and thrice the weight of rank 0.
+    """
+    means = [number * (1 + 3 * 3) / 4 for number in range(5)]
+    expected = [
+        repr([*means[:3], math.nan, means[4]]),
+        [4.0, 4.0, 4.0, 0.0, 4.0],
+        sum(means[number] for number in (0, 1, 2, 4)) / 4,
+    ]
+
+    assert [found["losses"] for found in of_ranks] == [expected] * WORLD

@@ -51,6 +51,32 @@ def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
     assert losses.wait_stats.count == 0
 
 
+class TwoRanks:
+    """This rank, and another with the same rows."""
+
+    world = 2
+
+    def gather_rows(self, rows):
+        return torch.stack((rows, rows))
+
+
+@scenario()
+def losses_of_several_ranks(device):
+    """Rows of two streams are gathered on a third, and copied before their memory is used again."""
+    losses = DeferredLoss(device, ranks=TwoRanks())
+    streams = [device.shared_stream(f"writer {place}") for place in range(2)]
+    for count in range(8):
+        with device.use_stream(streams[count // 2 % 2]):
+            losses.add(number(device, float(count)))
+        if count % 4 == 3:
+            losses.flush()
+            used_again = [device.device_buffer(4 * 2 * 2 * 8).fill_(7) for _ in range(4)]
+            del used_again
+    losses.drain()
+    assert losses.history == [float(count) for count in range(8)]
+    assert losses.weights == [2.0] * 8
+
+
 @scenario()
 def losses_read_every_time(device):
     losses = DeferredLoss(device)

@@ -11,6 +11,7 @@ from gapless.pipeline.prefetch import Prefetcher
 from gapless.pipeline.readback import DeferredLoss
 from gapless.pipeline.streams import EventPool, PlanStreams
 from gapless.pipeline.transfer import TransferLane
+from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device, Stream
     from gapless.plans import Plan
+    from gapless.ranks import Ranks
     from gapless.records.bottleneck import Launch
 
 
@@ -33,10 +35,12 @@ class Engine:
     Args:
         plan: says how many streams there are, and how far transfers run ahead.
         device: a device or its name.
+        ranks: that run the same steps; None: this process trains alone.
 
     Attributes:
         plan: as given.
         device: the device itself.
+        ranks: that run the same steps.
         streams: by the work that they carry.
         host_waits: the one door for waits.
         losses: of all batches of the run.
@@ -47,8 +51,11 @@ class Engine:
         DeviceError: the device is unknown or absent.
     """
 
-    def __init__(self, plan: Plan, device: str | torch.device | Device) -> None:
+    def __init__(
+        self, plan: Plan, device: str | torch.device | Device, *, ranks: Ranks | None = None
+    ) -> None:
         self.plan = plan
+        self.ranks = OneRank() if ranks is None else ranks
         self.device = find_device(device)
         self.streams = PlanStreams(self.device, plan.streams)
         self.host_waits = HostWaits(self.device)
@@ -57,6 +64,7 @@ class Engine:
             warn_nonfinite=False,
             readback_stream=self.streams.readback,
             wait_stats=self.host_waits.stats,
+            ranks=self.ranks,
         )
         self.meter: GapMeter[Launch] = GapMeter(self.device)
         self.events = EventPool(self.device)

@@ -136,11 +136,15 @@ class Epoch:
         self._wall_ms = self._ms_since_start()
 
     def _finish_after(self, failure: BaseException) -> None:
-        """Finish an epoch that was cut short, and wait for whatever it had queued."""
-        with noted_on(failure):
-            self._finish()
-        with noted_on(failure):
-            self._engine.wait_for_all(reason="epoch_end")
+        """Finish an epoch that was cut short, and wait for whatever it had queued.
+
+        Not on several ranks: what is queued may wait for those that went on, for ever.
+        """
+        if self._engine.ranks.world == 1:
+            with noted_on(failure):
+                self._finish()
+            with noted_on(failure):
+                self._engine.wait_for_all(reason="epoch_end")
         if self._trees is not None:
             with noted_on(failure):
                 self._trees.close()

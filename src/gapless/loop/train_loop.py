@@ -14,7 +14,6 @@ from gapless.loop.epoch import Epoch
 from gapless.loop.plan_waits import waits_of
 from gapless.loop.runners import EagerSteps, GraphSteps
 from gapless.plans import get_plan
-from gapless.ranks import OneRank
 from gapless.records.bottleneck import ON_A_CPU
 
 
@@ -67,8 +66,7 @@ class TrainLoop:
         memory_budget_bytes: int | None = None,
         ranks: Ranks | None = None,
     ) -> None:
-        self._engine = Engine(get_plan(plan), device)
-        self._ranks = OneRank() if ranks is None else ranks
+        self._engine = Engine(get_plan(plan), device, ranks=ranks)
         self._waits = waits_of(self._engine)
         self._memory_budget_bytes = memory_budget_bytes
         self._captured: CapturedStep | None = None
@@ -216,7 +214,7 @@ class TrainLoop:
                 device=engine.device,
                 host_waits=engine.host_waits,
                 limits=GraphLimits(engine.device, memory_budget_bytes=self._memory_budget_bytes),
-                consent=consent_of(self._ranks, engine.host_waits),
+                consent=consent_of(engine.ranks, engine.host_waits),
             )
             if self.plan.graphs == "auto":
                 self._graph_runner = AutoSteps(

@@ -4,12 +4,16 @@ A fixed ring of float64 rows lies on the device; a ring of the same size lies in
 Row `n % num_rows` holds step `n` in both. A number that is on the host already never goes to the
 device: it waits beside its row.
 
+With several ranks all numbers go to the device, where the rows of all ranks are gathered before they
+are copied, and what the host reads are the means over the ranks.
+
 The ring guards nothing. Its user does: a row is written again only after the host has read it,
 because a row that was read has been computed and copied.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,7 +22,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from gapless.device.base import Device
+    from gapless.device.base import Device, Stream
+    from gapless.ranks import Ranks
 
 
 # What torch copies into float64 for many tensors in one launch; of any other dtype, one by one.
@@ -34,7 +39,8 @@ class LossRing:
     Args:
         device: where the rows are.
         num_rows: in the ring.
-        num_columns: numbers in a row.
+        num_columns: numbers in a row; the last is the weight of the others.
+        ranks: that write the same rows; None: the process trains alone.
 
     Attributes:
         rows: the device's memory.
@@ -43,17 +49,27 @@ class LossRing:
         num_columns: as given.
     """
 
-    def __init__(self, device: Device, *, num_rows: int, num_columns: int) -> None:
+    def __init__(
+        self,
+        device: Device,
+        *,
+        num_rows: int,
+        num_columns: int,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.num_columns = num_columns
+        self._ranks = ranks
+        self._gathered: list[torch.Tensor] = []
         self._device = device
         self._num_rows = num_rows
         shape, num_bytes = (num_rows, num_columns), num_rows * num_columns * 8
+        world = 1 if ranks is None else ranks.world
         # Memory of inference mode could not be written outside of it. The mode by position, because
         # torch.compile takes no keyword there.
         with torch.inference_mode(False):
             self.rows = device.device_buffer(num_bytes).view(torch.float64).view(shape)
-            pinned = device.host_buffer(num_bytes, pinned=True)
-            self._host_rows = pinned.view(torch.float64).view(shape)
+            pinned = device.host_buffer(world * num_bytes, pinned=True)
+            self._host_rows = list(pinned.view(torch.float64).view(world, *shape))
         self.made = device.create_event()
         device.record_event(self.made, device.current_stream())
         # A view costs as much as a fifth of a launch, so that each is made once.
@@ -75,23 +91,55 @@ class LossRing:
         targets: list[torch.Tensor] = []
         sources: list[torch.Tensor] = []
         for found, view, on_host in zip(numbers, views, self._on_host, strict=True):
-            if isinstance(found, float):
+            if isinstance(found, float) and self._ranks is None:
                 on_host[place] = found
+            elif isinstance(found, float):
+                view.fill_(found)
             else:
                 on_host[place] = None
                 targets.append(view)
                 sources.append(found)
         if sources:
             _copy(targets, sources)
-        return bool(sources)
+        return bool(sources) or self._ranks is not None
+
+    def gather(self, start: int, end: int, *, for_stream: Stream) -> None:
+        """Gather the rows of all ranks on the current stream; with one rank there is nothing to do.
+
+        Args:
+            start: first of these steps.
+            end: the one after the last.
+            for_stream: will copy them to the host.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Does not block the host on a GPU.
+        """
+        if self._ranks is None:
+            return
+        with torch.inference_mode(False):
+            self._gathered = [
+                self._ranks.gather_rows(self.rows[first:last])
+                for first, last in self._ranges(start, end)
+            ]
+        for gathered in self._gathered:
+            self._device.record_stream(gathered, for_stream)
 
     def copy_to_host(self, start: int, end: int) -> None:
         """Queue the copy of the rows of steps `start` to `end` on the current stream.
 
         Sync: Does not block the host.
         """
-        for first, last in self._ranges(start, end):
-            self._device.copy(self._host_rows[first:last], self.rows[first:last])
+        ranges = self._ranges(start, end)
+        if self._ranks is None:
+            for first, last in ranges:
+                self._device.copy(self._host_rows[0][first:last], self.rows[first:last])
+            return
+        for (first, last), gathered in zip(ranges, self._gathered, strict=True):
+            for host_rows, rows in zip(self._host_rows, gathered, strict=True):
+                self._device.copy(host_rows[first:last], rows)
+        self._gathered = []
 
     def read(self, start: int, end: int) -> list[list[float]]:
         """Return the columns of the rows of steps `start` to `end`, whose copy is done.
@@ -100,7 +148,8 @@ class LossRing:
         """
         columns: list[list[float]] = [[] for _ in range(self.num_columns)]
         for first, last in self._ranges(start, end):
-            copied = self._host_rows[first:last].t().tolist()
+            of_ranks = [rows[first:last].t().tolist() for rows in self._host_rows]
+            copied = of_ranks[0] if self._ranks is None else _mean_of_ranks(of_ranks)
             for column, late, on_host in zip(columns, copied, self._on_host, strict=True):
                 column += _merged(late, on_host[first:last])
         return columns
@@ -133,6 +182,37 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
         else:
             for target, source in zip(some, same, strict=True):
                 target.copy_(source)
+
+
+def _mean_of_ranks(of_ranks: list[list[list[float]]]) -> list[list[float]]:
+    """Return the columns of weighted means over ranks, and the sums of weights.
+
+    What is not finite on one rank is not on average: it keeps its value, and its weight if that is
+    zero, so that it has no part in other means either.
+    """
+    *values, weights = [
+        list(zip(*columns, strict=True)) for columns in zip(*of_ranks, strict=True)
+    ]
+    means = [list(map(_mean, column, weights)) for column in values]
+    return [*means, list(map(_weight, zip(*values, strict=True), weights))]
+
+
+def _mean(values: tuple[float, ...], weights: tuple[float, ...]) -> float:
+    for value in values:
+        if not math.isfinite(value):
+            return value
+    total = math.fsum(weights)
+    if not total:
+        return values[0]
+    return math.fsum(map(float.__mul__, values, weights)) / total
+
+
+def _weight(values: tuple[tuple[float, ...], ...], weights: tuple[float, ...]) -> float:
+    is_left_out = any(
+        not weight and not all(math.isfinite(column[rank]) for column in values)
+        for rank, weight in enumerate(weights)
+    )
+    return 0.0 if is_left_out else math.fsum(weights)
 
 
 def _merged(late: list[float], known: list[float | None]) -> list[float]:

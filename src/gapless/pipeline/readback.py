@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device, Event, Stream
     from gapless.pipeline.loss_numbers import Number
+    from gapless.ranks import Ranks
     from gapless.records.step_values import NonFinite, StepValues
     from gapless.records.wait_stats import WaitStats
 
@@ -75,6 +76,9 @@ class DeferredLoss:
         warn_nonfinite: give a RuntimeWarning when the first value that is NaN or infinite is read.
         readback_stream: carries the copies to the host; a stream of its own by default.
         wait_stats: where host waits are counted.
+        ranks: that add as many steps, with the same names; None: this process trains alone. Of
+            several, all have to flush after the same steps, and each reads the weighted means
+            over all ranks.
 
     Raises:
         UserError: `every` is given without `on_values`, or the other way round, or is below 1.
@@ -97,6 +101,7 @@ class DeferredLoss:
         warn_nonfinite: bool = True,
         readback_stream: Stream | None = None,
         wait_stats: WaitStats | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if (every is None) != (on_values is None):
             raise UserError("`every` and `on_values` must be given together, but only one is")
@@ -106,6 +111,7 @@ class DeferredLoss:
         self._host_waits = HostWaits(self._device, wait_stats=wait_stats)
         self._stream = readback_stream or self._device.shared_stream("gapless.readback")
         self._events = EventPool(self._device)
+        self._ranks = None if ranks is None or ranks.world == 1 else ranks
         self._every, self._on_values = every, on_values
         self._is_telling = False
         self._warned_of: NonFinite | None = None
@@ -190,6 +196,9 @@ class DeferredLoss:
     def flush(self) -> None:
         """Queue the copy of all new values to the host.
 
+        Raises:
+            RanksError: of several ranks another one is gone.
+
         Sync: Does not block the host.
         """
         with self._lock:
@@ -222,7 +231,8 @@ class DeferredLoss:
         """
         with self._lock:
             self._take_arrived()
-            if not self._pending:
+            # When this is called differs between ranks, and what they gather must not.
+            if not self._pending and self._ranks is None:
                 self.flush()
                 self._take_arrived()
             read = self._read
@@ -240,6 +250,16 @@ class DeferredLoss:
             none if all have been read already.
         """
         self._drain(reason)
+        self._warn()
+        self._tell()
+
+    def wait_for_flushed(self, *, reason: str = "loss_read") -> None:
+        """Take in the values of every step that was flushed so far.
+
+        Sync: Blocks the host until the last of them is computed and copied; one counted wait,
+            none if all have been read already.
+        """
+        self._wait(reason)
         self._warn()
         self._tell()
 
@@ -320,7 +340,9 @@ class DeferredLoss:
     def _write(self, numbers: list[torch.Tensor | float]) -> None:
         ring = self._ring
         if ring is None or ring.num_columns != len(numbers):
-            ring = LossRing(self._device, num_rows=_ROWS, num_columns=len(numbers))
+            ring = LossRing(
+                self._device, num_rows=_ROWS, num_columns=len(numbers), ranks=self._ranks
+            )
             self._device.record_stream(ring.rows, self._stream)
             self._ring, self._writers = ring, []
         stream = self._device.current_stream()
@@ -343,6 +365,8 @@ class DeferredLoss:
 
     def _copy(self, start: int, end: int) -> Event:
         assert self._ring is not None
+        if self._ranks is not None:
+            self._gather(start, end)
         for stream in self._writers:
             written = self._events.record(stream)
             self._device.wait_event(self._stream, written)
@@ -351,6 +375,16 @@ class DeferredLoss:
         with self._device.use_stream(self._stream):
             self._ring.copy_to_host(start, end)
         return self._events.record(self._stream)
+
+    def _gather(self, start: int, end: int) -> None:
+        """Gather the rows of all ranks on the current stream, behind all that wrote them."""
+        assert self._ring is not None
+        current = self._device.current_stream()
+        for stream in self._writers:
+            if stream != current:
+                self._device.wait_stream(current, stream)
+        self._ring.gather(start, end, for_stream=self._stream)
+        self._writers = [current]
 
     def _take_arrived(self) -> None:
         """Read the rows that have arrived."""
@@ -368,8 +402,11 @@ class DeferredLoss:
         self._read.take(self._ring.read(self._read.num_read, end))
 
     def _drain(self, reason: str) -> None:
+        self.flush()
+        self._wait(reason)
+
+    def _wait(self, reason: str) -> None:
         with self._lock:
-            self.flush()
             on_their_way = [copy.done for copy in self._pending if copy.done is not None]
         if on_their_way:
             self._host_waits.wait_event(on_their_way[-1], reason=reason)

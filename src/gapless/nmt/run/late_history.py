@@ -74,7 +74,7 @@ class LateHistory:
         Sync: Blocks the host until the last of them is computed and copied.
         """
         del host_waits  # the losses have an account of their own
-        self._losses.drain(reason=reason)
+        self._losses.wait_for_flushed(reason=reason)
         self._log.write_new()
 
     def is_spoiled(self) -> bool:

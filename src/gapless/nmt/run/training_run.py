@@ -489,6 +489,7 @@ def _assemble(
         plan=resolved.plan,
         device=device,
         memory_budget_bytes=config.capture_memory_bytes(),
+        ranks=ranks,
     )
     sampler = training_sampler(
         config,
