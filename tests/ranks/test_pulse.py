@@ -15,6 +15,7 @@ from ranks.pulse_program import AT_UPDATE
 pytestmark = pytest.mark.xdist_group("processes")
 
 PROGRAM = Path(__file__).with_name("pulse_program.py")
+UNCAUGHT = Path(__file__).with_name("uncaught_program.py")
 
 # Nothing is timed; a group that is left after so many seconds hangs.
 LIMIT = 60
@@ -147,3 +148,22 @@ def test_groups_that_cannot_be_destroyed_do_not_hold_up_the_end(fork):
 
     assert [rank.code for rank in ended.ranks] == [1, 1]
     assert "in hang" in ended.ranks[0].err
+
+
+def test_an_error_that_nobody_catches_ends_all(fork):
+    """Of a script that knows nothing of heartbeats; the error of the other rank is not shown."""
+    ended = fork(UNCAUGHT, "raises").end(limit=LIMIT)
+
+    assert [one.code for one in ended.ranks] == [EXIT_PEER_LOST, 1]
+    assert ended.err.count("Traceback") == 1, ended.err
+    assert "RuntimeError: planted in one rank" in ended.ranks[1].err
+
+
+@pytest.mark.slow
+def test_the_errors_of_a_killed_rank_are_told_by_the_heartbeat(fork):
+    """The agreement of the rank that is left fails; it has no more to say than who is gone."""
+    ended = fork(UNCAUGHT, "is_killed").end(limit=LIMIT)
+
+    assert [one.code for one in ended.ranks] == [EXIT_PEER_LOST, -signal.SIGKILL]
+    assert len(ended.err.splitlines()) == 1, ended.err
+    assert "gapless: error: rank 1 is gone" in ended.err

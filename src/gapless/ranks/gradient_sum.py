@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 
 from gapless.errors import RanksDifferError, RanksError
+from gapless.ranks.lost_peers import named_as_lost
 
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class FlatSum:
         trained = self._trained.check()
         for flat in self._flats:
             flat.take_gradients(trained)
-            dist.all_reduce(flat.memory, group=self._group)
+            with named_as_lost("gradients"):
+                dist.all_reduce(flat.memory, group=self._group)
 
     def close(self) -> None:
         """Let the memory go; gradients that are views of it keep it."""
@@ -143,7 +145,8 @@ class BucketSum:
         while len(self._sent) < len(self._buckets):
             self._send_next()
         for work in self._sent:
-            work.wait()
+            with named_as_lost("gradients"):
+                work.wait()
         self._sent = []
 
     def close(self) -> None:

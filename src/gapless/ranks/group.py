@@ -14,6 +14,7 @@ No collective has a time limit of its own: rank 0 may prepare data for hours whi
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
@@ -25,8 +26,8 @@ from torch.distributed.rendezvous import rendezvous
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
 from gapless.ranks.gradient_sum import FlatSum
-from gapless.ranks.leaving import leave
-from gapless.ranks.lost_peers import first_line, named_as_lost
+from gapless.ranks.leaving import errors_end_all, leave
+from gapless.ranks.lost_peers import first_line, heartbeat_tells, named_as_lost
 from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
 from gapless.ranks.pulse import Pulse
 
@@ -107,6 +108,9 @@ class TorchRanks:
         self.side = dist.group.WORLD
         with named_as_lost("start"):
             self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world).start()
+            self._until_end = ExitStack()
+            self._until_end.enter_context(errors_end_all(self._pulse))
+            self._until_end.enter_context(heartbeat_tells(self._pulse.let_tell))
             with self._pulse.pause():
                 self.main = _group_on(device)
 
@@ -185,6 +189,7 @@ class TorchRanks:
         Sync: Blocks the host until all ranks are here.
         """
         leave(self._pulse, dist.destroy_process_group)
+        self._until_end.close()
 
 
 def _store_of(launch: Launch) -> Store:

@@ -1,15 +1,18 @@
-"""How a rank leaves the others when all is done: in one order, and never for ever."""
+"""How a rank leaves the others: when all is done, in one order and never for ever; or by an error."""
 
 from __future__ import annotations
 
 import faulthandler
 import gc
+import signal
+import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from types import TracebackType
 
     from gapless.ranks.pulse import Pulse
 
@@ -39,6 +42,28 @@ def leave(
         # A graph that is held by a circle of references is let go by the collector alone.
         gc.collect()
         destroy_groups()
+
+
+@contextmanager
+def errors_end_all(pulse: Pulse) -> Iterator[None]:
+    """Let an error that nobody catches end all ranks, and be written once; inside a `with` block.
+
+    Args:
+        pulse: heartbeat of this rank.
+    """
+    write = sys.excepthook
+
+    def end_all(
+        kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> NoReturn:
+        code = 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
+        pulse.fail(lambda: write(kind, error, trace), code=code)
+
+    sys.excepthook = end_all
+    try:
+        yield
+    finally:
+        sys.excepthook = write
 
 
 @contextmanager

@@ -11,7 +11,25 @@ from gapless.errors import PeerLostError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
+
+
+# Of the ranks that this process has joined: waits a little, and does not return if a rank is lost.
+_heartbeats: list[Callable[[], None]] = []
+
+
+@contextmanager
+def heartbeat_tells(let_tell: Callable[[], None]) -> Iterator[None]:
+    """Let the heartbeat tell of a lost rank, by its number, where a connection fails in the body.
+
+    Args:
+        let_tell: waits a little, and does not return if a rank is lost.
+    """
+    _heartbeats.append(let_tell)
+    try:
+        yield
+    finally:
+        _heartbeats.remove(let_tell)
 
 
 @contextmanager
@@ -26,6 +44,8 @@ def named_as_lost(what: str) -> Iterator[None]:
     except RuntimeError as error:
         if not _is_of_a_connection(error):
             raise
+        for let_tell in _heartbeats:
+            let_tell()
         raise PeerLostError(
             f"another rank is gone: the {what} of all ranks failed ({first_line(error)}); its own "
             "output says why"

@@ -241,6 +241,19 @@ class Pulse:
         for thread in self._threads:
             thread.join()
 
+    def let_tell(self) -> None:
+        """Wait a little before an error of a connection is raised, and let the heartbeat tell of it.
+
+        Whoever is lost is heard of within a second; then this process ends here.
+
+        Sync: Blocks the host for a second at most, if no rank is lost.
+        """
+        time.sleep(4 * _BEAT_SECONDS)
+        with self._changed:
+            is_ending = self._is_ending
+        if is_ending:
+            self._wait_for_end_of_process()
+
     def fail(self, tell: Callable[[], None] | None, *, code: int) -> NoReturn:
         """End this process, and all ranks, because of an error on this one.
 
@@ -261,9 +274,7 @@ class Pulse:
         with self._changed:
             is_ending, self._is_ending = self._is_ending, True
         if is_ending:
-            # The thread that watches has lost a rank; it says so, and ends the process.
-            time.sleep(_SECONDS_TO_TELL + 4 * _SECONDS_BEHIND)
-            _leave(EXIT_PEER_LOST)
+            self._wait_for_end_of_process()
         late = threading.Timer(_SECONDS_TO_TELL / 2, _leave, (code,))
         late.daemon = True
         late.start()
@@ -273,6 +284,11 @@ class Pulse:
             sys.stdout.flush()
             sys.stderr.flush()
         _leave(code)
+
+    def _wait_for_end_of_process(self) -> NoReturn:
+        """Wait for the thread that watches: it has lost a rank, says so, and ends the process."""
+        time.sleep(_SECONDS_TO_TELL + 4 * _SECONDS_BEHIND)
+        _leave(EXIT_PEER_LOST)
 
     def _is_first_failure(self, since: int) -> bool:
         failed = [peer.beat for peer in self._peers.values() if peer.beat.why == _FAILED]
