@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import torch
 
-from gapless.device.find import find_device
+from gapless.device.find import find_device, num_gpus
 from gapless.errors import GaplessError, PeerLostError, RanksDifferError
 from gapless.nmt.run.same_weights import check_same_weights
 from gapless.pipeline.host_waits import HostWaits
@@ -98,7 +98,7 @@ CASES = {"values": values, "flags": flags, "weights": weights, "lost": lost, "on
 def main():
     case, name = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cpu"
     launch = read_launch(os.environ)
-    device = find_device(device_of(launch, name, has_gpu=name == "cuda"))
+    device = find_device(device_of(launch, name, num_gpus=num_gpus()))
     device.make_current()
     torch.set_default_device(device.torch_device)
     uuid = "GPU-1234" if case == "one gpu" else device.uuid()

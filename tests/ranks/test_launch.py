@@ -59,36 +59,47 @@ def test_a_variable_that_cannot_be(name, text, said):
 
 
 @pytest.mark.parametrize(
-    ("name", "has_gpu", "taken"),
+    ("name", "num_gpus", "taken"),
     [
-        ("cuda", True, "cuda:1"),
-        ("auto", True, "cuda:1"),
-        ("auto", False, "cpu"),
-        ("cpu", True, "cpu"),
+        ("cuda", 4, "cuda:1"),
+        ("auto", 8, "cuda:1"),
+        ("auto", 0, "cpu"),
+        ("cpu", 4, "cpu"),
+        ("cuda", 0, "cuda:1"),
     ],
 )
-def test_a_rank_takes_the_gpu_of_its_number(name, has_gpu, taken):
+def test_a_rank_takes_the_gpu_of_its_number(name, num_gpus, taken):
     """The number on its own host counts, not that over all hosts."""
-    assert device_of(read_launch(TORCHRUN), name, has_gpu=has_gpu) == taken
+    assert device_of(read_launch(TORCHRUN), name, num_gpus=num_gpus) == taken
 
 
 @pytest.mark.parametrize("name", ["auto", "cpu", "cuda", "cuda:3"])
 def test_one_rank_takes_what_was_asked_for(name):
     """Nothing changes for a process alone."""
-    assert device_of(Launch(), name, has_gpu=True) == name
+    assert device_of(Launch(), name, num_gpus=4) == name
 
 
 def test_one_gpu_for_several_ranks_is_refused():
     """The message says what to ask for instead."""
     with pytest.raises(UserError, match=r'"cuda:0"` is one GPU for 4 ranks.*use `device="cuda"`'):
-        device_of(read_launch(TORCHRUN), "cuda:0", has_gpu=True)
+        device_of(read_launch(TORCHRUN), "cuda:0", num_gpus=4)
+
+
+@pytest.mark.parametrize(("num_gpus", "said"), [(1, "1 GPU,"), (3, "3 GPUs,")])
+@pytest.mark.parametrize("name", ["auto", "cuda"])
+def test_fewer_gpus_than_ranks_are_refused(name, num_gpus, said):
+    """Every rank of the host says so, also one that would have found its GPU."""
+    first = read_launch({**TORCHRUN, "LOCAL_RANK": "0"})
+
+    with pytest.raises(UserError, match=f"4 ranks on this host have {said} .*node {num_gpus}"):
+        device_of(first, name, num_gpus=num_gpus)
 
 
 def test_one_rank_a_host_may_choose_its_gpu():
     """Several hosts with one process each have one GPU each of that number."""
     launch = Launch(rank=1, world=2)
 
-    assert device_of(launch, "cuda:3", has_gpu=True) == "cuda:3"
+    assert device_of(launch, "cuda:3", num_gpus=4) == "cuda:3"
 
 
 def test_a_process_alone_is_one_rank():

@@ -57,10 +57,9 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
     launch = read_launch(os.environ)
     if launch.world == 1:
         return OneRank(), None
-    from gapless.device.find import find_device
+    from gapless.device.find import find_device, num_gpus
 
-    name = device_of(launch, device, has_gpu=find_device().is_accelerator)
-    found = find_device(name)
+    found = find_device(device_of(launch, device, num_gpus=num_gpus()))
     if not found.is_accelerator:
         _check_cores(launch)
     found.make_current()

@@ -39,6 +39,11 @@ def find_device(name: str | torch.device | Device = "auto") -> Device:
     return _cuda(_present_gpu(text, number))
 
 
+def num_gpus() -> int:
+    """Return how many GPUs torch finds here."""
+    return torch.cuda.device_count()
+
+
 def _present_gpu(text: str, number: str) -> int:
     if not torch.cuda.is_available():
         raise DeviceError(

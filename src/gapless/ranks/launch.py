@@ -53,20 +53,21 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
     )
 
 
-def device_of(launch: Launch, name: str, *, has_gpu: bool) -> str:
+def device_of(launch: Launch, name: str, *, num_gpus: int) -> str:
     """Return which device a rank uses: each GPU of a host serves one.
 
     Args:
         launch: of this process.
         name: as asked for: `auto`, `cpu`, `cuda` or `cuda:N`.
-        has_gpu: whether this host has one.
+        num_gpus: of this host.
 
     Returns:
         The name as it is for one rank. On several `auto` and `cuda` are the GPU that has the number
         of the rank on its host; `auto` is the CPU where there is no GPU.
 
     Raises:
-        UserError: the same GPU is asked for by several ranks of one host.
+        UserError: the same GPU is asked for by several ranks of one host, or it has fewer GPUs than
+            ranks. All ranks of the host raise it, so that none waits for another.
     """
     if launch.world == 1:
         return name
@@ -76,8 +77,15 @@ def device_of(launch: Launch, name: str, *, has_gpu: bool) -> str:
             'use `device="cuda"`, of which rank N takes GPU N'
         )
     if name == "auto":
-        name = "cuda" if has_gpu else "cpu"
-    return f"cuda:{launch.local_rank}" if name == "cuda" else name
+        name = "cuda" if num_gpus else "cpu"
+    if name != "cuda":
+        return name
+    if 0 < num_gpus < launch.local_world:
+        raise UserError(
+            f"{launch.local_world} ranks on this host have {num_gpus} GPU{'s'[: num_gpus - 1]}, "
+            f"expected one GPU for each; start torchrun with --nproc-per-node {num_gpus}"
+        )
+    return f"cuda:{launch.local_rank}"
 
 
 def _number(
