@@ -24,8 +24,9 @@ def accumulated(update: int, world: int) -> int:
         UserError: the ranks cannot share them equally.
     """
     if update % world:
+        batches = "1 batch" if update == 1 else f"{update} batches"
         raise UserError(
-            f"an update of this run has {update} batches, which {world} ranks cannot share equally; "
+            f"an update of this run has {batches}, which {world} ranks cannot share equally; "
             f"start {_listed(worlds_of(update))} of them"
         )
     return update // world
