@@ -12,9 +12,10 @@ from gapless.nmt.data.token_pairs import TokenPairs
 from gapless.nmt.run.build import training_sampler
 from gapless.nmt.run.chosen_run import choose_run
 from gapless.nmt.run.config import make_config
-from gapless.nmt.run.defaults import Choice
 from gapless.nmt.run.resolved import resolve
+from gapless.nmt.run.training_run import new_run
 from gapless.nmt.run.update_size import accumulated, check_shapes, grown_update, worlds_of
+from gapless.ranks import OneRank
 
 
 @given(st.integers(1, 64), st.integers(1, 64))
@@ -68,15 +69,12 @@ def resolved(world, **settings):
 
 
 def test_a_larger_update_is_said():
-    """With the way to keep it; not of one rank, nor where the update was held."""
-    held = Choice(settings={"accumulate": 1}, reason="held")
-
-    (choice,) = grown_update(resolved(2, accumulate=3), [])
+    """With the way to keep it; not of one rank."""
+    (choice,) = grown_update(resolved(2, accumulate=3))
     assert choice.line.startswith(
         "update 2 x 3 batches: as there are 2 ranks, one would have 3; accumulate auto"
     )
-    assert grown_update(resolved(2), [held]) == []
-    assert grown_update(resolved(1), []) == []
+    assert grown_update(resolved(1)) == []
 
 
 @pytest.mark.parametrize(
@@ -106,3 +104,22 @@ def test_several_gpus_capture_updates_of_one_shape_alone(options, is_refused):
         ):
             check_shapes(asked, sampler, is_accelerator=True)
         check_shapes(asked, sampler, is_accelerator=False)
+
+
+@pytest.mark.parametrize(
+    ("accumulate", "lines"),
+    [(None, ["update 2 x 1 batches: as there are 2 ranks"]), ("auto", ["batch_tokens 375, acc"])],
+)
+def test_a_run_says_which_update_it_makes(accumulate, lines, tmp_path):
+    """That of more ranks is larger, or was held."""
+
+    class TwoRanks(OneRank):
+        rank, world, is_first = 0, 2, True
+
+    given = {"device": "cpu", "run_dir": str(tmp_path / "run"), "accumulate": accumulate}
+    chosen = choose_run(given, world=2)
+    run = new_run(chosen.config, chosen=chosen, ranks=TwoRanks())
+    run.lock.release()
+
+    assert len(run.choices) == len(lines)
+    assert all(map(str.startswith, [choice.line for choice in run.choices], lines))

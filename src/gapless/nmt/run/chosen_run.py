@@ -51,12 +51,14 @@ class ChosenRun:
         choices: those that its user left open, with reasons; none for the embedded corpus.
         task: what it learns.
         clock: runs since its text was read.
+        holds_update: whether its batches were chosen for the number of ranks.
     """
 
     config: TrainConfig
     choices: list[Choice]
     task: Task
     clock: WallClock
+    holds_update: bool = False
 
 
 def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
@@ -99,7 +101,13 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     task = prepare(_with(choices, given), vocabs=vocabs, corpus=corpus)
     facts = _facts(task, device, is_trained=first is not None)
     choices += choose(replace(facts, world=world, holds_update=holds_update), known)
-    return ChosenRun(config=_with(choices, given), choices=choices, task=task, clock=clock)
+    return ChosenRun(
+        config=_with(choices, given),
+        choices=choices,
+        task=task,
+        clock=clock,
+        holds_update=holds_update,
+    )
 
 
 def _embedded(
@@ -113,7 +121,9 @@ def _embedded(
         tokens = DEMO["batch_tokens"]
         choices = [choose_update(replace(facts, world=world), known, update_tokens=tokens)]
         config = replace(config, **chosen_settings(choices))
-    return ChosenRun(config=config, choices=choices, task=task, clock=clock)
+    return ChosenRun(
+        config=config, choices=choices, task=task, clock=clock, holds_update=holds_update
+    )
 
 
 def _draft(given: Mapping[str, Any]) -> TrainConfig:

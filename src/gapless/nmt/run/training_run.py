@@ -304,7 +304,8 @@ def new_run(
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
             set_weights(run.model, first.weights, path=first.path)
     run.choices = [] if chosen is None else list(chosen.choices)
-    run.choices += grown_update(resolved, run.choices)
+    if chosen is None or not chosen.holds_update:
+        run.choices += grown_update(resolved)
     if config.score_tokenizer != asked.score_tokenizer:
         run.notes.append(
             f"nobody named the sides: they count as {config.src} and {config.tgt}, but "

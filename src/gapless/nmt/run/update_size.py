@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gapless.errors import UserError
-from gapless.nmt.run.defaults import Choice, chosen_settings
+from gapless.nmt.run.defaults import Choice
 
 
 if TYPE_CHECKING:
@@ -37,14 +37,9 @@ def worlds_of(update: int) -> list[int]:
     return [world for world in range(1, update + 1) if update % world == 0]
 
 
-def grown_update(resolved: Resolved, choices: list[Choice]) -> list[Choice]:
-    """Return what to say of a new run whose updates are larger because there are several ranks.
-
-    Args:
-        resolved: of the run.
-        choices: made for it; one of them may hold the update.
-    """
-    if resolved.world == 1 or "accumulate" in chosen_settings(choices):
+def grown_update(resolved: Resolved) -> list[Choice]:
+    """Return what to say of a new run whose updates are larger because there are several ranks."""
+    if resolved.world == 1:
         return []
     return [
         Choice(
