@@ -43,7 +43,12 @@ class Patches:
         self._replaced.append((holder, name, before, vars(holder)[name]))
 
     def put_method(
-        self, kind: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]
+        self,
+        kind: Any,
+        name: str,
+        make: Callable[[Callable[..., Any]], Callable[..., Any]],
+        *,
+        is_for: Callable[[Any], bool] = lambda _: True,
     ) -> None:
         """Let calls of a method on objects go through another one; the class shows what it had.
 
@@ -53,13 +58,14 @@ class Patches:
             kind: class.
             name: of the method.
             make: takes the method, and returns a function that takes the object first.
+            is_for: whether the other method is for an object just now.
         """
         shown = getattr(kind, name)
         held = next(vars(one)[name] for one in kind.__mro__ if name in vars(one))
-        if isinstance(held, StandIn):
-            self.put(kind, name, StandIn(shown, make(held.method)))
-        elif isinstance(held, _METHODS) or type(held).__name__ == "instancemethod":
-            self.put(kind, name, StandIn(shown, make(shown)))
+        is_ours = isinstance(held, StandIn)
+        if is_ours or isinstance(held, _METHODS) or type(held).__name__ == "instancemethod":
+            method = make(held.method if is_ours else shown)
+            self.put(kind, name, StandIn(held, shown, method, is_for))
 
     def take_out(self) -> None:
         """Put back what was there, but not over what somebody else has put there since."""
@@ -80,18 +86,32 @@ class StandIn:
     whoever keeps it.
 
     Args:
-        shown: what the class shows.
+        held: what the class or one of its bases had in its place.
+        shown: what the class showed.
         method: takes the object first.
+        is_for: whether an object has the method; all others have what they always had.
     """
 
-    __slots__ = ("method", "shown")
+    __slots__ = ("held", "is_for", "method", "shown")
 
-    def __init__(self, shown: Any, method: Callable[..., Any]) -> None:
+    def __init__(
+        self,
+        held: Any,
+        shown: Any,
+        method: Callable[..., Any],
+        is_for: Callable[[Any], bool],
+    ) -> None:
+        self.held = held
         self.shown = shown
         self.method = method
+        self.is_for = is_for
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        return self.shown if instance is None else MethodType(self.method, instance)
+        if instance is None:
+            return self.shown
+        if self.is_for(instance):
+            return MethodType(self.method, instance)
+        return self.held.__get__(instance, owner)
 
 
 def is_own(frame: FrameType) -> bool:

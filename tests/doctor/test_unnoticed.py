@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import pickle
+import subprocess
+import sys
 import traceback
 import warnings
+from collections import UserDict
+from collections.abc import Mapping
 from pathlib import Path
+from typing import ClassVar
 from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
 from gapless.doctor import placement
@@ -114,6 +122,109 @@ def test_methods_of_subclasses_are_theirs(watched):
     x = torch.ones(()).as_subclass(Doubles)
 
     assert (x.item(), float(x), int(x)) == (2, 3, 1)
+
+
+class Answers(torch.Tensor):
+    """Says itself where it is and what it holds."""
+
+    asked: ClassVar[list[str]] = []
+
+    @property
+    def is_cpu(self):
+        self.asked.append("is_cpu")
+        return True
+
+    @property
+    def device(self):
+        self.asked.append("device")
+        return torch.device("cpu")
+
+    def numel(self):
+        self.asked.append("numel")
+        return 1
+
+    def is_pinned(self, *args):
+        self.asked.append("is_pinned")
+        return False
+
+
+def test_no_code_of_a_subclass_is_asked(monkeypatch):
+    """What a script computes when somebody asks its tensors is for the script alone."""
+    monkeypatch.undo()
+    sites = SitesPass()
+    sites.start()
+    x = torch.ones(2).as_subclass(Answers)
+    _ = x[0].item(), x.to("cpu"), x.copy_(torch.ones(2), non_blocking=True), x.tolist()
+    with pytest.raises(RuntimeError):
+        x.pin_memory()
+    sites.stop()
+
+    assert Answers.asked == []
+
+
+def test_modes_of_the_script_see_no_operation_of_ours(watched):
+    """Whether memory is page-locked is an operation to torch."""
+    seen = []
+
+    class Sees(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    def pin():
+        seen.clear()
+        with Sees(), contextlib.suppress(RuntimeError):
+            torch.ones(2).pin_memory()
+        return list(seen)
+
+    found = pin()
+    watched.stop()
+    assert found == pin()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
+def test_traces_have_the_lines_of_the_script(watched):
+    """A graph of torch.jit says where each operation comes from, and names tensors as the script does."""
+    traced = torch.jit.trace(lambda x: x.to(torch.float64).cpu() + 1, torch.ones(2))
+
+    assert Path(__file__).name in str(traced.graph)
+    assert "gapless/" not in str(traced.graph).replace(__file__, "")
+    assert "%tensor" not in str(traced.graph)
+
+
+def test_tensors_that_are_not_watched_have_torchs_own_methods(monkeypatch):
+    """On the host, in another wait, and after the watch."""
+    sites = SitesPass()
+    sites.start()
+    kept = vars(torch.Tensor)["item"]
+    x = torch.ones(())
+    assert inspect.ismethod(x.item)
+    monkeypatch.setattr(placement, "is_on_accelerator", lambda tensor: False)
+    assert inspect.isbuiltin(x.item)
+    monkeypatch.undo()
+    sites.stop()
+    with mock.patch.object(torch.Tensor, "item", kept):
+        assert inspect.isbuiltin(x.item)
+
+
+def test_the_compiler_sees_as_many_frames_as_ever(watched):
+    """Where a graph ends, it looks at each function that Python calls."""
+    torch._dynamo.reset()
+    counters.clear()
+
+    @torch.compile(backend="eager")
+    def broken(x):
+        return x + x.sum().item()
+
+    broken(torch.ones(2))
+    frames = dict(counters["frames"])
+    watched.stop()
+    torch._dynamo.reset()
+    counters.clear()
+    broken(torch.ones(2))
+
+    assert frames == dict(counters["frames"])
+    torch._dynamo.reset()
 
 
 # Slots of classes, which C asks
@@ -326,3 +437,74 @@ def test_the_anomaly_mode_is_the_scripts():
 
     assert not torch.is_anomaly_enabled()
     assert seen == []
+
+
+# The import of torch
+
+
+def test_a_script_may_ask_for_torch_before_it_imports_it(tmp_path):
+    """It gets the loader that it always gets, and is watched all the same."""
+    script = tmp_path / "asks.py"
+    script.write_text(
+        "import importlib.util, sys\n"
+        "loader = importlib.util.find_spec('torch').loader\n"
+        "print(type(loader).__name__, loader.is_package('torch'), 'torch' in sys.modules)\n"
+        "import torch\n"
+        "print(type(torch.__loader__).__name__, vars(torch.__loader__).keys())\n"
+        "print(any('gapless' in type(one).__module__ for one in sys.meta_path))\n"
+        "import gapless.doctor\n"
+        "for _ in range(3):\n"
+        "    gapless.doctor.step()\n"
+    )
+    report = tmp_path / "report"
+    done = subprocess.run(
+        [sys.executable, "-m", "gapless", "doctor", "--out", report, script],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert done.stdout.splitlines() == [
+        "SourceFileLoader True False",
+        "SourceFileLoader dict_keys(['name', 'path'])",
+        "False",
+    ]
+    assert "did not import torch" not in report.read_text()
+
+
+# Batches
+
+
+class Lazy(Mapping):
+    """Reads its values when somebody asks for them."""
+
+    def __getitem__(self, key):
+        raise AssertionError("nobody has asked for it")
+
+    def __iter__(self):
+        raise AssertionError("nobody has asked for it")
+
+    def __len__(self):
+        raise AssertionError("nobody has asked for it")
+
+
+def odd_batches():
+    endless = []
+    endless.append(endless)
+    return [
+        Lazy(),
+        endless,
+        torch.ones(2).as_subclass(BadTensor),
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]),
+        UserDict(x=torch.ones(5)),
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested")
+def test_no_code_of_the_script_runs_for_the_shapes_of_its_batches(watched):
+    """A batch may be anything."""
+    batches = odd_batches()
+    data = DataLoader(batches, batch_size=None, collate_fn=lambda one: one)
+
+    assert [a is b for a, b in zip(data, batches, strict=True)] == [True] * len(batches)
+    assert watched.shapes.num_batches == len(batches)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import UserDict
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+
+from gapless.doctor import placement
 
 
 if TYPE_CHECKING:
@@ -13,6 +16,12 @@ if TYPE_CHECKING:
 
 # Parts of a batch that are looked at; those of one batch mostly change together.
 _MAX_PARTS = 16
+
+# Of containers in containers.
+_MAX_DEPTH = 5
+
+# As torch has it, whatever a class of the script says.
+_sizes = torch._C.TensorBase.size
 
 
 class BatchShapes:
@@ -38,12 +47,32 @@ class BatchShapes:
         self._seen.add(shapes_of(batch))
 
 
-def shapes_of(value: Any) -> Hashable:
-    """Return the shapes of the tensors of a batch, however they are held; None for anything else."""
+def shapes_of(value: Any, *, depth: int = 0) -> Hashable:
+    """Return the shapes of the tensors of a batch, however they are held; None for anything else.
+
+    No code of the script runs for it: containers of its own are looked at as the ones they derive from.
+    """
     if isinstance(value, torch.Tensor):
-        return tuple(value.shape)
-    if isinstance(value, Mapping):
-        return tuple(shapes_of(part) for part in list(value.values())[:_MAX_PARTS])
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return tuple(shapes_of(part) for part in value[:_MAX_PARTS])
+        return _shape_of(value)
+    parts = _parts_of(value) if depth < _MAX_DEPTH else None
+    if parts is None:
+        return None
+    return tuple(shapes_of(part, depth=depth + 1) for part in parts)
+
+
+def _parts_of(value: Any) -> list[Any] | None:
+    if issubclass(type(value), UserDict):
+        value = vars(value).get("data")
+    if issubclass(type(value), dict):
+        return list(islice(dict.values(value), _MAX_PARTS))
+    for kind in (list, tuple):
+        if issubclass(type(value), kind):
+            return list(kind.__getitem__(value, slice(_MAX_PARTS)))
     return None
+
+
+def _shape_of(tensor: torch.Tensor) -> Hashable:
+    with torch._C.DisableTorchFunction():
+        if not placement.holds_values(tensor) or tensor.is_nested:
+            return None
+        return tuple(_sizes(tensor))

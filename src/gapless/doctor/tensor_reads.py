@@ -14,7 +14,7 @@ from gapless.device.blocking_copies import MAX_INLINE_COPY_BYTES, Copy, is_dense
 from gapless.device.cuda_sites import is_capturing
 from gapless.doctor import placement
 from gapless.doctor.wait_notes import Noted, WaitNotes
-from gapless.unnoticed import is_of_signal_handler, unseen
+from gapless.unnoticed import StandIn, is_of_signal_handler, unseen
 
 
 if TYPE_CHECKING:
@@ -35,14 +35,25 @@ _READS: dict[str, Cause] = {
 }
 
 
+_tracing_state = torch._C._get_tracing_state
+
 # What a call of a method waits for, and what to say of it; None if it does not wait.
 _Question = Callable[..., "tuple[Cause, str] | None"]
 
 
 def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
     """Note each wait of the methods of tensors that wait."""
+
+    def is_watched(_: torch.Tensor) -> bool:
+        # What torch.jit traces has the names and lines of the functions that it goes through.
+        return notes.are_wanted and _tracing_state() is None
+
+    def is_watched_read(tensor: torch.Tensor) -> bool:
+        return is_watched(tensor) and placement.is_on_accelerator(tensor)
+
     for name, cause in _READS.items():
-        patches.put_method(torch.Tensor, name, partial(_reading, name, cause, notes))
+        make = partial(_reading, name, cause, notes)
+        patches.put_method(torch.Tensor, name, make, is_for=is_watched_read)
     questions: dict[str, _Question] = {
         "to": _to,
         "cuda": _cuda,
@@ -51,7 +62,8 @@ def watch_tensors(notes: WaitNotes, patches: Patches) -> None:
         "pin_memory": _pin,
     }
     for name, question in questions.items():
-        patches.put_method(torch.Tensor, name, partial(_asking, name, question, notes))
+        make = partial(_asking, name, question, notes)
+        patches.put_method(torch.Tensor, name, make, is_for=is_watched)
 
 
 def _reading(
@@ -64,7 +76,7 @@ def _reading(
         if is_dynamo_compiling():
             return original(tensor, *args, **kwargs)
         with unseen:
-            if not (placement.is_on_accelerator(tensor) and notes.are_wanted):
+            if not notes.are_wanted:
                 return original(tensor, *args, **kwargs)
             with Noted(notes, cause, call):
                 return original(tensor, *args, **kwargs)
@@ -106,7 +118,19 @@ def _named(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     # By its name a method of an object is found again when a script sends it to another process.
     method.__name__, method.__qualname__, method.__module__ = name, f"Tensor.{name}", "torch"
     method.__doc__ = getattr(torch.Tensor, name).__doc__
+    _keep_from_compiler(method)
     return method
+
+
+def _keep_from_compiler(function: Callable[..., Any]) -> None:
+    """Let torch's compiler pass over a function; where a graph ends, it looks at all that are called."""
+    frames: Any = torch._C._dynamo.eval_frame
+    if hasattr(frames, "set_code_exec_strategy"):
+        skip = frames._FrameAction.SKIP
+        frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
+
+
+_keep_from_compiler(StandIn.__get__)
 
 
 def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[Cause, str] | None:
@@ -216,12 +240,21 @@ def _judged(
         to_device=to_device,
         non_blocking=non_blocking,
         num_bytes=num_bytes,
-        pinned=depends and on_host.is_pinned(),
+        pinned=depends and _is_pinned(on_host),
         is_same_type=is_same_type,
         is_dense=not depends or lies_alike(),
     )
     cause = why_it_blocks(copy)
     return None if cause is None else (cause, _size(num_bytes))
+
+
+def _is_pinned(tensor: torch.Tensor) -> bool:
+    # To torch this is an operation, which modes of the script would see.
+    without_modes = torch._C._DisableTorchDispatch()
+    try:
+        return tensor.is_pinned()
+    finally:
+        del without_modes
 
 
 def _size(num_bytes: int) -> str:
@@ -244,7 +277,7 @@ def _pin(tensor: torch.Tensor, *_: Any, **__: Any) -> tuple[Cause, str] | None:
             or not tensor.is_cpu
             or not tensor.numel()
             or is_capturing()
-            or tensor.is_pinned()
+            or _is_pinned(tensor)
         ):
             return None
         return "host allocation", _size(tensor.nbytes)

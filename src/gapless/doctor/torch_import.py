@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gapless.unnoticed import unseen
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,35 +36,34 @@ class TorchImport:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return how torch is imported, with a call of the function at the end of it."""
+        """Return how torch is imported, with a call of the function at the end of it.
+
+        A script may ask whether there is a torch long before it imports it.
+        """
         if name != "torch":
             return None
-        self.remove()
         for finder in list(sys.meta_path):
             find: Any = getattr(finder, "find_spec", None)
-            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
+            if find is None or finder is self:
+                continue
+            spec: ModuleSpec | None = find(name, path, target)
             if spec is not None:
-                if spec.loader is not None:
-                    loader: Any = _Loader(spec.loader, self._on_import)
-                    spec.loader = loader
+                self._call_after(spec.loader)
                 return spec
         return None
 
+    def _call_after(self, loader: Any) -> None:
+        """Let a loader, which is of torch alone, call the function once it has loaded it."""
+        load = getattr(loader, "exec_module", None)
+        if load is None:
+            return
 
-class _Loader:
-    """Loads a module as its own loader does, which it is given back."""
+        def exec_module(module: ModuleType) -> None:
+            with unseen:
+                del loader.exec_module
+                load(module)
+                if self in sys.meta_path:
+                    self.remove()
+                    self._on_import()
 
-    def __init__(self, loader: Any, on_import: Callable[[], None]) -> None:
-        self._loader = loader
-        self._on_import = on_import
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._loader.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        self._on_import()
+        loader.exec_module = exec_module
