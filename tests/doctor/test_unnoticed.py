@@ -6,10 +6,12 @@ import contextlib
 import ctypes
 import inspect
 import pickle
+import signal
 import subprocess
 import sys
 import traceback
 import warnings
+import weakref
 from collections import UserDict
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,12 +25,15 @@ from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import DataLoader, IterableDataset, dataloader
 
-from gapless.doctor import placement
+from gapless.doctor import placement, watch
 from gapless.doctor.backward_lines import BackwardLinesPass
+from gapless.doctor.phases import Phases
 from gapless.doctor.sites import SitesPass
 from gapless.doctor.step_source import StepSource
 from gapless.doctor.steps import StepHooks
 from gapless.doctor.times import TimesPass
+from gapless.doctor.wait_notes import WaitNotes
+from gapless.unnoticed import local_names
 
 
 METHODS = (
@@ -508,3 +513,89 @@ def test_no_code_of_the_script_runs_for_the_shapes_of_its_batches(watched):
 
     assert [a is b for a, b in zip(data, batches, strict=True)] == [True] * len(batches)
     assert watched.shapes.num_batches == len(batches)
+
+
+# Signals, recursion and the life of objects
+
+
+class TooLateError(Exception):
+    """Raised by a handler of a signal."""
+
+
+def raise_too_late(*_):
+    raise TooLateError
+
+
+@pytest.fixture
+def alarm():
+    """Let SIGUSR1 raise, wherever the script is."""
+    former = signal.signal(signal.SIGUSR1, raise_too_late)
+    yield lambda *_, **__: signal.raise_signal(signal.SIGUSR1)
+    signal.signal(signal.SIGUSR1, former)
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "call"),
+    [
+        (WaitNotes, "begin", lambda x: x.item()),
+        (placement, "is_accelerator", lambda x: x.to("cpu")),
+    ],
+    ids=["a note", "a question"],
+)
+def test_a_signal_in_our_own_work_reaches_the_script(
+    watched, alarm, monkeypatch, holder, name, call
+):
+    """And the next wait is noted as ever."""
+    x = torch.ones(())
+    with monkeypatch.context() as patch:
+        patch.setattr(holder, name, alarm)
+        with pytest.raises(TooLateError):
+            call(x)
+    x.item()
+    watched.stop()
+
+    assert [wait.call for wait in watched.waits if wait.cause == "item"] == ["Tensor.item"]
+
+
+def test_a_signal_at_the_end_of_a_step_reaches_the_script(alarm, monkeypatch):
+    """The doctor gives up; the script does what it does about the signal."""
+    monkeypatch.setattr(Phases, "step_ended", alarm)
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters())
+    with watch(), pytest.raises(TooLateError):
+        optimizer.step()
+
+
+def test_what_goes_wrong_in_a_note_is_not_the_scripts(watched, monkeypatch):
+    """A recursion that is deep enough for the script may be too deep for us."""
+
+    def too_deep(*_, **__):
+        raise RecursionError
+
+    monkeypatch.setattr(WaitNotes, "begin", too_deep)
+
+    assert torch.ones(()).item() == 1.0
+
+
+def test_a_look_at_names_keeps_no_object_alive():
+    """Python itself keeps all local names of a function that was looked at, until it returns."""
+
+    def function():
+        x = torch.ones(2)
+        gone = weakref.ref(x)
+        kept = local_names(sys._getframe())
+        assert kept["x"] is x
+        del x, kept
+        return gone()
+
+    assert function() is None
+
+
+def test_a_look_at_names_leaves_those_that_a_script_holds():
+    """`locals()` of a function is one dictionary, which the script may have kept."""
+
+    def function(a, b=2):
+        arguments = locals()
+        local_names(sys._getframe())
+        return arguments["a"], arguments["b"]
+
+    assert function(1) == (1, 2)

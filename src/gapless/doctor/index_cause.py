@@ -15,6 +15,7 @@ import torch
 
 from gapless.doctor import placement
 from gapless.doctor.call_syntax import index_at, last_name
+from gapless.unnoticed import local_names
 
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def _kind_of_value(value: Any) -> Cause:
 def _value_of(part: ast.expr, frame: FrameType) -> Any:
     """Return what a literal, a name or an attribute stands for, without running code for it."""
     if isinstance(part, ast.Name):
-        for names in (frame.f_locals, frame.f_globals, vars(builtins)):
+        for names in (local_names(frame), frame.f_globals, vars(builtins)):
             if part.id in names:
                 return names[part.id]
         return _UNKNOWN

@@ -15,7 +15,7 @@ from gapless.doctor.other_profilers import reason_in, running_profiler
 from gapless.doctor.profiler_output import profiler_output
 from gapless.doctor.seen import STEP_MARK
 from gapless.doctor.trace import Trace, read_trace
-from gapless.unnoticed import FilterInFront, no_line_warns_anew
+from gapless.unnoticed import FilterInFront, is_of_signal_handler, no_line_warns_anew
 
 
 if TYPE_CHECKING:
@@ -90,6 +90,8 @@ class TimesPass:
                 self._profiler.start()
         except Exception as error:
             self._profiler = None
+            if is_of_signal_handler(error):
+                raise
             self.notes.append(f"Times were not measured: torch's profiler cannot start: {error}")
             return
         self._graphs_before = _num_compiled()
@@ -150,6 +152,8 @@ class TimesPass:
                     profiler.export_chrome_trace(str(path))
                     self._text = path.read_bytes()
         except Exception as error:
+            if is_of_signal_handler(error):
+                raise
             self.notes.append(f"Times were not measured: torch's profiler failed: {error}")
 
     def _note_missing_device(self, trace: Trace) -> None:

@@ -16,6 +16,7 @@ from gapless.doctor.call_syntax import operation_at
 from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, SeenWait
 from gapless.doctor.user_line import OwnCode, Place, module_that_runs, place_in_framework, site_of
 from gapless.doctor.wait_cause import cause_by_name, cause_through, function_called
+from gapless.unnoticed import is_of_signal_handler
 
 
 if TYPE_CHECKING:
@@ -184,13 +185,21 @@ class Noted:
         self._notes, self._cause, self._call, self._detail = notes, cause, call, detail
 
     def __enter__(self) -> None:
+        self._note: Note | None = None
+        try:
+            frame = sys._getframe(1)
+            self._note = self._notes.begin(
+                self._cause, self._call, frame=frame, detail=self._detail
+            )
+        except Exception as error:  # such as too deep a recursion; the call goes on unnoted
+            if is_of_signal_handler(error):
+                raise
         self._notes.thread.in_wait = True
-        frame = sys._getframe(1)
-        self._note = self._notes.begin(self._cause, self._call, frame=frame, detail=self._detail)
 
     def __exit__(self, *_: object) -> None:
-        self._note.end_ns = time.perf_counter_ns()
         self._notes.thread.in_wait = False
+        if self._note is not None:
+            self._note.end_ns = time.perf_counter_ns()
 
 
 class Explanation(NamedTuple):

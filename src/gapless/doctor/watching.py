@@ -10,6 +10,7 @@ from gapless.doctor.phases import Phase, Phases, Seen, plan_windows, start_all
 from gapless.doctor.seconds import Seconds
 from gapless.doctor.step_source import StepSource
 from gapless.doctor.torch_import import TorchImport
+from gapless.unnoticed import is_of_signal_handler
 
 
 if TYPE_CHECKING:
@@ -248,6 +249,8 @@ class Watch:
                 function()
             except Exception as error:
                 self._give_up(error)
+                if is_of_signal_handler(error):
+                    raise
 
         return call
 

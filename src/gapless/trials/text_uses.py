@@ -20,6 +20,8 @@ from functools import cache
 from string import Formatter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from gapless.unnoticed import local_names
+
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -280,7 +282,7 @@ def _is_of_logging(logger: Any, name: str) -> bool:
 def _value_of(node: ast.expr, frame: FrameType) -> Any:
     """Return what a name, or an attribute of one, stands for; None for other expressions."""
     if isinstance(node, ast.Name):
-        for names in (frame.f_locals, frame.f_globals, vars(builtins)):
+        for names in (local_names(frame), frame.f_globals, vars(builtins)):
             if node.id in names:
                 return names[node.id]
         return None
