@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from faults.runs import differences, train_options
@@ -23,7 +21,8 @@ from ranks.runs import (
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-not_built = pytest.mark.xfail(reason="not built yet: gapless train on several ranks", strict=False)
+# For three ranks on machines with two cores.
+EIGHT_CORES = "import os; os.sched_getaffinity, os.cpu_count = lambda _: set(range(8)), lambda: 8"
 
 # Of a weight after a few dozen updates in fp32, whose gradients were summed in another order.
 OTHER_ORDER = 1e-4
@@ -53,7 +52,6 @@ def two_ranks(launcher_of_session, data, tmp_path_factory):
     return folder / "run"
 
 
-@not_built
 def test_two_ranks_are_accumulation_over_two(train, two_ranks):
     """Weights, validations and scores are the same, to the last digit."""
     one, _ = train("one", *ONE_SHAPE, "--accumulate", 2, world=1, epochs=4)
@@ -64,12 +62,13 @@ def test_two_ranks_are_accumulation_over_two(train, two_ranks):
         assert summary(two_ranks)[key] == summary(one)[key], key
 
 
-@not_built
 @pytest.mark.slow
 def test_two_ranks_that_accumulate_are_nearly_one_that_does(train):
     """Four batches an update: only the order of sums differs."""
-    one, _ = train("one", *ONE_SHAPE, "--accumulate", 4, world=1)
-    two, _ = train("two", *ONE_SHAPE, "--accumulate", 2)
+    # Adam makes much of a small difference where a gradient is nearly 0; the rate bounds it.
+    more = [*ONE_SHAPE, "--lr", 1e-4]
+    one, _ = train("one", *more, "--accumulate", 4, world=1)
+    two, _ = train("two", *more, "--accumulate", 2)
 
     assert largest_difference(one, two) < OTHER_ORDER
     assert summary(one)["steps"] == summary(two)["steps"]
@@ -94,7 +93,6 @@ def test_equal_runs_have_equal_bits(train):
     assert differences(runs[1], runs[0]) == []
 
 
-@not_built
 @pytest.mark.slow
 def test_uneven_batches_lose_no_pair(train):
     """Every target token is trained on once an epoch, whatever does not fill an update."""
@@ -140,14 +138,15 @@ def test_another_world_resumes_the_same_updates(launcher, data, two_ranks, tmp_p
     assert final_weights(tmp_path / "run") == final_weights(two_ranks)
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 3, reason="needs a core for each of 3 ranks")
 @pytest.mark.slow
 def test_a_world_that_does_not_divide_the_update_is_refused(train, fork):
     """By one line, that names the worlds that would do; the run is as before."""
     run, _ = train("run", *ONE_SHAPE)
     before = final_weights(run)
 
-    ended = fork(*resume_options(run), "--epochs", 3, name="three", world=3).end()
+    ended = fork(
+        *resume_options(run), "--epochs", 3, name="three", world=3, before=EIGHT_CORES
+    ).end()
 
     ended.check_refused("3", "1 or 2")
     assert final_weights(run) == before
@@ -158,7 +157,7 @@ def test_a_changed_update_is_said(train):
     """Two ranks without more make updates of twice as many batches: one line says so."""
     _, ended = train("two", *ONE_SHAPE, "--accumulate", 1, epochs=1)
 
-    assert [line for line in ended.out.splitlines() if "2 ranks" in line and "update" in line]
+    assert [line for line in ended.out.splitlines() if "2 x 1" in line and "update" in line]
 
 
 def test_one_rank_of_torchrun_is_a_process_alone(launcher, data, train, tmp_path):

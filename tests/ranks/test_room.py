@@ -17,10 +17,6 @@ from ranks.groups import torchrun
 
 pytestmark = pytest.mark.xdist_group("processes")
 
-no_heartbeat = pytest.mark.xfail(
-    reason="not built yet: a group of ranks with a heartbeat", strict=False
-)
-
 LOOP = Path(__file__).with_name("room_loop.py")
 VALUES = Path(__file__).with_name("room_values.py")
 
@@ -107,7 +103,6 @@ def test_a_stop_of_one_rank_stops_all(loop, rank):
     assert ours[0] == [30, {"stop": 1}]
 
 
-@no_heartbeat
 def test_a_killed_rank_ends_the_others(loop, tmp_path):
     """By the code of a lost peer, in seconds, and with one line that names the rank."""
     group = loop(world=3, updates=100_000, harm={"rank": 1, "at": 20, "kind": "ends"})
@@ -117,7 +112,6 @@ def test_a_killed_rank_ends_the_others(loop, tmp_path):
     check_lost(group.end(limit=30), lost=1)
 
 
-@no_heartbeat
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
 def test_a_rank_killed_at_any_moment(loop, seed):
@@ -142,7 +136,6 @@ def _has_joined(group):
     )
 
 
-@no_heartbeat
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_stopped_rank_ends_the_others(loop, rank):
@@ -159,7 +152,6 @@ def test_a_stopped_rank_ends_the_others(loop, rank):
     check_lost(group.end(), lost=rank)
 
 
-@no_heartbeat
 @pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("kind", ["raises", "leaves"])
