@@ -288,12 +288,11 @@ if event.query():  # once a step
         "loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)",
     ),
     "loader": (
-        "Let more worker processes make batches, ahead of time, and keep them between epochs; "
-        "gapless.prefetch(loader, device, depth=2) also copies them ahead.",
-        """\
-loader = DataLoader(
-    dataset, batch_size=64, num_workers=8, pin_memory=True, persistent_workers=True
-)""",
+        "Let worker processes make batches ahead of time, as many as there are cores to spare; "
+        "gapless.prefetch(loader, device, depth=2) also copies them ahead. persistent_workers=True "
+        "saves their start in each epoch, but from the second on the batches are others: torch then "
+        "draws the workers' seed once, not in each epoch.",
+        "loader = DataLoader(dataset, batch_size=64, num_workers=4, pin_memory=True)",
     ),
     "launch": (
         "Queue less: a fused optimizer, larger batches, torch.compile(model, "

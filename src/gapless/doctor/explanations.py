@@ -452,9 +452,12 @@ for x, y in gapless.prefetch(loader, device):
         title="The loader is late",
         meaning="The loop waits in `next()` of its loader: batches are made more slowly than they are used.",
         why="Without worker processes a batch is only begun when the loop asks for it, on the thread that should queue work.",
-        mend="Give the loader workers, as many as there are cores to spare, and keep them between epochs. If that is not "
-        "enough, do less for each row: store it prepared, or move the work to the device. `gapless.prefetch` with `depth` "
-        "asks for batches ahead, which evens out a loader that is late only now and then.",
+        mend="Give the loader workers, as many as there are cores to spare. If that is not enough, do less for each sample: "
+        "store it prepared, or move the work to the device. `gapless.prefetch` with `depth` asks for batches ahead, which "
+        "evens out a loader that is late only now and then. `persistent_workers=True` saves the start of the workers in "
+        "each epoch, but changes results: torch draws the workers' seed once and not in each epoch, so that from the "
+        "second on everything drawn after it is another number, the order of a shuffled epoch among them. Workers alone "
+        "leave the order as it is; only what a data set draws by itself, as for augmentation, comes from their seeds.",
         before="""\
 loader = torch.utils.data.DataLoader(dataset, batch_size=8)
 for x, y in loader:
@@ -462,17 +465,13 @@ for x, y in loader:
     update(F.cross_entropy(model(x), y))
 """,
         after="""\
-loader = torch.utils.data.DataLoader(
-    dataset, batch_size=8, num_workers=2, pin_memory=True, persistent_workers=True
-)
+loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2, pin_memory=True)
 for x, y in loader:
     x, y = x.to(device, non_blocking=True), y.to(device, non_blocking=True)
     update(F.cross_entropy(model(x), y))
 """,
         with_gapless="""\
-loader = torch.utils.data.DataLoader(
-    dataset, batch_size=8, num_workers=2, persistent_workers=True
-)
+loader = torch.utils.data.DataLoader(dataset, batch_size=8, num_workers=2)
 for x, y in gapless.prefetch(loader, device, depth=2):
     update(F.cross_entropy(model(x), y))
 """,
