@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import os
 import sys
-import traceback
 from contextlib import contextmanager
 
 import torch
 
 from gapless.device.find import find_device, num_gpus
-from gapless.errors import GaplessError, PeerLostError, RanksDifferError
+from gapless.errors import GaplessError, RanksDifferError
 from gapless.nmt.run.same_weights import check_same_weights
 from gapless.pipeline.host_waits import HostWaits
 from gapless.ranks import find_ranks
@@ -81,18 +80,26 @@ def weights(ranks):
     return None
 
 
-def lost(ranks):
-    """Rank 1 ends without a word, while rank 0 waits for its flags."""
-    if ranks.rank == 1:
-        os._exit(0)
-    agreement = ranks.agreement(("stop",), blocking=blocking)
-    try:
-        agreement.finish()
-    except PeerLostError:
-        ranks.fail(traceback.print_exc, code=1)
+def lost(wait):
+    """Rank 1 ends without a word, while rank 0 waits for it."""
+
+    def case(ranks):
+        if ranks.rank == 1:
+            os._exit(0)
+        wait(ranks)
+
+    return case
 
 
-CASES = {"values": values, "flags": flags, "weights": weights, "lost": lost, "one gpu": None}
+CASES = {
+    "values": values,
+    "flags": flags,
+    "weights": weights,
+    "lost values": lost(lambda ranks: ranks.agree(1)),
+    "lost rows": lost(lambda ranks: ranks.gather_rows(torch.ones(2))),
+    "lost flags": lost(lambda ranks: ranks.agreement(("stop",), blocking=blocking).finish()),
+    "one gpu": None,
+}
 
 
 def main():

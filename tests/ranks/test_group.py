@@ -117,9 +117,10 @@ def test_a_rank_that_never_comes_is_named(fork):
     )
 
 
-def test_a_rank_that_is_gone_ends_the_others(fork):
+@pytest.mark.parametrize("awaited", ["values", "rows", "flags"])
+def test_a_rank_that_is_gone_ends_the_others(fork, awaited):
     """Nobody waits for it, and what follows from that is not told."""
-    ended = fork(PROGRAM, "lost").end()
+    ended = fork(PROGRAM, f"lost {awaited}").end()
 
     assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, 0]
     assert ended.out == ""

@@ -124,10 +124,14 @@ class TorchRanks:
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, stacked along a new first dimension.
 
+        Raises:
+            PeerLostError: another rank is gone, seen on a CPU.
+
         Sync: Does not block the host on a GPU.
         """
         gathered = rows.new_empty((self.world, *rows.shape))
-        _all_gather(gathered.view(-1), rows.reshape(-1), group=self.main)
+        with named_as_lost("losses"):
+            _all_gather(gathered.view(-1), rows.reshape(-1), group=self.main)
         return gathered
 
     def agree(self, value: T) -> list[T]:

@@ -53,8 +53,9 @@ def named_as_lost(what: str) -> Iterator[None]:
 
 
 def _is_of_a_connection(error: RuntimeError) -> bool:
-    """Return whether gloo or the store raised an error; theirs are told from others by text alone."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)
+    """Return whether gloo or the store raised an error; gloo's are told from others by text alone."""
+    of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
+    return of_store or "gloo" in str(error)
 
 
 def first_line(error: BaseException) -> str:
