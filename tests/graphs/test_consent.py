@@ -36,6 +36,9 @@ class TwoRanks:
         other = self.answers[number] if number < len(self.answers) else value
         return [value, other]
 
+    def gather_rows(self, rows):
+        return torch.stack((rows, rows))
+
 
 def trained(device, ranks, *, plan="captured", data=None, ahead=False, step=None, **settings):
     """Return the loop, and the bits of the weights after an epoch."""

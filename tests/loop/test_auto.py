@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -67,26 +69,92 @@ class ScriptedStep:
 class Scripted:
     """A device whose host is always late: a step's time on it is the host's."""
 
-    def __init__(self, **times):
+    def __init__(self, *, ranks=None, **times):
         self.now = 0.0
         self.device = CpuDevice()
         self.device.now_ms = lambda: self.now
         self.meter = SimpleNamespace(is_idle=lambda: True)
         self.step = ScriptedStep(self, **times)
-        self.auto = AutoSteps(self.step, device=self.device, meter=self.meter)
+        self.auto = AutoSteps(
+            self.step,
+            device=self.device,
+            meter=self.meter,
+            host_waits=HostWaits(self.device),
+            ranks=ranks,
+        )
         self.prefetcher = SimpleNamespace(data_wait_ms=0.0)
         self.auto.begin_epoch(self.prefetcher, [])
 
-    def run(self, batches):
-        """Take batches through the step; each is read by the meter before the next."""
-        ran = []
+    def run(self, batches, *, reads_every=1):
+        """Take batches through the step; the meter reads after every so many of them."""
+        ran, unread = [], []
         for batch in batches:
             start = self.now
             out, launch = self.auto.run(flatten(batch))
             ran.append(out)
             took = self.now - start
-            self.auto.observe(launch, took, took)
+            unread.append((launch, took))
+            if len(unread) == reads_every:
+                for launch, took in unread:
+                    self.auto.observe(launch, took, took)
+                unread = []
         return ran
+
+
+class Meeting:
+    """Two ranks in two threads, which wait for each other wherever one of them asks."""
+
+    def __init__(self):
+        self.values = [None, None]
+        self.barrier = threading.Barrier(2, timeout=30)
+
+    def train(self, *how):
+        """Return what each rank ran, and its `Scripted`."""
+        ranks = [Scripted(ranks=MetRank(self, number), **how[number][0]) for number in (0, 1)]
+        with ThreadPoolExecutor(2) as threads:
+            ran = [
+                threads.submit(one.run, ["a"] * 120, reads_every=reads_every)
+                for one, (_, reads_every) in zip(ranks, how, strict=True)
+            ]
+            return [one.result() for one in ran], ranks
+
+
+class MetRank:
+    """One of the ranks of a `Meeting`."""
+
+    world = 2
+
+    def __init__(self, meeting, rank):
+        self.meeting, self.rank = meeting, rank
+
+    def agree(self, value):
+        self.meeting.values[self.rank] = value
+        self.meeting.barrier.wait()
+        values = list(self.meeting.values)
+        self.meeting.barrier.wait()
+        return values
+
+
+@pytest.mark.parametrize("captured_ms", [5.0, 45.0])
+def test_ranks_do_as_the_slowest_of_them_at_the_same_steps(captured_ms):
+    """They read their times at other steps, and for the faster one the other way is better."""
+    slow = {"eager_ms": 40.0, "captured_ms": captured_ms}
+    fast = {"eager_ms": 20.0, "captured_ms": 50.0 - captured_ms}
+    ran, ranks = Meeting().train((fast, 1), (slow, 7))
+    end = "captured" if captured_ms < slow["eager_ms"] else "eager"
+
+    assert ran[0] == ran[1] == ["eager"] * 33 + ["captured"] * 30 + [end] * 57
+    assert ranks[0].auto.diagnosis == ranks[1].auto.diagnosis
+    assert "40.0 ms to launch a step" in ranks[0].auto.diagnosis.line
+
+
+def test_ranks_that_measured_too_little_run_as_written():
+    """One of them has read no time by then."""
+    times = {"eager_ms": 40.0, "captured_ms": 5.0}
+    ran, ranks = Meeting().train((times, 1), (times, 1_000))
+
+    assert ran == [["eager"] * 120] * 2
+    assert [one.auto.diagnosis.captures for one in ranks] == [False, False]
 
 
 def test_each_phase_is_as_long_as_it_is_said_to_be():

@@ -59,12 +59,15 @@ def a_graph_for_each_shape(device):
 
 
 class TwoRanks:
-    """This rank, and another that can always do what this one can."""
+    """This rank, and another that does the same, and can do what this one can."""
 
     world = 2
 
     def agree(self, value):
         return [value] * 2
+
+    def gather_rows(self, rows):
+        return torch.stack((rows, rows))
 
 
 @scenario(num_seeds=FEW)

@@ -7,7 +7,7 @@ import torch
 import gapless
 from gapless.loop import auto as autostep
 from gapless.loop.train_loop import TrainLoop
-from simulation.capturing import on_device
+from simulation.capturing import TwoRanks, on_device
 from simulation.registry import VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
 from toy_steps import on
@@ -43,14 +43,16 @@ class Loader:
             yield batch
 
 
-def choose(device, *, kind=Regression, num=NUM_STEPS, batches=None, step=None, **knobs):
+def choose(
+    device, *, kind=Regression, num=NUM_STEPS, batches=None, step=None, ranks=None, **knobs
+):
     """Train under `auto`; check every value, and return the loop and its result."""
     expected, weight = train_plainly(kind(), data(num))
     model = kind()
     on_device(device, model)
     seen = []
     plan = gapless.PLANS["auto"].with_knobs(**knobs)
-    with TrainLoop(plan=plan, device=device) as loop:
+    with TrainLoop(plan=plan, device=device, ranks=ranks) as loop:
         result = loop.run_epoch(
             batches or data(num),
             model if step is None else step(model),
@@ -89,6 +91,15 @@ def auto_captures_a_launch_bound_step(device):
     # One more proves the graph, and takes none of the window.
     assert loop.capture_report.num_eager == autostep._START + autostep._WINDOW + 1
     assert loop.capture_report.num_replays == NUM_STEPS - loop.capture_report.num_eager
+
+
+@scenario(durations={"launch": 1.0}, only="asap")
+def auto_of_several_ranks(device):
+    """They wait for the device before they ask each other, where counts alone say so."""
+    loop, result = choose(device, num=100, ranks=TwoRanks())
+    assert loop.diagnosis.captures
+    # Each phase ends with a wait and two questions, and a capture has four.
+    assert counts(result) == {"capture": 2, "agreement": 3 + 4 + 3, "epoch_end": 1}
 
 
 def in_region(device):

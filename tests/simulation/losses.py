@@ -10,6 +10,7 @@ from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.readback import DeferredLoss
 from gapless.records.step_values import NonFinite, StepValues
 from gapless.testing.simulated import queues
+from simulation.capturing import TwoRanks
 from simulation.registry import scenario
 from simulation.workloads import number
 
@@ -49,15 +50,6 @@ def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
         losses.add(loss)
     assert len(losses.history) == 1024
     assert losses.wait_stats.count == 0
-
-
-class TwoRanks:
-    """This rank, and another with the same rows."""
-
-    world = 2
-
-    def gather_rows(self, rows):
-        return torch.stack((rows, rows))
 
 
 @scenario()

@@ -8,17 +8,22 @@ go on as before until enough of them were read.
     measure    eager steps: what is the bottleneck?
     trial      steps as graphs: are they faster?
     settled    the faster way; measured again when the pace changes, a few times at most
+
+When times are read differs between ranks. So several of them end a phase after steps that counts alone
+decide on: they wait for the device there, and then ask each other. The slowest decides for all, once.
 """
 
 from __future__ import annotations
 
 import os
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Literal
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from gapless.graphs.refusal import host_read
 from gapless.pipeline.loaders import num_workers
 from gapless.pipeline.step import call_host_part
+from gapless.ranks import OneRank
 from gapless.records.bottleneck import (
     Diagnosis,
     Launch,
@@ -35,10 +40,14 @@ from gapless.records.bottleneck import (
 if TYPE_CHECKING:
     from gapless.device.base import Device
     from gapless.graphs.captured_step import CapturedStep, StepRun
+    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.meter import GapMeter
     from gapless.pipeline.prefetch import Prefetcher
     from gapless.pipeline.tree import Tree
+    from gapless.ranks import Ranks
 
+
+T = TypeVar("T")
 
 # Steps before the first measurement.
 _START = 3
@@ -57,6 +66,9 @@ _SETTLED_WINDOW = 100
 
 _MAX_RECHECKS = 5
 
+# Steps of several ranks in a phase, or from one question whether a trial is over to the next.
+_STEPS_OF_RANKS = 30
+
 _Phase = Literal["start", "measure", "trial", "settled"]
 
 
@@ -67,14 +79,28 @@ class AutoSteps:
         captured: the step, which can run in both ways.
         device: where it runs.
         meter: of the same steps.
+        ranks: that run the same steps; None: this process trains alone.
+        host_waits: the door for waits for other ranks, and for the device before them
+            ("agreement").
 
     Attributes:
         captured: the step, which can run in both ways.
         diagnosis: the last one made, None before the first.
     """
 
-    def __init__(self, captured: CapturedStep, *, device: Device, meter: GapMeter[Launch]) -> None:
+    def __init__(
+        self,
+        captured: CapturedStep,
+        *,
+        device: Device,
+        meter: GapMeter[Launch],
+        host_waits: HostWaits,
+        ranks: Ranks | None = None,
+    ) -> None:
         self.captured = captured
+        self._ranks = OneRank() if ranks is None else ranks
+        self._is_alone = self._ranks.world == 1
+        self._host_waits = host_waits
         self.diagnosis: Diagnosis | None = None
         self._device = device
         self._meter = meter
@@ -142,6 +168,8 @@ class AutoSteps:
         self._num_launched += 1
         if self._phase == "start" and self._num_launched >= _START:
             self._enter("measure")
+        elif not self._is_alone:
+            self._after_launch_of_all()
         elif self._phase == "trial" and self._is_trial_over():
             self._decide()
 
@@ -164,17 +192,18 @@ class AutoSteps:
         sample = Sample(launch=launch, busy_ms=busy_ms, period_ms=period_ms)
         if self._phase == "measure":
             self._eager.append(sample)
-            if len(self._eager) >= _WINDOW:
+            if self._is_alone and len(self._eager) >= _WINDOW:
                 self._end_measurement()
         elif self._phase == "trial" and launch.way == "replay":
             self._replays.append(sample)
-        elif self._phase == "settled":
+        elif self._phase == "settled" and self._is_alone:
             self._watch_pace(sample)
 
     def _note_unmeasured(self) -> None:
         self._num_unmeasured += 1
         if (
-            self._phase == "measure"
+            self._is_alone
+            and self._phase == "measure"
             and not self._eager
             and self._num_unmeasured >= _MAX_UNMEASURED
         ):
@@ -186,7 +215,7 @@ class AutoSteps:
         if waits and self.captured.report.refusal is None:
             # Known without an attempt, which would fail there.
             self.captured.report.refuse(host_read(waits[0], is_final=False))
-        if waits or self._cannot_capture():
+        if self._any_rank(bool(waits) or self._cannot_capture()):
             self._decide()
         else:
             self._enter("trial")
@@ -209,12 +238,50 @@ class AutoSteps:
         if trial.captured_ms is None:
             refusal = self.captured.report.refusal
             trial = Trial(refusal=None if refusal is None else refusal.text)
-        self.diagnosis = diagnose(readings, trial)
+        self.diagnosis = self._of_the_slowest(diagnose(readings, trial))
         if not self.diagnosis.captures:
             self.captured.drop_graphs()
         self._eager, self._replays, self._recent = [], [], []
         self._pace = None
         self._enter("settled")
+
+    # --- several ranks ---
+
+    def _after_launch_of_all(self) -> None:
+        """End a phase where all ranks do.
+
+        Sync: Blocks the host every so many steps until the phases are over ("agreement").
+        """
+        if self._phase == "settled":
+            return
+        since = self._num_launched % _STEPS_OF_RANKS
+        if since == _STEPS_OF_RANKS - 1:
+            # The times of the steps so far are read with the next one.
+            self._host_waits.wait_stream(self._device.current_stream(), reason="agreement")
+        elif not since and self._phase == "measure":
+            self._end_measurement_of_all()
+        elif not since and not self._any_rank(not self._is_trial_over()):
+            self._decide()
+
+    def _end_measurement_of_all(self) -> None:
+        if self._any_rank(not self._eager):
+            self.diagnosis = nothing_measured(self._num_unmeasured)
+            self._enter("settled")
+        else:
+            self._end_measurement()
+
+    def _any_rank(self, says_so: bool) -> bool:
+        return any(self._of_all(says_so))
+
+    def _of_the_slowest(self, diagnosis: Diagnosis) -> Diagnosis:
+        pace = Pace.of(self._eager).step_ms if self._eager else 0.0
+        return max(self._of_all((pace, diagnosis)), key=itemgetter(0))[1]
+
+    def _of_all(self, value: T) -> list[T]:
+        if self._is_alone:
+            return [value]
+        with self._host_waits.blocking("agreement"):
+            return self._ranks.agree(value)
 
     def _watch_pace(self, sample: Sample) -> None:
         self._recent.append(sample)

@@ -218,7 +218,11 @@ class TrainLoop:
             )
             if self.plan.graphs == "auto":
                 self._graph_runner = AutoSteps(
-                    self._captured, device=engine.device, meter=engine.meter
+                    self._captured,
+                    device=engine.device,
+                    meter=engine.meter,
+                    host_waits=engine.host_waits,
+                    ranks=engine.ranks,
                 )
             else:
                 self._graph_runner = GraphSteps(self._captured)
