@@ -52,6 +52,9 @@ _BEAT_SECONDS = 0.25
 # the launcher sees the other first, and names it.
 _SECONDS_BEHIND = 0.5
 
+# Nobody waits longer for others to hear what it tells: one of them may be silent.
+_SECONDS_TO_KNOW = 1.0
+
 # A rank that failed has as long to say why.
 _SECONDS_TO_TELL = 3.0
 
@@ -100,7 +103,7 @@ class _Peer:
         moved_at: when it did an update, or was in a pause, for the last time.
         failed_at: when it told of a failure.
         is_closed: whether its connection is.
-        knows_why: whether it was told why this rank ends.
+        num_heard: how much of what this rank tells it has heard, as a count.
         has_ended: whether it and this rank have told each other that they have nothing more to do.
     """
 
@@ -109,7 +112,7 @@ class _Peer:
     moved_at: float = field(default_factory=monotonic)
     failed_at: float | None = None
     is_closed: bool = False
-    knows_why: bool = False
+    num_heard: int = 0
     has_ended: bool = False
 
     def hear(self, beat: _Beat) -> None:
@@ -210,11 +213,14 @@ class Pulse:
     def pause(self) -> Iterator[None]:
         """Tell the others that this rank is alive in the body, though it does no updates.
 
-        Sync: Does not block the host.
+        Sync: Blocks the host until the others know, for a quarter of a second or so: what follows
+            may keep this rank from telling them.
         """
         with self._changed:
             self._num_pauses += 1
-            self._tell(is_paused=True)
+            if self._num_pauses == 1:
+                self._tell(is_paused=True)
+                self._changed.wait_for(self._is_known, _SECONDS_TO_KNOW)
         try:
             yield
         finally:
@@ -294,6 +300,13 @@ class Pulse:
         failed = [peer.beat for peer in self._peers.values() if peer.beat.why == _FAILED]
         return all((since, self._rank) < (beat.since, beat.about) for beat in failed)
 
+    def _is_known(self) -> bool:
+        """Return whether all that are left have heard the newest that this rank tells."""
+        return all(
+            peer.num_heard == self._num_told or peer.is_closed or peer.has_ended
+            for peer in self._peers.values()
+        )
+
     def _tell(self, **changes: object) -> None:
         """Change the own beat, and send it now. The caller holds the lock."""
         self._own = self._own._replace(**changes)  # type: ignore[arg-type]
@@ -326,10 +339,11 @@ class Pulse:
                 return
             with self._changed:
                 peer.hear(_Beat(*_FORMAT.unpack(got)))
-                peer.knows_why = own.why != _NOTHING
+                has_told = num_told != peer.num_heard
+                peer.num_heard = num_told
                 # Both see it after the same exchange: neither waits for another.
                 peer.has_ended = own.ends and peer.beat.ends
-                if peer.has_ended or peer.beat.why != _NOTHING:
+                if has_told or peer.has_ended or peer.beat.why != _NOTHING:
                     self._changed.notify_all()
                 if not peer.has_ended:
                     self._wait_for_news(num_told)
@@ -421,11 +435,9 @@ class Pulse:
         if end.why == _STANDING:
             faulthandler.dump_traceback(file=2, all_threads=True)
         if end.why == _LOST and end.about in left:
-            self._kill(left.pop(end.about))
+            self._kill(left[end.about])
         with self._changed:
-            self._changed.wait_for(
-                lambda: all(peer.knows_why or peer.is_closed for peer in left.values()), 1.0
-            )
+            self._changed.wait_for(self._is_known, _SECONDS_TO_KNOW)
         time.sleep(max(0.0, noticed_at + _SECONDS_BEHIND - monotonic()))
         _leave(EXIT_PEER_LOST)
 
