@@ -10,6 +10,7 @@
     |   +-- CheckpointError       a checkpoint that is missing, damaged or of something else
     |   +-- RunLockedError        a folder that another process writes to
     |   +-- LossError             a step returned something that is no loss
+    |   +-- FirstRankError        rank 0 cannot do what it does for all ranks, and says why
     +-- BatchError                a batch that holds something the pipeline cannot move
     +-- LoaderError               a worker process of the loader died, raised, or was silent
     +-- CaptureRefused            a step that was to be captured, and is not; carries the kind
@@ -154,6 +155,10 @@ class NonFiniteLossError(GaplessError, ArithmeticError):
         )
         self.step = step
         self.loss = loss
+
+
+class FirstRankError(UserError):
+    """Rank 0 could not do what it does for all ranks; it says why."""
 
 
 # The exit code of a rank that cannot go on because another is gone or silent: worth a new attempt.

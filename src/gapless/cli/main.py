@@ -18,10 +18,16 @@ from gapless import __version__
 from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
 from gapless.cli.output import fitting, throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
-from gapless.cli.ranks import leave_it_to_first, speaks_for_all
+from gapless.cli.ranks import fail_together, leave_it_to_first, speaks_for_all
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
-from gapless.errors import GaplessError, UserError
+from gapless.errors import (
+    EXIT_PEER_LOST,
+    FirstRankError,
+    GaplessError,
+    PeerLostError,
+    UserError,
+)
 from gapless.scripts import leave
 
 
@@ -50,6 +56,9 @@ _SCRIPTS_OWN = ("doctor",)
 
 # Exit code of a mistake in what was asked. All of several processes make it, and one says so.
 _MISTAKE = 2
+
+# Errors that follow from what happened to another rank.
+_TOLD_BY_OTHERS = (FirstRankError, PeerLostError)
 
 # Commands that run no code of the user: what they raise unawares is a bug of ours.
 _OWN = ("train", "translate", "evaluate")
@@ -112,8 +121,6 @@ def run_command(arguments: Sequence[str]) -> int:
     except OSError as error:
         return _fail(disk_message(error), code=2)
     except Interrupted as signalled:
-        if not speaks_for_all():
-            return 128 + signalled.number
         return _fail(f"interrupted by {signalled}", code=128 + signalled.number)
     except KeyboardInterrupt:
         return _fail("interrupted", code=130)
@@ -172,14 +179,14 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
     try:
         return load_command(name).run(options)
     except GaplessError as error:
-        return _fail(with_flags(str(error), parser.parameters()), code=_code(error))
+        message = with_flags(str(error), parser.parameters())
+        return _fail(message, code=_code(error), is_told=not isinstance(error, _TOLD_BY_OTHERS))
     except Exception as error:
         if is_out_of_memory(error):
             return _fail(memory_message(error), code=1)
         if isinstance(error, OSError) or name not in _OWN:
             raise
-        write(sys.stderr, "".join(traceback.format_exception(error)))
-        return _fail(bug_message(name), code=1)
+        return _fail(bug_message(name), code=1, trace=traceback.format_exception(error))
 
 
 def _give_up_unwritable_output() -> None:
@@ -196,13 +203,22 @@ def _is_scripts_own(arguments: Sequence[str]) -> bool:
 
 
 def _code(error: GaplessError) -> int:
+    if isinstance(error, PeerLostError):
+        return EXIT_PEER_LOST
     return _MISTAKE if isinstance(error, UserError) else 1
 
 
-def _fail(message: str, *, code: int) -> int:
-    if code == _MISTAKE and not speaks_for_all():
-        leave_it_to_first()
-        return code
+def _fail(message: str, *, code: int, is_told: bool = True, trace: Sequence[str] = ()) -> int:
+    """Write a line of error, of several ranks that fail on one alone; return the code."""
     line = f"gapless: error: {' '.join(message.split())}"
-    write(sys.stderr, f"{fitting(line, sys.stderr)}\n")
+
+    def tell() -> None:
+        write(sys.stderr, f"{''.join(trace)}{fitting(line, sys.stderr)}\n")
+
+    fail_together(tell if is_told else None, code=code)
+    # Before the ranks have joined, all make the same mistake, or are interrupted alike.
+    if speaks_for_all() or code == 1:
+        tell()
+    elif code == _MISTAKE:
+        leave_it_to_first()
     return code

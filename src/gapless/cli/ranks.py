@@ -5,19 +5,21 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from gapless.errors import GaplessError, UserError
+from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from gapless.device.base import Device
     from gapless.ranks import Ranks
     from gapless.ranks.launch import Launch
 
+
+# Those that this process has joined, as long as it has not left them.
+_joined: list[Ranks] = []
 
 # torchrun ends all ranks as soon as one does. The others wait, so that the first can say why.
 _SECONDS_FOR_FIRST_RANK = 3.0
@@ -60,10 +62,12 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
     from gapless.device.find import find_device, num_gpus
 
     found = find_device(device_of(launch, device, num_gpus=num_gpus()))
+    found.make_current()
+    ranks = find_ranks(found.torch_device, uuid=found.uuid(), launch=launch)
+    _joined.append(ranks)
     if not found.is_accelerator:
         _check_cores(launch)
-    found.make_current()
-    return find_ranks(found.torch_device, uuid=found.uuid(), launch=launch), found
+    return ranks, found
 
 
 def _check_cores(launch: Launch) -> None:
@@ -75,17 +79,23 @@ def _check_cores(launch: Launch) -> None:
         )
 
 
-@contextmanager
-def starting_together(ranks: Ranks) -> Iterator[None]:
-    """Let all ranks end together, with one line of error, when they cannot start.
+def part(ranks: Ranks) -> None:
+    """Leave together with all ranks, when all is done.
 
-    Whatever the body raises of ours, it raises on all ranks.
+    Sync: Blocks the host until all ranks are here.
+    """
+    ranks.end()
+    _joined.clear()
+
+
+def fail_together(tell: Callable[[], None] | None, *, code: int) -> None:
+    """End all ranks because of an error on this one; nothing happens to a process alone.
+
+    With several ranks it does not return. An error of several at a time is told once.
 
     Args:
-        ranks: of the run.
+        tell: writes the error; None: another rank says more.
+        code: that this process exits with.
     """
-    try:
-        yield
-    except GaplessError:
-        ranks.end()
-        raise
+    for ranks in _joined:
+        ranks.fail(tell, code=code)

@@ -9,7 +9,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped
-from gapless.cli.ranks import join_ranks, starting_together
+from gapless.cli.ranks import join_ranks, part
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable
@@ -91,8 +91,7 @@ def _train(options: Namespace, signals: Signals) -> int:
         return _dry_run(options)
     ranks, device = join_ranks(_device_name(options))
     with make_observer(waits_each_epoch=options.waits) as observer:
-        with starting_together(ranks):
-            trainer = _start(options, observer, ranks=ranks, device=device)
+        trainer = _start(options, observer, ranks=ranks, device=device)
         signals.grace_seconds = trainer.run.config.grace
         signals.check()
         signals.run_dir = trainer.run.run_dir
@@ -104,7 +103,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     if ranks.world > 1:
         # The graphs go with it, before the ranks part.
         del trainer
-        ranks.end()
+        part(ranks)
     return code
 
 

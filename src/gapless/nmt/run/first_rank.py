@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from gapless.errors import GaplessError, UserError
+from gapless.errors import FirstRankError, GaplessError
 
 
 if TYPE_CHECKING:
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
 
 
 _Made = TypeVar("_Made")
-
-
-class FirstRankError(UserError):
-    """Rank 0 could not do what it does for all; it says why."""
 
 
 def made_by_first(ranks: Ranks, make: Callable[[], _Made]) -> _Made:
