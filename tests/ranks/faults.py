@@ -197,6 +197,7 @@ FAULTS = [
         1,
         send=(signal.SIGSTOP, signal.SIGTERM),
         codes=_codes(-signal.SIGKILL),
+        said=("rank 1", "silent"),
         launches_again=False,
     ),
     Fault(
@@ -218,7 +219,7 @@ FAULTS = [
         0,
         disk=True,
         limit=90.0,  # one rank, too, waits for room before it gives up
-        codes=_codes(1),
+        codes=_codes(2),
         said=("No space left on device",),
     ),
 ]

@@ -10,10 +10,7 @@ from ranks.groups import fork_ranks
 from ranks.runs import options
 
 
-pytestmark = [
-    pytest.mark.xdist_group("processes"),
-    pytest.mark.xfail(reason="not built yet: gapless train on several ranks", strict=False),
-]
+pytestmark = pytest.mark.xdist_group("processes")
 
 # Those that `make test` runs, one of each kind of end: by the heartbeat, and agreed.
 QUICK = {"rank 1 is killed", "SIGTERM to rank 1 alone"}

@@ -90,6 +90,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     if options.dry_run:
         return _dry_run(options)
     ranks, device = join_ranks(_device_name(options))
+    signals.on_stop = ranks.note_stop
     with make_observer(waits_each_epoch=options.waits) as observer:
         trainer = _start(options, observer, ranks=ranks, device=device)
         signals.grace_seconds = trainer.run.config.grace

@@ -94,7 +94,6 @@ class _Agreed:
     def _note_signal(self, number: int) -> None:
         # Told with the next update: what an agreement takes must not change while it does.
         self._signal = number
-        self._ranks.note_stop()
 
     def _ask(self) -> None:
         if self._signal:
