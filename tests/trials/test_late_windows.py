@@ -8,6 +8,7 @@ import logging
 import os
 import subprocess
 import sys
+from typing import ClassVar
 
 import pytest
 import torch
@@ -150,3 +151,60 @@ def test_it_is_for_scripts_that_read(code, is_for):
     finding = Finding(code=code, site=None, call="", per_step=1, cause="", mend="")
 
     assert LateReads(LateDevice()).is_for([finding]) is is_for
+
+
+class Asks(torch.Tensor):
+    """Notes which methods it is told of."""
+
+    told: ClassVar[list[object]] = []
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        cls.told.append(func)
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_script_finds_torchs_own_methods_in_a_window():
+    """Classes show them, subclasses are told of them, and no traceback has a line of ours."""
+    item, cpu = torch.Tensor.item, torch.Tensor.cpu
+    late = LateReads(LateCopies())
+    late.start(lambda _: None)
+    try:
+        x = torch.ones(()).as_subclass(Asks)
+        Asks.told.clear()
+        x.item()
+        assert Asks.told == [item]
+        assert (torch.Tensor.item, torch.Tensor.cpu) == (item, cpu)
+        with pytest.raises(RuntimeError) as raised:
+            torch.ones(2).item()
+        with pytest.raises(TypeError, match="takes no arguments"):
+            torch.ones(()).item(1)
+    finally:
+        late.stop()
+        late.close()
+
+    assert len(raised.traceback) == 1
+
+
+def test_a_compiled_function_that_makes_tensors_stays_whole():
+    """Compiled before the window or in it."""
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def before(x):
+        return x * torch.tensor(2.0) + torch.as_tensor(1.0)
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def within(x):
+        return x.new_tensor([1.0]) * torch.tensor(2.0)
+
+    before(torch.ones(2))
+    late = LateReads(LateCopies())
+    late.start(lambda _: None)
+    try:
+        found = before(torch.ones(3)).sum() + within(torch.ones(3)).sum()
+    finally:
+        late.stop()
+        late.close()
+        torch._dynamo.reset()
+
+    assert found == 11

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import sys
 from collections import Counter, deque
+from functools import partial
 from pathlib import Path
 from types import CellType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +20,7 @@ from gapless.trials.late_tensor import LateTensor
 from gapless.trials.number_names import NumberNames
 from gapless.trials.reads import Reads
 from gapless.trials.takers import teach_takers
-from gapless.unnoticed import Patches
+from gapless.unnoticed import Patches, unseen
 
 
 if TYPE_CHECKING:
@@ -36,9 +37,18 @@ _T = TypeVar("_T")
 # Findings of reads whose value may be late: of one number, and copies to the host.
 _CODES = frozenset(["GAP001", "GAP003"])
 
+# Tensors of which no class of the script knows more than torch.
+_KINDS = (torch.Tensor, torch.nn.Parameter)
+
 _TORCH = str(Path(torch.__file__).parent)
 _OF_TENSORS = str(Path(torch._tensor.__file__))
 _OURS = str(Path(__file__).parent)
+
+# Modules that the compiler leaves alone. Those of `takers` it goes through, to torch's own.
+_NOT_COMPILED = (
+    *("forcing_line", "held_output", "late_number", "late_reads", "late_tensor"),
+    *("number_names", "reads", "text_uses"),
+)
 
 # Lines that are named in a sentence.
 _MOST_LINES = 5
@@ -133,39 +143,46 @@ class LateReads:
     # --- reads ---
 
     def _put_in(self) -> None:
-        tensor, put = torch.Tensor, self._patches.put
-        for name in ("item", "tolist"):
-            put(tensor, name, self._read_by(getattr(tensor, name)))
-        put(tensor, "cpu", self._copied_by(tensor.cpu))
-        for name, by_name in (("__float__", "float"), ("__int__", "int")):
-            put(tensor, name, self._converted_by(getattr(tensor, name), by_name))
-        put(tensor, "__bool__", self._branched_by(tensor.__bool__))
+        makers: dict[str, Callable[..., Any]] = {
+            "item": self._read_by,
+            "tolist": self._read_by,
+            "cpu": self._copied_by,
+            "__float__": partial(self._converted_by, name="float"),
+            "__int__": partial(self._converted_by, name="int"),
+            "__bool__": self._branched_by,
+        }
+        for name, make in makers.items():
+            self._patches.put_method(torch.Tensor, name, make, is_for=_is_plain_or_late)
 
     def _read_by(self, read: Callable[..., Any]) -> Callable[..., Any]:
         is_list = read.__name__ == "tolist"
 
-        def read_late(tensor: torch.Tensor) -> Any:
-            if type(tensor) is LateTensor and not tensor.dim():
-                return tensor.number
-            if not self._may_be_late(tensor) or (is_list and tensor.dim() > 1):
-                self._count_condition(tensor, "reads a condition from")
-                return read(tensor)
-            late = self._queued(tensor, self._reads.read)
-            if late is None:
-                return read(tensor)
-            return [late] if is_list and tensor.dim() else late
+        def read_late(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            with unseen:
+                if args or kwargs:
+                    return read(tensor, *args, **kwargs)
+                if type(tensor) is LateTensor and not tensor.dim():
+                    return tensor.number
+                if not self._may_be_late(tensor) or (is_list and tensor.dim() > 1):
+                    self._count_condition(tensor, "reads a condition from")
+                    return read(tensor)
+                late = self._queued(tensor, self._reads.read)
+                if late is None:
+                    return read(tensor)
+                return [late] if is_list and tensor.dim() else late
 
         return read_late
 
     def _copied_by(self, copy: Callable[..., Any]) -> Callable[..., Any]:
         def copy_late(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-            if args or kwargs or tensor.requires_grad or not self._may_be_late(tensor):
-                return copy(tensor, *args, **kwargs)
-            queued = self._queued(tensor, self._reads.copy)
-            if queued is None:
-                return copy(tensor)
-            late, place = queued
-            return LateTensor.of(place, late)
+            with unseen:
+                if args or kwargs or tensor.requires_grad or not self._may_be_late(tensor):
+                    return copy(tensor, *args, **kwargs)
+                queued = self._queued(tensor, self._reads.copy)
+                if queued is None:
+                    return copy(tensor)
+                late, place = queued
+                return LateTensor.of(place, late)
 
         return copy_late
 
@@ -173,20 +190,22 @@ class LateReads:
         """Count a conversion by C, and let the next one in that module be ours if it can be."""
 
         def convert_now(tensor: torch.Tensor) -> Any:
-            if self._may_be_late(tensor):
-                self._as_written[f"calls {name}() on", forcing_line()] += 1
-                self._names.put_where_called(_user_frame(), name)
-            return convert(tensor)
+            with unseen:
+                if self._may_be_late(tensor):
+                    self._as_written[f"calls {name}() on", forcing_line()] += 1
+                    self._names.put_where_called(_user_frame(), name)
+                return convert(tensor)
 
         return convert_now
 
     def _branched_by(self, read: Callable[..., Any]) -> Callable[..., Any]:
         def branch_now(tensor: torch.Tensor) -> Any:
-            if self._may_be_late(tensor):
-                self._as_written["branches on", forcing_line()] += 1
-            else:
-                self._count_condition(tensor, "branches on")
-            return read(tensor)
+            with unseen:
+                if self._may_be_late(tensor):
+                    self._as_written["branches on", forcing_line()] += 1
+                else:
+                    self._count_condition(tensor, "branches on")
+                return read(tensor)
 
         return branch_now
 
@@ -207,7 +226,7 @@ class LateReads:
             return None
 
     def _may_be_late(self, tensor: torch.Tensor) -> bool:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        if type(tensor) not in _KINDS:
             return False
         if torch.compiler.is_compiling() or is_functorch_wrapped_tensor(tensor):
             return False
@@ -244,6 +263,11 @@ class LateReads:
         return self._queued(value, self._reads.read)
 
 
+def _is_plain_or_late(tensor: torch.Tensor) -> bool:
+    # What torch.jit traces has the names and lines of the functions that it goes through.
+    return type(tensor) in (*_KINDS, LateTensor) and torch._C._get_tracing_state() is None
+
+
 def _is_int(value: Any) -> bool:
     if is_late(value):
         return value.kind is int
@@ -259,7 +283,8 @@ def _keep_from_compiler() -> None:
     """Keep torch's compiler from looking into what stands in the place of reads."""
     rules = sys.modules.get("torch._dynamo.trace_rules")
     if rules is not None:
-        rules.add("gapless.trials")
+        for name in _NOT_COMPILED:
+            rules.add(f"gapless.trials.{name}")
 
 
 def _is_inner(frame: FrameType) -> bool:

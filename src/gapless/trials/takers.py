@@ -7,9 +7,10 @@ import statistics
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from gapless.trials.late_number import forced, is_late, without_late
-from gapless.unnoticed import Patches
+from gapless.unnoticed import Patches, unseen
 
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ def teach_takers() -> Patches:
     Late numbers outlive the windows in which they are read.
     """
     patches = Patches()
-    for holder, name in [(torch.Tensor, "new_tensor"), *[(torch, name) for name in _MAKERS]]:
-        patches.put(holder, name, _or_with_plain_numbers(getattr(holder, name)))
-    encoder = json.JSONEncoder
-    patches.put(encoder, "iterencode", _encoding_plain_numbers(encoder.iterencode))
+    patches.put_method(torch.Tensor, "new_tensor", _or_with_plain_numbers)
+    for name in _MAKERS:
+        patches.put(torch, name, _or_with_plain_numbers(getattr(torch, name)))
+    patches.put_method(json.JSONEncoder, "iterencode", _encoding_plain_numbers)
     for name in _OF_STATISTICS:
         if hasattr(statistics, name):
             patches.put(statistics, name, _of_plain_numbers(getattr(statistics, name)))
@@ -43,12 +44,15 @@ def _or_with_plain_numbers(call: Callable[..., Any]) -> Callable[..., Any]:
     """Return a function that hands on plain numbers where late ones are not taken."""
 
     def call_with_plain(*args: Any, **kwargs: Any) -> Any:
-        try:
+        if is_dynamo_compiling():
             return call(*args, **kwargs)
-        except (RuntimeError, TypeError, ValueError):
-            if not _holds_late(args):
-                raise
-        return call(*without_late(args, f"hands {call.__name__}()"), **kwargs)
+        with unseen:
+            try:
+                return call(*args, **kwargs)
+            except (RuntimeError, TypeError, ValueError):
+                if not _holds_late(args):
+                    raise
+            return call(*without_late(args, f"hands {call.__name__}()"), **kwargs)
 
     return call_with_plain
 
@@ -60,13 +64,14 @@ def _encoding_plain_numbers(encode: Callable[..., Any]) -> Callable[..., Any]:
         use = "hands json"
         own, default = vars(encoder).get("default"), encoder.default
         encoder.default = lambda other: without_late(default(other), use)
-        try:
-            return encode(encoder, without_late(value, use), *args, **kwargs)
-        finally:
-            if own is None:
-                del encoder.default
-            else:
-                encoder.default = own
+        with unseen:
+            try:
+                return encode(encoder, without_late(value, use), *args, **kwargs)
+            finally:
+                if own is None:
+                    del encoder.default
+                else:
+                    encoder.default = own
 
     return encode_plain
 
