@@ -57,7 +57,9 @@ def flags(ranks):
             agreement.ask(*raised[update])
         if ranks.rank == 0 and update == 2:
             agreement.ask("stop", 3)
-        agreed = agreement.after_update(update)
+        # A program may have its tensors made elsewhere; flags stay on the host.
+        with torch.device("meta"):
+            agreed = agreement.after_update(update)
         # What else goes over the same group does not disturb an exchange under way.
         assert ranks.agree(update) == [update] * ranks.world
         if agreed:
