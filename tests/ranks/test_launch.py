@@ -94,7 +94,7 @@ def test_fewer_gpus_than_ranks_are_refused(name, num_gpus, said):
     """Every rank of the host says so, also one that would have found its GPU."""
     first = read_launch({**TORCHRUN, "LOCAL_RANK": "0"})
 
-    with pytest.raises(UserError, match=f"4 ranks on this host have {said} .*node {num_gpus}"):
+    with pytest.raises(UserError, match=f"4 ranks on this host have {said} .*start {num_gpus} on"):
         device_of(first, name, num_gpus=num_gpus)
 
 

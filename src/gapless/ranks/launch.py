@@ -83,7 +83,7 @@ def device_of(launch: Launch, name: str, *, num_gpus: int) -> str:
     if 0 < num_gpus < launch.local_world:
         raise UserError(
             f"{launch.local_world} ranks on this host have {num_gpus} GPU{'s'[: num_gpus - 1]}, "
-            f"expected one GPU for each; start torchrun with --nproc-per-node {num_gpus}"
+            f"expected one GPU for each; let torchrun start {num_gpus} on each host"
         )
     return f"cuda:{launch.local_rank}"
 
