@@ -247,7 +247,7 @@ class Trainer:
         """Capture every fixed shape before the run, if the plan captures and the device can."""
         start = perf_counter()
         if self.run.loop.captures_ahead:
-            with suppress(StopNow):
+            with suppress(StopNow), self.run.ranks.pause("capture"):
                 self._capture_each_shape(stop)
             self._note_decisions()
         self._warm_up_seconds = perf_counter() - start
@@ -261,6 +261,7 @@ class Trainer:
 
         def on_batch(done: int) -> None:
             self._observer.capturing_ahead(done, of=len(examples))
+            self._together.settle()
             stop.check()
             for following in examples[done : done + 1]:
                 step.note_size(following)
