@@ -40,6 +40,15 @@ def test_an_unknown_world_is_refused(gapless, monkeypatch):
     gapless("train", "--data", "nowhere").check_refused("WORLD_SIZE", "torchrun")
 
 
+def test_a_dry_run_is_printed_by_one_rank(gapless, monkeypatch):
+    """The others end at once."""
+    for name, value in {"WORLD_SIZE": 2, "LOCAL_RANK": 1, "RANK": 1}.items():
+        monkeypatch.setenv(name, str(value))
+    done = gapless("train", "--dry-run")
+
+    assert (done.code, done.out, done.err) == (0, "", "")
+
+
 @pytest.mark.slow
 def test_two_ranks_train_one_model(tiny_data, tmp_path):
     """By the real torchrun: one run folder, one output, and half as many updates an epoch."""

@@ -9,7 +9,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped
-from gapless.cli.ranks import join_ranks, part
+from gapless.cli.ranks import join_ranks, part, speaks_for_all
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable
@@ -88,7 +88,8 @@ def _train(options: Namespace, signals: Signals) -> int:
     signals.may_raise()
     _check_options(options)
     if options.dry_run:
-        return _dry_run(options)
+        # It needs no others; all ranks would say the same.
+        return _dry_run(options) if speaks_for_all() else 0
     ranks, device = join_ranks(_device_name(options))
     signals.on_stop = ranks.note_stop
     with make_observer(waits_each_epoch=options.waits) as observer:
