@@ -55,8 +55,10 @@ def filled(update: Update, world: int) -> Update:
         update: at least one batch.
         world: number of ranks.
     """
-    padding = BatchPlan(_NO_PAIRS, update[-1].shape)
-    return update + [padding] * (-len(update) % world)
+    missing = -len(update) % world
+    if not missing:
+        return update
+    return update + [BatchPlan(_NO_PAIRS, update[-1].shape)] * missing
 
 
 def part_of(update: Update, *, rank: int, world: int) -> Update:
