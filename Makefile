@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check test-gpu mutants sweep soak screens lint clean
+.PHONY: demo test check test-gpu test-gpu-ranks mutants sweep soak screens lint clean
 
 demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
 	@rm -rf runs/demo
@@ -48,6 +48,9 @@ screens: $(VENV)/.installed-test  ## Take the screens in docs/terminal.md and th
 
 test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 	GAPLESS_REQUIRE_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu
+
+test-gpu-ranks:  ## Several ranks on two GPUs, with the current Python; fails where there is one.
+	GAPLESS_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0 PYTHONPATH=src $(PYTHON) -m pytest -m multi_gpu tests/gpu
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

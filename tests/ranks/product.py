@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 
 
 class NotBuiltError(Exception):
@@ -27,11 +28,12 @@ def exit_peer_lost() -> int:
 
 
 def losses_of_ranks(device, **more):
-    """Return a `DeferredLoss` whose values are those of all ranks."""
-    try:
-        return named("gapless", "DeferredLoss")(device, ranks=True, **more)
-    except TypeError as error:
-        raise NotBuiltError("not built yet: DeferredLoss(ranks=True)") from error
+    """Return a `DeferredLoss` whose values are those of all ranks of the user's own group."""
+    kind = named("gapless", "DeferredLoss")
+    parameter = inspect.signature(kind).parameters.get("ranks")
+    if parameter is None or "bool" not in str(parameter.annotation):
+        raise NotBuiltError("not built yet: DeferredLoss(ranks=True)")
+    return kind(device, ranks=True, **more)
 
 
 def dealt_batches(pairs, layout, *, accumulate, rank, world, epoch, seed=1, skip=0):
