@@ -192,8 +192,24 @@ def test_a_run_folder_that_is_taken(gapless, tiny_data, tmp_path):
 
     outcome = gapless("train", "--data", tiny_data, "--run-dir", "taken", *TINY)
 
-    outcome.check_refused("run folder taken is not empty", "--resume")
+    outcome.check_refused("run folder taken is not empty, and holds no run", "another --run-dir")
     assert [path.name for path in Path("taken").iterdir()] == ["note"]
+
+
+def test_a_run_folder_that_is_a_file(gapless, tiny_data, tmp_path):
+    """Nobody is sent to resume a file."""
+    (tmp_path / "file").write_text("mine\n")
+
+    gapless("train", "--data", tiny_data, "--run-dir", "file", *TINY).check_refused(
+        "file is no folder; choose another --run-dir"
+    )
+
+
+def test_text_in_utf_16(gapless, tmp_path):
+    """Its first bytes say so, and how to convert it."""
+    (tmp_path / "d.tsv").write_text("ein Hund\ta dog\n" * 20, encoding="utf-16")
+
+    gapless("train", "--data", "d.tsv", *TINY).check_refused("iconv -f UTF-16 -t UTF-8")
 
 
 def test_a_vocabulary_larger_than_the_text_gives(gapless, tiny_data):

@@ -20,6 +20,7 @@ from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
+from gapless.nmt.run.summary import describe_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.validation import score_pairs
 
@@ -252,6 +253,26 @@ def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
     assert stopped["interrupted"]
 
     assert resume(tmp_path / "run")["steps"] == 8
+
+
+def test_a_resumed_run_says_where_it_goes_on_and_what_is_changed(settings, tmp_path):
+    """So that nobody takes it for the run that it was."""
+    Trainer.new(
+        make_config({**settings, "run_dir": str(tmp_path / "run")}),
+        observer=Silent(interrupt_after=7),
+    ).train()
+    config = make_config({"lr": 0.25, "epochs": 9}, file=tmp_path / "run" / "config.yaml")
+
+    trainer = Trainer.resume(config, tmp_path / "run", observer=Silent())
+    about = describe_run(trainer.run)
+    trainer.run.lock.release()
+
+    updates = trainer.run.step.num_updates
+    assert updates > 0
+    assert f"resumed after update {updates}" in about["run"]
+    assert "-> 0.25" in about["changed"]
+    assert "-> 9" in about["changed"]
+    assert "run_dir" not in about["changed"]
 
 
 def test_a_resume_keeps_the_update(settings, tmp_path):

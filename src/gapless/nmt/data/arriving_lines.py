@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from gapless.errors import DataError
-from gapless.nmt.data.text_files import split_lines
+from gapless.nmt.data.text_files import likely_encoding, split_lines
 
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def arriving_lines(stream: ByteStream, *, name: str) -> Iterator[list[str]]:
             at = num_bytes + len(raw) - len(text) + error.start
             raise DataError(
                 f"{name} is not UTF-8: byte 0x{text[error.start]:02x} at offset {at}, "
-                f"line {line}; convert it, such as by iconv -f GBK -t UTF-8"
+                f"line {line}; convert it, such as by iconv -f {likely_encoding(raw)} -t UTF-8"
             ) from error
         num_bytes += len(raw)
         num_lines += raw.count(b"\n")

@@ -154,7 +154,9 @@ def load_split(
         DataError: anything about the files or their content that cannot be used.
     """
     if src == tgt:
-        raise DataError(f"source and target are both {src!r}; give `src` and `tgt` two names")
+        raise DataError(
+            f"source and target are both {src!r}; give both `src` and `tgt`, with two names"
+        )
     if not path.exists():
         raise DataError(f"{path} does not exist; `data` takes a folder or a file")
     if path.is_file():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import zlib
 from typing import TYPE_CHECKING
@@ -51,8 +52,13 @@ def decode_text(raw: bytes, *, name: str) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}, "
-            f"line {line}; convert it, such as by iconv -f GBK -t UTF-8"
+            f"line {line}; convert it, such as by iconv -f {likely_encoding(raw)} -t UTF-8"
         ) from error
+
+
+def likely_encoding(raw: bytes) -> str:
+    """Return the encoding that text which is not UTF-8 may have, by its first bytes."""
+    return "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "GBK"
 
 
 def check_text(text: str, *, where: str) -> str:

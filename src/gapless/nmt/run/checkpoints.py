@@ -96,7 +96,9 @@ def read_saved(path: Path) -> Checkpoint:
     try:
         return read_checkpoint(path)
     except CheckpointError as error:
-        raise RunFolderError(f"{error}, so it is not a whole checkpoint") from error
+        raise RunFolderError(
+            f"{error}, so it is not a whole checkpoint; choose another one of the run"
+        ) from error
 
 
 def set_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, path: Path) -> None:
@@ -106,14 +108,25 @@ def set_weights(model: nn.Module, weights: Mapping[str, torch.Tensor], *, path: 
         RunFolderError: they belong to another model.
     """
     parameters = dict(model.named_parameters())
-    fits = parameters.keys() == weights.keys() and all(
-        parameters[name].shape == weight.shape for name, weight in weights.items()
-    )
-    if not fits:
-        raise RunFolderError(f"{path} holds the weights of another model than config.yaml says")
+    differing = [
+        f"{name} is {_shape_of(weights.get(name))} there and {_shape_of(parameters.get(name))} here"
+        for name in [*parameters, *(name for name in weights if name not in parameters)]
+        if name not in weights
+        or name not in parameters
+        or parameters[name].shape != weights[name].shape
+    ]
+    if differing:
+        raise RunFolderError(
+            f"{path} holds the weights of another model: {differing[0]}; leave out what changes the "
+            "model, or start a new run"
+        )
     with torch.no_grad():
         for name, weight in weights.items():
             parameters[name].copy_(weight)
+
+
+def _shape_of(weight: torch.Tensor | None) -> str:
+    return "missing" if weight is None else " x ".join(map(str, weight.shape))
 
 
 def average_weights(paths: Sequence[Path]) -> dict[str, torch.Tensor]:
@@ -309,8 +322,8 @@ def load_state(
             "start a new run"
         )
     raise RunFolderError(
-        f"{run_dir / FOLDER} holds no state, so this run cannot be resumed; it was stopped before "
-        "it had saved one, or its checkpoints were removed"
+        f"{run_dir / FOLDER} holds no state, so this run cannot be resumed: it was stopped before "
+        "it had saved one, or its checkpoints were removed; remove the folder, and start the run anew"
     )
 
 

@@ -432,7 +432,7 @@ def _validations(
     run: _RunLength, known: Mapping[str, Any], *, wanted: int
 ) -> tuple[dict[str, Any], str]:
     apart = run.updates // wanted
-    reason = f"up to {wanted} validations in {run.updates:,} updates"
+    reason = f"about {wanted} validations in {run.updates:,} updates"
     if "val_interval" in known or max(apart, _LEAST_UPDATES) >= run.updates_per_epoch:
         return {"val_interval": max(1, apart // run.updates_per_epoch)}, reason
     return {"validate_every": str(max(apart, _LEAST_UPDATES))}, reason

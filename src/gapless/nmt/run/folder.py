@@ -249,11 +249,18 @@ def check_unused(path: Path) -> None:
     Raises:
         RunFolderError: it is not empty, or no folder.
     """
-    if path.exists() and (not path.is_dir() or any(item.name != LOCK for item in path.iterdir())):
+    if path.exists() and not path.is_dir():
+        raise RunFolderError(f"{path} is no folder; choose another `run_dir`")
+    if not path.exists() or all(item.name == LOCK for item in path.iterdir()):
+        return
+    if (path / CONFIG).is_file() or newest_with(path, CONFIG) is not None:
         raise RunFolderError(
             f"run folder {path} is not empty; choose another `run_dir`, "
             f"or resume it with `resume={path}`"
         )
+    raise RunFolderError(
+        f"run folder {path} is not empty, and holds no run; choose another `run_dir`"
+    )
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 from gapless.errors import UserError
@@ -22,6 +23,9 @@ FIXED_ON_RESUME = (
     *("seed", "max_length", "batch_size", "batch_tokens"),
     *("tokenizer", "vocab_size", "vocab_model", "heads", "norm"),
 )
+
+# Say nothing of what is learnt.
+_OF_ONE_PROCESS = ("run_dir", "allow_changed_data")
 
 # Fixed as well, but None keeps what the run began with.
 _LAYOUT_SETTINGS = ("pack", "fixed_shapes", "one_shape")
@@ -76,6 +80,21 @@ def changed_world(begun: Mapping[str, Any], *, world: int) -> list[str]:
     return [
         f"the run had {before} rank{'s' if before > 1 else ''} and goes on with {world}: updates, "
         "their batches and the learning rate stay the same; dropout, and how sums are rounded, do not"
+    ]
+
+
+def changed_settings(config: TrainConfig, begun: TrainConfig) -> list[str]:
+    """Return a few words for each setting that a resumed run changes: what it was, and what it is.
+
+    Args:
+        config: of the run from now on.
+        begun: of the run before.
+    """
+    return [
+        f"{item.name} {_shown(before)} -> {_shown(now)}"
+        for item in fields(config)
+        if item.name not in _OF_ONE_PROCESS
+        and (now := getattr(config, item.name)) != (before := getattr(begun, item.name))
     ]
 
 

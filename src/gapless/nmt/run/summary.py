@@ -24,7 +24,7 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
     """Return what is in force in a run, each line under its title."""
     vocabs = run.task.vocabs
     return {
-        "run": str(run.run_dir),
+        "run": f"{run.run_dir}{_describe_resumed(run)}",
         "device": f"{run.device.torch_device} ({run.device.describe()}), "
         f"torch {torch.__version__}, {run.config.precision}",
         "plan": describe_plan(run.resolved, device=run.device, workers=run.workers),
@@ -33,7 +33,17 @@ def describe_run(run: TrainingRun) -> dict[str, str]:
         "model": f"{run.num_parameters:,} parameters, vocabulary {len(vocabs.src)} to "
         f"{len(vocabs.tgt)}",
         "batches": f"{len(run.sampler)} an epoch, {run.sampler.describe()}",
+        **({"changed": ", ".join(run.changed)} if run.changed else {}),
     }
+
+
+def _describe_resumed(run: TrainingRun) -> str:
+    updates = run.step.num_updates
+    if not updates:
+        return ""
+    done, of = run.position.updates, run.updates_per_epoch()
+    where = f", {done} of {of} updates of epoch {run.position.epoch + 1} are done" if done else ""
+    return f", resumed after update {updates:,}{where}"
 
 
 def describe_plan(resolved: Resolved, *, device: Device, workers: int) -> str:
@@ -58,6 +68,8 @@ def describe_plan(resolved: Resolved, *, device: Device, workers: int) -> str:
 def describe_data(config: TrainConfig, task: Task) -> str:
     """Return what a run learns from."""
     skipped = f", {task.skipped_long} too long" if task.skipped_long else ""
+    if empty := task.corpus.dropped_empty:
+        skipped += f", {empty} without text on one side left out"
     return (
         f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
         f"{len(task.train)} training pairs{skipped}, {len(task.corpus.val)} validation, "

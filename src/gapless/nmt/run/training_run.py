@@ -25,11 +25,17 @@ from gapless.nmt.run.folder import (
     check_unused,
     choose_run_dir,
     files_of_run,
+    read_config,
     write_files,
 )
 from gapless.nmt.run.position import Position
 from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.resume import changed_world, resolve_resumed, settings_to_keep
+from gapless.nmt.run.resume import (
+    changed_settings,
+    changed_world,
+    resolve_resumed,
+    settings_to_keep,
+)
 from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
@@ -78,6 +84,7 @@ class TrainingRun:
         position: how far it is.
         choices: settings that its user left open when it was new.
         notes: that its user should read before it starts.
+        changed: settings that a resumed run has now and had not before, with what they were.
         covered: size and hash of the metrics file when the state was saved from which it resumes;
             None if it is new.
         ranks: that train it together, of which this process is one.
@@ -101,6 +108,7 @@ class TrainingRun:
     position: Position = field(default_factory=Position)
     choices: list[Choice] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    changed: list[str] = field(default_factory=list)
     covered: Content | None = None
     lock: RunLock = field(init=False)
     time_limit: TimeLimit = field(init=False)
@@ -389,6 +397,7 @@ class _Saved:
         scoring: how its translations are scored.
         state: its newest whole state.
         path: of the checkpoint that the state is in.
+        begun: settings as the run had them before.
         notes: that its user should read.
     """
 
@@ -398,6 +407,7 @@ class _Saved:
     scoring: Scoring
     state: dict[str, Any]
     path: Path
+    begun: TrainConfig
     notes: list[str]
 
 
@@ -416,6 +426,7 @@ def _read_run(
         ranks=ranks,
     )
     run.notes = saved.notes
+    run.changed = changed_settings(config, saved.begun)
     with run.loop.on_compute_stream():
         run.load_state(saved.state, path=saved.path)
     made_by_first(ranks, lambda: _check_folder(run))
@@ -425,6 +436,7 @@ def _read_run(
 def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     notes: list[str] = []
     saved, state = load_state(run_dir, on_damaged=notes.append)
+    begun = read_config(run_dir)
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     notes += changed_world(state["layout"], world=world)
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
@@ -442,6 +454,7 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
         scoring=scoring,
         state=state,
         path=saved.path,
+        begun=begun,
         notes=notes,
     )
 
