@@ -47,8 +47,9 @@ def add_options(parser: Parser) -> None:
         metavar="FILE",
         help="config.yaml of an earlier run; flags win over it",
     )
-    parser.add_argument("--resume", type=Path, metavar="RUN", help="run folder to go on with")
-    parser.add_argument(
+    earlier = parser.add_argument_group("an earlier run")
+    earlier.add_argument("--resume", type=Path, metavar="RUN", help="run folder to go on with")
+    earlier.add_argument(
         "--resume-if-there",
         action="store_true",
         help="go on with the run in --run-dir if it has saved a state, else begin it: "
