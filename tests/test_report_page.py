@@ -20,7 +20,15 @@ WORDS = [(kind, words[1:-1]) for words, kind, _ in ROWS if words.startswith("`")
 EXAMPLES = recipes.examples_of(TEXT)
 
 # No row: nothing has to be edited, or no small example comes to it.
-WITHOUT_EXAMPLE = {"cpu", "off", "framework", "too_many_keys", "memory_budget", "does_not_pay"}
+WITHOUT_EXAMPLE = {
+    "cpu",
+    "off",
+    "framework",
+    "too_many_keys",
+    "memory_budget",
+    "does_not_pay",
+    "ranks",
+}
 
 # The simulated device has no derivatives in forward mode, no streams of torch's and no compiled code.
 ON_A_GPU_ALONE = {"forward_mode", "capture_failed", "compiled"}

@@ -124,7 +124,9 @@ def test_a_rank_that_is_gone_ends_the_others(fork, awaited):
 
     assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, 0]
     assert ended.out == ""
-    assert len(ended.err.splitlines()) == 1, ended.err
+    # Gloo may log to standard error by itself.
+    ours = [line for line in ended.err.splitlines() if not line.startswith("[rank")]
+    assert len(ours) == 1, ended.err
     assert "rank 1 is gone after update 0, its process has ended" in ended.err
 
 

@@ -199,7 +199,7 @@ def test_time_is_kept_for_the_end():
 
     def up_at(seconds):
         now[0] = seconds
-        return limit.is_up
+        return limit.seconds_left <= 0
 
     assert [up_at(85.9), up_at(86.0)] == [False, True]
     limit.note_validation(5.0)
@@ -207,6 +207,16 @@ def test_time_is_kept_for_the_end():
     limit.note_validation(1.0)
     assert [up_at(89.9), up_at(90.0)] == [False, True]
     assert not TimeLimit(None, clock=lambda: math.inf, end_validations=4.0).is_up
+
+
+def test_time_that_is_up_stays_up():
+    """A quick last validation leaves more of it than was thought."""
+    limit = TimeLimit(100.0, clock=lambda: 80.0, end_validations=4.0)
+    limit.note_validation(5.0)
+    first = limit.is_up
+    limit.note_validation(1.0)
+
+    assert (first, limit.is_up) == (True, True)
 
 
 @pytest.mark.parametrize("text", ["90", "soon", "0s", "-2h"])

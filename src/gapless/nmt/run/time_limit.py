@@ -85,6 +85,7 @@ class TimeLimit:
         self._clock = clock
         self._end_validations = end_validations
         self._end_seconds: float | None = None
+        self._was_up = False
 
     def note_validation(self, seconds: float) -> None:
         """Take note of how long a validation took."""
@@ -102,6 +103,10 @@ class TimeLimit:
 
     @property
     def is_up(self) -> bool:
-        """Whether what is left is needed for the end of the run."""
+        """Whether what is left is needed for the end of the run; once it is, that does not change.
+
+        A quick last validation leaves more time than was thought, but training has ended by then.
+        """
         left = self.seconds_left
-        return left is not None and left <= 0
+        self._was_up = self._was_up or (left is not None and left <= 0)
+        return self._was_up
