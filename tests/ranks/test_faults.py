@@ -15,6 +15,13 @@ pytestmark = pytest.mark.xdist_group("processes")
 # The one that `make test` runs; that all ranks agree on an end is tested in `test_room.py`.
 QUICK = {"rank 1 is killed"}
 
+# Those of `make check`. Each takes a quarter of a minute; `python -m ranks.fault_table` tries all.
+CHECKED = {
+    *QUICK,
+    *("rank 0 is killed", "rank 0 raises", "SIGTERM to all", "rank 1 is stopped"),
+    *("rank 1 is out of memory", "the disk of rank 0 is full"),
+}
+
 
 @pytest.fixture(scope="session")
 def undisturbed(launcher_of_session, data, tmp_path_factory):
@@ -32,6 +39,7 @@ def undisturbed(launcher_of_session, data, tmp_path_factory):
             fault, id=fault.name, marks=() if fault.name in QUICK else (pytest.mark.slow,)
         )
         for fault in FAULTS
+        if fault.name in CHECKED
     ],
 )
 def test_a_fault_of_one_rank(fault, launcher, data, undisturbed, tmp_path):
