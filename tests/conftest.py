@@ -151,3 +151,19 @@ def train_tiny(tiny_pairs, numerics):
         return TinyRun(result=result, weights=weights, step=step)
 
     return train
+
+
+@pytest.fixture(scope="session")
+def launcher_of_session():
+    """Starts processes of gapless quickly; one for all tests of a process."""
+    from faults.processes import shared_launcher
+
+    yield shared_launcher()
+    shared_launcher().close()
+
+
+@pytest.fixture
+def launcher(launcher_of_session):
+    """Starts processes; what a test leaves running is killed."""
+    yield launcher_of_session
+    launcher_of_session.stop_all()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from faults.processes import shared_launcher
 from faults.runs import train_options, write_data
 
 
@@ -21,19 +20,6 @@ def pytest_collection_modifyitems(items):
     for number, item in enumerate(sorted(quick, key=lambda item: item.nodeid)):
         if number % _ONE_IN:
             item.add_marker(pytest.mark.slow)
-
-
-@pytest.fixture(scope="session")
-def launcher_of_session():
-    yield shared_launcher()
-    shared_launcher().close()
-
-
-@pytest.fixture
-def launcher(launcher_of_session):
-    """Starts processes; what a test leaves running is killed."""
-    yield launcher_of_session
-    launcher_of_session.stop_all()
 
 
 @pytest.fixture

@@ -4,22 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from faults.processes import shared_launcher
 from faults.runs import write_data
 from ranks.groups import fork_ranks
-
-
-@pytest.fixture(scope="session")
-def launcher_of_session():
-    yield shared_launcher()
-    shared_launcher().close()
-
-
-@pytest.fixture
-def launcher(launcher_of_session):
-    """Starts processes; what a test leaves running is killed."""
-    yield launcher_of_session
-    launcher_of_session.stop_all()
 
 
 @pytest.fixture
