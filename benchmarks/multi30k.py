@@ -2,10 +2,12 @@
 
     python -m benchmarks.multi30k prepare SOURCE DIR        # BPE, needs subword-nmt
     PYTHONPATH=src python3 -m benchmarks.multi30k train DIR --seeds 1,2,3 --out docs/results
+    PYTHONPATH=src python3 -m benchmarks.multi30k train DIR --rows captured --ranks 1,2
 
 Source of recipe and of the published score: github.com/LividWo/Revisit-MMT. Every run is
 `gapless train` in a process of its own, one after the other; its seconds are those of the whole
-command, and of the updates alone. The score is tokenised and lower-cased, so not one of 13a.
+command, and of the updates alone. Ranks share the tokens of an update: two have batches of half as
+many, so their updates are those of one. The score is tokenised and lower-cased, so not one of 13a.
 """
 
 from __future__ import annotations
@@ -37,7 +39,9 @@ NUM_MERGES = 10_000
 _SPLITS = {"train": "train", "val": "val", "test_2016_flickr": "test"}
 _LANGUAGES = ("en", "de")
 
-# Packed batches of 7,300 tokens are 59 updates an epoch, about the 60 of the recipe's padded 8,192.
+# Packed, these are 59 updates an epoch, about the 60 of the recipe's padded 8,192.
+UPDATE_TOKENS = 7300
+
 RECIPE = [
     "--src",
     "en",
@@ -69,7 +73,7 @@ RECIPE = [
     "--clip-norm",
     "25",
     "--batch-tokens",
-    "7300",
+    str(UPDATE_TOKENS),
     "--max-steps",
     "8000",
     "--epochs",
@@ -116,6 +120,7 @@ def _parser() -> argparse.ArgumentParser:
     train.add_argument("folder", type=Path, help="what `prepare` wrote")
     train.add_argument("--seeds", default="1,2,3", help="with commas")
     train.add_argument("--rows", default="captured,not-compiled", help=f"of {', '.join(ROWS)}")
+    train.add_argument("--ranks", default="1", help="with commas; several start under torchrun")
     train.add_argument("--precision", default="bf16")
     train.add_argument("--device", default="auto")
     train.add_argument("--out", type=Path, default=Path("docs/results"), help="for the results")
@@ -176,46 +181,83 @@ def _train(options: argparse.Namespace) -> int:
     unknown = [name for name in names if name not in ROWS]
     if unknown:
         raise UserError(f"unknown row {unknown[0]!r}; the rows are {', '.join(ROWS)}")
+    worlds = [_number_of_ranks(text) for text in options.ranks.split(",")]
     if "@@ " not in _read(options.folder, "train.en"):
         raise UserError(f"{options.folder} has no words split with '@@ '; run `prepare` first")
     facts: dict[str, Any] = {
         **place_and_time(options.device, module="benchmarks.multi30k"),
-        "recipe": [*RECIPE, "--precision", options.precision, *shlex.split(options.options)],
+        "recipe": _recipe(options, ranks=1),
         "published_bleu": PUBLISHED_BLEU,
-        "rows": [{"name": name, "title": ROWS[name][0], "runs": []} for name in names],
+        "rows": [_row(name, ranks) for name in names for ranks in worlds],
     }
+    stem = options.out / ("multi30k" if worlds == [1] else "multi30k-ranks")
     options.out.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
     # Seed by seed, so that a run that is stopped has something of every row.
     for seed in options.seeds.split(","):
         for row in facts["rows"]:
             if options.time_limit is None or time.perf_counter() - start < options.time_limit:
-                row["runs"].append(_run(options, row["name"], seed.strip(), facts["recipe"]))
-                write(options.out / "multi30k", facts)
+                row["runs"].append(_run(options, row, seed.strip()))
+                write(stem, facts)
     print(to_markdown(facts))
-    print(f"written: {options.out / 'multi30k'}.json, .md")
+    print(f"written: {stem}.json, .md")
     runs = [run for row in facts["rows"] for run in row["runs"]]
     return 0 if runs and not any(run["problem"] for run in runs) else 1
 
 
-def _run(options: argparse.Namespace, name: str, seed: str, recipe: list[str]) -> dict[str, Any]:
+def _number_of_ranks(text: str) -> int:
+    if not text.strip().isdecimal() or not int(text):
+        raise UserError(f"--ranks has {text.strip()!r}, expected numbers from 1 on with commas")
+    return int(text)
+
+
+def _row(name: str, ranks: int) -> dict[str, Any]:
+    title = ROWS[name][0]
+    if ranks > 1:
+        title += f", {ranks} ranks with batches of {UPDATE_TOKENS // ranks:,} tokens"
+    return {"name": name, "ranks": ranks, "title": title, "runs": []}
+
+
+def _recipe(options: argparse.Namespace, *, ranks: int) -> list[str]:
+    tokens = RECIPE.index("--batch-tokens") + 1
+    recipe = [*RECIPE[:tokens], str(UPDATE_TOKENS // ranks), *RECIPE[tokens + 1 :]]
+    return [*recipe, "--precision", options.precision, *shlex.split(options.options)]
+
+
+def _run(options: argparse.Namespace, row: dict[str, Any], seed: str) -> dict[str, Any]:
     """Train once; return its figures, or the reason why there are none."""
-    folder = options.runs / f"{name}-{seed}"
-    command = [sys.executable, "-m", "gapless", "train", "--data", str(options.folder), *recipe]
+    name, ranks = row["name"], row["ranks"]
+    label = name if ranks == 1 else f"{name}-{ranks}-ranks"
+    folder = options.runs / f"{label}-{seed}"
+    command = [sys.executable, *_launcher(ranks), "-m", "gapless", "train"]
+    command += ["--data", str(options.folder), *_recipe(options, ranks=ranks)]
     command += [*ROWS[name][1], "--device", options.device, "--seed", seed]
     command += ["--run-dir", str(folder)]
-    print(f"{name}, seed {seed}", end=": ", flush=True)
+    print(f"{label}, seed {seed}", end=": ", flush=True)
     start = time.perf_counter()
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     seconds = time.perf_counter() - start
     if done.returncode:
-        problem = (done.stderr or done.stdout).strip().splitlines()[-1:]
+        problem = _problem(done.stderr or done.stdout)
         print(f"failed: {problem}", flush=True)
-        return {"seed": seed, "problem": f"exit code {done.returncode}: {' '.join(problem)}"}
+        return {"seed": seed, "problem": f"exit code {done.returncode}: {problem}"}
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
     found = figures(summary) | {"seed": seed, "seconds": seconds, "problem": None}
     print(f"BLEU {found['bleu']:.2f}, {seconds:.1f} s in all", flush=True)
     return found
+
+
+def _launcher(ranks: int) -> list[str]:
+    if ranks == 1:
+        return []
+    return ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+
+
+def _problem(text: str) -> str:
+    """Return the line that says why a run failed; torchrun writes its own below it."""
+    lines = text.strip().splitlines()
+    errors = [line for line in lines if "error: " in line]
+    return next(iter([*errors, *lines[-1:]]), "")
 
 
 def figures(summary: dict[str, Any]) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
 
 import pytest
 from benchmarks.multi30k import main
@@ -26,39 +27,46 @@ def write_pairs(folder, *, split):
 
 
 @pytest.mark.slow
-def test_a_row_is_trained_and_scored(tmp_path, capsys):
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_row_is_trained_and_scored(tmp_path, capsys, ranks):
     """In a process of its own; the table has the score and the seconds."""
     data = write_pairs(tmp_path / "data", split="spl@@ it")
     command = ["train", data, "--rows", "gapless", "--seeds", "7", "--precision", "fp32"]
     command += ["--device", "cpu", "--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    stem = tmp_path / ("multi30k" if ranks == 1 else "multi30k-ranks")
 
-    assert main([*command, TINY]) == 0
+    assert main([*command, "--ranks", str(ranks), TINY]) == 0
 
-    found = json.loads((tmp_path / "multi30k.json").read_text(encoding="utf-8"))
+    found = json.loads(stem.with_suffix(".json").read_text(encoding="utf-8"))
     (row,) = found["rows"]
     (run,) = row["runs"]
     assert (run["seed"], run["steps"], run["problem"]) == ("7", 1, None)
     assert run["seconds"] > run["wall_seconds"] > run["train_seconds"] > 0.0
-    table = (tmp_path / "multi30k.md").read_text(encoding="utf-8")
+    table = stem.with_suffix(".md").read_text(encoding="utf-8")
     assert table in capsys.readouterr().out
-    assert "| gapless | " in table
+    title = "gapless" if ranks == 1 else "gapless, 2 ranks with batches of 3,650 tokens"
+    assert f"| {title} | " in table
 
 
-def test_a_run_that_fails_is_told_with_its_reason(tmp_path, capsys):
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_that_fails_is_told_with_its_reason(tmp_path, capsys, ranks):
     """The exit code says so as well."""
     data = write_pairs(tmp_path / "data", split="spl@@ it")
     command = ["train", data, "--rows", "gapless", "--seeds", "1", "--device", "cpu"]
     command += ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
 
-    assert main([*command, "--options=--no-such-option"]) == 1
+    assert main([*command, "--ranks", str(ranks), "--options=--no-such-option"]) == 1
 
-    assert "gapless; seed 1: exit code 2: " in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "; seed 1: exit code " in out
+    assert "gapless: error: unknown option --no-such-option" in out
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--rows", "fast"], "unknown row 'fast'; the rows are captured, not-compiled, "),
+        (["--ranks", "1,two"], "--ranks has 'two', expected numbers from 1 on with commas"),
         ([], " has no words split with '@@ '; run `prepare` first"),
     ],
 )
@@ -87,3 +95,24 @@ def test_words_are_split_as_the_recipe_does(tmp_path):
     assert names == ["codes", "test.de", "test.en", "train.de", "train.en", "val.de", "val.en"]
     joined = (tmp_path / "data" / "test.en").read_text(encoding="utf-8").replace("@@ ", "")
     assert joined == "ab abc abcd abcde\n" * 3
+
+
+def test_ranks_share_the_tokens_of_an_update(tmp_path, capsys, monkeypatch):
+    """Two have batches of half as many tokens; what the user adds comes last, and wins."""
+    started = []
+
+    def run(command, **options):
+        started.append(command)
+        return subprocess.CompletedProcess(command, 1, stdout="", stderr="planted")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    data = write_pairs(tmp_path / "data", split="spl@@ it")
+    command = ["train", data, "--rows", "captured", "--seeds", "3", "--device", "cpu"]
+
+    main([*command, "--out", str(tmp_path), "--ranks", "1,2", "--options=--lr 1"])
+
+    one, two = (words for words in started if "train" in words)
+    assert [words[words.index("--batch-tokens") + 1] for words in (one, two)] == ["7300", "3650"]
+    assert "torch.distributed.run" not in one
+    assert two[two.index("--nproc-per-node") + 1] == "2"
+    assert [words.index("--lr") < words.index("1") for words in (one, two)] == [True, True]
