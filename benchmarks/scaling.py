@@ -1,0 +1,341 @@
+"""Compute how fast more GPUs train than could be measured: 8 on a host, and 8 hosts of 8.
+
+    PYTHONPATH=src python3 -m benchmarks.scaling --out docs/scaling.md
+
+What goes in was measured on two GPUs, but for the network between hosts, which is assumed. Everything
+that comes out is computed, and the page says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from benchmarks.processes import replace_text
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+
+# A captured all-reduce of 4 KB takes 10 us on two GPUs, where a ring has two hops.
+HOP_MS = 0.005
+
+# Assumed: no network was there to be measured.
+NETWORK_HOP_MS = 0.010
+NETWORKS = {
+    "400 Gb/s a GPU": 50e9,
+    "200 Gb/s a GPU": 25e9,
+    "400 Gb/s a host": 6.25e9,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What was measured of a model and its batches.
+
+    Attributes:
+        name: for people.
+        gradient_bytes: of the model, in fp32.
+        all_reduce_ms: of these bytes on two GPUs.
+        step_ms: of two GPUs that train captured and sum all gradients after the backward pass.
+        tokens_per_second: of one GPU, captured.
+        tokens_per_second_of_two: of two GPUs.
+    """
+
+    name: str
+    gradient_bytes: float
+    all_reduce_ms: float
+    step_ms: float
+    tokens_per_second: float
+    tokens_per_second_of_two: float
+
+    @property
+    def measured_efficiency(self) -> float:
+        """Speed of two GPUs over twice that of one."""
+        return self.tokens_per_second_of_two / (2 * self.tokens_per_second)
+
+    @property
+    def alone_ms(self) -> float:
+        """A step of one GPU."""
+        return self.step_ms * self.measured_efficiency
+
+    @property
+    def other_ms(self) -> float:
+        """What several GPUs take beside the all-reduce: copies, and waits for the later rank."""
+        return self.step_ms - self.alone_ms - self.all_reduce_ms
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second that each of two GPUs sends in the all-reduce, apart from its hops."""
+        return ring_bytes(self.gradient_bytes, 2) / (self.all_reduce_ms - 2 * HOP_MS) * 1e3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Some hosts with some GPUs each.
+
+    Attributes:
+        hosts: how many.
+        gpus: of each host.
+        network: bytes a second that each GPU has between hosts, in each direction.
+    """
+
+    hosts: int = 1
+    gpus: int = 8
+    network: float | None = None
+
+
+# Measured on 2026-11-22: 2 NVIDIA H200 of one host, NVLink, multicast off, torch 2.11, bf16.
+MEASURED = (
+    Workload(
+        name="base, 32 sentences",
+        gradient_bytes=373e6,
+        all_reduce_ms=1.23,
+        step_ms=7.8,
+        tokens_per_second=171_000,
+        tokens_per_second_of_two=260_300,
+    ),
+    Workload(
+        name="base, 8,192 tokens",
+        gradient_bytes=373e6,
+        all_reduce_ms=1.23,
+        step_ms=23.0,
+        tokens_per_second=389_100,
+        tokens_per_second_of_two=710_500,
+    ),
+    Workload(
+        name="big, 25,000 tokens",
+        gradient_bytes=837e6,
+        all_reduce_ms=2.63,
+        step_ms=108.0,
+        tokens_per_second=240_600,
+        tokens_per_second_of_two=463_600,
+    ),
+)
+
+
+def ring_bytes(num_bytes: float, ranks: int) -> float:
+    """Return what each rank of a ring sends for an all-reduce: 2 (n - 1) / n of the bytes.
+
+    Source: Patarasuk and Yuan 2009, "Bandwidth optimal all-reduce algorithms for clusters of
+    workstations", section 3.
+    """
+    return 2 * (ranks - 1) / ranks * num_bytes
+
+
+def all_reduce_ms(workload: Workload, machine: Machine, *, sent_share: float = 1.0) -> float:
+    """Return the time of summing all gradients.
+
+    A ring within each host leaves each GPU with the sum of its part, rings between hosts sum these
+    parts, and the first ring passes them on. No phase is hidden behind another.
+
+    Args:
+        workload: whose gradients are summed.
+        machine: that sums them.
+        sent_share: of the bytes that are sent, such as 0.5 for sums in bf16.
+    """
+    sent = workload.gradient_bytes * sent_share
+    inside = ring_bytes(sent, machine.gpus) / workload.bandwidth * 1e3
+    inside += 2 * (machine.gpus - 1) * HOP_MS
+    if machine.hosts == 1:
+        return inside
+    assert machine.network is not None
+    between = ring_bytes(sent / machine.gpus, machine.hosts) / machine.network * 1e3
+    return inside + between + 2 * (machine.hosts - 1) * NETWORK_HOP_MS
+
+
+def exposed_ms(
+    workload: Workload, machine: Machine, *, sent_share: float = 1.0, hidden_share: float = 0.0
+) -> float:
+    """Return by how much a step is longer than that of one GPU.
+
+    Args:
+        workload: that is trained.
+        machine: that trains it.
+        sent_share: as of `all_reduce_ms`.
+        hidden_share: of the all-reduce that runs behind the backward pass.
+    """
+    shown = all_reduce_ms(workload, machine, sent_share=sent_share) * (1 - hidden_share)
+    return workload.other_ms + shown
+
+
+def efficiency(workload: Workload, machine: Machine, **shares: float) -> float:
+    """Return the speed over that of as many GPUs alone, 0 to 1; `shares` as of `exposed_ms`."""
+    alone = workload.alone_ms
+    return alone / (alone + exposed_ms(workload, machine, **shares))
+
+
+def tokens_for(workload: Workload, machine: Machine, *, goal: float) -> float:
+    """Return how many tokens a GPU needs in each update for an efficiency, accumulated or not."""
+    alone_ms = exposed_ms(workload, machine) * goal / (1 - goal)
+    return alone_ms * workload.tokens_per_second / 1e3
+
+
+# --- the page ---
+
+
+def page() -> str:
+    """Return docs/scaling.md."""
+    host = Machine()
+    many = {name: Machine(hosts=8, network=network) for name, network in NETWORKS.items()}
+    return "\n".join(
+        [
+            *_INTRODUCTION,
+            *_table(
+                ("", "gradients", "step alone", "all-reduce", "other", "efficiency"),
+                (
+                    (
+                        workload.name,
+                        f"{workload.gradient_bytes / 1e6:.0f} MB",
+                        f"{workload.alone_ms:.1f} ms",
+                        f"{workload.all_reduce_ms:.2f} ms, {workload.bandwidth / 1e9:.0f} GB/s",
+                        f"{workload.other_ms:.1f} ms",
+                        f"{workload.measured_efficiency:.1%}",
+                    )
+                    for workload in MEASURED
+                ),
+            ),
+            *_FORMULA,
+            "## One host with 8 GPUs (computed)",
+            "",
+            *_shares_table(host),
+            "## 8 hosts with 8 GPUs each (computed)",
+            "",
+            *_NETWORK,
+            *_table(
+                ("all-reduce / efficiency", *many),
+                (
+                    (
+                        workload.name,
+                        *(
+                            f"{all_reduce_ms(workload, machine):.1f} ms / "
+                            f"{efficiency(workload, machine):.0%}"
+                            for machine in many.values()
+                        ),
+                    )
+                    for workload in MEASURED
+                ),
+            ),
+            "With 400 Gb/s a GPU:",
+            "",
+            *_shares_table(next(iter(many.values()))),
+            "## How large an update must be (computed)",
+            "",
+            "Tokens that each GPU needs in an update for an efficiency of 90 %, in one batch or, with",
+            "`--accumulate`, in several; nothing of the all-reduce is hidden:",
+            "",
+            *_table(
+                ("", "2 GPUs", "8 GPUs", *(f"64 GPUs, {name}" for name in many)),
+                (
+                    (
+                        workload.name,
+                        *(
+                            f"{tokens_for(workload, machine, goal=0.9):,.0f}"
+                            for machine in (Machine(gpus=2), host, *many.values())
+                        ),
+                    )
+                    for workload in MEASURED
+                ),
+            ),
+            *_LEFT_OUT,
+        ]
+    )
+
+
+def _shares_table(machine: Machine) -> list[str]:
+    ways = {
+        "as it is": {},
+        "half of the sum hidden": {"hidden_share": 0.5},
+        "sums in bf16": {"sent_share": 0.5},
+        "both": {"hidden_share": 0.5, "sent_share": 0.5},
+    }
+    return _table(
+        ("efficiency", "all-reduce", *ways),
+        (
+            (
+                workload.name,
+                f"{all_reduce_ms(workload, machine):.1f} ms",
+                *(f"{efficiency(workload, machine, **shares):.0%}" for shares in ways.values()),
+            )
+            for workload in MEASURED
+        ),
+    )
+
+
+def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    lines = [head, ["---"] * len(head), *rows]
+    return [*(f"| {' | '.join(line)} |" for line in lines), ""]
+
+
+_INTRODUCTION = (
+    "# More GPUs than were measured",
+    "",
+    "This page is **computed** from times of two GPUs by `python -m benchmarks.scaling`. Nothing on it was",
+    "measured on 8 GPUs, or on several hosts. What was measured stands in the first table alone: 2 NVIDIA",
+    "H200 of one host, 2026-11-22, torch 2.11, bf16, NVLink without multicast, captured, all gradients summed",
+    "at once after the backward pass, in fp32. Each GPU has a batch of its own, so that efficiency is speed",
+    "over that of as many GPUs alone.",
+    "",
+    "## Two GPUs (measured)",
+    "",
+)
+
+_FORMULA = (
+    "`other` is what a step takes longer beside the all-reduce: gradients are copied together, and a rank",
+    "waits for the later one.",
+    "",
+    "## The formula",
+    "",
+    "```",
+    "step       = step alone + other + (1 - hidden) * all-reduce",
+    "efficiency = step alone / step",
+    "all-reduce = 2 (g - 1) / g * S / B  +  2 (g - 1) * 5 us                         within a host",
+    "           + 2 (h - 1) / h * S / g / N  +  2 (h - 1) * 10 us                    between hosts",
+    "```",
+    "",
+    "S are the bytes that are sent, g the GPUs of a host, h the hosts, B the bandwidth of the first table,",
+    "and N that of the network for each GPU. The first term is a ring's: each GPU sends 2 (g - 1) / g of the",
+    "bytes. Between hosts each GPU sums its own part, 1 / g of the bytes. Each phase waits for the one before.",
+    "A hop of 5 us is measured: a captured all-reduce of 4 KB takes 10 us on two GPUs.",
+    "",
+)
+
+_NETWORK = (
+    "N is **assumed** to be the nominal speed of the network, and a hop to take 10 us; no network was there to",
+    "be measured.",
+    "",
+)
+
+_LEFT_OUT = (
+    "## What the formula leaves out",
+    "",
+    "- Of many ranks the slowest one counts. `other` has the waits of two.",
+    "- All GPUs of a host are taken to have the bandwidth of two at the same time, as behind an NVSwitch.",
+    "- NCCL chooses rings, trees or the switch's own sums (NVLS) by itself, and may let phases overlap. Each of",
+    "  these makes it faster than computed.",
+    "- Loading, saving and validation are not in a step; a host with 8 ranks needs cores for 8 loaders.",
+    "",
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write the page, or print it; return 0."""
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument("--out", type=Path, help="file for the page; none: it is printed")
+    options = parser.parse_args(arguments)
+    if options.out is None:
+        print(page())
+    else:
+        replace_text(options.out, page())
+        print(f"written: {options.out}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+"""What is computed of more GPUs than were measured: the formula, and the page that it fills."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from benchmarks.scaling import (
+    MEASURED,
+    Machine,
+    all_reduce_ms,
+    efficiency,
+    exposed_ms,
+    main,
+    page,
+    ring_bytes,
+    tokens_for,
+)
+
+
+ROOT = Path(__file__).parents[2]
+
+HOST = Machine(gpus=8)
+MANY = Machine(hosts=8, gpus=8, network=50e9)
+
+of_each = pytest.mark.parametrize("workload", MEASURED, ids=lambda workload: workload.name)
+
+
+@of_each
+def test_of_two_gpus_the_formula_gives_what_was_measured(workload):
+    """Nothing is computed where something was measured."""
+    two = Machine(gpus=2)
+
+    assert all_reduce_ms(workload, two) == pytest.approx(workload.all_reduce_ms)
+    assert efficiency(workload, two) == pytest.approx(workload.measured_efficiency)
+
+
+@pytest.mark.parametrize(("ranks", "factor"), [(1, 0.0), (2, 1.0), (4, 1.5), (8, 1.75)])
+def test_a_ring_sends_twice_what_a_rank_has_not(ranks, factor):
+    """Each rank sends all parts but one, first as sums under way and then as whole ones."""
+    assert ring_bytes(100.0, ranks) == 100.0 * factor
+
+
+@of_each
+def test_hosts_add_a_ring_of_a_part_of_the_bytes(workload):
+    """Eight GPUs share the gradients between hosts: each sends an eighth of a ring of eight."""
+    added = all_reduce_ms(workload, MANY) - all_reduce_ms(workload, HOST)
+
+    sent_ms = 1.75 * workload.gradient_bytes / 8 / 50e9 * 1e3
+    assert added == pytest.approx(sent_ms + 14 * 0.010)
+
+
+@of_each
+def test_what_is_hidden_or_not_sent_takes_no_time(workload):
+    """All of the sum hidden leaves the rest; half of the bytes take half of the time but for hops."""
+    whole = exposed_ms(workload, HOST)
+    hidden = exposed_ms(workload, HOST, hidden_share=1.0)
+    half = exposed_ms(workload, HOST, sent_share=0.5)
+
+    assert hidden == pytest.approx(workload.other_ms)
+    assert whole - half == pytest.approx((all_reduce_ms(workload, HOST) - 14 * 0.005) / 2)
+
+
+@of_each
+def test_an_update_of_the_tokens_of_the_table_has_the_efficiency(workload):
+    """A step alone that is as long as those tokens take, nine times what is exposed."""
+    alone_ms = tokens_for(workload, HOST, goal=0.9) / workload.tokens_per_second * 1e3
+
+    assert alone_ms / (alone_ms + exposed_ms(workload, HOST)) == pytest.approx(0.9)
+
+
+def test_the_page_is_what_the_script_writes(tmp_path):
+    """Figures and formula cannot part; every table but the first says that it is computed."""
+    written = tmp_path / "scaling.md"
+
+    assert main(["--out", str(written)]) == 0
+
+    text = written.read_text(encoding="utf-8")
+    assert text == page() == (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    headings = [line for line in text.splitlines() if line.startswith("## ") and "GPU" in line]
+    assert [line for line in headings if "(computed)" not in line] == ["## Two GPUs (measured)"]
