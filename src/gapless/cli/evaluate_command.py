@@ -14,7 +14,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
-from gapless.cli.output import fitting
+from gapless.cli.output import fitting, warn
 from gapless.cli.parser import one_of
 from gapless.errors import DataError, LanguageError
 
@@ -85,6 +85,8 @@ def run(options: Namespace) -> int:
     config = _with_options(translator.config, options)
     settings = decode_settings(translator, options)
     pairs = _pairs(config, data=options.data, split=options.split)
+    for note in pairs.notes:
+        warn(note)
     scoring = _scoring(config, pairs)
     result = evaluate(
         translator.decoder, translator.vocabs, pairs, settings, config=config, scoring=scoring

@@ -23,6 +23,11 @@ def say_wrapped(text: str, *, indent: int = 2) -> None:
     say(fitting(text, sys.stdout, indent=indent))
 
 
+def warn(text: str) -> None:
+    """Print a warning to standard error; on a terminal it is broken at spaces where it ends."""
+    write(sys.stderr, fitting(f"gapless: warning: {text}", sys.stderr) + "\n")
+
+
 def fitting(text: str, stream: TextIO | None, *, indent: int = 2) -> str:
     """Return lines as they suit a stream: broken at spaces where a terminal ends.
 

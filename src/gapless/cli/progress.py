@@ -9,7 +9,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self
 
 from gapless.cli.bar import BAR_SECONDS, Bar, StepBar, Timer
-from gapless.cli.output import fitting, say, say_wrapped, write
+from gapless.cli.output import say, say_wrapped, warn
 from gapless.report.epoch_text import epoch_line, waits_table
 from gapless.report.progress_text import EpochTitle, progress_bar, progress_line
 
@@ -63,10 +63,6 @@ class _ReadClock:
         return self._read_at - self._began
 
 
-def _warn(text: str) -> None:
-    write(sys.stderr, fitting(f"gapless: warning: {text}", sys.stderr) + "\n")
-
-
 class PlainObserver:
     """Prints lines: one every ten seconds, later every minute, and one at each epoch's end.
 
@@ -93,7 +89,7 @@ class PlainObserver:
 
     def warned(self, text: str) -> None:
         """Print it to standard error."""
-        _warn(text)
+        warn(text)
 
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Say when all shapes are prepared."""
@@ -178,7 +174,7 @@ class TerminalObserver:
     def warned(self, text: str) -> None:
         """Print it to standard error, above the bar if there is one."""
         with self._without_bar():
-            _warn(text)
+            warn(text)
 
     def capturing_ahead(self, done: int, *, of: int) -> None:
         """Draw a bar; the first shape takes longest, as layers are compiled with it."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
-from gapless.cli.output import say, say_wrapped
+from gapless.cli.output import say, say_wrapped, warn
 from gapless.cli.ranks import join_ranks, part, speaks_for_all
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
@@ -245,6 +245,8 @@ def _dry_run(options: Namespace) -> int:
         lambda flags: choose_run(settings_given(flags, file=options.config)),
         given_settings(options),
     )
+    for note in chosen.task.corpus.notes:
+        warn(note)
     choices = [choice.line for choice in chosen.choices]
     say_wrapped("\n".join(choices or ["all settings are given, or those of the embedded corpus"]))
     with naming_phase("measuring a few updates", lower="`batch_tokens` or `d_model`"):

@@ -122,6 +122,34 @@ def test_a_comma_outside_of_quotes_is_not_cut_off(tmp_path):
     assert "line 3 has 3 columns, but line 1 has 2; text with a ',' must stand" in refusal(path)
 
 
+@pytest.mark.parametrize(
+    ("lines", "columns", "expected"),
+    [
+        (
+            ["a b\t甲", "c\td\t乙", "e f\t丙\t"],
+            None,
+            "column 2, and 1 of 3 rows .* line 2 with '乙'",
+        ),
+        (["a\t甲\tby A", "b\t乙\tby B"], None, "column 2, and 2 of 2 rows .* line 1 with 'by A'"),
+        (["en\tzh\tnote", "a\t甲\tby A\tand C"], None, "column 3, and 1 of 1 .* with 'and C'"),
+        (["1\ta\t甲", "2\tb\t乙\tmore"], "_,en,zh", "column 3, and 1 of 2 rows .* line 2"),
+        (["a\t甲\tby A", "b\t乙\tby B"], "en,zh,_", None),
+        (["en\tzh\tnote", "a\t甲\tby A"], None, None),
+        (["a\t甲\t", "b\t乙\t \t"], None, None),
+    ],
+)
+def test_text_after_the_columns_that_are_read_is_counted(tmp_path, lines, columns, expected):
+    """A tab inside a sentence, or a column that nobody named, is not left out in silence."""
+    path = tmp_path / "p.tsv"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    names = None if columns is None else tuple(columns.split(","))
+
+    notes = load_split(path, split="train", src="en", tgt="zh", columns=names).notes
+
+    assert len(notes) == (expected is not None)
+    assert all(re.search(expected, note) for note in notes)
+
+
 def test_the_advice_of_a_refusal_reads_the_right_columns(tmp_path):
     """What the message proposes is taken, and gives the text."""
     rows = [(str(n), f"{word} {n}", "x", f"{word.upper()} {n}") for n, word in enumerate(WORDS)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
@@ -40,10 +40,12 @@ class Pairs:
     Attributes:
         src: source sentences.
         tgt: target sentences, as many.
+        notes: what their reader should know of the file that they are from, a line each.
     """
 
     src: list[str]
     tgt: list[str]
+    notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __len__(self) -> int:
         return len(self.src)
@@ -64,6 +66,7 @@ class Corpus:
         val: pairs to validate on during training.
         test: pairs to score the final model on.
         dropped_empty: training pairs left out because a side was empty.
+        notes: what a user should know of the text, a line each.
     """
 
     src_lang: str
@@ -72,6 +75,7 @@ class Corpus:
     val: Pairs
     test: Pairs
     dropped_empty: int = 0
+    notes: tuple[str, ...] = ()
 
 
 def load_corpus(
@@ -103,7 +107,7 @@ def load_corpus(
     train = load_split(path, split="train", src=src, tgt=tgt, columns=columns, checks=checks)
     assert train is not None
     kept = [n for n in range(len(train)) if train.src[n].strip() and train.tgt[n].strip()]
-    dropped = len(train) - len(kept)
+    dropped, notes = len(train) - len(kept), train.notes
     train = train.take(kept)
     if not len(train):
         raise DataError(f"{path} holds no training pair with text on both sides")
@@ -118,6 +122,8 @@ def load_corpus(
         held_out = _hold_out(train, path=path, splits=missing, seed=seed)
         train = held_out.pop("train")
         splits.update(held_out)
+    for pairs in splits.values():
+        notes += pairs.notes
     return Corpus(
         src_lang=src,
         tgt_lang=tgt,
@@ -125,6 +131,7 @@ def load_corpus(
         val=splits["val"],
         test=splits["test"],
         dropped_empty=dropped,
+        notes=notes,
     )
 
 
@@ -244,10 +251,10 @@ def _read_table(
     path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None, checks: bool
 ) -> Pairs:
     table = read_table(path, src=src, tgt=tgt, columns=columns)
-    sources, targets = table.read_sides()
+    sides = table.read_sides()
     if checks:
-        table.check(sources, targets)
-    return Pairs(src=sources, tgt=targets)
+        table.check(sides.src, sides.tgt)
+    return Pairs(src=sides.src, tgt=sides.tgt, notes=sides.notes)
 
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:

@@ -23,7 +23,7 @@ from gapless.nmt.data.languages import (
     find_language,
     matching_name,
 )
-from gapless.nmt.data.text_columns import why_no_pair, why_no_text
+from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
 from gapless.nmt.data.text_files import check_text, read_lines, read_text
 
 
@@ -45,6 +45,21 @@ _ROWS_TO_LOOK_AT = 50
 
 
 @dataclass(frozen=True, kw_only=True)
+class Sides:
+    """Both sides of a table, row by row.
+
+    Attributes:
+        src: the source side.
+        tgt: the target side.
+        notes: what of the table is not in them, a line each.
+    """
+
+    src: list[str]
+    tgt: list[str]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Table:
     """Rows of a file, and where the sides are in them.
 
@@ -54,6 +69,7 @@ class Table:
         names: of the columns, from a header or of JSON keys; None: they have none.
         sides: names of the source and the target side, as asked for.
         at: columns of them, counted from 0.
+        num_columns: that the table has, as far as its reader was told.
     """
 
     path: Path
@@ -61,8 +77,9 @@ class Table:
     names: list[str] | None
     sides: tuple[str, str]
     at: tuple[int, int]
+    num_columns: int
 
-    def read_sides(self) -> tuple[list[str], list[str]]:
+    def read_sides(self) -> Sides:
         """Return the source and the target side.
 
         Raises:
@@ -70,7 +87,11 @@ class Table:
         """
         src: list[str] = []
         tgt: list[str] = []
+        unread: list[tuple[str, str]] = []
         for place, cells in self.rows():
+            more = next((cell for cell in cells[self.num_columns :] if not _is_empty(cell)), None)
+            if more is not None:
+                unread.append((place, str(more)))
             for number, side in zip(self.at, (src, tgt), strict=True):
                 cell = cells[number] if number < len(cells) else None
                 if not isinstance(cell, str):
@@ -78,7 +99,16 @@ class Table:
                 side.append(check_text(cell, where=f"{self.path} {place}"))
         if not src:
             raise DataError(f"{self.path} holds no pair")
-        return src, tgt
+        notes = (self._note_unread(unread, of=len(src)),) if unread else ()
+        return Sides(src=src, tgt=tgt, notes=notes)
+
+    def _note_unread(self, unread: list[tuple[str, str]], *, of: int) -> str:
+        place, text = unread[0]
+        return (
+            f"{self.path} is read up to column {self.num_columns}, and {len(unread):,} of {of:,} rows "
+            f"have text after it, such as {place} with {quoted([text])}; take tabs out of sentences, or "
+            "name the columns to read with `columns`"
+        )
 
     def check(self, src: list[str], tgt: list[str]) -> None:
         """Check that the sides look like sentences in two languages.
@@ -180,10 +210,12 @@ def _delimited(
         raise DataError(f"{path} holds no pair")
     first = begin[0]
     has_header = _is_header(first) or _are_names(begin, {src, tgt})
+    width = 2
     if columns is not None:
-        names, at = None, (columns.index(src), columns.index(tgt))
+        names, at, width = None, (columns.index(src), columns.index(tgt)), len(columns)
     elif has_header:
         names, at = first, _find_sides(path, first, src=src, tgt=tgt, kind="columns")
+        width = len(first)
     else:
         names, at = None, (0, 1)
     return Table(
@@ -192,6 +224,7 @@ def _delimited(
         names=names,
         sides=(src, tgt),
         at=at,
+        num_columns=width,
     )
 
 
@@ -378,13 +411,24 @@ def _of_json(
                     f"keys {src!r} and {tgt!r}"
                 )
 
-    return Table(path=path, rows=rows, names=names, sides=(src, tgt), at=at)
+    return Table(
+        path=path,
+        rows=rows,
+        names=names,
+        sides=(src, tgt),
+        at=at,
+        num_columns=len(columns if names is None else names),
+    )
 
 
 def _keyed(item: dict[str, Any]) -> dict[str, Any]:
     """Return the object that holds the sides; data sets keep it under "translation"."""
     nested = item.get("translation")
     return nested if isinstance(nested, dict) else item
+
+
+def _is_empty(cell: Any) -> bool:
+    return cell is None or (isinstance(cell, str) and not cell.strip())
 
 
 def _json_kind(value: Any) -> str:

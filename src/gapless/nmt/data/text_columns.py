@@ -66,14 +66,14 @@ def why_no_text(cells: Sequence[str]) -> str | None:
     counts = Counter(full)
     value, count = counts.most_common(1)[0]
     if count > _SAME_SHARE * len(full):
-        return f"holds the same in {count} of {len(full)} rows, {_quoted([value])}"
+        return f"holds the same in {count} of {len(full)} rows, {quoted([value])}"
     odd = [(kind, cell) for cell in full if (kind := _kind(cell)) is not None]
     if len(odd) >= _ODD_SHARE * len(full):
         kind = Counter(kind for kind, _ in odd).most_common(1)[0][0]
         examples = [cell for found, cell in odd if found == kind]
-        return f"holds {kind}, such as {_quoted(examples[:3])}"
+        return f"holds {kind}, such as {quoted(examples[:3])}"
     if len(counts) <= _MOST_LABELS and len(full) >= _ROWS_OF_LABELS:
-        return f"holds only {len(counts)} values in {len(full)} rows, {_quoted(list(counts)[:3])}"
+        return f"holds only {len(counts)} values in {len(full)} rows, {quoted(list(counts)[:3])}"
     return None
 
 
@@ -92,7 +92,7 @@ def why_no_pair(src: Sequence[str], tgt: Sequence[str]) -> str | None:
     alike = [a for a, b in rows if a == b]
     if len(rows) < _FEWEST_ROWS or len(alike) <= _SAME_SHARE * len(rows):
         return None
-    return f"are the same text in {len(alike)} of {len(rows)} rows, such as {_quoted(alike[:1])}"
+    return f"are the same text in {len(alike)} of {len(rows)} rows, such as {quoted(alike[:1])}"
 
 
 def _looked_at(cells: Sequence[str]) -> Sequence[str]:
@@ -103,5 +103,6 @@ def _kind(cell: str) -> str | None:
     return next((kind for kind, form in _KINDS.items() if form.fullmatch(cell)), None)
 
 
-def _quoted(cells: Sequence[str]) -> str:
+def quoted(cells: Sequence[str]) -> str:
+    """Return the beginnings of some cells in quotes."""
     return ", ".join(repr(cell if len(cell) <= 40 else f"{cell[:37]}...") for cell in cells)

@@ -311,6 +311,7 @@ def new_run(
     if first is not None:
         with run.loop.on_compute_stream(), run.host_waits.blocking("checkpoint"):
             set_weights(run.model, first.weights, path=first.path)
+    run.notes += corpus.notes
     run.choices = [] if chosen is None else list(chosen.choices)
     if chosen is None or not chosen.holds_update:
         run.choices += grown_update(resolved)
@@ -442,6 +443,7 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     resolved = resolve_resumed(config, state["layout"], world=world)
     corpus = read_corpus(config)
+    notes += corpus.notes
     scoring = decide_scoring(config, corpus.train.tgt)
     config = settle_language(replace(config, accumulate=resolved.accumulate), corpus.train.tgt)
     task = prepare(config, corpus=corpus, vocabs=vocabs)
