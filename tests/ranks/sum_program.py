@@ -23,7 +23,8 @@ from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.step import StepLoss
 from gapless.plans import get_plan
-from gapless.ranks.gradient_sum import BucketSum, FlatSum
+from gapless.ranks.gradient_sum import BucketSum, FlatSum, summing
+from gapless.ranks.way_to_sum import WayToSum
 
 
 NUM_UPDATES = 6
@@ -39,11 +40,13 @@ class Case:
     accumulate: int = 1
     keeps_gradients: bool = False
     dtype: torch.dtype = torch.float32
+    sends_bf16: bool = False
 
     @property
     def name(self):
         kept = " in place" if self.keeps_gradients else ""
-        return f"{self.way}, {self.accumulate} batches{kept}, {self.dtype}"
+        sent = ", sent as bf16" if self.sends_bf16 else ""
+        return f"{self.way}, {self.accumulate} batches{kept}, {self.dtype}{sent}"
 
 
 CASES = [
@@ -55,6 +58,8 @@ CASES = [
     Case("buckets", accumulate=2, keeps_gradients=True),
     Case("flat", dtype=torch.bfloat16),
     Case("buckets", dtype=torch.bfloat16),
+    Case("flat", sends_bf16=True),
+    Case("buckets", accumulate=2, keeps_gradients=True, sends_bf16=True),
 ]
 
 
@@ -116,11 +121,10 @@ def bits_of(model):
 
 
 def sum_for(case, model, agree):
-    if case.way == "flat":
-        return FlatSum(model.parameters(), group=dist.group.WORLD, agree=agree)
-    return BucketSum(
-        model.parameters(), group=dist.group.WORLD, agree=agree, bucket_bytes=SMALL_BUCKET
+    way = WayToSum(
+        bucket_bytes=SMALL_BUCKET if case.way == "buckets" else None, sends_bf16=case.sends_bf16
     )
+    return summing(model.parameters(), way, group=dist.group.WORLD, agree=agree)
 
 
 def trained(case, *, rank, world, agree):
@@ -191,8 +195,8 @@ class Ranks:
         self.rank, self.world = rank, world
         self._agree = agree
 
-    def sum_gradients(self, params):
-        return FlatSum(params, group=dist.group.WORLD, agree=self._agree)
+    def sum_gradients(self, params, way):
+        return summing(params, way, group=dist.group.WORLD, agree=self._agree)
 
     def gather_rows(self, rows):
         gathered = [torch.empty_like(rows) for _ in range(self.world)]
@@ -220,18 +224,29 @@ def sentences(number, *, ends_update, update_tokens):
 POISONED = 3
 
 
-def steps_of_translation(ranks, *, rank=None):
+# Settings of `gapless train` that change no bit of two ranks.
+WAYS = {
+    "flat": {},
+    "flat, in place": {"sum_in_place": True},
+    "buckets": {"sum": "buckets", "sum_bucket_mib": 0.0005},
+    "buckets, in place": {"sum": "buckets", "sum_bucket_mib": 0.0005, "sum_in_place": True},
+}
+
+
+def steps_of_translation(ranks, *, rank=None, **settings):
     """Train on eight batches, two in an update; return losses, weights of losses, and bits.
 
     Args:
         ranks: that share the batches; None: all are accumulated on one.
         rank: whose batches are trained on.
+        settings: of the run.
     """
     torch.manual_seed(0)
     sizes = ModelSizes(src_vocab=9, tgt_vocab=9, d_model=8, heads=2, ffn=8, dropout=0.0)
     model = Transformer(sizes)
     accumulate = 2 if ranks is None else 1
-    config = make_config({"on_nonfinite": "skip", "warmup": 0, "accumulate": accumulate})
+    settings |= {"on_nonfinite": "skip", "warmup": 0, "accumulate": accumulate}
+    config = make_config(settings)
     device = find_device("cpu")
     step = TranslationStep(model, config, device=device, total_updates=9, ranks=ranks)
     reports = []
@@ -255,6 +270,7 @@ def steps_of_translation(ranks, *, rank=None):
         "reports": reports,
         "skipped": step.num_skipped(host_waits=HostWaits(device)),
         "bits": bits_of(model),
+        "kept": next(model.parameters()).grad is not None,
     }
 
 
@@ -287,8 +303,11 @@ def main():
     found["order"] = order_of_buckets(agree, rank=rank)
     found["ranks differ"] = text_of_error(agree, [0] if rank else [0, 1], [])
     found["updates differ"] = text_of_error(agree, [0, 1], [0])
-    found["steps"] = steps_of_translation(Ranks(agree, rank=rank, world=world), rank=rank)
-    found["losses"] = losses_of_a_loop(Ranks(agree, rank=rank, world=world))
+    ranks = Ranks(agree, rank=rank, world=world)
+    found["steps"] = {
+        name: steps_of_translation(ranks, rank=rank, **settings) for name, settings in WAYS.items()
+    }
+    found["losses"] = losses_of_a_loop(ranks)
     print(json.dumps(found))
     dist.destroy_process_group()
 

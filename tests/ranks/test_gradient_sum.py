@@ -42,11 +42,19 @@ def of_ranks(tmp_path_factory):
     return [json.loads(out) for out, _ in ended]
 
 
+def sent(case, gradient):
+    """Return a gradient as it is sent to the other rank."""
+    is_rounded = case.sends_bf16 and gradient is not None
+    return gradient.to(torch.bfloat16) if is_rounded else gradient
+
+
 def on_one_rank(case):
     """Return the bits of weights after one process trained on the batches of both ranks.
 
-    With more than one batch a rank, each rank's gradients are summed first.
+    With more than one batch a rank, each rank's gradients are summed first; rounded, if they are
+    sent so.
     """
+    sums_each_rank = case.accumulate > 1 or case.sends_bf16
     model = program.Model(case.dtype)
     optimizer = program.optimizer_of(model)
     weights = [one for one in model.parameters() if one.requires_grad]
@@ -58,12 +66,12 @@ def on_one_rank(case):
         for rank in range(WORLD):
             for batch in batches[rank * case.accumulate : (rank + 1) * case.accumulate]:
                 program.backward(model, batch, tokens)
-            sums.append([one.grad for one in weights])
-            if case.accumulate > 1:
+            sums.append([sent(case, one.grad) for one in weights])
+            if sums_each_rank:
                 model.zero_grad()
-        if case.accumulate > 1:
+        if sums_each_rank:
             for weight, first, second in zip(weights, *sums, strict=True):
-                weight.grad = None if first is None else first + second
+                weight.grad = None if first is None else (first + second).to(weight.dtype)
         program.update(model, optimizer, keeps_gradients=False)
     return program.bits_of(model)
 
@@ -106,20 +114,29 @@ def test_a_gradient_that_is_missing_later_is_named(of_ranks):
     assert [found["updates differ"] for found in of_ranks] == [expected] * WORLD
 
 
+def test_sums_of_bf16_are_others(of_ranks):
+    """Else their case would show nothing."""
+    fp32, bf16 = (program.Case("flat", sends_bf16=is_rounded).name for is_rounded in (False, True))
+
+    assert of_ranks[0][fp32] != of_ranks[0][bf16]
+
+
+@pytest.mark.parametrize("way", program.WAYS)
 @pytest.mark.usefixtures("numerics")
-def test_ranks_take_the_steps_of_translation_that_one_takes(of_ranks):
+def test_ranks_take_the_steps_of_translation_that_one_takes(of_ranks, way):
     """Clipped after the sum, with a batch of padding alone, and an update that both skip.
 
     The loss that is not finite is one of rank 1.
     """
     torch.use_deterministic_algorithms(True)
     alone = program.steps_of_translation(None)
-    steps = [found["steps"] for found in of_ranks]
+    steps = [found["steps"][way] for found in of_ranks]
     reports = sorted(report for found in steps for report in found["reports"])
     padding = 5
 
     assert [found["bits"] for found in steps] == [alone["bits"]] * WORLD
     assert [found["skipped"] for found in steps] == [1] * WORLD
+    assert [found["kept"] for found in steps] == ["in place" in way] * WORLD
     assert alone["skipped"] == 1
     assert reports[padding] == [padding, 0.0, 0]
     assert [each for each in reports if each[0] != padding] == [

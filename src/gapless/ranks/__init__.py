@@ -8,6 +8,7 @@ trains alone, or `group.py`, by what torchrun says (`launch.py`). Only this room
 from gapless.ranks.choice import find_ranks
 from gapless.ranks.one_rank import OneRank
 from gapless.ranks.protocol import Agreement, GradientSum, Ranks
+from gapless.ranks.way_to_sum import WayToSum
 
 
-__all__ = ["Agreement", "GradientSum", "OneRank", "Ranks", "find_ranks"]
+__all__ = ["Agreement", "GradientSum", "OneRank", "Ranks", "WayToSum", "find_ranks"]

@@ -14,25 +14,50 @@ compare which parameters get gradients.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import torch
 import torch.distributed as dist
 
 from gapless.errors import RanksDifferError, RanksError
+from gapless.ranks.flat_memory import FlatMemory, alike, cut
 from gapless.ranks.lost_peers import named_as_lost
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
+    import torch
 
-# Parts begin where vectorised kernels can read them.
-_ALIGNMENT_BYTES = 512
+    from gapless.ranks.protocol import GradientSum
+    from gapless.ranks.way_to_sum import WayToSum
 
-# Less is sent below the bandwidth of the connection; more is sent later.
-BUCKET_BYTES = 25 * 2**20
+
+def summing(
+    params: Iterable[torch.nn.Parameter],
+    way: WayToSum,
+    *,
+    group: dist.ProcessGroup,
+    agree: Callable[[list[int]], list[list[int]]],
+) -> GradientSum:
+    """Return what sums the gradients of parameters in this way.
+
+    Args:
+        params: in the same order on all ranks; those that need no gradient are left out.
+        way: the same on all ranks.
+        group: of the ranks, on the device of the parameters.
+        agree: returns what all ranks give it, in the order of ranks; blocks the host.
+
+    Sync: Blocks the host on a GPU, which allocates memory.
+    """
+    if way.bucket_bytes is None:
+        return FlatSum(params, group=group, agree=agree, sends_bf16=way.sends_bf16)
+    return BucketSum(
+        params,
+        group=group,
+        agree=agree,
+        bucket_bytes=way.bucket_bytes,
+        sends_bf16=way.sends_bf16,
+    )
 
 
 class FlatSum:
@@ -42,6 +67,7 @@ class FlatSum:
         params: in the same order on all ranks; those that need no gradient are left out.
         group: of the ranks, on the device of the parameters.
         agree: returns what all ranks give it, in the order of ranks; blocks the host.
+        sends_bf16: gradients of fp32 are sent and summed as bf16.
 
     Sync: Blocks the host on a GPU, which allocates memory.
     """
@@ -52,9 +78,13 @@ class FlatSum:
         *,
         group: dist.ProcessGroup,
         agree: Callable[[list[int]], list[list[int]]],
+        sends_bf16: bool = False,
     ) -> None:
         self._weights = [weight for weight in params if weight.requires_grad]
-        self._flats = _flats_of(self._weights)
+        self._flats = [
+            FlatMemory(self._weights, numbers, sends_bf16=sends_bf16)
+            for numbers in alike(self._weights)
+        ]
         self._group = group
         self._trained = _TrainedWeights(self._weights, agree)
 
@@ -75,7 +105,8 @@ class FlatSum:
         for flat in self._flats:
             flat.take_gradients(trained)
             with named_as_lost("gradients"):
-                dist.all_reduce(flat.memory, group=self._group)
+                dist.all_reduce(flat.sent, group=self._group)
+            flat.take_sum()
 
     def close(self) -> None:
         """Let the memory go; gradients that are views of it keep it."""
@@ -94,6 +125,7 @@ class BucketSum:
         group: of the ranks, on the device of the parameters.
         agree: returns what all ranks give it, in the order of ranks; blocks the host.
         bucket_bytes: size above which a bucket takes no further parameter.
+        sends_bf16: gradients of fp32 are sent and summed as bf16.
     """
 
     def __init__(
@@ -102,15 +134,17 @@ class BucketSum:
         *,
         group: dist.ProcessGroup,
         agree: Callable[[list[int]], list[list[int]]],
-        bucket_bytes: int = BUCKET_BYTES,
+        bucket_bytes: int,
+        sends_bf16: bool = False,
     ) -> None:
         self._weights = [weight for weight in params if weight.requires_grad]
         self._group = group
         self._agree = agree
         self._bucket_bytes = bucket_bytes
+        self._sends_bf16 = sends_bf16
         self._trained = _TrainedWeights(self._weights, agree)
         self._order: list[int] = []
-        self._buckets: list[_Flat] = []
+        self._buckets: list[FlatMemory] = []
         self._bucket_of: dict[int, int] = {}
         self._num_missing: list[int] = []
         self._sent: list[Any] = []
@@ -125,7 +159,7 @@ class BucketSum:
         self._is_last_backward = True
         # A step that raised may have left some.
         self._order, self._sent = [], []
-        self._num_missing = [len(bucket.parts) for bucket in self._buckets]
+        self._num_missing = [len(bucket) for bucket in self._buckets]
 
     def finish(self) -> None:
         """Wait on the current stream for the sums, and make gradients views of them.
@@ -144,9 +178,10 @@ class BucketSum:
         # What got no gradient in this pass has one of an earlier batch.
         while len(self._sent) < len(self._buckets):
             self._send_next()
-        for work in self._sent:
+        for work, bucket in zip(self._sent, self._buckets, strict=True):
             with named_as_lost("gradients"):
                 work.wait()
+            bucket.take_sum()
         self._sent = []
 
     def close(self) -> None:
@@ -177,17 +212,17 @@ class BucketSum:
     def _send_next(self) -> None:
         bucket = self._buckets[len(self._sent)]
         bucket.take_gradients(self._trained.numbers)
-        self._sent.append(dist.all_reduce(bucket.memory, group=self._group, async_op=True))
+        self._sent.append(dist.all_reduce(bucket.sent, group=self._group, async_op=True))
 
     def _make_buckets(self) -> None:
         """Lay the parameters out in the order in which rank 0 made their gradients."""
         order = self._agree(self._order)[0]
         # Those of earlier batches alone come last.
         order += [number for number in sorted(self._trained.numbers) if number not in set(order)]
-        for numbers in _cut(self._weights, order, self._bucket_bytes):
+        for numbers in cut(self._weights, order, self._bucket_bytes):
             for number in numbers:
                 self._bucket_of[number] = len(self._buckets)
-            self._buckets.append(_Flat(self._weights, numbers))
+            self._buckets.append(FlatMemory(self._weights, numbers, sends_bf16=self._sends_bf16))
 
 
 class _TrainedWeights:
@@ -237,89 +272,3 @@ class _TrainedWeights:
 
     def _shown(self, number: int) -> str:
         return f"parameter {number} (shape {tuple(self._weights[number].shape)})"
-
-
-@dataclass(slots=True)
-class _Part:
-    """The part of flat memory that belongs to a parameter."""
-
-    number: int
-    weight: torch.nn.Parameter
-    view: torch.Tensor
-
-
-class _Flat:
-    """Memory for the gradients of parameters of one dtype.
-
-    Args:
-        weights: all that are summed.
-        numbers: of those whose gradients lie here, in their order.
-    """
-
-    def __init__(self, weights: list[torch.nn.Parameter], numbers: Sequence[int]) -> None:
-        first = weights[numbers[0]]
-        step = _ALIGNMENT_BYTES // first.element_size()
-        starts = [0]
-        for number in numbers:
-            starts.append(starts[-1] + -(-weights[number].numel() // step) * step)
-        self.memory = torch.zeros(starts[-1], dtype=first.dtype, device=first.device)
-        self.parts = [
-            _Part(number, weights[number], _view(self.memory, weights[number], start))
-            for number, start in zip(numbers, starts, strict=False)
-        ]
-
-    @torch.no_grad()
-    def take_gradients(self, trained: frozenset[int]) -> None:
-        """Copy gradients here that lie elsewhere, and let parameters have them here."""
-        moved = [
-            part
-            for part in self.parts
-            if part.number in trained and part.weight.grad is not part.view
-        ]
-        if not moved:
-            return
-        gradients = [_dense(part) for part in moved]
-        torch._foreach_copy_([part.view for part in moved], gradients)
-        for part in moved:
-            part.weight.grad = part.view
-
-
-def _dense(part: _Part) -> torch.Tensor:
-    gradient = part.weight.grad
-    assert gradient is not None
-    if gradient.layout is not torch.strided:
-        raise RanksError(
-            f"the gradient of parameter {part.number} (shape {tuple(part.weight.shape)}) is sparse, "
-            "expected a dense one; several ranks cannot sum it"
-        )
-    return gradient
-
-
-def _view(memory: torch.Tensor, weight: torch.Tensor, start: int) -> torch.Tensor:
-    """Return a part of flat memory in the shape of a parameter, and in its order of dimensions."""
-    strides = torch.empty_like(weight, device="meta").stride()
-    return memory.as_strided(weight.shape, strides, start)
-
-
-def _flats_of(weights: list[torch.nn.Parameter]) -> list[_Flat]:
-    alike: dict[torch.dtype, list[int]] = {}
-    for number, weight in enumerate(weights):
-        alike.setdefault(weight.dtype, []).append(number)
-    return [_Flat(weights, numbers) for numbers in alike.values()]
-
-
-def _cut(
-    weights: list[torch.nn.Parameter], order: Sequence[int], most_bytes: int
-) -> list[list[int]]:
-    """Return runs of parameters of one dtype, each of at most so many bytes or one parameter."""
-    runs: list[list[int]] = []
-    size = 0
-    for number in order:
-        weight = weights[number]
-        size += weight.numel() * weight.element_size()
-        is_alike = bool(runs) and weights[runs[-1][0]].dtype == weight.dtype
-        if not is_alike or size > most_bytes:
-            runs.append([])
-            size = weight.numel() * weight.element_size()
-        runs[-1].append(number)
-    return runs

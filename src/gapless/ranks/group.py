@@ -7,7 +7,8 @@ There are three groups, since the collectives of a group are matched by their or
     pulse   the heartbeat, in threads of its own: gloo
 
 `side` comes first, as the process's default group: over it two ranks on one GPU are found out, with
-which NCCL would not start. NCCL connects at once, because a capture must not be what connects it.
+which NCCL would not start. `main` comes last, with the first sum of gradients, which says how NCCL
+is to sum; it connects at once, because a capture must not be what connects it.
 
 No collective has a time limit of its own: rank 0 may prepare data for hours while the others wait.
 """
@@ -25,11 +26,12 @@ from torch.distributed.rendezvous import rendezvous
 
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
-from gapless.ranks.gradient_sum import FlatSum
+from gapless.ranks.gradient_sum import summing
 from gapless.ranks.leaving import errors_end_all, leave
 from gapless.ranks.lost_peers import first_line, heartbeat_tells, named_as_lost
 from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
 from gapless.ranks.pulse import Pulse
+from gapless.ranks.way_to_sum import WayToSum
 
 
 if TYPE_CHECKING:
@@ -96,7 +98,6 @@ class TorchRanks:
         device: on which this rank computes.
 
     Attributes:
-        main: group on the device.
         side: group on the host.
     """
 
@@ -106,20 +107,34 @@ class TorchRanks:
         self.is_first = launch.rank == 0
         assert dist.group.WORLD is not None
         self.side = dist.group.WORLD
+        self._device = device
+        self._main: dist.ProcessGroup | None = None
         with named_as_lost("start"):
             self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world).start()
             self._until_end = ExitStack()
             self._until_end.enter_context(errors_end_all(self._pulse))
             self._until_end.enter_context(heartbeat_tells(self._pulse.let_tell))
-            with self._pulse.pause():
-                self.main = _group_on(device)
 
-    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
-        """Return what sums the gradients of these parameters in one piece.
+    @property
+    def main(self) -> dist.ProcessGroup:
+        """Group on the device.
 
-        Sync: Blocks the host on a GPU, which allocates memory.
+        Sync: Blocks the host where nothing was summed before, until all ranks are here.
         """
-        return FlatSum(params, group=self.main, agree=self.agree)
+        return self._connected(WayToSum())
+
+    def sum_gradients(
+        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
+    ) -> GradientSum:
+        """Return what sums the gradients of these parameters.
+
+        The first way of all says how NCCL is set up, for whatever it sends.
+
+        Sync: Blocks the host on a GPU, which allocates memory; the first one until all ranks are
+            here.
+        """
+        way = WayToSum() if way is None else way
+        return summing(params, way, group=self._connected(way), agree=self.agree)
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, stacked along a new first dimension.
@@ -195,6 +210,13 @@ class TorchRanks:
         leave(self._pulse, dist.destroy_process_group)
         self._until_end.close()
 
+    def _connected(self, way: WayToSum) -> dist.ProcessGroup:
+        """Return the group on the device; make it first, if nobody has."""
+        if self._main is None:
+            with named_as_lost("start"), self._pulse.pause():
+                self._main = _group_on(self._device, way)
+        return self._main
+
 
 def _store_of(launch: Launch) -> Store:
     """Return where ranks find each other, empty at each attempt.
@@ -246,14 +268,25 @@ def _gloo() -> dist.ProcessGroup:
     return group
 
 
-def _group_on(device: torch.device) -> dist.ProcessGroup:
+def _group_on(device: torch.device, way: WayToSum) -> dist.ProcessGroup:
     """Return a group on a device, connected.
 
     Sync: Blocks the host on a GPU until NCCL is connected.
     """
     if device.type == "cpu":
         return _gloo()
-    group: dist.ProcessGroup = dist.new_group(backend="nccl", timeout=_NO_LIMIT, device_id=device)
+    group: dist.ProcessGroup = dist.new_group(
+        backend="nccl", timeout=_NO_LIMIT, pg_options=_nccl_options(way), device_id=device
+    )
     # The first collective takes memory and starts threads, which a capture must not see.
     dist.all_reduce(torch.ones(1, device=device), group=group)
     return group
+
+
+def _nccl_options(way: WayToSum) -> Any:
+    options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=way.has_priority)
+    # Torch warns if it is not that of the group.
+    options._timeout = _NO_LIMIT
+    if way.most_channels is not None:
+        options.config.max_ctas = way.most_channels
+    return options

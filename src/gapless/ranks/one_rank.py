@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from gapless.ranks.protocol import Agreement, Blocking, GradientSum
+    from gapless.ranks.way_to_sum import WayToSum
 
 
 T = TypeVar("T")
@@ -28,9 +29,11 @@ class OneRank:
     world = 1
     is_first = True
 
-    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
+    def sum_gradients(
+        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
+    ) -> GradientSum:
         """Return what leaves gradients as they are."""
-        del params
+        del params, way
         return _NoSum()
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:

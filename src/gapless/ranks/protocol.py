@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.ranks.way_to_sum import WayToSum
+
     # Accounts for a body that blocks the host, as `HostWaits.blocking` does.
     Blocking = Callable[[str], AbstractContextManager[None]]
 
@@ -100,13 +102,17 @@ class Ranks(Protocol):
     def is_first(self) -> bool:
         """Whether this is rank 0, which prints and writes for all."""
 
-    def sum_gradients(self, params: Iterable[torch.nn.Parameter]) -> GradientSum:
+    def sum_gradients(
+        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
+    ) -> GradientSum:
         """Return what sums the gradients of these parameters over all ranks.
 
         Args:
             params: in the same order on all ranks. Those that need no gradient are left out.
+            way: to sum them, the same on all ranks; None: in one piece, as they are.
 
-        Sync: Blocks the host on a GPU, which allocates memory.
+        Sync: Blocks the host on a GPU, which allocates memory; with several ranks the first one
+            until all are here.
         """
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:

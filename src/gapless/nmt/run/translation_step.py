@@ -71,7 +71,11 @@ class TranslationStep:
         self._total_updates = total_updates
         self._ranks = OneRank() if ranks is None else ranks
         self._is_alone = self._ranks.world == 1
-        self._gradients = self._ranks.sum_gradients(model.parameters())
+        self._gradients = self._ranks.sum_gradients(model.parameters(), config.way_to_sum())
+        # A graph that adds to the gradients of earlier batches needs them at the same addresses.
+        self._keeps_gradients = config.accumulate != 1 or (
+            config.sum_in_place and not self._is_alone
+        )
         smoothing = LabelSmoothing(config.label_smoothing, compiled=compiles)
         self._compute = LossCompute(model.generator, smoothing)
         self._nll = LossCompute(model.generator, LabelSmoothing())
@@ -191,8 +195,7 @@ class TranslationStep:
         self.scaler.update()
         if self._skipped is not None:
             self._skipped.end_update()
-        # A graph that adds to the gradients of earlier batches needs them at the same addresses.
-        self.optimizer.zero_grad(set_to_none=self._config.accumulate == 1)
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
 
     def note_size(self, tokens: AnyBatch) -> None:
         """Let `shape` tell the size of a batch that is captured ahead."""

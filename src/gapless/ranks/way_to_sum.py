@@ -1,0 +1,25 @@
+"""The ways in which ranks can sum their gradients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayToSum:
+    """How ranks sum their gradients; all of them must have the same.
+
+    Attributes:
+        bucket_bytes: size above which a bucket takes no further gradient. Buckets are sent during
+            the backward pass. None: all gradients are sent in one piece after it.
+        sends_bf16: gradients of fp32 are sent and summed as bf16, which is half as much, and changes
+            their bits.
+        has_priority: on GPUs, sums that run during the backward pass go before its own kernels.
+        most_channels: on GPUs, most blocks of threads that NCCL takes from the other kernels; None:
+            as many as it wants.
+    """
+
+    bucket_bytes: int | None = None
+    sends_bf16: bool = False
+    has_priority: bool = False
+    most_channels: int | None = None
