@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from gapless.errors import UserError
-from gapless.nmt.run import checkpoints, final_model
+from gapless.nmt.run import checkpoints, final_model, learning_watch
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.learning_watch import LearningWatch
 from gapless.nmt.run.position import Position
@@ -314,13 +314,46 @@ def test_a_run_that_ended_within_its_warm_up():
 
 
 def test_a_model_that_learns_nothing(train):
-    """Is compared with the frequencies of tokens after the warm-up, once."""
+    """Is compared with the frequencies of tokens when its run ends, once."""
     run = train(epochs=4, lr=0.0)
 
     (line,) = run.warnings
-    assert line.startswith("update 14, after the warm-up: a target token costs ")
+    assert line.startswith("update 56, after the warm-up and the last: a target token costs ")
     assert "the frequencies of tokens alone would give 2." in line
+    assert line.endswith("so train longer")
     assert rows(run.path, "epoch")[-1]["step"] == 4
+
+
+@pytest.mark.parametrize(
+    ("warmup", "updates", "is_finished", "expected"),
+    [
+        (0, 1, False, None),
+        (30, 99, False, None),
+        (30, 100, False, "change `lr`, or train longer"),
+        (70, 139, False, None),
+        (70, 140, False, "change `lr`, or train longer"),
+        (70, 120, True, "so train longer"),
+        (70, 60, True, None),
+    ],
+)
+def test_a_model_is_judged_after_its_warm_up_and_enough_updates(
+    monkeypatch, warmup, updates, is_finished, expected
+):
+    """A young model knows nothing yet, and its rate need not be wrong."""
+    monkeypatch.setattr(learning_watch, "training_loss", lambda _: 3.0)
+    warnings = []
+    run = SimpleNamespace(
+        config=SimpleNamespace(warmup=warmup),
+        step=SimpleNamespace(num_updates=updates),
+        is_finished=is_finished,
+        task=SimpleNamespace(train=SimpleNamespace(target_entropy=lambda: 2.0)),
+    )
+    watch = LearningWatch(run, warn=warnings.append)
+    for _ in range(2):
+        watch.at_validation()
+
+    assert len(warnings) == (expected is not None)
+    assert all(line.endswith(expected) for line in warnings)
 
 
 def test_a_model_that_learns(train):

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from gapless.nmt.run.training_run import TrainingRun
 
 
+# A model that learns knows by then at least how frequent tokens are.
+_ENOUGH_UPDATES = 100
+
+
 class LearningWatch:
     """Looks at a run before it starts, once when its rate has been high for a while, and at its end.
 
@@ -34,21 +38,24 @@ class LearningWatch:
     def at_validation(self) -> None:
         """Warn, after the warm-up, if the model has learned nothing but how frequent tokens are.
 
-        It has as many updates after the warm-up as in it, or all that the run has.
+        It has as many updates after the warm-up as in it, and enough of them, or all that the run
+        has.
 
         Sync: Blocks the host, once.
         """
-        run, warmup = self._run, self._run.config.warmup
-        is_early = run.step.num_updates < 2 * warmup and not run.is_finished
-        if self._has_looked or is_early or run.step.num_updates <= warmup:
+        run, updates = self._run, self._run.step.num_updates
+        warmup = run.config.warmup
+        has_enough = updates >= max(2 * warmup, _ENOUGH_UPDATES)
+        if self._has_looked or updates <= warmup or not (has_enough or run.is_finished):
             return
         self._has_looked = True
         loss, entropy = training_loss(run), run.task.train.target_entropy()
         if not loss < entropy:
+            advice = "change `lr`, or train longer" if has_enough else "train longer"
             self._warn(
-                f"update {run.step.num_updates:,}, after the warm-up: a target token costs "
-                f"{loss:.2f} nats, and the frequencies of tokens alone would give {entropy:.2f}; "
-                "the model has learned nothing of the sources, so change `lr`, or train longer"
+                f"update {updates:,}, after the warm-up{'' if has_enough else ' and the last'}: "
+                f"a target token costs {loss:.2f} nats, and the frequencies of tokens alone would give "
+                f"{entropy:.2f}; the model has learned nothing of the sources, so {advice}"
             )
 
     def at_end(self) -> None:
