@@ -43,6 +43,9 @@ LEAKS_ON_A_GPU = {
     "sync_mode": "CUDA sync debug mode (0 became 2)",
 }
 
+# They share one run of the tests that leak.
+pytestmark = pytest.mark.xdist_group("leaks")
+
 # One test for each leak, and a last one that leaks nothing.
 FILE = """
 import _thread, multiprocessing, os, signal, sys, threading, time, warnings
