@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from gapless.cli.signals import Signals
+from gapless.nmt.run.interrupt import StopRequest
 from gapless.ranks.leaving import leave
 from gapless.ranks.pulse import Pulse
 
@@ -30,7 +31,8 @@ def main():
     limits = {name: float(value) for name, value in (one.split("=") for one in options)}
     rank = dist.get_rank()
     pulse = Pulse(dist.new_group(), rank=rank, world=dist.get_world_size(), **limits).start()
-    with Signals() as signals:
+    with Signals() as signals, StopRequest(second_raises=False):
+        signals.may_raise()
         signals.on_stop = pulse.note_stop
         train(pulse, harm, harmed)
     end(pulse, harm)

@@ -8,13 +8,15 @@ import shutil
 import signal
 import socket
 import threading
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn, Self
 
+from gapless.cli.ranks import speaks_for_all
+
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
     from types import FrameType
 
@@ -44,11 +46,12 @@ class Interrupted(KeyboardInterrupt):
 class Signals:
     """Sees to it that a process which is asked to stop does end, inside a `with` block.
 
-    From `may_raise` on SIGTERM, SIGINT and SIGHUP raise `Interrupted`, until somebody else takes
-    them, as `gapless.nmt.run.interrupt.StopRequest` does. From the first of them on a thread waits: it ends
-    the process at once after a second SIGINT, or when the grace has passed. The thread works while
-    the main thread is in the middle of a capture, or waits for a device or a disk. What was ignored
-    at start stays so: SIGHUP under nohup, SIGINT in the background of a script.
+    SIGTERM, SIGINT and SIGHUP end the process at once until `may_raise`; then they raise `Interrupted`,
+    until somebody else takes them, as `gapless.nmt.run.interrupt.StopRequest` does. From the first of
+    them on a thread waits: it ends the process at once after a second SIGINT, or when the grace has
+    passed. The thread works while the main thread is in the middle of a capture, or waits for a device
+    or a disk. What was ignored at start stays so: SIGHUP under nohup, SIGINT in the background of a
+    script.
 
     Attributes:
         grace_seconds: that the process has from the first signal on.
@@ -63,6 +66,7 @@ class Signals:
         self._former: dict[int, object] = {}
         self._first = 0
         self._is_asked = self._may_raise = False
+        self._ends_at_once = True
         self._receiver, self._sender = socket.socketpair()
         self._thread = threading.Thread(target=self._watch, name="gapless-signals", daemon=True)
 
@@ -93,7 +97,7 @@ class Signals:
         Raises:
             Interrupted: a signal has asked the process to end.
         """
-        self._may_raise = True
+        self._may_raise, self._ends_at_once = True, False
         self.check()
 
     def check(self) -> None:
@@ -104,6 +108,15 @@ class Signals:
         """
         if self._first:
             raise Interrupted(self._first)
+
+    @contextmanager
+    def ending_at_once(self) -> Iterator[None]:
+        """Let a signal end the process at once: the body waits for others where none is read."""
+        self._ends_at_once = True
+        try:
+            yield
+        finally:
+            self._ends_at_once = False
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -126,6 +139,8 @@ class Signals:
                     return
                 if number in _STOP and not asked_at:
                     self._first, asked_at = number, monotonic()
+                    if self._ends_at_once:
+                        self._leave(number, f"interrupted by {signal.Signals(number).name}")
                     if self.on_stop is not None:
                         self.on_stop()
                 elif number == signal.SIGINT and monotonic() - asked_at > _SAME_SIGNAL_SECONDS:
@@ -149,7 +164,8 @@ class Signals:
             shutil.rmtree(folder, ignore_errors=True)
         if os.isatty(1):
             _write(1, _RESTORE)
-        _write(2, f"gapless: error: {why}{self._hint()}\n")
+        if speaks_for_all():
+            _write(2, f"gapless: error: {why}{self._hint()}\n")
         os._exit(128 + number)
 
     def _hint(self) -> str:

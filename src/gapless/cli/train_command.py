@@ -91,7 +91,9 @@ def _train(options: Namespace, signals: Signals) -> int:
     if options.dry_run:
         # It needs no others; all ranks would say the same.
         return _dry_run(options) if speaks_for_all() else 0
-    ranks, device = join_ranks(_device_name(options))
+    device_name = _device_name(options)
+    with signals.ending_at_once():
+        ranks, device = join_ranks(device_name)
     signals.on_stop = ranks.note_stop
     with make_observer(waits_each_epoch=options.waits) as observer:
         trainer = _start(options, observer, ranks=ranks, device=device)

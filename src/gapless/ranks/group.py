@@ -10,7 +10,9 @@ There are three groups, since the collectives of a group are matched by their or
 which NCCL would not start. `main` comes last, with the first sum of gradients, which says how NCCL
 is to sum; it connects at once, because a capture must not be what connects it.
 
-No collective has a time limit of its own: rank 0 may prepare data for hours while the others wait.
+Groups on the host connect within a limit: until the heartbeat beats, nobody tells of a rank that has
+died. No collective has a time limit of its own: rank 0 may prepare data for hours while the others
+wait.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout
 from torch.distributed.rendezvous import rendezvous
 
 from gapless.errors import RanksError, UserError
@@ -52,6 +54,7 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 # Until all ranks have come: they start at about the same time, but a host may be slow to import.
 SECONDS_TO_ARRIVE = 300.0
 
+_TO_CONNECT = timedelta(seconds=SECONDS_TO_ARRIVE)
 _NO_LIMIT = timedelta(days=365)
 
 
@@ -73,7 +76,7 @@ def join_ranks(launch: Launch, device: torch.device, *, uuid: str | None) -> Tor
         store = _store_of(launch)
         _wait_for_all(store, launch)
         dist.init_process_group(
-            "gloo", store=store, rank=launch.rank, world_size=launch.world, timeout=_NO_LIMIT
+            "gloo", store=store, rank=launch.rank, world_size=launch.world, timeout=_TO_CONNECT
         )
     except (RuntimeError, ValueError) as error:
         if isinstance(error, RanksError):
@@ -107,6 +110,7 @@ class TorchRanks:
         self.is_first = launch.rank == 0
         assert dist.group.WORLD is not None
         self.side = dist.group.WORLD
+        _set_pg_timeout(_NO_LIMIT, self.side)
         self._device = device
         self._main: dist.ProcessGroup | None = None
         with named_as_lost("start"):
@@ -264,7 +268,8 @@ def _refuse_shared_devices(uuids: Sequence[str | None]) -> None:
 
 
 def _gloo() -> dist.ProcessGroup:
-    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_NO_LIMIT)
+    group: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=_TO_CONNECT)
+    _set_pg_timeout(_NO_LIMIT, group)
     return group
 
 
