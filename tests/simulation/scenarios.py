@@ -25,6 +25,7 @@ from simulation import (  # noqa: F401
     prefetching,
     proving,
     streams,
+    summing,
     training,
 )
 from simulation.registry import SCENARIOS, RaceError, run, schedules

@@ -156,10 +156,9 @@ class BucketSum:
 
     def start(self) -> None:
         """Send buckets in the backward pass that follows, the last of its update."""
+        # A step that raised may have left something.
+        self._forget()
         self._is_last_backward = True
-        # A step that raised may have left some.
-        self._order, self._sent = [], []
-        self._num_missing = [len(bucket) for bucket in self._buckets]
 
     def finish(self) -> None:
         """Wait on the current stream for the sums, and make gradients views of them.
@@ -182,13 +181,20 @@ class BucketSum:
             with named_as_lost("gradients"):
                 work.wait()
             bucket.take_sum()
-        self._sent = []
+        # As before the update: a captured step must leave nothing on the host.
+        self._forget()
 
     def close(self) -> None:
         """Take the hooks away and let the memory go; gradients that are views of it keep it."""
         for hook in self._hooks:
             hook.remove()
         self._hooks, self._buckets = [], []
+
+    def _forget(self) -> None:
+        """Forget what the backward pass of an update has made."""
+        self._is_last_backward = False
+        self._order, self._sent = [], []
+        self._num_missing = [len(bucket) for bucket in self._buckets]
 
     def _hook_of(self, number: int) -> Callable[[torch.Tensor], None]:
         def made(weight: torch.Tensor) -> None:

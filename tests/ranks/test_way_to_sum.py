@@ -1,0 +1,103 @@
+"""How NCCL is set up for a way to sum, and what settings of a run say of it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from gapless.errors import DataError, UserError
+from gapless.nmt.run.config import make_config
+from gapless.ranks import WayToSum
+from gapless.ranks.group import _group_on
+
+
+# Of NCCL, for what nobody chose.
+UNDEFINED = -(2**31)
+
+
+class Options:
+    """In the place of `ProcessGroupNCCL.Options`, which only torch for GPUs has."""
+
+    def __init__(self, is_high_priority_stream=False):
+        self.is_high_priority_stream = is_high_priority_stream
+        self.config = SimpleNamespace(min_ctas=UNDEFINED, max_ctas=UNDEFINED)
+        self._timeout = timedelta(minutes=10)
+
+
+@pytest.fixture
+def made(monkeypatch):
+    """Return what a group on a device is made with."""
+
+    def call(way):
+        given = {}
+        monkeypatch.setattr(
+            dist, "ProcessGroupNCCL", SimpleNamespace(Options=Options), raising=False
+        )
+        monkeypatch.setattr(dist, "new_group", lambda **more: given.update(more))
+        monkeypatch.setattr(dist, "all_reduce", lambda tensor, group: given.update(first=tensor))
+        _group_on(torch.device("meta"), way)
+        return SimpleNamespace(**given)
+
+    return call
+
+
+def test_nccl_is_left_as_it_is(made):
+    """Unless a way says otherwise: ordinary priority, as many channels as it wants."""
+    options = made(WayToSum(bucket_bytes=1, sends_bf16=True)).pg_options
+
+    assert not options.is_high_priority_stream
+    assert (options.config.min_ctas, options.config.max_ctas) == (UNDEFINED, UNDEFINED)
+
+
+def test_a_way_with_priority_and_few_channels(made):
+    """The group has both."""
+    options = made(WayToSum(has_priority=True, most_channels=4)).pg_options
+
+    assert options.is_high_priority_stream
+    assert (options.config.min_ctas, options.config.max_ctas) == (UNDEFINED, 4)
+
+
+def test_nccl_has_the_limit_of_its_group_and_connects_at_once(made):
+    """Torch warns where limits differ; a capture must not be what connects."""
+    group = made(WayToSum())
+
+    assert group.pg_options._timeout == group.timeout
+    assert group.device_id == group.first.device
+
+
+def test_what_settings_say():
+    """All of them; by default gradients are summed in one piece, as they are."""
+    chosen = make_config(
+        {
+            "sum": "buckets",
+            "sum_bucket_mib": 0.5,
+            "sum_precision": "bf16",
+            "sum_priority": "high",
+            "sum_channels": 8,
+        }
+    )
+
+    assert make_config({}).way_to_sum() == WayToSum()
+    assert chosen.way_to_sum() == WayToSum(
+        bucket_bytes=2**19, sends_bf16=True, has_priority=True, most_channels=8
+    )
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("sum", "hooks"),
+        ("sum_precision", "fp16"),
+        ("sum_priority", "low"),
+        ("sum_channels", 0),
+        ("sum_bucket_mib", -1.0),
+    ],
+)
+def test_a_setting_that_says_nothing(setting, value):
+    """It is refused by its name."""
+    with pytest.raises((UserError, DataError), match=f"`{setting}` must be"):
+        make_config({setting: value})
