@@ -50,11 +50,13 @@ class Ranks(OneRank):
 @pytest.fixture
 def run():
     """A run of two ranks that are about to decide."""
-    ranks = Ranks()
+    ranks, drained = Ranks(), []
     return SimpleNamespace(
         ranks=ranks,
         clock=AgreedClock(WallClock()),
         host_waits=SimpleNamespace(blocking=None),
+        loop=SimpleNamespace(losses=SimpleNamespace(drain=lambda: drained.append(True))),
+        drained=drained,
     )
 
 
@@ -85,6 +87,33 @@ def test_a_save_that_somebody_asked_for_is_of_all(run):
 
     assert together.take_save()
     assert not together.take_save()
+
+
+def test_a_failure_is_of_all(run):
+    """The rank that read the loss goes on until all know; by then each has read it."""
+    together = decide_together(run, StopRequest())
+    together.ask_to_fail()
+    together.after_update(1)
+
+    assert ("fail", 1) in run.ranks.asked
+    assert not together.fails
+    assert run.drained == []
+
+    run.ranks.agreed = {"fail": 1}
+    together.after_update(2)
+
+    assert together.fails
+    assert run.drained == [True]
+
+
+def test_a_process_alone_fails_at_once(run):
+    """It has nobody to wait for."""
+    run.ranks = OneRank()
+    together = decide_together(run, StopRequest())
+    together.ask_to_fail()
+
+    assert together.fails
+    assert run.drained == []
 
 
 def test_the_time_is_that_of_rank_0_when_all_agreed(run):

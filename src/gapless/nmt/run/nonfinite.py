@@ -85,6 +85,9 @@ class LossWatch:
         update_of: tells to which update a batch belongs, both counted from 0 and from `first_batch`.
         on_skipped: called with the number of each update that is skipped, and the first loss at
             fault; None: the run stops instead.
+
+    Attributes:
+        error: for which the run has to stop; None: there is none so far.
     """
 
     def __init__(
@@ -103,12 +106,10 @@ class LossWatch:
         self._update_of = update_of
         self._on_skipped = on_skipped
         self._last_skipped = 0
+        self.error: NonFiniteLossError | None = None
 
     def look(self) -> None:
         """Look at the losses that arrived since the last call.
-
-        Raises:
-            NonFiniteLossError: one is NaN or infinite, and the run does not skip such updates.
 
         Sync: Does not block the host.
         """
@@ -117,11 +118,22 @@ class LossWatch:
                 self._report(self._next - self._first, loss)
             self._next += 1
 
+    def check(self) -> None:
+        """Stop the run if it has to.
+
+        Raises:
+            NonFiniteLossError: a loss is NaN or infinite, and the run does not skip such updates.
+        """
+        if self.error is not None:
+            raise self.error
+
     def _report(self, number: int, loss: float) -> None:
         update = self._first_update + self._update_of(number)
         if self._on_skipped is None:
-            batch = self._first_batch + number
-            raise NonFiniteLossError(batch, loss, place=f"update {update} (batch {batch})")
-        if update != self._last_skipped:
+            if self.error is None:
+                batch = self._first_batch + number
+                place = f"update {update} (batch {batch})"
+                self.error = NonFiniteLossError(batch, loss, place=place)
+        elif update != self._last_skipped:
             self._last_skipped = update
             self._on_skipped(update, loss)

@@ -1,4 +1,4 @@
-"""What the ranks of a run decide alike: when it stops, and when its state is saved.
+"""What the ranks of a run decide alike: when it stops or fails, and when its state is saved.
 
 A rank alone decides at once. Several agree after each update, by counts: a signal, or a clock, says
 other things on other ranks. So the time of a run is that of rank 0 when they last agreed.
@@ -18,11 +18,18 @@ if TYPE_CHECKING:
     from gapless.nmt.run.training_run import TrainingRun
 
 
-_STOP, _SAVE, _MILLISECONDS = "stop", "save", "milliseconds"
+_STOP, _FAIL, _SAVE, _MILLISECONDS = "stop", "fail", "save", "milliseconds"
 
 
 class Together(Protocol):
-    """Decides when a run stops, and when its state is saved."""
+    """Decides when a run stops or fails, and when its state is saved."""
+
+    def ask_to_fail(self) -> None:
+        """Ask that the run fails: the losses that all ranks read on this one first say so."""
+
+    @property
+    def fails(self) -> bool:
+        """Whether the run fails now, on all ranks, each of which has read the loss."""
 
     def after_update(self, updates: int) -> None:
         """Take note of an update that is queued on every rank.
@@ -56,6 +63,10 @@ def decide_together(run: TrainingRun, stop: StopRequest) -> Together:
 class _Alone:
     def __init__(self, stop: StopRequest) -> None:
         self._stop = stop
+        self.fails = False
+
+    def ask_to_fail(self) -> None:
+        self.fails = True
 
     def after_update(self, updates: int) -> None:
         del updates
@@ -71,12 +82,16 @@ class _Agreed:
     def __init__(self, run: TrainingRun, stop: StopRequest) -> None:
         assert isinstance(run.clock, AgreedClock)
         self._ranks, self._stop, self._clock = run.ranks, stop, run.clock
+        self._losses = run.loop.losses
         self._signal = 0
-        self._is_save_due = False
+        self._is_save_due = self._is_failure_seen = self.fails = False
         self._agreement = run.ranks.agreement(
-            (_STOP, _SAVE, _MILLISECONDS), blocking=run.host_waits.blocking
+            (_STOP, _FAIL, _SAVE, _MILLISECONDS), blocking=run.host_waits.blocking
         )
         stop.tell_others(self._note_signal)
+
+    def ask_to_fail(self) -> None:
+        self._is_failure_seen = True
 
     def after_update(self, updates: int) -> None:
         self._ranks.note_updates(updates)
@@ -98,6 +113,8 @@ class _Agreed:
     def _ask(self) -> None:
         if self._signal:
             self._agreement.ask(_STOP, self._signal)
+        if self._is_failure_seen:
+            self._agreement.ask(_FAIL)
         if self._stop.take_save():
             self._agreement.ask(_SAVE)
         if self._ranks.is_first:
@@ -106,5 +123,9 @@ class _Agreed:
     def _take(self, agreed: Mapping[str, int]) -> None:
         self._clock.agree(agreed.get(_MILLISECONDS, 0) / 1000)
         self._is_save_due |= _SAVE in agreed
+        if _FAIL in agreed:
+            # Some ranks may not have read the loss that another has.
+            self._losses.drain()
+            self.fails = True
         if _STOP in agreed and self._stop.number is None:
             self._stop.number = agreed[_STOP]

@@ -360,11 +360,16 @@ class Trainer:
         def on_batch(progress: Progress) -> None:
             log.write_new()
             watch.look()
+            if watch.error is not None:
+                self._together.ask_to_fail()
             self._note_decisions()
             self._saver.poll()
             self._is_saved = False
             if run.sampler.ends_update(progress.batch - 1):
                 self._together.after_update(run.step.num_updates)
+            if self._together.fails:
+                watch.look()
+                watch.check()
             if self._saves_after(progress, stop):
                 self._save_inside(progress, folder, log, first=first, first_update=first_update)
             if stop.take_account():
@@ -379,6 +384,7 @@ class Trainer:
             result = run.loop.run_epoch(batches, run.step, on_batch=on_batch)
         log.write_new()
         watch.look()
+        watch.check()
         read = losses.read_since(losses.num_added - result.num_batches)
         position.add(
             result,
