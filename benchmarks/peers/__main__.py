@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ from benchmarks.facts import place_and_time
 from benchmarks.peers import report
 from benchmarks.peers.cases import TINY, Case, base32, base8192
 from benchmarks.peers.race import Race, Schedule
-from benchmarks.peers.rows import Row, all_rows
+from benchmarks.peers.rows import Row, all_rows, make_peer
+from benchmarks.peers.worker import RowProcess
 from benchmarks.processes import replace_text
 from gapless.device.find import find_device
 from gapless.errors import UserError
@@ -52,13 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def write(race: Race) -> None:
         _write(stem, facts, race)
 
+    def start(row: Row) -> RowProcess:
+        make = partial(make_peer, name=row.name, compiled_shapes=options.compiled_shapes)
+        return RowProcess(make, case=case, device=device, log=logs / f"{row.name}.log")
+
     race = Race(
-        case,
         rows,
         schedule,
-        device=device,
-        logs=logs,
-        compiled_shapes=options.compiled_shapes,
+        start=start,
         say=lambda line: print(line, flush=True),
         on_round=write,
     )

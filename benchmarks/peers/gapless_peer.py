@@ -14,6 +14,7 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import Microbatch, PairBatches, make_loader
 from gapless.nmt.run.build import build_step, training_sampler
 from gapless.nmt.run.resolved import resolve
+from gapless.ranks import OneRank
 
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
     from gapless.device.base import Device
+    from gapless.ranks import Ranks
 
 
 # Plan `auto` decides within so many steps, or as it has it later.
@@ -38,6 +40,7 @@ class GaplessPeer:
         plan: name of the plan.
         layout: settings of layout and compiling; none: what `gapless train` decides itself.
         without: what is taken away in this process, a key of `TAKE_AWAY`.
+        ranks: that train together, of which this process is one; None: it trains alone.
 
     Attributes:
         setup_facts: what the set-up found out.
@@ -51,24 +54,34 @@ class GaplessPeer:
         plan: str,
         layout: dict[str, Any] | None = None,
         without: str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         if without is not None:
             TAKE_AWAY[without]()
         config = replace(case.config, plan=plan, **(layout or {}))
         self._config = config
-        self._resolved = resolve(config, is_accelerator=device.is_accelerator)
+        self._ranks = OneRank() if ranks is None else ranks
+        world = self._ranks.world
+        self._resolved = resolve(config, is_accelerator=device.is_accelerator, world=world)
         self._case = case
         self._device = device
         self._steps_to_decide: int | None = None
         # The one place where gapless's batches are made: padded or packed as the settings say.
-        self._sampler = training_sampler(config, case.train, layout=self._resolved.layout)
+        self._sampler = training_sampler(
+            config,
+            case.train,
+            layout=self._resolved.layout,
+            one_shape=self._resolved.one_shape,
+            rank=self._ranks.rank,
+            world=world,
+        )
         self.batches: Sequence[Microbatch] = list(self._sampler)
         self.setup_facts: dict[str, Any] = {"layout": self._sampler.describe()}
 
     def setup(self) -> None:
         """Build model and loop; capture every shape if the plan captures."""
         seed_everything(self._config.seed)
-        self._loop = TrainLoop(plan=self._resolved.plan, device=self._device)
+        self._loop = TrainLoop(plan=self._resolved.plan, device=self._device, ranks=self._ranks)
         with self._loop.on_compute_stream():
             self._step = build_step(
                 self._config,
@@ -76,6 +89,7 @@ class GaplessPeer:
                 compiles=self._resolved.compiles,
                 device=self._device,
                 total_updates=10**6,
+                ranks=self._ranks,
             )
             self._step.model.train()
         start = perf_counter()

@@ -37,6 +37,7 @@ class PlainPeer:
         self.batches: Sequence[Microbatch] = case.plain_batches()
         self.case = case
         self.device = device
+        self.data = BatchDict(case.train)
         self.running_loss = 0.0
         self._read_every = read_every
         self._num_steps = 0
@@ -49,8 +50,7 @@ class PlainPeer:
 
     def run(self, window: Window, *, first: int) -> None:
         """Train."""
-        data = BatchDict(self.case.train)
-        loader = make_loader(data, self.batches, case=self.case, window=window, first=first)
+        loader = make_loader(self.data, self.batches, case=self.case, window=window, first=first)
         for batch in loader:
             loss = self.train_step(batch)
             self._num_steps += 1

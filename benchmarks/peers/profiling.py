@@ -27,11 +27,14 @@ class KernelTimes:
         num_kernels: kernels, those of replayed graphs included.
         busy_ms: time in which a kernel ran; where several ran at once, it counts once.
         ms_by_name: time of all runs of each kernel, summed.
+        collectives: of each kernel of NCCL, in their order: its time, and the part of it in which no
+            other kernel ran, in milliseconds. The wait for a rank that comes later is in both.
     """
 
     num_kernels: int = 0
     busy_ms: float = 0.0
     ms_by_name: Counter[str] = field(default_factory=Counter)
+    collectives: list[tuple[float, float]] = field(default_factory=list)
 
     def costliest(self, count: int) -> list[dict[str, Any]]:
         """Return the kernels that took most, with their share of the time of all."""
@@ -69,3 +72,31 @@ def count_kernels(times: KernelTimes, events: Iterable[dict[str, Any]]) -> None:
         times.num_kernels, times.busy_ms = found.num_kernels, found.busy_ms
     for event in kernels:
         times.ms_by_name[event["name"]] += event["dur"] / 1000.0
+    times.collectives = _collectives(kernels)
+
+
+def _collectives(kernels: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    """Return the time of each kernel of NCCL, and the part of it in which no other ran, in ms."""
+    spans = sorted(
+        (event["ts"], event["ts"] + event["dur"], _is_of_nccl(event)) for event in kernels
+    )
+    others = [(start, end) for start, end, is_of_nccl in spans if not is_of_nccl]
+    return [
+        ((end - start) / 1000.0, (end - start - _covered(others, start, end)) / 1000.0)
+        for start, end, is_of_nccl in spans
+        if is_of_nccl
+    ]
+
+
+def _is_of_nccl(event: dict[str, Any]) -> bool:
+    return str(event["name"]).startswith("nccl")
+
+
+def _covered(spans: Iterable[tuple[float, float]], start: float, end: float) -> float:
+    """Return how much of an interval a union of spans covers; they are sorted by their start."""
+    covered, reached = 0.0, start
+    for one_start, one_end in spans:
+        begin, stop = max(one_start, reached), min(one_end, end)
+        covered += max(0.0, stop - begin)
+        reached = max(reached, stop)
+    return covered

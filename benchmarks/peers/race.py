@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from benchmarks.peers.rows import make_peer
-from benchmarks.peers.worker import Order, RowError, RowProcess
+from benchmarks.peers.worker import Order, RowError
 
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from pathlib import Path
 
-    from benchmarks.peers.cases import Case
-    from benchmarks.peers.rows import Row
+
+class NamedRow(Protocol):
+    """What a race has to know of a row."""
+
+    @property
+    def name(self) -> str:
+        """By which it is chosen."""
+
+    @property
+    def title(self) -> str:
+        """For people."""
+
+
+class Runner(Protocol):
+    """What runs a row: a process, or several. Its set-up is under way from the start."""
+
+    def wait_ready(self, *, limit_s: float) -> dict[str, Any]:
+        """Return facts of the set-up; raise `RowError` if it failed or is not done in time."""
+
+    def run(self, order: Order, *, limit_s: float) -> dict[str, Any]:
+        """Return what the row measured; raise `RowError` if it failed or is not done in time."""
+
+    def let_go(self) -> None:
+        """Tell it to end by itself."""
+
+    def end(self) -> None:
+        """End it with all of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +76,7 @@ class RowResult:
         problem: why there is nothing more; None if all went well.
     """
 
-    row: Row
+    row: NamedRow
     setup: dict[str, Any] = field(default_factory=dict)
     rounds: list[dict[str, Any]] = field(default_factory=list)
     profile: dict[str, Any] = field(default_factory=dict)
@@ -62,15 +84,12 @@ class RowResult:
 
 
 class Race:
-    """Run rows of a case.
+    """Run rows in turns.
 
     Args:
-        case: to train on.
         rows: which.
         schedule: how much.
-        device: name of the device.
-        logs: folder for what frameworks print.
-        compiled_shapes: as given to `all_rows`.
+        start: starts the runner of a row.
         say: takes progress lines.
         on_round: called when all rows are set up and after each round.
 
@@ -81,27 +100,21 @@ class Race:
 
     def __init__(
         self,
-        case: Case,
-        rows: Iterable[Row],
+        rows: Iterable[NamedRow],
         schedule: Schedule,
         *,
-        device: str,
-        logs: Path,
-        compiled_shapes: int,
+        start: Callable[[Any], Runner],
         say: Callable[[str], None],
         on_round: Callable[[Race], None],
     ) -> None:
         self.results = [RowResult(row=row) for row in rows]
         self.rounds_done = 0
         self._on_round = on_round
-        self._case = case
+        self._start = start
         self._schedule = schedule
         self._say = say
         self._started_at = perf_counter()
-        self._processes: dict[str, RowProcess] = {}
-        self._device = device
-        self._logs = logs
-        self._compiled_shapes = compiled_shapes
+        self._processes: dict[str, Runner] = {}
 
     def run(self) -> None:
         """Let every row do its part, until all is done or time is up."""
@@ -139,13 +152,7 @@ class Race:
 
     def _set_up(self) -> None:
         for result in self.results:
-            name = result.row.name
-            self._processes[name] = RowProcess(
-                partial(make_peer, name=name, compiled_shapes=self._compiled_shapes),
-                case=self._case,
-                device=self._device,
-                log=self._logs / f"{name}.log",
-            )
+            self._processes[result.row.name] = self._start(result.row)
         for result, process in self._alive():
             with self._noting(result):
                 result.setup = process.wait_ready(limit_s=self._schedule.setup_limit_s)
@@ -182,7 +189,7 @@ class Race:
                 result.profile = self._take_turn("profile", result, process, order)
 
     def _take_turn(
-        self, what: str, result: RowResult, process: RowProcess, order: Order
+        self, what: str, result: RowResult, process: Runner, order: Order
     ) -> dict[str, Any]:
         start = perf_counter()
         answer = process.run(order, limit_s=self._schedule.run_limit_s)
@@ -193,7 +200,7 @@ class Race:
         )
         return answer
 
-    def _alive(self) -> Iterator[tuple[RowResult, RowProcess]]:
+    def _alive(self) -> Iterator[tuple[RowResult, Runner]]:
         for result in self.results:
             if result.problem is None:
                 yield result, self._processes[result.row.name]

@@ -28,6 +28,7 @@ class Window:
         warmup: steps before the timed ones: loader workers start, queues fill.
         steps: timed steps.
         around: a context that is entered for the timed steps only, such as a profiler.
+        meet: waits for the other ranks of the row, just before the timed steps.
 
     Attributes:
         seconds: wall time of the timed steps.
@@ -41,6 +42,7 @@ class Window:
     warmup: int
     steps: int
     around: Callable[[], AbstractContextManager[Any]] | None = None
+    meet: Callable[[], None] | None = None
     seconds: float = 0.0
     seconds_before: float = 0.0
     loss: float = float("nan")
@@ -82,6 +84,8 @@ class Window:
         synchronize(self.device)
         if self.around is not None:
             self._context.enter_context(self.around())
+        if self.meet is not None:
+            self.meet()
         self._started_at = perf_counter()
         self.seconds_before = self._started_at - self._made_at
 

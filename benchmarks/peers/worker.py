@@ -70,11 +70,14 @@ class RowProcess:
         case: to train on.
         device: name of the device.
         log: file for whatever the frameworks print.
+
+    Attributes:
+        channel: has something to read when the process is done with what it was asked.
     """
 
     def __init__(self, make: Maker, *, case: Case, device: str, log: Path) -> None:
         context = multiprocessing.get_context("spawn")
-        self._channel, theirs = context.Pipe()
+        self.channel, theirs = context.Pipe()
         self._log = log
         self._started_at = perf_counter()
         self._process = context.Process(target=_serve, args=(theirs, make, case, device, log))
@@ -96,16 +99,38 @@ class RowProcess:
         Raises:
             RowError: it failed, or did not finish in time.
         """
-        self._channel.send(order)
+        self.send(order)
         return self._answer(timeout_s=limit_s, what=f"{order.steps} steps", limit_s=limit_s)
 
-    def _answer(self, *, timeout_s: float, what: str, limit_s: float) -> dict[str, Any]:
-        if not self._channel.poll(timeout_s):
-            self._kill()
-            raise RowError(f"did not finish its {what} in {limit_s:.0f} s")
+    def send(self, order: Order) -> None:
+        """Let the row begin; `receive` returns what it measured.
+
+        Raises:
+            RowError: its process has ended.
+        """
         try:
-            answer: dict[str, Any] = self._channel.recv()
-        except EOFError:
+            self.channel.send(order)
+        except OSError:
+            raise RowError(f"ended between its turns; see {self._log}") from None
+
+    def _answer(self, *, timeout_s: float, what: str, limit_s: float) -> dict[str, Any]:
+        if not self.channel.poll(timeout_s):
+            self.kill()
+            raise RowError(f"did not finish its {what} in {limit_s:.0f} s")
+        return self.receive(what)
+
+    def receive(self, what: str) -> dict[str, Any]:
+        """Return what the row tells when it is done.
+
+        Args:
+            what: it does, for messages.
+
+        Raises:
+            RowError: it failed.
+        """
+        try:
+            answer: dict[str, Any] = self.channel.recv()
+        except (EOFError, ConnectionError):
             self.end()
             raise RowError(f"ended during its {what}; see {self._log}") from None
         if "error" in answer:
@@ -115,15 +140,16 @@ class RowProcess:
 
     def let_go(self) -> None:
         """Tell the process to end by itself, and to take its temporary files along."""
-        self._channel.close()
+        self.channel.close()
 
     def end(self) -> None:
         """End the process with all of its own: loader workers, compilers."""
         self.let_go()
         self._process.join(_SECONDS_TO_END)
-        self._kill()
+        self.kill()
 
-    def _kill(self) -> None:
+    def kill(self) -> None:
+        """End the process at once, with all of its own."""
         if self._process.pid is not None:
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -207,4 +233,5 @@ def _run(peer: Peer, device: Device, case: Case, order: Order) -> dict[str, Any]
         answer["kernels_per_step"] = kernels.num_kernels / order.steps
         answer["busy_ms_per_step"] = kernels.busy_ms / order.steps
         answer["costliest_kernels"] = kernels.costliest(_COSTLIEST)
+        answer["collectives"] = kernels.collectives
     return answer

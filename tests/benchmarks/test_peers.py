@@ -154,6 +154,25 @@ def test_copies_and_fills_do_not_make_a_device_busy():
     assert [found["kernel"] for found in times.costliest(5)] == ["k", "l"]
 
 
+def test_a_collective_is_exposed_where_no_other_kernel_runs():
+    """In the order of time; kernels that overlap count once, and copies do not count."""
+    times = KernelTimes()
+    sum_kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+    events = [
+        traced(20_000, 1000, name=sum_kernel),
+        traced(1000, 4000, name=sum_kernel),
+        traced(0, 1500),
+        traced(2000, 1000),
+        traced(2500, 1000),
+        traced(4800, 9000),
+        traced(1000, 4000, name="copy", cat="gpu_memcpy"),
+    ]
+
+    count_kernels(times, events)
+
+    assert times.collectives == [pytest.approx((4.0, 1.8)), pytest.approx((1.0, 1.0))]
+
+
 def measured(name, seconds, *, tokens=1000, busy_ms=None):
     row = Row(name=name, title=f"{name} <row>", make=lambda case, device: None)
     rounds = [
@@ -294,17 +313,14 @@ def test_a_run_that_is_stopped_leaves_its_rounds(tmp_path):
     assert facts["shortened"] == f"{facts['rounds_done']} of 100000 rounds"
 
 
-def test_a_run_out_of_time_says_what_it_left_out(tmp_path):
+def test_a_run_out_of_time_says_what_it_left_out():
     """Rounds, and rows whose kernels were not watched; a row that failed is none of them."""
     names = ("plain", "gapless", "lightning")
     rows = [Row(name=name, title=name, make=lambda case, device: None) for name in names]
     race = Race(
-        tiny_case(),
         rows,
         Schedule(rounds=3, profile_steps=2),
-        device="cpu",
-        logs=tmp_path,
-        compiled_shapes=1,
+        start=print,
         say=print,
         on_round=print,
     )
