@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from accelerate import Accelerator
 from accelerate.utils import DataLoaderConfiguration
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
+    from torch.utils.data import DataLoader
 
     from benchmarks.peers.cases import Case
     from benchmarks.peers.window import Window
@@ -40,30 +41,31 @@ class AcceleratePeer:
 
     def __init__(self, case: Case, device: Device, *, item_each_step: bool = False) -> None:
         self.batches: Sequence[Microbatch] = case.plain_batches()
-        self._case = case
+        self.data = BatchDict(case.train)
+        self.accelerator_settings: dict[str, Any] = {
+            "dataloader_config": DataLoaderConfiguration(non_blocking=True)
+        }
+        self.case = case
         self._device = device
         self._item_each_step = item_each_step
 
     def setup(self) -> None:
         """Build and prepare."""
-        precision = self._case.config.precision
+        precision = self.case.config.precision
         self._accelerator = Accelerator(
             mixed_precision="bf16" if precision == "bf16" else "no",
             cpu=not self._device.is_accelerator,
-            dataloader_config=DataLoaderConfiguration(non_blocking=True),
+            **self.accelerator_settings,
         )
-        model = make_model(self._case)
-        optimizer, scheduler = make_optimizer(model, self._case.config)
+        model = make_model(self.case)
+        optimizer, scheduler = make_optimizer(model, self.case.config)
         self._model, self._optimizer, self._scheduler = self._accelerator.prepare(
             model, optimizer, scheduler
         )
 
     def run(self, window: Window, *, first: int) -> None:
         """Train."""
-        data = BatchDict(self._case.train)
-        loader = self._accelerator.prepare_data_loader(
-            make_loader(data, self.batches, case=self._case, window=window, first=first)
-        )
+        loader = self._accelerator.prepare_data_loader(self.make_loader(window, first=first))
         total_loss: torch.Tensor | float = 0.0
         for batch in loader:
             if window.is_over:
@@ -72,14 +74,16 @@ class AcceleratePeer:
             total_loss += loss.item() if self._item_each_step else loss.detach().float()
             window.after_step(loss)
 
+    def make_loader(self, window: Window, *, first: int) -> DataLoader[Any]:
+        """Return the loader that Accelerate prepares."""
+        return make_loader(self.data, self.batches, case=self.case, window=window, first=first)
+
     def _train_step(self, batch: dict[str, torch.Tensor]) -> torch.Tensor:
         self._optimizer.zero_grad()
         loss: torch.Tensor = self._model(**batch)["loss"]
         self._accelerator.backward(loss)
         if self._accelerator.sync_gradients:
-            self._accelerator.clip_grad_norm_(
-                self._model.parameters(), self._case.config.clip_norm
-            )
+            self._accelerator.clip_grad_norm_(self._model.parameters(), self.case.config.clip_norm)
         self._optimizer.step()
         self._scheduler.step()
         return loss.detach()

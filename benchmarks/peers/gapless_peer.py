@@ -44,6 +44,7 @@ class GaplessPeer:
 
     Attributes:
         setup_facts: what the set-up found out.
+        loop: once it is set up.
     """
 
     def __init__(
@@ -81,8 +82,8 @@ class GaplessPeer:
     def setup(self) -> None:
         """Build model and loop; capture every shape if the plan captures."""
         seed_everything(self._config.seed)
-        self._loop = TrainLoop(plan=self._resolved.plan, device=self._device, ranks=self._ranks)
-        with self._loop.on_compute_stream():
+        self.loop = TrainLoop(plan=self._resolved.plan, device=self._device, ranks=self._ranks)
+        with self.loop.on_compute_stream():
             self._step = build_step(
                 self._config,
                 self._case.vocabs,
@@ -93,29 +94,29 @@ class GaplessPeer:
             )
             self._step.model.train()
         start = perf_counter()
-        if self._loop.captures_ahead:
+        if self.loop.captures_ahead:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
-            self._loop.capture_ahead(
+            self.loop.capture_ahead(
                 examples, self._step, model=self._step.model, optimizer=self._step.optimizer
             )
         self.setup_facts["warm_up_seconds"] = perf_counter() - start
 
     def run(self, window: Window, *, first: int) -> None:
         """Train: the timed steps are an epoch of their own, its start and its end included."""
-        if self._loop.plan.graphs == "auto" and self._steps_to_decide is None:
+        if self.loop.plan.graphs == "auto" and self._steps_to_decide is None:
             # Not in the set-up, when other rows share the device.
             self._let_auto_decide()
         batches: Any = take(self.batches, window.total, first=first)
         loader = make_loader(self._case.train, batches, workers=self._case.workers)
         source = iter(loader)
         if window.warmup:
-            self._loop.run_epoch(islice(source, window.warmup), self._step)
+            self.loop.run_epoch(islice(source, window.warmup), self._step)
         window.start()
-        result = self._loop.run_epoch(islice(source, window.steps), self._step)
+        result = self.loop.run_epoch(islice(source, window.steps), self._step)
         window.stop()
         window.loss = result.losses[-1]
-        capture, diagnosis = self._loop.capture_report, self._loop.diagnosis
+        capture, diagnosis = self.loop.capture_report, self.loop.diagnosis
         window.facts = {
             "host_waits": result.waits.as_dict(),
             "gap_share": result.gap_share,
@@ -126,9 +127,9 @@ class GaplessPeer:
 
     def _let_auto_decide(self) -> None:
         done = 0
-        while self._loop.diagnosis is None and done < _MOST_STEPS_TO_DECIDE:
+        while self.loop.diagnosis is None and done < _MOST_STEPS_TO_DECIDE:
             batches: Any = take(self.batches, _STEPS_AT_A_TIME, first=done)
             loader = make_loader(self._case.train, batches, workers=self._case.workers)
-            self._loop.run_epoch(loader, self._step)
+            self.loop.run_epoch(loader, self._step)
             done += _STEPS_AT_A_TIME
         self._steps_to_decide = done

@@ -113,14 +113,17 @@ def make_loader(
     case: Case,
     window: Window,
     first: int,
+    dealt_to: int = 1,
 ) -> DataLoader[Any]:
     """Return a loader of a few more batches than the window has steps, from number `first` on.
+
+    With `dealt_to` ranks, among which a framework deals them, it has as many for each rank.
 
     Set as PyTorch's tuning guide says: worker processes and pinned memory.
 
     Source: docs.pytorch.org/tutorials/recipes/recipes/tuning_guide.html
     """
-    taken = take(batches, window.total + _SPARE_BATCHES, first=first)
+    taken = take(batches, dealt_to * (window.total + _SPARE_BATCHES), first=dealt_to * first)
     return DataLoader(
         dataset,
         batch_sampler=[[micro] for micro in taken],
