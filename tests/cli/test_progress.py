@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import sys
 import warnings
 from collections import Counter
@@ -68,13 +69,17 @@ def test_a_run_is_told_in_order(kind, capsys, always_due):
     for done in range(4):
         observer.capturing_ahead(done, of=3)
     observer.noted("auto: launch-bound")
-    observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
+    observer.epoch_started(
+        1, num_epochs=2, num_batches=4, num_done=0, first_read=4, earlier_loss=None
+    )
     for batch in range(1, 5):
         queue(observer, batch=batch)
     observer.validating()
     observer.validated({"val_bleu": 12.3})
     observer.epoch_ended(made_up_epoch(epoch=1, validation={"val_bleu": 12.3}))
-    observer.epoch_started(2, num_epochs=2, num_batches=4, num_done=0)
+    observer.epoch_started(
+        2, num_epochs=2, num_batches=4, num_done=0, first_read=4, earlier_loss=None
+    )
     queue(observer, batch=1)
     observer.testing(12)
 
@@ -93,6 +98,27 @@ def test_a_run_is_told_in_order(kind, capsys, always_due):
 
 
 @pytest.mark.parametrize("kind", [shown.PlainObserver, shown.TerminalObserver])
+def test_there_is_a_loss_from_the_first_read_on(kind, capsys, always_due):
+    """Before it, the batch that is waited for; in the next epoch, the newest of this one."""
+    observer = kind()
+    observer.epoch_started(
+        1, num_epochs=2, num_batches=4, num_done=0, first_read=3, earlier_loss=None
+    )
+    for batch, loss in ((2, None), (3, 3.5)):
+        queue(observer, batch=batch, loss=loss, mean_loss=loss)
+    observer.epoch_started(
+        2, num_epochs=2, num_batches=4, num_done=0, first_read=3, earlier_loss=3.75
+    )
+    queue(observer, batch=1, loss=None, mean_loss=None)
+
+    first, *_, last = [
+        line for line in re.split(r"[\r\n]", capsys.readouterr().out) if "loss" in line
+    ]
+    assert "  loss after batch 3  lr" in first
+    assert "  loss 3.75  lr" in last
+
+
+@pytest.mark.parametrize("kind", [shown.PlainObserver, shown.TerminalObserver])
 def test_waits_are_shown_after_each_epoch_where_that_was_asked_for(kind, capsys):
     """The account of that epoch, below its line."""
     observer = kind(waits_each_epoch=True)
@@ -108,7 +134,9 @@ def test_lines_of_a_file_become_rarer(capsys, monkeypatch):
     monkeypatch.setattr(bar, "perf_counter", lambda: now[0])
     monkeypatch.setattr(shown, "perf_counter", lambda: now[0])
     observer = shown.PlainObserver()
-    observer.epoch_started(1, num_epochs=2, num_batches=10**6, num_done=0)
+    observer.epoch_started(
+        1, num_epochs=2, num_batches=10**6, num_done=0, first_read=4, earlier_loss=None
+    )
     counts = []
     for _ in range(8):
         for batch in range(600):
@@ -126,7 +154,9 @@ def test_the_speed_is_that_of_the_newest_read(open_terminal, always_due, monkeyp
     now = [0.0]
     monkeypatch.setattr(shown, "perf_counter", lambda: now[0])
     observer = shown.TerminalObserver()
-    observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
+    observer.epoch_started(
+        1, num_epochs=2, num_batches=4, num_done=0, first_read=4, earlier_loss=None
+    )
     for batch, seconds in ((1, 2.0), (2, 50.0)):
         now[0] = seconds
         queue(observer, batch=batch, weight=4000.0)
@@ -171,7 +201,9 @@ def test_an_error_leaves_no_bar_behind(open_terminal):
     """What Python or the command prints next begins on a line of its own."""
     stdout = open_terminal()
     with pytest.raises(ValueError, match="broken"), shown.TerminalObserver() as observer:
-        observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
+        observer.epoch_started(
+            1, num_epochs=2, num_batches=4, num_done=0, first_read=4, earlier_loss=None
+        )
         observer.noted("a line above the bar")
         before = stdout.getvalue()
         raise ValueError("broken")
@@ -191,7 +223,9 @@ def test_a_warning_of_a_library_stands_above_the_bar(open_terminal, monkeypatch)
     with monkeypatch.context() as patch:
         patch.setattr(warnings, "showwarning", show)
         with shown.TerminalObserver() as observer:
-            observer.epoch_started(1, num_epochs=2, num_batches=4, num_done=0)
+            observer.epoch_started(
+                1, num_epochs=2, num_batches=4, num_done=0, first_read=4, earlier_loss=None
+            )
             warnings.showwarning("torch may change", UserWarning, "x.py", 3)
             seen = stdout.getvalue()
         is_given_back = warnings.showwarning is show

@@ -23,7 +23,9 @@ def progress(**changes):
 
 
 def bar(columns, *, epoch=3, of=40, made=None, run=RUN, validation=None):
-    title = EpochTitle(number=epoch, num_epochs=of, num_batches=100, num_done=0)
+    title = EpochTitle(
+        number=epoch, num_epochs=of, num_batches=100, num_done=0, first_read=10, earlier_loss=None
+    )
     return progress_bar(
         title,
         made or progress(),
@@ -82,18 +84,31 @@ def test_it_fits_every_width():
 
 def test_an_epoch_that_goes_on_has_the_batches_before():
     """After a validation within it, or in a resumed run, the bar begins where it was."""
-    title = EpochTitle(number=3, num_epochs=40, num_batches=100, num_done=30)
+    title = EpochTitle(
+        number=3, num_epochs=40, num_batches=100, num_done=30, first_read=10, earlier_loss=None
+    )
     shown = progress_bar(title, progress(batch=20), RUN, seconds=10.0, validation={}, columns=120)
 
     assert "=" * 11 + "-" * 11 + "  batch 50/100  " in shown
 
 
 def test_what_is_not_known_yet_is_not_shown():
-    """Before the first read there is no loss, and before the second update no time left."""
+    """Before the first read it is said when that is; before the second update no time is left."""
     made = progress(loss=None, mean_loss=None, weight=0.0)
     shown = bar(77, made=made, run=NOT_BEGUN, validation={})
 
-    assert shown == f"epoch 3/40 {'=' * 14}{'-' * 14}  batch 50/100  lr 0  0.00 waits/batch"
+    assert shown == f"epoch 3/40 {'=' * 12}{'-' * 13}  batch 50/100  loss after batch 10  lr 0"
+
+
+def test_the_loss_before_the_epoch_stays_until_there_is_a_newer_one():
+    """The mean is of this epoch alone, and so it waits."""
+    title = EpochTitle(
+        number=2, num_epochs=4, num_batches=8, num_done=0, first_read=8, earlier_loss=3.125
+    )
+    made = progress(loss=None, mean_loss=None, weight=0.0)
+    shown = progress_line(title, made, NOT_BEGUN, seconds=1.0, validation={})
+
+    assert shown == "epoch 2/4  batch 50/8  loss 3.12  lr 0  0.00 waits/batch"
 
 
 def test_a_run_without_scores_shows_the_loss_of_its_validation():
@@ -103,7 +118,9 @@ def test_a_run_without_scores_shows_the_loss_of_its_validation():
 
 def test_a_line_of_a_file_holds_everything():
     """However wide it becomes, and without a bar."""
-    title = EpochTitle(number=3, num_epochs=40, num_batches=100, num_done=0)
+    title = EpochTitle(
+        number=3, num_epochs=40, num_batches=100, num_done=0, first_read=10, earlier_loss=None
+    )
     line = progress_line(title, progress(gap_share=0.5), RUN, seconds=10.0, validation={})
 
     assert line == (

@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 # Between two lines of a file: rarely enough that days of training can be read.
 _LINE_SECONDS = (10.0, 60.0)
 
+_NO_EPOCH = EpochTitle(
+    number=0, num_epochs=0, num_batches=0, num_done=0, first_read=0, earlier_loss=None
+)
+
 
 def make_observer(*, waits_each_epoch: bool = False) -> PlainObserver | TerminalObserver:
     """Return the observer that suits standard output.
@@ -75,7 +79,7 @@ class PlainObserver:
         self._timer = Timer(every_seconds=_LINE_SECONDS[0])
         self._run_began = perf_counter()
         self._clock = _ReadClock()
-        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0, num_done=0)
+        self._title = _NO_EPOCH
         self._validation: Mapping[str, float] = {}
 
     def started(self, facts: dict[str, str]) -> None:
@@ -97,11 +101,23 @@ class PlainObserver:
             say(f"prepared {of} shapes")
 
     def epoch_started(
-        self, epoch: int, *, num_epochs: int, num_batches: int, num_done: int
+        self,
+        epoch: int,
+        *,
+        num_epochs: int,
+        num_batches: int,
+        num_done: int,
+        first_read: int,
+        earlier_loss: float | None,
     ) -> None:
         """Start the epoch's clock."""
         self._title = EpochTitle(
-            number=epoch, num_epochs=num_epochs, num_batches=num_batches, num_done=num_done
+            number=epoch,
+            num_epochs=num_epochs,
+            num_batches=num_batches,
+            num_done=num_done,
+            first_read=first_read,
+            earlier_loss=earlier_loss,
         )
         self._clock.start()
         self._timer.restart()
@@ -157,7 +173,7 @@ class TerminalObserver:
         self._bar = Bar(sys.stdout)
         self._timer = Timer(every_seconds=BAR_SECONDS)
         self._clock = _ReadClock()
-        self._title = EpochTitle(number=0, num_epochs=0, num_batches=0, num_done=0)
+        self._title = _NO_EPOCH
         self._validation: Mapping[str, float] = {}
         self._shapes = StepBar("shapes")
         self._show_warning = warnings.showwarning
@@ -183,11 +199,23 @@ class TerminalObserver:
             self._shapes.close()
 
     def epoch_started(
-        self, epoch: int, *, num_epochs: int, num_batches: int, num_done: int
+        self,
+        epoch: int,
+        *,
+        num_epochs: int,
+        num_batches: int,
+        num_done: int,
+        first_read: int,
+        earlier_loss: float | None,
     ) -> None:
         """Show which epoch begins."""
         self._title = EpochTitle(
-            number=epoch, num_epochs=num_epochs, num_batches=num_batches, num_done=num_done
+            number=epoch,
+            num_epochs=num_epochs,
+            num_batches=num_batches,
+            num_done=num_done,
+            first_read=first_read,
+            earlier_loss=earlier_loss,
         )
         self._bar.show(str(self._title))
         self._clock.start()

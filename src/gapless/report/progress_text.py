@@ -36,12 +36,16 @@ class EpochTitle:
         num_epochs: of the run.
         num_batches: of the epoch.
         num_done: of these, before what the progress is of.
+        first_read: batch of the epoch after which its first losses are read.
+        earlier_loss: the newest that was read before the epoch; None if none was.
     """
 
     number: int
     num_epochs: int
     num_batches: int
     num_done: int
+    first_read: int
+    earlier_loss: float | None
 
     def __str__(self) -> str:
         """Return it as it stands on the line."""
@@ -129,6 +133,10 @@ def _figures(
     if progress.loss is not None and progress.mean_loss is not None:
         figures["loss"] = f"loss {progress.loss:.2f}"
         figures["mean"] = f"mean {progress.mean_loss:.2f}"
+    elif title.earlier_loss is not None:
+        figures["loss"] = f"loss {title.earlier_loss:.2f}"
+    else:
+        figures["loss"] = f"loss after batch {title.first_read}"
     figures["lr"] = f"lr {_rate(run.learning_rate)}"
     if progress.weight and seconds:
         figures["speed"] = f"{short_number(progress.weight / seconds)} tok/s"

@@ -44,7 +44,7 @@ class Silent:
     def capturing_ahead(self, done, *, of):
         pass
 
-    def epoch_started(self, epoch, *, num_epochs, num_batches, num_done):
+    def epoch_started(self, epoch, **numbers):
         pass
 
     def batch_queued(self, progress, *, run):

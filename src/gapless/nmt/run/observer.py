@@ -28,9 +28,20 @@ class Observer(Protocol):
         """This many of the fixed shapes are captured, before the run trains on any batch."""
 
     def epoch_started(
-        self, epoch: int, *, num_epochs: int, num_batches: int, num_done: int
+        self,
+        epoch: int,
+        *,
+        num_epochs: int,
+        num_batches: int,
+        num_done: int,
+        first_read: int,
+        earlier_loss: float | None,
     ) -> None:
-        """An epoch of this many batches begins, or goes on where some are done; epochs count from 1."""
+        """An epoch of this many batches begins, or goes on where some are done; epochs count from 1.
+
+        Its first losses are read after batch `first_read` of it; `earlier_loss` is the newest that
+        was read before.
+        """
 
     def batch_queued(self, progress: Progress, *, run: RunProgress) -> None:
         """A batch was queued."""

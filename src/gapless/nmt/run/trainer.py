@@ -341,11 +341,15 @@ class Trainer:
         run.sampler.set_epoch(
             position.epoch, skip=position.updates, max_updates=self._updates_to_go()
         )
+        num_done = run.sampler.num_skipped
+        earlier = losses.read_since(max(0, losses.num_added - 1))
         self._observer.epoch_started(
             position.epoch + 1,
             num_epochs=run.config.epochs,
             num_batches=run.sampler.whole_epoch,
-            num_done=run.sampler.num_skipped,
+            num_done=num_done,
+            first_read=num_done + min(run.loop.plan.loss_interval, len(run.sampler)),
+            earlier_loss=earlier[-1][0] if earlier else None,
         )
         log = LossLog(folder, losses, first_batch=position.batches_before)
         watch = LossWatch(
