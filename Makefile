@@ -50,7 +50,8 @@ test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 	GAPLESS_REQUIRE_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest -m gpu tests/gpu
 
 test-gpu-ranks:  ## Several ranks on two GPUs, with the current Python; fails where there is one.
-	GAPLESS_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0 PYTHONPATH=src $(PYTHON) -m pytest -m multi_gpu tests/gpu
+	GAPLESS_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0 PYTHONPATH=src $(PYTHON) -m pytest -m multi_gpu \
+	  tests/gpu tests/ranks
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -15,6 +15,7 @@ from ranks.fault_table import ON_GPU, try_fault
 from ranks.faults import FAULTS, SLOW
 from ranks.groups import fork_ranks
 from ranks.runs import (
+    IN_BUCKETS,
     ONE_SHAPE,
     final_weights,
     kill_when_saved,
@@ -97,6 +98,40 @@ def test_captured_ranks_have_the_bits_of_eager_ones(train, accumulate):
 
     assert final_weights(eager) == final_weights(captured)
     assert validations(eager) == validations(captured)
+
+
+@pytest.mark.multi_gpu
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize(
+    "more",
+    [
+        ["--sum-in-place"],
+        [*IN_BUCKETS, "--sum-priority", "high", "--sum-channels", 4],
+        [*IN_BUCKETS, "--sum-in-place"],
+    ],
+    ids=lambda more: " ".join(map(str, more)),
+)
+def test_ways_to_sum_have_the_same_bits(train, accumulate, more):
+    """With dropout, and in several shapes: captured, those of one piece as written."""
+    others = [*ON_GPU, "--accumulate", accumulate]
+    at_once = train("at-once", *others, "--plan", "gapless")
+    other = train("other", *others, "--plan", "captured", *more)
+
+    assert final_weights(at_once) == final_weights(other)
+
+
+@pytest.mark.multi_gpu
+def test_sums_of_bf16_are_captured(train):
+    """The bits are others than those of fp32, and the same captured and as written."""
+    more = [*ON_GPU, "--sum-precision", "bf16", *IN_BUCKETS]
+    eager, captured, fp32 = (
+        train("eager", *more, "--plan", "gapless"),
+        train("captured", *more, "--plan", "captured"),
+        train("fp32", *ON_GPU, "--plan", "gapless"),
+    )
+
+    assert final_weights(eager) == final_weights(captured)
+    assert final_weights(eager) != final_weights(fp32)
 
 
 @pytest.mark.multi_gpu

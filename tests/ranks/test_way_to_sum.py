@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -13,6 +14,10 @@ from gapless.errors import DataError, UserError
 from gapless.nmt.run.config import make_config
 from gapless.ranks import WayToSum
 from gapless.ranks.group import _group_on
+from ranks import way_program
+
+
+pytestmark = pytest.mark.xdist_group("processes")
 
 
 # Of NCCL, for what nobody chose.
@@ -101,3 +106,29 @@ def test_a_setting_that_says_nothing(setting, value):
     """It is refused by its name."""
     with pytest.raises((UserError, DataError), match=f"`{setting}` must be"):
         make_config({setting: value})
+
+
+# --- in processes ---
+
+
+def check_way(ended, name, *, captures):
+    """Check that weights are those of one process that adds up, as written and captured."""
+    ended.check_done()
+    for rank in ended.ranks:
+        found = json.loads(rank.out)
+        graphs = {"graphs": 1} if captures else {"graphs": 0}
+        assert found["eager"] == {"bits": found["expected"], "graphs": 0}
+        assert found["captured"] == {"bits": found["expected"], **graphs}
+        if captures:
+            # As the group itself says.
+            way = way_program.WAYS[name]
+            assert found["nccl"][0] == way.has_priority
+            assert way.most_channels in (None, found["nccl"][1])
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_way_over_gloo(fork, world):
+    """Priority and channels mean nothing there; a group of one sums nothing, and parts alone."""
+    ended = fork(way_program.__file__, "buckets with priority", world=world).end()
+
+    check_way(ended, "buckets with priority", captures=False)

@@ -1,0 +1,151 @@
+"""Train with gradients that ranks sum in one way, eagerly and captured; each rank prints JSON.
+
+Run as `way_program.py WAY [DEVICE [holds]]`, under the environment of torchrun. A rank that is alone
+joins a group of one, which `gapless train` would not make: what NCCL does in a capture shows on one
+GPU too. With `holds` graphs are alive when the ranks part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from contextlib import ExitStack
+from itertools import pairwise
+
+import torch
+
+from gapless.device.find import find_device, num_gpus
+from gapless.loop.train_loop import TrainLoop
+from gapless.pipeline.step import StepLoss
+from gapless.ranks import WayToSum
+from gapless.ranks.group import join_ranks
+from gapless.ranks.launch import device_of, read_launch
+
+
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+NUM_UPDATES = 14
+SIZES = (16, 96, 64, 8)
+SMALL_BUCKET = 20_000
+
+WAYS = {
+    "flat": WayToSum(),
+    "buckets": WayToSum(bucket_bytes=SMALL_BUCKET),
+    "buckets with priority": WayToSum(
+        bucket_bytes=SMALL_BUCKET, has_priority=True, most_channels=4
+    ),
+    "buckets in place": WayToSum(bucket_bytes=SMALL_BUCKET),
+    "flat in place": WayToSum(),
+    "bf16": WayToSum(sends_bf16=True),
+    "bf16 in buckets": WayToSum(bucket_bytes=SMALL_BUCKET, sends_bf16=True),
+}
+HELD = []
+
+
+class Step:
+    """A step of a small model, whose gradients are clipped after the sum."""
+
+    def __init__(self, device, *, keeps_gradients):
+        torch.manual_seed(0)
+        layers = [
+            part
+            for one, other in pairwise(SIZES)
+            for part in (torch.nn.Linear(one, other), torch.nn.Tanh())
+        ]
+        self.model = torch.nn.Sequential(*layers).to(device.torch_device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=0.01, fused=True, capturable=device.is_accelerator
+        )
+        self.gradients = None
+        self._keeps_gradients = keeps_gradients
+
+    def forward(self, batch):
+        return StepLoss(loss=(self.model(batch) ** 2).mean(), weight=1.0)
+
+    def backward(self, out):
+        self.gradients.start()
+        out.loss.backward()
+        self.gradients.finish()
+        self.update()
+
+    def update(self):
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5, foreach=True)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=not self._keeps_gradients)
+
+    def bits(self):
+        weights = [weight.detach().cpu().numpy().tobytes() for weight in self.model.parameters()]
+        return hashlib.sha256(b"".join(weights)).hexdigest()
+
+
+def batches_of(rank):
+    draw = torch.Generator().manual_seed(rank)
+    return [torch.randn(6, SIZES[0], generator=draw) for _ in range(NUM_UPDATES)]
+
+
+def expected(way, device, *, world):
+    """Return the bits of one process that makes the gradients of all ranks, and adds them up."""
+    step = Step(device, keeps_gradients=False)
+    weights = list(step.model.parameters())
+    for batches in zip(*map(batches_of, range(world)), strict=True):
+        sums = [torch.zeros_like(weight) for weight in weights]
+        for number, batch in enumerate(batches):
+            step.forward(batch.to(device.torch_device)).loss.backward()
+            for place, weight in enumerate(weights):
+                sent = weight.grad.bfloat16() if way.sends_bf16 else weight.grad
+                sums[place] = sums[place] + sent if number else sent
+            step.model.zero_grad()
+        for weight, total in zip(weights, sums, strict=True):
+            weight.grad = total.to(weight.dtype)
+        step.update()
+    return step.bits()
+
+
+def trained(plan, ranks, name, device, *, holds):
+    """Return the bits of the weights, and what was captured."""
+    step = Step(device, keeps_gradients="in place" in name)
+    with ExitStack() as until_end:
+        loop = until_end.enter_context(TrainLoop(plan=plan, device=device, ranks=ranks))
+        with loop.on_compute_stream():
+            step.gradients = ranks.sum_gradients(step.model.parameters(), WAYS[name])
+        loop.run_epoch(batches_of(ranks.rank), step)
+        report = loop.capture_report
+        found = {"bits": step.bits(), "graphs": 0 if report is None else report.num_graphs}
+        if report is not None and report.refusal is not None:
+            found["refusal"] = report.refusal.text
+        if holds:
+            HELD.append(until_end.pop_all())
+            return found
+    step.gradients.close()
+    return found
+
+
+def settings_of(group, device):
+    """Return what NCCL was told, as the group itself says."""
+    options = group._get_backend(device.torch_device).options
+    return [options.is_high_priority_stream, options.config.max_ctas]
+
+
+def main():
+    name, kind = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    holds = "holds" in sys.argv[3:]
+    torch.use_deterministic_algorithms(True)
+    launch = read_launch(os.environ)
+    device = find_device(device_of(launch, kind, num_gpus=num_gpus()))
+    device.make_current()
+    ranks = join_ranks(launch, device.torch_device, uuid=device.uuid())
+    found = {
+        "expected": expected(WAYS[name], device, world=ranks.world),
+        "eager": trained("gapless", ranks, name, device, holds=False),
+        "captured": trained("captured", ranks, name, device, holds=holds),
+    }
+    if device.is_accelerator:
+        found["nccl"] = settings_of(ranks.main, device)
+    print(json.dumps(found), flush=True)
+    ranks.end()
+
+
+if __name__ == "__main__":
+    main()
