@@ -36,6 +36,7 @@ def test_a_name_always_gives_the_same_device():
 
     assert gapless.find_device("cpu") is cpu
     assert gapless.find_device(torch.device("cpu")) is cpu
+    assert gapless.find_device(torch.device("cpu", 0)) is cpu
     assert gapless.find_device(cpu) is cpu
 
 

@@ -21,7 +21,7 @@ def find_device(name: str | torch.device | Device = "auto") -> Device:
 
     Args:
         name: `auto` (the GPU if there is one, else the CPU), `cpu`, `cuda`, `cuda:N`, or a
-            `torch.device`. A device object is returned as it is.
+            `torch.device`; `cpu:0` is `cpu`. A device object is returned as it is.
 
     Raises:
         DeviceError: the name is unknown, or the GPU is not there.
@@ -31,7 +31,7 @@ def find_device(name: str | torch.device | Device = "auto") -> Device:
     text = str(name)
     if text == "auto":
         text = "cuda" if torch.cuda.is_available() else "cpu"
-    if text == "cpu":
+    if text in ("cpu", "cpu:0"):
         return _cpu()
     kind, _, number = text.partition(":")
     if kind != "cuda" or not (number.isdecimal() or text == "cuda"):
