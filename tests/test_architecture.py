@@ -37,7 +37,6 @@ MAY_NAME_DISTRIBUTED = {
     "doctor/explicit_waits.py",  # watches the collectives of anybody's script
     "doctor/launcher.py",  # reads the options of torchrun
     "doctor/static/torch_names.py",  # its name, as text
-    "graphs/pay_off.py",  # whether the user's own loop has ranks
 }
 
 

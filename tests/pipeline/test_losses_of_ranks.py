@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 
+from gapless.errors import RanksDifferError, UserError
+from gapless.pipeline import readback
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.readback import DeferredLoss
 from gapless.testing.simulated.simulated_device import SimulatedDevice
@@ -76,3 +80,102 @@ def test_what_comes_when_it_may_gathers_nothing(device):
     assert losses.latest().step == 0
     assert losses.history == [7 / 4]
     assert ranks.num_gathered == [1]
+
+
+class Users(Ranks):
+    """The ranks of a user's loop, of which the other has added something else if told so."""
+
+    def __init__(self, **other):
+        super().__init__()
+        self.other = other
+        self.num_agreed = 0
+
+    def agree(self, added):
+        self.num_agreed += 1
+        is_first_step = not added.num_added
+        return [added, added if is_first_step else dataclasses.replace(added, **self.other)]
+
+
+@pytest.fixture
+def users(monkeypatch):
+    """Let a user's process group have these ranks."""
+
+    def call(**other):
+        ranks = Users(**other)
+        monkeypatch.setattr(readback, "ranks_of_user", lambda device: ranks)
+        return ranks
+
+    return call
+
+
+def test_ranks_of_a_user_agree_where_the_host_waits_anyway(device, users):
+    """At the first step and at each mean, but not where values are sent in between."""
+    ranks = users()
+    losses = DeferredLoss(device, ranks=True, every=4)
+    for _ in range(3):
+        for count in range(10):
+            losses.add(on(device, float(count)))
+        losses.mean()
+        losses.mean()
+        losses.reset()
+
+    assert ranks.num_agreed == 6
+    assert ranks.num_gathered == [4, 4, 2] * 3
+    assert losses.wait_stats.by_reason["agreement"].count == 6
+
+
+def test_a_rank_takes_part_in_what_others_have_queued(device, users):
+    """Or their device would wait for ever, and then the error would not reach its user."""
+    ranks = users(num_added=9, gathered=((0, 4), (4, 8)))
+    losses = DeferredLoss(device, ranks=True, every=4)
+    for _ in range(5):
+        losses.add(on(device, 1.0))
+
+    with pytest.raises(RanksDifferError, match=r"losses of 5 steps, and rank 1 those of 9"):
+        losses.mean()
+    assert ranks.num_gathered == [4, 4]
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        ({"every": 5}, r"`every` of the losses is None on rank 0 and 5 on rank 1"),
+        ({"names": ("cost",)}, r"rank 0 adds a loss by position, and rank 1 adds `cost`"),
+        ({"gathered": ((0, 2),)}, r"sent losses 0 times, and rank 1 1 times"),
+    ],
+)
+def test_what_differs_is_said(device, users, other, message):
+    users(**other)
+    losses = DeferredLoss(device, ranks=True)
+    losses.add(on(device, 1.0))
+
+    with pytest.raises(RanksDifferError, match=message):
+        losses.mean()
+
+
+def test_an_error_of_the_loop_waits_for_no_rank(device, users):
+    """The others may be anywhere."""
+    ranks = users()
+    with pytest.raises(ZeroDivisionError), DeferredLoss(device, ranks=True) as losses:
+        losses.add(on(device, 1.0))
+        raise ZeroDivisionError
+
+    assert ranks.num_agreed == 1
+    assert ranks.num_gathered == []
+
+
+def test_a_process_alone_has_no_ranks(device):
+    losses = DeferredLoss(device, ranks=True)
+    losses.add(on(device, 2.0))
+
+    assert losses.mean() == 2.0
+    assert "agreement" not in losses.wait_stats.by_reason
+
+
+def test_torchrun_without_a_process_group_is_a_mistake(device, monkeypatch):
+    place = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    for name, value in place.items():
+        monkeypatch.setenv(name, str(value))
+
+    with pytest.raises(UserError, match="init_process_group"):
+        DeferredLoss(device, ranks=True)

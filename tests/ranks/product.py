@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 
 
 class NotBuiltError(Exception):
@@ -25,15 +24,6 @@ def named(module: str, name: str):
 def exit_peer_lost() -> int:
     """Return the exit code of a rank that lost another."""
     return named("gapless.errors", "EXIT_PEER_LOST")
-
-
-def losses_of_ranks(device, **more):
-    """Return a `DeferredLoss` whose values are those of all ranks of the user's own group."""
-    kind = named("gapless", "DeferredLoss")
-    parameter = inspect.signature(kind).parameters.get("ranks")
-    if parameter is None or "bool" not in str(parameter.annotation):
-        raise NotBuiltError("not built yet: DeferredLoss(ranks=True)")
-    return kind(device, ranks=True, **more)
 
 
 def dealt_batches(pairs, layout, *, accumulate, rank, world, epoch, seed=1, skip=0):

@@ -5,7 +5,6 @@ came of it, and what all ranks have to agree on. The words for what came of it:
 
     same         all bits are those of the loop as written
     refused      gapless said why not, by an error of its own
-    not built    gapless has no such thing yet
 
 and anything else is a description of what is wrong.
 """
@@ -28,7 +27,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import gapless
 from gapless.errors import GaplessError
-from ranks import product
 
 
 if TYPE_CHECKING:
@@ -40,7 +38,7 @@ NUM_STEPS = 30
 # DDP settles its buckets in its first steps.
 NUM_WARMUP = 11
 
-SAME, REFUSED, NOT_BUILT = "same", "refused", "not built"
+SAME, REFUSED = "same", "refused"
 
 
 @dataclass
@@ -190,7 +188,7 @@ def nearly(expected, found):
 @loop()
 def losses_of_all_ranks(place):
     """The mean is that of all ranks, on all ranks."""
-    losses = product.losses_of_ranks(place.device)
+    losses = gapless.DeferredLoss(place.device, ranks=True)
     _, values = trained(place, place.batches(), losses=losses)
     mean = losses.mean()
     place.agreed["mean"] = mean
@@ -200,7 +198,7 @@ def losses_of_all_ranks(place):
 @loop()
 def losses_by_weight(place):
     """Tokens differ by rank and step; the mean is that of a token."""
-    losses = product.losses_of_ranks(place.device)
+    losses = gapless.DeferredLoss(place.device, ranks=True)
     values = [float(10 * place.rank + number) for number in range(20)]
     weights = [1 + (number + place.rank) % 4 for number in range(20)]
     for value, weight in zip(values, weights, strict=True):
@@ -213,7 +211,7 @@ def losses_by_weight(place):
 @loop()
 def losses_after_a_reset(place):
     """Each epoch has its own mean."""
-    losses = product.losses_of_ranks(place.device)
+    losses = gapless.DeferredLoss(place.device, ranks=True)
     found = []
     for epoch in range(3):
         values = [float(100 * epoch + 10 * place.rank + number) for number in range(7)]
@@ -230,8 +228,11 @@ def losses_after_a_reset(place):
 def losses_told_while_training(place):
     """Whoever is told gets the values of the same steps, each the mean over ranks."""
     told = []
-    losses = product.losses_of_ranks(
-        place.device, every=5, on_values=lambda values: told.append((values.step, values.loss))
+    losses = gapless.DeferredLoss(
+        place.device,
+        ranks=True,
+        every=5,
+        on_values=lambda values: told.append((values.step, values.values["loss"])),
     )
     for number in range(23):
         losses.add(torch.tensor(float(number + place.rank), device=place.device))
@@ -247,16 +248,33 @@ def losses_told_while_training(place):
 @loop(expected=[REFUSED])
 def losses_of_unequal_steps(place):
     """A rank has one step more: said on all ranks, and none waits for ever."""
-    losses = product.losses_of_ranks(place.device)
+    losses = gapless.DeferredLoss(place.device, ranks=True)
     for number in range(10 + place.rank):
         losses.add(torch.tensor(float(number), device=place.device))
+    return f"a mean of {losses.mean()}"
+
+
+@loop(expected=[REFUSED])
+def losses_sent_by_one_rank_more_often(place):
+    """A rank has sent losses that the others do not have; reading them is refused on all."""
+    losses = gapless.DeferredLoss(place.device, ranks=True, every=5)
+    for number in range(4 if place.rank == 0 else 6):
+        losses.add(torch.tensor(float(number), device=place.device))
+    return f"a mean of {losses.mean()}"
+
+
+@loop(expected=[REFUSED])
+def losses_of_other_names(place):
+    """Ranks add other values."""
+    losses = gapless.DeferredLoss(place.device, ranks=True)
+    losses.add(**{"loss" if place.rank == 0 else "cost": 1.0})
     return f"a mean of {losses.mean()}"
 
 
 @loop()
 def losses_with_one_nan(place):
     """One rank's loss is not a number: the mean is none, on all ranks."""
-    losses = product.losses_of_ranks(place.device, warn_nonfinite=False)
+    losses = gapless.DeferredLoss(place.device, ranks=True, warn_nonfinite=False)
     for number in range(5):
         is_nan = number == 3 and place.rank == place.world - 1
         losses.add(torch.tensor(float("nan") if is_nan else 1.0, device=place.device))
@@ -484,8 +502,6 @@ def run_loop(name, place):
     """Run a loop; return the word for what came of it."""
     try:
         return LOOPS[name][0](place)
-    except product.NotBuiltError:
-        return NOT_BUILT
     except GaplessError as error:
         place.agreed["error"] = type(error).__name__
         return REFUSED

@@ -6,6 +6,7 @@ from unittest.mock import patch
 
 import torch
 
+from gapless.pipeline import readback
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.readback import DeferredLoss
 from gapless.records.step_values import NonFinite, StepValues
@@ -67,6 +68,18 @@ def losses_of_several_ranks(device):
     losses.drain()
     assert losses.history == [float(count) for count in range(8)]
     assert losses.weights == [2.0] * 8
+
+
+@scenario(only="asap")
+def losses_of_the_ranks_of_a_user(device):
+    """They agree at the first step, and before each read."""
+    with patch.object(readback, "ranks_of_user", lambda device: TwoRanks()):
+        losses = DeferredLoss(device, ranks=True)
+    for count in range(4):
+        losses.add(number(device, float(count)))
+    losses.drain()
+    assert losses.history == [float(count) for count in range(4)]
+    assert losses.wait_stats.by_reason["agreement"].count == 2
 
 
 @scenario()

@@ -20,6 +20,7 @@ from gapless.graphs.refusal import Refusal
 from gapless.pipeline.alike_tensors import comparison_with
 from gapless.pipeline.call_tree import form_of
 from gapless.pipeline.streams import EventPool
+from gapless.ranks import is_distributed
 from gapless.records.replay_times import PairTimes, WindowTimes, judged, loss_text
 
 
@@ -364,19 +365,6 @@ class _Turn:
 
 
 _TURNS: weakref.WeakKeyDictionary[Device, _Turn] = weakref.WeakKeyDictionary()
-
-
-def is_distributed() -> bool:
-    """Return whether this process is one of several that train together.
-
-    Sync: Does not block the host.
-    """
-    distributed = torch.distributed  # noqa: TID251  # the user's own
-    return bool(
-        distributed.is_available()
-        and distributed.is_initialized()
-        and distributed.get_world_size() > 1
-    )
 
 
 def _does_not_pay(pairs: list[PairTimes]) -> Refusal:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from gapless.device.base import Device, Stream
-    from gapless.ranks import Ranks
+    from gapless.ranks import Peers
 
 
 # What torch copies into float64 for many tensors in one launch; of any other dtype, one by one.
@@ -55,7 +55,7 @@ class LossRing:
         *,
         num_rows: int,
         num_columns: int,
-        ranks: Ranks | None = None,
+        ranks: Peers | None = None,
     ) -> None:
         self.num_columns = num_columns
         self._ranks = ranks
@@ -125,6 +125,16 @@ class LossRing:
             ]
         for gathered in self._gathered:
             self._device.record_stream(gathered, for_stream)
+
+    def take_part(self, start: int, end: int) -> None:
+        """Let other ranks gather rows of steps that this one has not; what is gathered means nothing.
+
+        Sync: Does not block the host on a GPU.
+        """
+        assert self._ranks is not None
+        with torch.inference_mode(False):
+            for first, last in self._ranges(start, end):
+                self._ranks.gather_rows(self.rows[first:last])
 
     def copy_to_host(self, start: int, end: int) -> None:
         """Queue the copy of the rows of steps `start` to `end` on the current stream.

@@ -26,10 +26,12 @@ from typing import TYPE_CHECKING, Any, Self, overload
 from gapless.device.find import find_device
 from gapless.errors import LossError, UserError, noted_on
 from gapless.pipeline.host_waits import HostWaits
+from gapless.pipeline.loss_agreement import LossAgreement
 from gapless.pipeline.loss_history import LossHistory
 from gapless.pipeline.loss_numbers import number_of
 from gapless.pipeline.loss_ring import LossRing
 from gapless.pipeline.streams import EventPool
+from gapless.ranks import ranks_of_user
 
 
 if TYPE_CHECKING:
@@ -40,7 +42,7 @@ if TYPE_CHECKING:
 
     from gapless.device.base import Device, Event, Stream
     from gapless.pipeline.loss_numbers import Number
-    from gapless.ranks import Ranks
+    from gapless.ranks import Peers
     from gapless.records.step_values import NonFinite, StepValues
     from gapless.records.wait_stats import WaitStats
 
@@ -76,12 +78,17 @@ class DeferredLoss:
         warn_nonfinite: give a RuntimeWarning when the first value that is NaN or infinite is read.
         readback_stream: carries the copies to the host; a stream of its own by default.
         wait_stats: where host waits are counted.
-        ranks: that add as many steps, with the same names; None: this process trains alone. Of
-            several, all have to flush after the same steps, and each reads the weighted means
-            over all ranks.
+        ranks: True in a loop of several ranks that has made a process group of its own: values
+            are the weighted means over all ranks, on each of them. All ranks make it, add as many
+            steps with the same names and call `mean`, `drain`, `reset` and `flush` after the same
+            steps; a rank that is not told values gives `every` alone. Or the ranks themselves,
+            which do all of this by construction.
 
     Raises:
-        UserError: `every` is given without `on_values`, or the other way round, or is below 1.
+        UserError: `every` is given without `on_values`, or the other way round, or is below 1. Or
+            `ranks` is True, and torchrun started several processes without a process group, or
+            theirs would make the host wait for the device.
+        RanksError: `ranks` is True, and not all ranks come.
 
     Example:
         losses = gapless.DeferredLoss(device)
@@ -90,6 +97,8 @@ class DeferredLoss:
                 losses.add(train_step(batch), weight=batch.ntokens)
             print(losses.mean())
             losses.reset()
+
+    Sync: Does not block the host; with `ranks=True` the first time until all ranks are here.
     """
 
     def __init__(
@@ -101,9 +110,9 @@ class DeferredLoss:
         warn_nonfinite: bool = True,
         readback_stream: Stream | None = None,
         wait_stats: WaitStats | None = None,
-        ranks: Ranks | None = None,
+        ranks: bool | Peers | None = None,
     ) -> None:
-        if (every is None) != (on_values is None):
+        if (every is None) != (on_values is None) and not (ranks and on_values is None):
             raise UserError("`every` and `on_values` must be given together, but only one is")
         if every is not None and every < 1:
             raise UserError(f"`every` must be at least 1, but is {every}")
@@ -111,6 +120,9 @@ class DeferredLoss:
         self._host_waits = HostWaits(self._device, wait_stats=wait_stats)
         self._stream = readback_stream or self._device.shared_stream("gapless.readback")
         self._events = EventPool(self._device)
+        self._agreement: LossAgreement | None = None
+        if isinstance(ranks, bool):
+            ranks = self._ranks_of_user(every) if ranks else None
         self._ranks = None if ranks is None or ranks.world == 1 else ranks
         self._every, self._on_values = every, on_values
         self._is_telling = False
@@ -121,6 +133,12 @@ class DeferredLoss:
         self._writers: list[Stream] = []  # streams with rows that are not flushed
         self._pending: deque[_PendingCopy] = deque()
         self._read = LossHistory()
+
+    def _ranks_of_user(self, every: int | None) -> Peers:
+        ranks = ranks_of_user(self._device.torch_device)
+        if ranks.world > 1:
+            self._agreement = LossAgreement(ranks, host_waits=self._host_waits, every=every)
+        return ranks
 
     @property
     def wait_stats(self) -> WaitStats:
@@ -164,9 +182,11 @@ class DeferredLoss:
         Raises:
             LossError: one of them is not one number, or the names are not those of the first step.
                 Nothing is added then.
+            RanksError: as of `mean`.
             Exception: what `on_values` raises, for an earlier step; this step is added.
 
-        Sync: Does not block the host, unless 1,024 steps wait to be read ("loss_ring").
+        Sync: Does not block the host, unless 1,024 steps wait to be read ("loss_ring"). With
+            `ranks=True` the first step waits for the other ranks ("agreement").
         """
         is_by_name = loss is _BY_NAME
         if not is_by_name:
@@ -182,6 +202,8 @@ class DeferredLoss:
             values = self._read.in_order(values, is_by_name=is_by_name)
             numbers = [number_of(value, name, self._device) for name, value in values.items()]
             numbers.append(number_of(weight, "weight", self._device))
+            if self._agreement is not None and not self._read.num_added:
+                self._agreement.begin(tuple(values) if is_by_name else None)
             if self._read.num_added - self._read.num_read >= _ROWS:
                 self._make_room()
             self._write(numbers)
@@ -199,12 +221,16 @@ class DeferredLoss:
         Raises:
             RanksError: of several ranks another one is gone.
 
-        Sync: Does not block the host.
+        Sync: Does not block the host; on a CPU, with several ranks, until all are here.
         """
         with self._lock:
             start, end = self._num_flushed(), self._read.num_added
             if start == end:
                 return
+            if self._agreement is not None and self._device.is_accelerator:
+                self._agreement.note_gathered(start, end)
+            elif self._agreement is not None:
+                self._agreement.compare(end, answer=None)
             done = self._copy(start, end) if self._writers else None
             self._pending.append(_PendingCopy(done=done, end=end))
             self._writers = []
@@ -278,9 +304,14 @@ class DeferredLoss:
 
         Raises:
             LossError: no value has that name.
+            RanksDifferError: `ranks` is True, and ranks have added other numbers of steps, or
+                other values; raised on all ranks.
+            PeerLostError: a rank is gone, or does not come within the time limit of the user's
+                process group.
             Exception: what `on_values` raises.
 
-        Sync: Blocks the host once, if values are still on the device.
+        Sync: Blocks the host once, if values are still on the device; with `ranks=True` also
+            until all ranks are here ("agreement").
         """
         self._drain("loss_mean")
         found = self.running_mean(name)
@@ -402,8 +433,19 @@ class DeferredLoss:
         self._read.take(self._ring.read(self._read.num_read, end))
 
     def _drain(self, reason: str) -> None:
-        self.flush()
+        with self._lock:
+            self._compare_added()
+            self.flush()
         self._wait(reason)
+
+    def _compare_added(self) -> None:
+        """Let the ranks of a user's loop see that they have added as much."""
+        if self._agreement is None:
+            return
+        answer = None
+        if self._device.is_accelerator and self._ring is not None:
+            answer = self._ring.take_part
+        self._agreement.compare(self._read.num_added, answer=answer)
 
     def _wait(self, reason: str) -> None:
         with self._lock:
@@ -468,9 +510,10 @@ class DeferredLoss:
     ) -> None:
         if error is None:
             self.drain()
-        else:
+        elif self._agreement is None:
             with noted_on(error):
                 self.drain()
+        # Other ranks may be waiting where this one does not come any more.
 
 
 class RunningMean:

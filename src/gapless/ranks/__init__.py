@@ -1,14 +1,26 @@
 """Several processes that train one model, one on each device: the ranks.
 
 Everybody else asks the protocol in `protocol.py`. `choice.py` takes `one_rank.py` for a process that
-trains alone, or `group.py`, by what torchrun says (`launch.py`). Only this room names
-`torch.distributed`; with one rank nothing that does is imported.
+trains alone, or `group.py`, by what torchrun says (`launch.py`). A user's own loop has the ranks of its
+own process group (`of_user.py`). Only this room names `torch.distributed`; with one rank nothing that
+imports it is loaded.
 """
 
 from gapless.ranks.choice import find_ranks
+from gapless.ranks.of_user import is_distributed, ranks_of_user
 from gapless.ranks.one_rank import OneRank
-from gapless.ranks.protocol import Agreement, GradientSum, Ranks
+from gapless.ranks.protocol import Agreement, GradientSum, Peers, Ranks
 from gapless.ranks.way_to_sum import WayToSum
 
 
-__all__ = ["Agreement", "GradientSum", "OneRank", "Ranks", "WayToSum", "find_ranks"]
+__all__ = [
+    "Agreement",
+    "GradientSum",
+    "OneRank",
+    "Peers",
+    "Ranks",
+    "WayToSum",
+    "find_ranks",
+    "is_distributed",
+    "ranks_of_user",
+]

@@ -42,7 +42,7 @@ def named_as_lost(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not _is_of_a_connection(error):
+        if not is_of_a_connection(error):
             raise
         for let_tell in _heartbeats:
             let_tell()
@@ -52,7 +52,7 @@ def named_as_lost(what: str) -> Iterator[None]:
         ) from error
 
 
-def _is_of_a_connection(error: RuntimeError) -> bool:
+def is_of_a_connection(error: RuntimeError) -> bool:
     """Return whether gloo or the store raised an error; gloo's are told from others by text alone."""
     of_store = isinstance(error, dist.DistNetworkError | dist.DistStoreError)
     return of_store or "gloo" in str(error)

@@ -1,7 +1,7 @@
 """What a run asks of its ranks: sums of gradients, losses of all, decisions that all take alike.
 
 `Ranks` is the protocol that the loop and the trainer write against. `gapless.ranks.find_ranks`
-returns the one to use.
+returns the one to use. `Peers` is the part of it that the ranks of a user's own loop have as well.
 
 Every rank calls the same methods in the same order. What leads to a call depends on counts alone,
 never on a clock, a file or the state of an event: these differ between ranks.
@@ -87,33 +87,12 @@ class Agreement(Protocol):
         """
 
 
-class Ranks(Protocol):
-    """The processes that train one model."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process, from 0 on."""
+class Peers(Protocol):
+    """Processes that run the same loop, as far as they tell each other what it needs."""
 
     @property
     def world(self) -> int:
         """How many processes there are."""
-
-    @property
-    def is_first(self) -> bool:
-        """Whether this is rank 0, which prints and writes for all."""
-
-    def sum_gradients(
-        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
-    ) -> GradientSum:
-        """Return what sums the gradients of these parameters over all ranks.
-
-        Args:
-            params: in the same order on all ranks. Those that need no gradient are left out.
-            way: to sum them, the same on all ranks; None: in one piece, as they are.
-
-        Sync: Blocks the host on a GPU, which allocates memory; with several ranks the first one
-            until all are here.
-        """
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, stacked along a new first dimension.
@@ -137,6 +116,31 @@ class Ranks(Protocol):
             RanksError: another rank is gone.
 
         Sync: Blocks the host until all ranks are here, but not on the device.
+        """
+
+
+class Ranks(Peers, Protocol):
+    """The processes that train one model."""
+
+    @property
+    def rank(self) -> int:
+        """Number of this process, from 0 on."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0, which prints and writes for all."""
+
+    def sum_gradients(
+        self, params: Iterable[torch.nn.Parameter], way: WayToSum | None = None
+    ) -> GradientSum:
+        """Return what sums the gradients of these parameters over all ranks.
+
+        Args:
+            params: in the same order on all ranks. Those that need no gradient are left out.
+            way: to sum them, the same on all ranks; None: in one piece, as they are.
+
+        Sync: Blocks the host on a GPU, which allocates memory; with several ranks the first one
+            until all are here.
         """
 
     def share(self, value: T) -> T:

@@ -1,0 +1,139 @@
+"""The ranks of a user's own process group.
+
+The user's group carries what lies on the device. What the ranks agree on goes over a gloo group
+beside it, so that it never meets a collective of the loop. There is one such group for each of the
+user's; all ranks make it when they first need it.
+
+A loop that is not ours has no heartbeat. Whoever waits for a rank that does not come gives up after
+the time limit of the user's own group.
+"""
+
+from __future__ import annotations
+
+import weakref
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch.distributed as dist
+
+from gapless.errors import PeerLostError, UserError
+from gapless.ranks.lost_peers import first_line, is_of_a_connection
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from datetime import timedelta
+
+    import torch
+
+
+T = TypeVar("T")
+
+# Torch 2.13 gave it another name, and warns of this one.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+# The user's group, and the one beside it, until the user's is gone.
+_known: list[tuple[weakref.ref[dist.ProcessGroup], dist.ProcessGroup]] = []
+
+
+def join_ranks_of_user(device: torch.device) -> RanksOfUser:
+    """Return the ranks of the user's group; all of them call this.
+
+    Args:
+        device: on which this rank computes.
+
+    Raises:
+        UserError: the group does not compute on that device, or makes the host wait for it.
+        RanksError: not all ranks come.
+
+    Sync: The first time, blocks the host until all ranks are here.
+    """
+    main = dist.group.WORLD
+    assert main is not None
+    backend = _backend_on(main, device)
+    return RanksOfUser(main, _group_beside(main, limit=backend.options._timeout))
+
+
+class RanksOfUser:
+    """Implements `Peers` over the user's group.
+
+    Args:
+        main: the user's group.
+        side: the group beside it, on the host.
+    """
+
+    def __init__(self, main: dist.ProcessGroup, side: dist.ProcessGroup) -> None:
+        self.world = main.size()
+        self._main = main
+        self._side = side
+
+    def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
+        """Return the tensors of all ranks, stacked along a new first dimension.
+
+        Raises:
+            PeerLostError: another rank is gone, seen on a CPU.
+
+        Sync: Does not block the host on a GPU.
+        """
+        gathered = rows.new_empty((self.world, *rows.shape))
+        with _named_as_lost("gather losses"):
+            _all_gather(gathered.view(-1), rows.reshape(-1), group=self._main)
+        return gathered
+
+    def agree(self, value: T) -> list[T]:
+        """Return the values of all ranks, in the order of ranks.
+
+        Raises:
+            PeerLostError: another rank is gone, or did not come within the time limit.
+
+        Sync: Blocks the host until all ranks are here, but not on the device.
+        """
+        values: list[Any] = [None] * self.world
+        with _named_as_lost("agree"):
+            dist.all_gather_object(values, value, group=self._side)
+        return values
+
+
+def _backend_on(group: dist.ProcessGroup, device: torch.device) -> Any:
+    try:
+        backend: Any = group._get_backend(device)
+    except RuntimeError as error:
+        raise UserError(
+            f"the process group has no backend for {device.type} ({first_line(error)}), expected one "
+            "for the device of the losses; name one in init_process_group"
+        ) from error
+    if device.type != "cpu" and backend.name() == "gloo":
+        raise UserError(
+            f"the process group uses gloo on {device.type}, which makes the host wait for the device; "
+            'give init_process_group the backend "nccl", or "cpu:gloo,cuda:nccl"'
+        )
+    return backend
+
+
+def _group_beside(main: dist.ProcessGroup, *, limit: timedelta) -> dist.ProcessGroup:
+    _known[:] = [pair for pair in _known if pair[0]() is not None]
+    for known, side in _known:
+        if known() is main:
+            return side
+    with _named_as_lost("meet"):
+        made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
+    _known.append((weakref.ref(main), made))
+    return made
+
+
+@contextmanager
+def _named_as_lost(what: str) -> Iterator[None]:
+    """Raise an error of ours for what torch raises where ranks cannot be reached, or do not come.
+
+    Args:
+        what: all ranks do.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if not (is_of_a_connection(error) or isinstance(error, dist.DistBackendError)):
+            raise
+        raise PeerLostError(
+            f"not all ranks came to {what} ({first_line(error)}); all of them have to call the same of "
+            "gapless, equally often; look at what the others say"
+        ) from error

@@ -1,0 +1,60 @@
+"""Whether a user's own loop has several ranks, and which."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+import torch
+
+from gapless.errors import UserError
+from gapless.ranks.launch import read_launch
+from gapless.ranks.one_rank import OneRank
+
+
+if TYPE_CHECKING:
+    from gapless.ranks.protocol import Peers
+
+
+def is_distributed() -> bool:
+    """Return whether this process is one of several that have made a process group.
+
+    Sync: Does not block the host.
+    """
+    group = torch.distributed
+    return bool(group.is_available() and group.is_initialized() and group.get_world_size() > 1)
+
+
+def ranks_of_user(device: torch.device) -> Peers:
+    """Return the ranks of the process group that the user's program has made.
+
+    To be called by all ranks. Without a group, or with a group of one, the process is alone.
+
+    Args:
+        device: on which this rank computes.
+
+    Raises:
+        UserError: torchrun started several ranks, but there is no group yet; or its backend would
+            make the host wait for the device.
+        RanksError: not all ranks come.
+
+    Sync: The first time, blocks the host until all ranks are here.
+    """
+    if not is_distributed():
+        _check_alone()
+        return OneRank()
+    from gapless.ranks.group_of_user import join_ranks_of_user
+
+    return join_ranks_of_user(device)
+
+
+def _check_alone() -> None:
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        return
+    world = read_launch(os.environ).world
+    if world > 1:
+        raise UserError(
+            f"this is one of {world} processes of torchrun, but there is no process group, expected "
+            "one of all of them; call torch.distributed.init_process_group before"
+        )
