@@ -19,7 +19,7 @@ from benchmarks.processes import replace_text
 from benchmarks.ranks.figures import summarize
 from benchmarks.ranks.page import write_page
 from benchmarks.ranks.row_group import RowGroup
-from benchmarks.ranks.rows import RankRow, all_rows
+from benchmarks.ranks.rows import RankRow, all_rows, row_named
 from gapless.device.find import find_device, num_gpus
 from gapless.errors import UserError
 
@@ -85,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=__doc__)
     names = [row.name for row in all_rows()]
     parser.add_argument("--case", choices=_CASES, default="base32")
-    parser.add_argument("--only", help=f"rows, with commas: {', '.join(names)}; none: all")
+    parser.add_argument("--only", help=f"rows, with commas, of {', '.join(names)}; none: all")
     parser.add_argument("--json", type=Path, default=Path("docs/results/several-gpus.json"))
     parser.add_argument("--ranks", type=int, default=2, help="GPUs of the rows that have several")
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
@@ -111,12 +111,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _chosen(only: str | None) -> list[RankRow]:
-    rows = {row.name: row for row in all_rows()}
-    names = list(rows) if only is None else [name.strip() for name in only.split(",")]
-    unknown = [name for name in names if name not in rows]
-    if unknown:
-        raise UserError(f"unknown row {unknown[0]!r}; the rows are {', '.join(rows)}")
-    return [rows[name] for name in names]
+    return all_rows() if only is None else [row_named(name.strip()) for name in only.split(",")]
 
 
 def _devices(options: argparse.Namespace) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.ranks.rows import SILENT, all_rows
+from benchmarks.ranks.rows import CAPTURED, SILENT
 
 
 if TYPE_CHECKING:
@@ -24,11 +24,9 @@ def summarize(results: Sequence[RowResult], *, world: int) -> list[dict[str, Any
         results: of the race.
         world: ranks of the rows that have several.
     """
-    rows = {row.name: row for row in all_rows()}
     found = [_speeds(result, world=world) for result in results]
     of_name = {one["name"]: one for one in found}
-    for one in found:
-        row = rows[one["name"]]
+    for one, row in zip(found, (result.row for result in results), strict=True):
         alone, silent = of_name.get(row.alone), of_name.get(SILENT)
         if row.is_alone:
             continue
@@ -40,7 +38,7 @@ def summarize(results: Sequence[RowResult], *, world: int) -> list[dict[str, Any
                 ]
             )
         # Only these have the batches of the row that sums nothing.
-        if silent is not None and row.alone == rows[SILENT].alone and row.name != SILENT:
+        if silent is not None and row.alone == CAPTURED and row.name != SILENT:
             one["exposed_ms"] = _middle(
                 [
                     _ms_per_step(ours) - _ms_per_step(theirs)
@@ -51,7 +49,7 @@ def summarize(results: Sequence[RowResult], *, world: int) -> list[dict[str, Any
 
 
 def _speeds(result: RowResult, *, world: int) -> dict[str, Any]:
-    row = next(row for row in all_rows() if row.name == result.row.name)
+    row = result.row
     found: dict[str, Any] = {
         "name": row.name,
         "title": row.title,

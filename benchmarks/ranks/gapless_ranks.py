@@ -79,5 +79,6 @@ class _SumsNothing:
         return getattr(self._ranks, name)
 
     def sum_gradients(self, *arguments: Any, **settings: Any) -> GradientSum:
-        """Return what sums nothing."""
+        """Return what sums nothing; losses of all ranks are gathered as ever."""
+        self._ranks.sum_gradients(*arguments, **settings).close()
         return OneRank().sum_gradients(*arguments, **settings)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
 from benchmarks.peers.cases import PLAIN_LAYOUT
+from gapless.errors import UserError
+from gapless.nmt.run.config import TrainConfig
 
 
 if TYPE_CHECKING:
@@ -50,13 +54,56 @@ CAPTURED = "captured"
 # Ways to sum gradients in a captured step, by the settings of `gapless train`.
 WAYS: dict[str, tuple[str, dict[str, Any]]] = {
     "flat": ("summed at once after the backward pass", {}),
+    "flat-in-place": ("summed at once, where they were added up", {"sum_in_place": True}),
+    "flat-bf16": ("summed at once as bf16", {"sum_precision": "bf16"}),
+    "buckets": ("summed in buckets of 25 MiB", {"sum": "buckets"}),
+    "buckets-high": (
+        "summed in buckets of high priority",
+        {"sum": "buckets", "sum_priority": "high"},
+    ),
+    "buckets-high-8": (
+        "summed in buckets of high priority by at most 8 channels",
+        {"sum": "buckets", "sum_priority": "high", "sum_channels": 8},
+    ),
 }
 
 
 def make_rank(case: Case, device: Device, *, name: str) -> Peer:
     """Build a rank of a row by its name; the environment is that of torchrun."""
-    row = next(row for row in all_rows() if row.name == name)
+    row = row_named(name)
     return row.make(case, device, row)
+
+
+def row_named(text: str) -> RankRow:
+    """Return a row by its name, to which settings of `gapless train` may be added.
+
+    Args:
+        text: such as `flat` or `buckets+sum_channels=4+sum_in_place=true`.
+
+    Raises:
+        UserError: there is no such row or setting, or the row is not one of gapless.
+    """
+    name, *added = text.split("+")
+    rows = {row.name: row for row in all_rows()}
+    if name not in rows:
+        raise UserError(f"unknown row {name!r}; the rows are {', '.join(rows)}")
+    row = rows[name]
+    if not added:
+        return row
+    if row.make not in (_captured, _silent, _eager):
+        raise UserError(f"row {name!r} is not one of gapless, so {text!r} has no meaning")
+    settings = row.settings | dict(_setting(one) for one in added)
+    alone = text if row.is_alone else row.alone
+    title = ", ".join([row.title, *(one.replace("=", " ") for one in added)])
+    return replace(row, name=text, title=title, alone=alone, settings=settings)
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    """Return name and value of a setting that is written as `name=value`, the value as in YAML."""
+    name, _, value = text.partition("=")
+    if name not in {item.name for item in fields(TrainConfig)}:
+        raise UserError(f"unknown setting {name!r} of `gapless train`, named in {text!r}")
+    return name, yaml.safe_load(value)
 
 
 def all_rows() -> list[RankRow]:

@@ -18,7 +18,7 @@ from benchmarks.ranks.__main__ import main
 from benchmarks.ranks.figures import summarize
 from benchmarks.ranks.page import to_markdown
 from benchmarks.ranks.row_group import RowGroup, communication, together
-from benchmarks.ranks.rows import SILENT, WAYS, all_rows
+from benchmarks.ranks.rows import SILENT, WAYS, all_rows, row_named
 
 from gapless.nmt.run.config import TrainConfig
 
@@ -138,6 +138,17 @@ def test_ways_to_sum_are_settings_that_a_run_has(name):
     assert {key: getattr(made, key) for key in settings} == settings
 
 
+def test_settings_can_be_added_to_a_row():
+    """The row is compared with the same one GPU, and told from the one without them."""
+    row = row_named("buckets+sum_channels=4+sum_in_place=true")
+
+    added = {"sum": "buckets", "sum_channels": 4, "sum_in_place": True}
+    assert row.settings == added
+    assert (row.name, row.alone) == ("buckets+sum_channels=4+sum_in_place=true", "captured")
+    assert row.title.endswith("of 25 MiB, sum_channels 4, sum_in_place true")
+    assert row_named("captured+compile=false").is_alone
+
+
 # --- ranks ---
 
 
@@ -251,6 +262,8 @@ def test_every_row_of_a_table_has_as_many_cells():
     ("options", "message"),
     [
         (["--only", "flat,no-such"], "unknown row 'no-such'; the rows are plain, "),
+        (["--only", "flat+sum_chanels=4"], "unknown setting 'sum_chanels' of `gapless train`"),
+        (["--only", "ddp+sum=buckets"], "row 'ddp' is not one of gapless"),
         (["--ranks", "1"], "--ranks is 1, expected at least 2"),
         (["--data", "no/such", "--case", "base8192"], "no/such"),
     ],
