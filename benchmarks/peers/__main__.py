@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from benchmarks.facts import place_and_time
 from benchmarks.peers import report
-from benchmarks.peers.cases import TINY, Case, base32, base8192
+from benchmarks.peers.cases import TINY, Case, CaseFile, base32, base8192
 from benchmarks.peers.race import Race, Schedule
 from benchmarks.peers.rows import Row, all_rows, make_peer
 from benchmarks.peers.worker import RowProcess
@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(options.out)
         logs = folder / f"peers-{case.name}-logs"
         logs.mkdir(parents=True, exist_ok=True)
+        case_file = CaseFile.of(case, logs / "case.pickle")
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -56,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def start(row: Row) -> RowProcess:
         make = partial(make_peer, name=row.name, compiled_shapes=options.compiled_shapes)
-        return RowProcess(make, case=case, device=device, log=logs / f"{row.name}.log")
+        return RowProcess(make, case=case_file, device=device, log=logs / f"{row.name}.log")
 
     race = Race(
         rows,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from dataclasses import dataclass, replace
 from functools import cache
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from gapless.nmt.run.task import prepare
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
     from gapless.nmt.run.task import Task
 
@@ -104,6 +106,31 @@ class Case:
                 tgt_lengths=of_tgt[pairs],
             ),
         }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseFile:
+    """A case in a file, from which many processes read it at the same time.
+
+    A process that is given the case itself has to be waited for until it has imported everything
+    and read it; the next one starts only then.
+
+    Attributes:
+        path: of the file.
+    """
+
+    path: Path
+
+    @classmethod
+    def of(cls, case: Case, path: Path) -> CaseFile:
+        """Write a case."""
+        path.write_bytes(pickle.dumps(case))
+        return cls(path=path)
+
+    def read(self) -> Case:
+        """Return the case."""
+        case: Case = pickle.loads(self.path.read_bytes())
+        return case
 
 
 def base32(

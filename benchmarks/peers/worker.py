@@ -17,6 +17,7 @@ from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from benchmarks.peers.cases import Case
 from benchmarks.processes import fork_loader_workers
 from gapless.device.find import find_device
 from gapless.device.numerics import set_numerics
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from multiprocessing.connection import Connection
     from pathlib import Path
 
-    from benchmarks.peers.cases import Case
+    from benchmarks.peers.cases import CaseFile
     from benchmarks.peers.parts import Peer
     from gapless.device.base import Device
     from gapless.nmt.data.sampler import Microbatch
@@ -67,7 +68,7 @@ class RowProcess:
 
     Args:
         make: builds what the process trains; sent to the process, so a function of a module.
-        case: to train on.
+        case: to train on, or the file that has it.
         device: name of the device.
         log: file for whatever the frameworks print.
 
@@ -75,7 +76,7 @@ class RowProcess:
         channel: has something to read when the process is done with what it was asked.
     """
 
-    def __init__(self, make: Maker, *, case: Case, device: str, log: Path) -> None:
+    def __init__(self, make: Maker, *, case: Case | CaseFile, device: str, log: Path) -> None:
         context = multiprocessing.get_context("spawn")
         self.channel, theirs = context.Pipe()
         self._log = log
@@ -157,12 +158,15 @@ class RowProcess:
         self._process.join()
 
 
-def _serve(channel: Connection, make: Maker, case: Case, device: str, log: Path) -> None:
+def _serve(
+    channel: Connection, make: Maker, case: Case | CaseFile, device: str, log: Path
+) -> None:
     # A group of its own, so that it can be ended with its children; Ctrl-C is the parent's.
     os.setpgrp()
     _print_to(log)
     fork_loader_workers()
     try:
+        case = case if isinstance(case, Case) else case.read()
         peer, resolved = _set_up(make, case, device, channel)
         while True:
             order = channel.recv()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from benchmarks.facts import place_and_time
-from benchmarks.peers.cases import TINY, Case, base32, base8192, big25k
+from benchmarks.peers.cases import TINY, Case, CaseFile, base32, base8192, big25k
 from benchmarks.peers.race import Race, Schedule
 from benchmarks.processes import replace_text
 from benchmarks.ranks.figures import summarize
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 _CASES = ("base32", "base8192", "big25k")
 
+# Other ways to sum are run when they are named.
+_ROWS = "plain,accelerate,captured,ddp,accelerate-ddp,flat,buckets,no-sum"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the rows that were asked for, append to the file, write its page; return the exit code."""
@@ -41,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         calls = _calls_in(options.json)
         logs = options.json.parent / f"{options.json.stem}-logs"
         logs.mkdir(parents=True, exist_ok=True)
+        case_file = CaseFile.of(case, logs / "case.pickle")
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -60,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def start(row: RankRow) -> RowGroup:
         own = devices[:1] if row.is_alone else devices
-        return RowGroup(row, case=case, devices=own, logs=logs)
+        return RowGroup(row, case=case_file, devices=own, logs=logs)
 
     def write(race: Race) -> None:
         found = summarize(race.results, world=len(devices))
@@ -85,7 +89,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks", description=__doc__)
     names = [row.name for row in all_rows()]
     parser.add_argument("--case", choices=_CASES, default="base32")
-    parser.add_argument("--only", help=f"rows, with commas, of {', '.join(names)}; none: all")
+    parser.add_argument(
+        "--only", default=_ROWS, help=f"rows, with commas, of {', '.join(names)} [{_ROWS}]"
+    )
     parser.add_argument("--json", type=Path, default=Path("docs/results/several-gpus.json"))
     parser.add_argument("--ranks", type=int, default=2, help="GPUs of the rows that have several")
     parser.add_argument("--device", choices=("auto", "cpu"), default="auto")
@@ -110,8 +116,8 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _chosen(only: str | None) -> list[RankRow]:
-    return all_rows() if only is None else [row_named(name.strip()) for name in only.split(",")]
+def _chosen(only: str) -> list[RankRow]:
+    return [row_named(name.strip()) for name in only.split(",")]
 
 
 def _devices(options: argparse.Namespace) -> list[str]:

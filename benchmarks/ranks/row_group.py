@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-    from benchmarks.peers.cases import Case
+    from benchmarks.peers.cases import Case, CaseFile
     from benchmarks.peers.parts import Peer
     from benchmarks.peers.window import Window
     from benchmarks.peers.worker import Order
@@ -37,12 +37,14 @@ class RowGroup:
 
     Args:
         row: that they are.
-        case: to train on.
+        case: file of what they train on.
         devices: name of each rank's device.
         logs: folder for what frameworks print.
     """
 
-    def __init__(self, row: RankRow, *, case: Case, devices: Sequence[str], logs: Path) -> None:
+    def __init__(
+        self, row: RankRow, *, case: CaseFile, devices: Sequence[str], logs: Path
+    ) -> None:
         world = len(devices)
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._started_at = perf_counter()
