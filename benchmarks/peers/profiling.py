@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import tempfile
 from collections import Counter
@@ -27,6 +28,7 @@ class KernelTimes:
         num_kernels: kernels, those of replayed graphs included.
         busy_ms: time in which a kernel ran; where several ran at once, it counts once.
         ms_by_name: time of all runs of each kernel, summed.
+        compute_ms: time in which a kernel ran that is not NCCL's.
         collectives: of each kernel of NCCL, in their order: its time, and the part of it in which no
             other kernel ran, in milliseconds. The wait for a rank that comes later is in both.
     """
@@ -34,6 +36,7 @@ class KernelTimes:
     num_kernels: int = 0
     busy_ms: float = 0.0
     ms_by_name: Counter[str] = field(default_factory=Counter)
+    compute_ms: float = 0.0
     collectives: list[tuple[float, float]] = field(default_factory=list)
 
     def costliest(self, count: int) -> list[dict[str, Any]]:
@@ -46,17 +49,24 @@ class KernelTimes:
 
 
 @contextmanager
-def watch_kernels(times: KernelTimes) -> Iterator[None]:
+def watch_kernels(times: KernelTimes, *, trace: Path | None = None) -> Iterator[None]:
     """Fill `times` with what runs on the GPU during the body, which must end with an idle device.
 
     The host runs slower under a profiler; the durations of kernels are as they always are.
+
+    Args:
+        times: to be filled.
+        trace: file for the compressed trace, for chrome://tracing or Perfetto; None: it goes.
     """
     with profile(activities=[ProfilerActivity.CUDA]) as profiler:
         yield
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))
-        events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
+        text = path.read_bytes()
+    if trace is not None:
+        trace.write_bytes(gzip.compress(text))
+    events = json.loads(text)["traceEvents"]
     count_kernels(times, events)
 
 
@@ -72,6 +82,8 @@ def count_kernels(times: KernelTimes, events: Iterable[dict[str, Any]]) -> None:
         times.num_kernels, times.busy_ms = found.num_kernels, found.busy_ms
     for event in kernels:
         times.ms_by_name[event["name"]] += event["dur"] / 1000.0
+    compute = summarise([event for event in kernels if not _is_of_nccl(event)])
+    times.compute_ms = 0.0 if compute is None else compute.busy_ms
     times.collectives = _collectives(kernels)
 
 

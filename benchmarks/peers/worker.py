@@ -45,12 +45,14 @@ class Order:
         steps: timed steps.
         first: number of the first batch.
         profiled: watch the kernels instead of timing.
+        trace: file for what was watched; None: it is not kept.
     """
 
     warmup: int
     steps: int
     first: int
     profiled: bool = False
+    trace: Path | None = None
 
 
 _SECONDS_TO_END = 5.0
@@ -217,7 +219,7 @@ def _run(peer: Peer, device: Device, case: Case, order: Order) -> dict[str, Any]
     from benchmarks.peers.window import Window
 
     kernels = KernelTimes()
-    around = partial(watch_kernels, kernels) if order.profiled else nullcontext
+    around = partial(watch_kernels, kernels, trace=order.trace) if order.profiled else nullcontext
     window = Window(device=device, warmup=order.warmup, steps=order.steps, around=around)
     if device.is_accelerator:
         device.reset_peak_memory()
@@ -237,5 +239,6 @@ def _run(peer: Peer, device: Device, case: Case, order: Order) -> dict[str, Any]
         answer["kernels_per_step"] = kernels.num_kernels / order.steps
         answer["busy_ms_per_step"] = kernels.busy_ms / order.steps
         answer["costliest_kernels"] = kernels.costliest(_COSTLIEST)
+        answer["compute_ms_per_step"] = kernels.compute_ms / order.steps
         answer["collectives"] = kernels.collectives
     return answer

@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def start(row: RankRow) -> RowGroup:
         own = devices[:1] if row.is_alone else devices
-        return RowGroup(row, case=case_file, devices=own, logs=logs)
+        return RowGroup(row, case=case_file, devices=own, logs=logs, keeps_traces=options.traces)
 
     def write(race: Race) -> None:
         found = summarize(race.results, world=len(devices))
@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--warmup", type=int, default=12, help="steps before the timed ones")
     parser.add_argument("--steps", type=int, default=40, help="timed steps of a round")
     parser.add_argument("--profile-steps", type=int, default=10, help="0: no profile")
+    parser.add_argument("--traces", action="store_true", help="keep the traces of profiles")
     parser.add_argument("--workers", type=int, default=2, help="loader processes of each rank")
     parser.add_argument("--setup-limit", type=float, default=240.0, help="seconds a row may take")
     parser.add_argument(

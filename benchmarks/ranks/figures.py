@@ -62,7 +62,7 @@ def _speeds(result: RowResult, *, world: int) -> dict[str, Any]:
     }
     found["tokens_per_second"] = _middle([_tokens_per_second(one) for one in result.rounds])
     found["ms_per_step"] = _middle([_ms_per_step(one) for one in result.rounds])
-    for name in ("collective_ms_per_step", "traced_exposed_ms_per_step"):
+    for name in ("compute_ms_per_step", "collective_ms_per_step", "traced_exposed_ms_per_step"):
         found[name] = result.profile.get(name)
     as_written = sum(one.get("steps_as_written", 0) for one in result.rounds)
     if as_written:

@@ -57,7 +57,13 @@ def _section(call: dict[str, Any]) -> list[str]:
     if goal is not None:
         lines.append(f"Goal for the exposed time of captured steps: {goal} ms.")
     head = ("", "GPUs", "target tokens/s", "ms a step", "efficiency", "exposed, ms")
-    head += ("NCCL, ms", "exposed in the trace, ms", "peak memory", "last loss")
+    head += (
+        "other kernels, ms",
+        "NCCL, ms",
+        "exposed in the trace, ms",
+        "peak memory",
+        "last loss",
+    )
     return [
         *lines,
         "",
@@ -65,7 +71,19 @@ def _section(call: dict[str, Any]) -> list[str]:
         "|" + "---|" * len(head),
         *(f"| {' | '.join(_cells(row, len(head)))} |" for row in call["rows"]),
         "",
+        *_verdict(call["rows"], goal),
     ]
+
+
+def _verdict(rows: Sequence[dict[str, Any]], goal: float | None) -> list[str]:
+    """Return a line on the row with the least exposed time; nothing where none was measured."""
+    measured = [row for row in rows if row.get("exposed_ms") and not row["problem"]]
+    if goal is None or not measured:
+        return []
+    best = min(measured, key=lambda row: row["exposed_ms"]["median"])
+    exposed = best["exposed_ms"]["median"]
+    word = "reached" if exposed <= goal else "not reached"
+    return [f"Least exposed: {best['title']}, {exposed:.2f} ms; the goal is {word}.", ""]
 
 
 def _cells(row: dict[str, Any], count: int) -> list[str]:
@@ -80,6 +98,7 @@ def _cells(row: dict[str, Any], count: int) -> list[str]:
         _spread(row["ms_per_step"], "{:.2f}"),
         _spread(row.get("efficiency"), "{:.1%}"),
         _spread(row.get("exposed_ms"), "{:.2f}"),
+        _number(row["compute_ms_per_step"]),
         _number(row["collective_ms_per_step"]),
         _number(row["traced_exposed_ms_per_step"]),
         f"{memory / 2**30:.1f} GiB" if memory else "-",
@@ -103,8 +122,9 @@ _LEGEND = (
     "figures are medians of the rounds, with the least and the most. Efficiency: tokens a second over those of as",
     "many GPUs alone, of the same kind. Exposed: by how much a step is longer than that of the row which sums",
     "nothing and has the same batches, so copies and waits for the later rank are in it. From a profile of",
-    "some steps apart from the rounds: the time of NCCL's kernels in a step, and the part of it in which no",
-    "other kernel ran; of each kernel the rank counts that waited least.",
+    "some steps apart from the rounds: the time in which other kernels than NCCL's ran, on the rank where it is",
+    "longer; the time of NCCL's kernels, and the part of it in which no other kernel ran, where of each kernel",
+    "the rank counts that waited least. Kernels that run beside NCCL's may be slower.",
 )
 
 

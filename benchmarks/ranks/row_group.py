@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import wait
 from statistics import fmean
@@ -39,12 +40,20 @@ class RowGroup:
         row: that they are.
         case: file of what they train on.
         devices: name of each rank's device.
-        logs: folder for what frameworks print.
+        logs: folder for what frameworks print, and for traces.
+        keeps_traces: whether the traces of profiles are kept.
     """
 
     def __init__(
-        self, row: RankRow, *, case: CaseFile, devices: Sequence[str], logs: Path
+        self,
+        row: RankRow,
+        *,
+        case: CaseFile,
+        devices: Sequence[str],
+        logs: Path,
+        keeps_traces: bool = False,
     ) -> None:
+        self._name, self._logs, self._keeps_traces = row.name, logs, keeps_traces
         world = len(devices)
         self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         self._started_at = perf_counter()
@@ -79,12 +88,17 @@ class RowGroup:
             RowError: a rank failed, or is not done in time.
         """
         try:
-            for rank in self._ranks:
-                rank.send(order)
+            for number, rank in enumerate(self._ranks):
+                rank.send(self._own(order, number))
         except RowError:
             self.end()
             raise
         return together(self._answers(f"{order.steps} steps", timeout_s=limit_s, limit_s=limit_s))
+
+    def _own(self, order: Order, rank: int) -> Order:
+        if not (self._keeps_traces and order.profiled):
+            return order
+        return replace(order, trace=self._logs / f"{self._name}-{rank}.trace.json.gz")
 
     def let_go(self) -> None:
         """Tell the processes to end by themselves."""
@@ -129,6 +143,8 @@ def together(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         found[name] = sum(one[name] for one in answers)
     for name in ("seconds", "seconds_before", "peak_memory_bytes", "held_memory_bytes"):
         found[name] = max(one[name] for one in answers)
+    if "compute_ms_per_step" in found:
+        found["compute_ms_per_step"] = max(one["compute_ms_per_step"] for one in answers)
     found["padding_share"] = fmean(one["padding_share"] for one in answers)
     found["loss"] = fmean(one["loss"] for one in answers)
     found["seconds_of_ranks"] = [one["seconds"] for one in answers]
@@ -143,6 +159,7 @@ def communication(
 ) -> dict[str, Any]:
     """Return the kernels of NCCL in a step, their time, and the part that nothing hides, in ms.
 
+    If all steps have as many, both times also stand there by the kernel's place in its step.
     A kernel waits on the ranks that came early, so of each the rank counts that waited least.
 
     Args:
@@ -156,9 +173,18 @@ def communication(
     }
     if len({len(kernels) for kernels in of_ranks}) > 1:
         return found
-    same = list(zip(*of_ranks, strict=True))
-    found["collective_ms_per_step"] = sum(min(ms for ms, _ in one) for one in same) / steps
-    found["traced_exposed_ms_per_step"] = sum(min(ms for _, ms in one) for one in same) / steps
+    least = [
+        (min(ms for ms, _ in one), min(exposed for _, exposed in one))
+        for one in zip(*of_ranks, strict=True)
+    ]
+    found["collective_ms_per_step"] = sum(ms for ms, _ in least) / steps
+    found["traced_exposed_ms_per_step"] = sum(exposed for _, exposed in least) / steps
+    count, rest = divmod(len(least), steps)
+    if not rest:
+        found["by_place"] = [
+            [fmean(values) for values in zip(*least[place::count], strict=True)]
+            for place in range(count)
+        ]
     return found
 
 

@@ -170,6 +170,7 @@ def test_a_collective_is_exposed_where_no_other_kernel_runs():
 
     count_kernels(times, events)
 
+    assert times.compute_ms == pytest.approx(12.0)
     assert times.collectives == [pytest.approx((4.0, 1.8)), pytest.approx((1.0, 1.0))]
 
 

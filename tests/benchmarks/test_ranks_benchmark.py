@@ -117,6 +117,17 @@ def test_of_each_collective_the_rank_counts_that_waited_least():
     assert found["collectives_per_step"] == 1.0
     assert found["collective_ms_per_step"] == (3.0 + 2.0) / 2
     assert found["traced_exposed_ms_per_step"] == (2.5 + 1.0) / 2
+    assert found["by_place"] == [[2.5, 1.75]]
+
+
+def test_kernels_have_a_place_in_their_step():
+    """Which of the buckets is not hidden can be seen; not where steps have other numbers of them."""
+    two_steps = [(1.0, 0.0), (2.0, 2.0), (3.0, 0.0), (4.0, 3.0)]
+
+    even, uneven = communication([two_steps], steps=2), communication([two_steps], steps=3)
+
+    assert even["by_place"] == [[2.0, 0.0], [3.0, 2.5]]
+    assert "by_place" not in uneven
 
 
 def test_ranks_with_other_numbers_of_collectives_are_not_compared():
@@ -241,9 +252,30 @@ def test_the_page_has_the_newest_call_of_each_case_and_choice_of_rows():
     assert "captured steps: 2.4 ms." in text
 
 
+@pytest.mark.parametrize(
+    ("seconds", "verdict"),
+    [
+        (
+            0.208,
+            "Least exposed: gapless, captured, summed in buckets of 25 MiB, 0.80 ms; the goal is",
+        ),
+        (0.212, "1.20 ms; the goal is not reached."),
+    ],
+)
+def test_the_page_says_whether_the_goal_is_reached(seconds, verdict):
+    """By the row that has the least exposed time."""
+    rows = [result("flat", [0.3]), result("buckets", [seconds]), result(SILENT, [0.2])]
+
+    assert verdict in to_markdown([call_of(*rows)])
+
+
 def test_every_row_of_a_table_has_as_many_cells():
     """Whether figures are there or not."""
-    profile = {"collective_ms_per_step": 1.25, "traced_exposed_ms_per_step": 0.5}
+    profile = {
+        "compute_ms_per_step": 9.0,
+        "collective_ms_per_step": 1.25,
+        "traced_exposed_ms_per_step": 0.5,
+    }
     rows = [
         result("captured", [1.0]),
         result("flat", [1.0], profile=profile),
@@ -255,7 +287,7 @@ def test_every_row_of_a_table_has_as_many_cells():
 
     assert len(lines) == 6
     assert len({line.count("|") for line in lines}) == 1
-    assert "| 1.25 | 0.50 |" in lines[3]
+    assert "| 9.00 | 1.25 | 0.50 |" in lines[3]
 
 
 @pytest.mark.parametrize(
