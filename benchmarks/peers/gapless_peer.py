@@ -45,6 +45,7 @@ class GaplessPeer:
     Attributes:
         setup_facts: what the set-up found out.
         loop: once it is set up.
+        step: likewise.
     """
 
     def __init__(
@@ -84,7 +85,7 @@ class GaplessPeer:
         seed_everything(self._config.seed)
         self.loop = TrainLoop(plan=self._resolved.plan, device=self._device, ranks=self._ranks)
         with self.loop.on_compute_stream():
-            self._step = build_step(
+            self.step = build_step(
                 self._config,
                 self._case.vocabs,
                 compiles=self._resolved.compiles,
@@ -92,13 +93,13 @@ class GaplessPeer:
                 total_updates=10**6,
                 ranks=self._ranks,
             )
-            self._step.model.train()
+            self.step.model.train()
         start = perf_counter()
         if self.loop.captures_ahead:
             pairs = PairBatches(self._case.train)
             examples = [pairs[micro] for micro in self._sampler.one_of_each()]
             self.loop.capture_ahead(
-                examples, self._step, model=self._step.model, optimizer=self._step.optimizer
+                examples, self.step, model=self.step.model, optimizer=self.step.optimizer
             )
         self.setup_facts["warm_up_seconds"] = perf_counter() - start
 
@@ -111,9 +112,9 @@ class GaplessPeer:
         loader = make_loader(self._case.train, batches, workers=self._case.workers)
         source = iter(loader)
         if window.warmup:
-            self.loop.run_epoch(islice(source, window.warmup), self._step)
+            self.loop.run_epoch(islice(source, window.warmup), self.step)
         window.start()
-        result = self.loop.run_epoch(islice(source, window.steps), self._step)
+        result = self.loop.run_epoch(islice(source, window.steps), self.step)
         window.stop()
         window.loss = result.losses[-1]
         capture, diagnosis = self.loop.capture_report, self.loop.diagnosis
@@ -130,6 +131,6 @@ class GaplessPeer:
         while self.loop.diagnosis is None and done < _MOST_STEPS_TO_DECIDE:
             batches: Any = take(self.batches, _STEPS_AT_A_TIME, first=done)
             loader = make_loader(self._case.train, batches, workers=self._case.workers)
-            self.loop.run_epoch(loader, self._step)
+            self.loop.run_epoch(loader, self.step)
             done += _STEPS_AT_A_TIME
         self._steps_to_decide = done

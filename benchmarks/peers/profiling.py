@@ -29,7 +29,7 @@ class KernelTimes:
         busy_ms: time in which a kernel ran; where several ran at once, it counts once.
         ms_by_name: time of all runs of each kernel, summed.
         compute_ms: time in which a kernel ran that is not NCCL's.
-        collectives: of each kernel of NCCL, in their order: its time, and the part of it in which no
+        collectives: of each kernel of NCCL that sums, in their order: its time, and the part of it in which no
             other kernel ran, in milliseconds. The wait for a rank that comes later is in both.
     """
 
@@ -88,20 +88,26 @@ def count_kernels(times: KernelTimes, events: Iterable[dict[str, Any]]) -> None:
 
 
 def _collectives(kernels: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    """Return the time of each kernel of NCCL, and the part of it in which no other ran, in ms."""
-    spans = sorted(
-        (event["ts"], event["ts"] + event["dur"], _is_of_nccl(event)) for event in kernels
-    )
-    others = [(start, end) for start, end, is_of_nccl in spans if not is_of_nccl]
+    """Return the time of each sum of NCCL, and the part of it in which nothing else ran, in ms."""
+    sums = sorted(_span(event) for event in kernels if _is_of_nccl(event) and _sums(event))
+    others = sorted(_span(event) for event in kernels if not _is_of_nccl(event))
     return [
         ((end - start) / 1000.0, (end - start - _covered(others, start, end)) / 1000.0)
-        for start, end, is_of_nccl in spans
-        if is_of_nccl
+        for start, end in sums
     ]
+
+
+def _span(event: dict[str, Any]) -> tuple[float, float]:
+    return event["ts"], event["ts"] + event["dur"]
 
 
 def _is_of_nccl(event: dict[str, Any]) -> bool:
     return str(event["name"]).startswith("nccl")
+
+
+def _sums(event: dict[str, Any]) -> bool:
+    # Losses are gathered now and then.
+    return not any(word in event["name"] for word in ("AllGather", "Broadcast"))
 
 
 def _covered(spans: Iterable[tuple[float, float]], start: float, end: float) -> float:

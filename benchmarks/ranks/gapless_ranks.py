@@ -49,6 +49,14 @@ class GaplessRank(GaplessPeer):
         ranks: Ranks = joined if sums else _SumsNothing(joined)
         super().__init__(case, device, plan=plan, layout=layout, ranks=ranks)
 
+    def setup(self) -> None:
+        """Build model and loop; capture every shape if the plan captures."""
+        super().setup()
+        weights = self.step.model.parameters()
+        self.setup_facts["gradient_bytes"] = sum(
+            one.numel() * one.element_size() for one in weights
+        )
+
     def run(self, window: Window, *, first: int) -> None:
         """Train; count the steps that ran as written although the plan captures."""
         if self.joined.world > 1:

@@ -166,6 +166,7 @@ def test_a_collective_is_exposed_where_no_other_kernel_runs():
         traced(2500, 1000),
         traced(4800, 9000),
         traced(1000, 4000, name="copy", cat="gpu_memcpy"),
+        traced(22_000, 10, name="ncclDevKernel_AllGather_RING_LL"),
     ]
 
     count_kernels(times, events)
