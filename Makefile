@@ -51,7 +51,7 @@ test-gpu:  ## The GPU suite, with the current Python; fails where no GPU is.
 
 test-gpu-ranks:  ## Several ranks on two GPUs, with the current Python; fails where there is one.
 	GAPLESS_REQUIRE_GPU=1 NCCL_NVLS_ENABLE=0 PYTHONPATH=src $(PYTHON) -m pytest -m multi_gpu \
-	  tests/gpu tests/ranks
+	  tests/gpu tests/ranks tests/benchmarks/test_ranks_benchmark.py
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

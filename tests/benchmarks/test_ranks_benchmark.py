@@ -309,22 +309,51 @@ def test_a_mistake_is_told_in_one_line(tmp_path, capsys, options, message):
     assert error.count("\n") == 1
 
 
+def run_command(file, *options):
+    """Run the command in a process of its own; return the last call in its file."""
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "benchmarks.ranks", "--json", file, "--tiny", *options]
+    done = subprocess.run(
+        list(map(str, command)), cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return json.loads(file.read_text(encoding="utf-8"))[-1]
+
+
+@pytest.mark.multi_gpu
+def test_on_gpus_all_steps_are_captured_and_sums_are_seen(tmp_path):
+    """Under every way to sum; the profile has as many sums in each step, and traces are kept."""
+    file = tmp_path / "calls.json"
+    names = ["captured", *WAYS, SILENT]
+
+    call = run_command(
+        file, "--only", ",".join(names), "--rounds", 2, "--steps", 6, "--traces", "--workers", 1
+    )
+
+    rows = {row["name"]: row for row in call["rows"]}
+    assert [row["problem"] for row in rows.values()] == [None] * len(names)
+    assert rows["captured"]["profile"]["collectives_per_step"] == 0.0
+    assert rows[SILENT]["profile"]["collectives_per_step"] == 0.0
+    for name in WAYS:
+        profile = rows[name]["profile"]
+        assert len(profile["by_place"]) == profile["collectives_per_step"] >= 1.0, name
+        assert 0.0 <= profile["traced_exposed_ms_per_step"] <= profile["collective_ms_per_step"]
+        assert (tmp_path / "calls-logs" / f"{name}-1.trace.json.gz").stat().st_size > 0
+
+
 @pytest.mark.slow
 def test_the_command_appends_a_call_and_writes_the_page(tmp_path):
     """Ranks are real processes, which take turns; calls of before stay in the file."""
     file = tmp_path / "calls.json"
     file.write_text(json.dumps([call_of(result("captured", [1.0]))]))
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT / 'src'}:{ROOT}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "benchmarks.ranks", "--json", str(file), "--tiny"]
-    command += ["--device", "cpu", "--precision", "fp32", "--workers", "0", "--rounds", "2"]
-    command += ["--steps", "2", "--warmup", "1", "--only", "captured,flat"]
 
-    done = subprocess.run(
-        command, cwd=ROOT, env=environment, check=False, capture_output=True, text=True
+    call = run_command(
+        file,
+        *("--device", "cpu", "--precision", "fp32", "--workers", 0, "--rounds", 2),
+        *("--steps", 2, "--warmup", 1, "--only", "captured,flat"),
     )
 
-    assert done.returncode == 0, done.stdout + done.stderr
-    before, call = json.loads(file.read_text(encoding="utf-8"))
+    before = json.loads(file.read_text(encoding="utf-8"))[0]
     captured, flat = call["rows"]
     assert [row["name"] for row in before["rows"]] == ["captured"]
     assert [row["gpus"] for row in call["rows"]] == [1, 2]
