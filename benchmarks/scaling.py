@@ -1,20 +1,24 @@
 """Compute how fast more GPUs train than could be measured: 8 on a host, and 8 hosts of 8.
 
     PYTHONPATH=src python3 -m benchmarks.scaling --out docs/scaling.md
+    PYTHONPATH=src python3 -m benchmarks.scaling --calls docs/results/several-gpus.json --out FILE
 
 What goes in was measured on two GPUs, but for the network between hosts, which is assumed. Everything
-that comes out is computed, and the page says so.
+that comes out is computed, and the page says so. `--calls` takes what `benchmarks.ranks` measured of its
+row `flat`; without it the times of the first measurement count.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from benchmarks.processes import replace_text
+from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
@@ -89,8 +93,20 @@ class Machine:
     network: float | None = None
 
 
-# Measured on 2026-11-22: 2 NVIDIA H200 of one host, NVLink, multicast off, torch 2.11, bf16.
-MEASURED = (
+@dataclass(frozen=True, kw_only=True)
+class Measurement:
+    """What was measured of two GPUs, and where.
+
+    Attributes:
+        place: hardware, date and versions, for people.
+        workloads: that were measured.
+    """
+
+    place: str
+    workloads: tuple[Workload, ...]
+
+
+_WORKLOADS = (
     Workload(
         name="base, 32 sentences",
         gradient_bytes=373e6,
@@ -115,6 +131,11 @@ MEASURED = (
         tokens_per_second=240_600,
         tokens_per_second_of_two=463_600,
     ),
+)
+
+FIRST = Measurement(
+    place="2 NVIDIA H200 of one host, NVLink without multicast, torch 2.11, 2026-11-22",
+    workloads=_WORKLOADS,
 )
 
 
@@ -175,16 +196,72 @@ def tokens_for(workload: Workload, machine: Machine, *, goal: float) -> float:
     return alone_ms * workload.tokens_per_second / 1e3
 
 
+# --- where the figures come from ---
+
+_TITLES = {
+    "base32": "base, 32 sentences",
+    "base8192": "base, 8,192 tokens",
+    "big25k": "big, 25,000 tokens",
+}
+
+
+def measured_in(calls: Sequence[dict[str, Any]]) -> Measurement:
+    """Return what calls of `benchmarks.ranks` measured of two GPUs, the newest of each case.
+
+    Args:
+        calls: in the order of time.
+
+    Raises:
+        UserError: no call has what is needed: the rows `captured` and `flat`, with a profile.
+    """
+    found: dict[str, tuple[str, Workload]] = {}
+    for call in calls:
+        rows = {row["name"]: row for row in call["rows"] if not row["problem"] and row["rounds"]}
+        one, two = rows.get("captured"), rows.get("flat")
+        has_all = one and two and two["collective_ms_per_step"] and call["gpus"] == 2
+        if has_all and not call["is_tiny"]:
+            place = f"{call['gpus']} x {call['hardware']}, {call['versions']}, {call['date']}"
+            found[call["case"]] = place, _workload(call["case"], one, two)
+    if not found:
+        raise UserError(
+            "no call has the rows captured and flat of two GPUs with a profile; measure them by "
+            "python -m benchmarks.ranks --only captured,flat,no-sum"
+        )
+    places = dict.fromkeys(place for place, _ in found.values())
+    return Measurement(
+        place="; ".join(places),
+        workloads=tuple(found[case][1] for case in _TITLES if case in found),
+    )
+
+
+def _workload(case: str, one: dict[str, Any], two: dict[str, Any]) -> Workload:
+    # The efficiency is that of rounds, so the speed of two follows from that of one.
+    speed = one["tokens_per_second"]["median"]
+    return Workload(
+        name=_TITLES[case],
+        gradient_bytes=two["setup"]["gradient_bytes"],
+        all_reduce_ms=two["collective_ms_per_step"],
+        step_ms=two["ms_per_step"]["median"],
+        tokens_per_second=speed,
+        tokens_per_second_of_two=2 * speed * two["efficiency"]["median"],
+    )
+
+
 # --- the page ---
 
 
-def page() -> str:
+def page(measured: Measurement = FIRST) -> str:
     """Return docs/scaling.md."""
+    workloads = measured.workloads
     host = Machine()
     many = {name: Machine(hosts=8, network=network) for name, network in NETWORKS.items()}
     return "\n".join(
         [
             *_INTRODUCTION,
+            f"Measured on: {measured.place}.",
+            "",
+            "## Two GPUs (measured)",
+            "",
             *_table(
                 ("", "gradients", "step alone", "all-reduce", "other", "efficiency"),
                 (
@@ -196,13 +273,13 @@ def page() -> str:
                         f"{workload.other_ms:.1f} ms",
                         f"{workload.measured_efficiency:.1%}",
                     )
-                    for workload in MEASURED
+                    for workload in workloads
                 ),
             ),
             *_FORMULA,
             "## One host with 8 GPUs (computed)",
             "",
-            *_shares_table(host),
+            *_shares_table(workloads, host),
             "## 8 hosts with 8 GPUs each (computed)",
             "",
             *_NETWORK,
@@ -217,12 +294,12 @@ def page() -> str:
                             for machine in many.values()
                         ),
                     )
-                    for workload in MEASURED
+                    for workload in workloads
                 ),
             ),
             "With 400 Gb/s a GPU:",
             "",
-            *_shares_table(next(iter(many.values()))),
+            *_shares_table(workloads, next(iter(many.values()))),
             "## How large an update must be (computed)",
             "",
             "Tokens that each GPU needs in an update for an efficiency of 90 %, in one batch or, with",
@@ -238,7 +315,7 @@ def page() -> str:
                             for machine in (Machine(gpus=2), host, *many.values())
                         ),
                     )
-                    for workload in MEASURED
+                    for workload in workloads
                 ),
             ),
             *_LEFT_OUT,
@@ -246,7 +323,7 @@ def page() -> str:
     )
 
 
-def _shares_table(machine: Machine) -> list[str]:
+def _shares_table(workloads: Sequence[Workload], machine: Machine) -> list[str]:
     ways = {
         "as it is": {},
         "half of the sum hidden": {"hidden_share": 0.5},
@@ -261,7 +338,7 @@ def _shares_table(machine: Machine) -> list[str]:
                 f"{all_reduce_ms(workload, machine):.1f} ms",
                 *(f"{efficiency(workload, machine, **shares):.0%}" for shares in ways.values()),
             )
-            for workload in MEASURED
+            for workload in workloads
         ),
     )
 
@@ -275,12 +352,9 @@ _INTRODUCTION = (
     "# More GPUs than were measured",
     "",
     "This page is **computed** from times of two GPUs by `python -m benchmarks.scaling`. Nothing on it was",
-    "measured on 8 GPUs, or on several hosts. What was measured stands in the first table alone: 2 NVIDIA",
-    "H200 of one host, 2026-11-22, torch 2.11, bf16, NVLink without multicast, captured, all gradients summed",
-    "at once after the backward pass, in fp32. Each GPU has a batch of its own, so that efficiency is speed",
-    "over that of as many GPUs alone.",
-    "",
-    "## Two GPUs (measured)",
+    "measured on 8 GPUs, or on several hosts. What was measured stands in the first table alone: captured",
+    "steps in bf16, all gradients summed at once after the backward pass, in fp32. Each GPU has a batch of its",
+    "own, so that efficiency is speed over that of as many GPUs alone.",
     "",
 )
 
@@ -322,17 +396,28 @@ _LEFT_OUT = (
 )
 
 
+def _read(path: Path) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
+    return calls
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write the page, or print it; return 0."""
+    """Write the page, or print it; return 0, or 2 if there are no figures for it."""
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0]
     )
+    parser.add_argument("--calls", type=Path, help="file of benchmarks.ranks")
     parser.add_argument("--out", type=Path, help="file for the page; none: it is printed")
     options = parser.parse_args(arguments)
+    try:
+        text = page(FIRST if options.calls is None else measured_in(_read(options.calls)))
+    except (UserError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
     if options.out is None:
-        print(page())
+        print(text)
     else:
-        replace_text(options.out, page())
+        replace_text(options.out, text)
         print(f"written: {options.out}")
     return 0
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 from benchmarks.scaling import (
-    MEASURED,
+    FIRST,
     Machine,
     all_reduce_ms,
     efficiency,
     exposed_ms,
     main,
+    measured_in,
     page,
     ring_bytes,
     tokens_for,
@@ -23,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 HOST = Machine(gpus=8)
 MANY = Machine(hosts=8, gpus=8, network=50e9)
 
-of_each = pytest.mark.parametrize("workload", MEASURED, ids=lambda workload: workload.name)
+of_each = pytest.mark.parametrize("workload", FIRST.workloads, ids=lambda workload: workload.name)
 
 
 @of_each
@@ -69,13 +71,61 @@ def test_an_update_of_the_tokens_of_the_table_has_the_efficiency(workload):
     assert alone_ms / (alone_ms + exposed_ms(workload, HOST)) == pytest.approx(0.9)
 
 
+def call(case, *, step_ms, efficiency=0.8, hardware="GPU", **more):
+    """A call of `benchmarks.ranks` with the figures that count."""
+    one = {"name": "captured", "tokens_per_second": {"median": 1000.0}}
+    two = {
+        "name": "flat",
+        "ms_per_step": {"median": step_ms},
+        "efficiency": {"median": efficiency},
+        "collective_ms_per_step": 1.0,
+        "setup": {"gradient_bytes": 1e8},
+    }
+    rows = [row | {"problem": None, "rounds": [{}]} for row in (one, two)]
+    facts = {"hardware": hardware, "versions": "torch", "date": "today", "gpus": 2}
+    return {**facts, "case": case, "is_tiny": False, "rows": rows, **more}
+
+
+def test_figures_come_from_the_newest_call_of_each_case():
+    """In the order of the table; tiny models and calls without the rows do not count."""
+    calls = [
+        call("big25k", step_ms=99.0),
+        call("base32", step_ms=5.0),
+        call("base32", step_ms=10.0, hardware="newer GPU"),
+        call("base32", step_ms=1.0, is_tiny=True),
+        call("base32", step_ms=1.0, rows=[]),
+    ]
+
+    found = measured_in(calls)
+
+    assert [(one.name, one.step_ms) for one in found.workloads] == [
+        ("base, 32 sentences", 10.0),
+        ("big, 25,000 tokens", 99.0),
+    ]
+    assert found.place == "2 x GPU, torch, today; 2 x newer GPU, torch, today"
+    assert found.workloads[0].measured_efficiency == pytest.approx(0.8)
+    assert found.workloads[0].alone_ms == pytest.approx(8.0)
+    assert "2 x newer GPU" in page(found)
+
+
+def test_calls_without_figures_are_told_in_one_line(tmp_path, capsys):
+    """With the command that measures them; exit code 2."""
+    file = tmp_path / "calls.json"
+    file.write_text(json.dumps([call("base32", step_ms=1.0, rows=[])]))
+
+    assert main(["--calls", str(file)]) == 2
+
+    assert "no call has the rows captured and flat of two GPUs" in capsys.readouterr().err
+
+
 def test_the_page_is_what_the_script_writes(tmp_path):
     """Figures and formula cannot part; every table but the first says that it is computed."""
-    written = tmp_path / "scaling.md"
+    written, calls = tmp_path / "scaling.md", ROOT / "docs" / "results" / "several-gpus.json"
+    options = ["--calls", str(calls)] if calls.exists() else []
 
-    assert main(["--out", str(written)]) == 0
+    assert main([*options, "--out", str(written)]) == 0
 
     text = written.read_text(encoding="utf-8")
-    assert text == page() == (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+    assert text == (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
     headings = [line for line in text.splitlines() if line.startswith("## ") and "GPU" in line]
     assert [line for line in headings if "(computed)" not in line] == ["## Two GPUs (measured)"]
