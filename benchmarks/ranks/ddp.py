@@ -34,10 +34,7 @@ class DdpPeer(PlainPeer):
 
     def setup(self) -> None:
         """Join the other ranks, and wrap the model."""
-        if self.device.is_accelerator:
-            dist.init_process_group("nccl", device_id=self.device.torch_device)
-        else:
-            dist.init_process_group("gloo")
+        dist.init_process_group("nccl" if self.device.is_accelerator else "gloo")
         self._meet = meeting()
         super().setup()
         of_gpu = [self.device.torch_device] if self.device.is_accelerator else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 
 from benchmarks.peers.parts import BatchDict
@@ -50,7 +51,8 @@ def meeting() -> Callable[[], None]:
     group = dist.new_group(backend="gloo")
 
     def meet() -> None:
-        dist.barrier(group=group)
+        # Not a barrier, which looks at the device to which the default group is bound.
+        dist.all_reduce(torch.zeros(1), group=group)
 
     return meet
 
