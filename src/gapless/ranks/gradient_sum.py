@@ -218,7 +218,8 @@ class BucketSum:
     def _send_next(self) -> None:
         bucket = self._buckets[len(self._sent)]
         bucket.take_gradients(self._trained.numbers)
-        self._sent.append(dist.all_reduce(bucket.sent, group=self._group, async_op=True))
+        with named_as_lost("gradients"):
+            self._sent.append(dist.all_reduce(bucket.sent, group=self._group, async_op=True))
 
     def _make_buckets(self) -> None:
         """Lay the parameters out in the order in which rank 0 made their gradients."""
