@@ -15,6 +15,10 @@ _CASTS = (
     "uses of a weight outside of the module, in the same block of autocast and after its call, share "
     "its cast as written, and a replay has one of its own"
 )
+_SWAPS = (
+    "torch swaps no tensor to which there is a weak reference, and a capture holds one to each weight: "
+    "release the model before"
+)
 _KNOWN = {
     "autocast_with_a_late_second_call": _CASTS,
     "weight_is_used_after_the_model_in_autocast": _CASTS,
@@ -27,6 +31,8 @@ _KNOWN = {
     "weight_moves_before_another_backward": _RAISES,
     "eval_between_two_backward_passes": _RAISES,
     "dropout_between_two_backward_passes": _RAISES,
+    "weights_are_swapped": _SWAPS,
+    "conversions_swap": _SWAPS,
     "input_is_changed_before_backward": "a backward pass that torch refuses for a changed input "
     "leaves no gradients, where the one as written leaves those before the error",
 }

@@ -65,7 +65,7 @@ def dataclass_of_all_kinds(place):
     kept = []
     for one in place.prefetch(batches()):
         place.busy()
-        kept.append((one.x, one.scaled, one.total, sorted(vars(one))))
+        kept.append((one.x, one.scaled, float(one.total), sorted(vars(one))))
     return kept
 
 

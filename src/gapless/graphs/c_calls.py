@@ -26,6 +26,7 @@ _SYSTEM = (
     "write", "read", "open", "system", "mkdir", "remove", "unlink", "rename", "replace", "rmdir",
     "listdir", "scandir", "stat", "lstat", "kill", "fork", "urandom", "fsync", "truncate", "chdir",
     "link", "symlink", "chmod", "utime", "putenv", "unsetenv", "popen", "pipe", "sendfile", "access",
+    "getcwd", "getcwdb",
 )  # fmt: skip
 _FILES = {"write", "writelines", "flush", "read", "readline", "readlines", "truncate", "readinto"}
 _SOCKETS = {"send", "sendall", "sendto", "recv", "recvfrom", "connect", "accept", "recv_into"}

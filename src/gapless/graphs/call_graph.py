@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -46,8 +46,11 @@ class CallGraph(Protocol):
     def guards(self) -> CallGuards:
         """What has to hold before a replay."""
 
-    def may_overwrite(self) -> bool:
+    def may_overwrite(self, leaves: Sequence[torch.Tensor]) -> bool:
         """Return whether nobody needs the memory that a replay overwrites.
+
+        Args:
+            leaves: the tensors of the call.
 
         Sync: Does not block the host.
         """

@@ -9,6 +9,7 @@ entered, except functions that are defined inside.
 from __future__ import annotations
 
 import dis
+import string
 import sys
 from dataclasses import dataclass, field
 from types import CodeType
@@ -87,7 +88,7 @@ class CodeReads:
         whole: chains whose value is used in another way than by an attribute or a constant item.
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
-        getters: attributes of attributes that `operator.attrgetter` is made for.
+        getters: attributes of attributes that `operator.attrgetter` is made for, or `str.format`.
         walked: chains that a loop goes on from, again and again.
         given: functions that are called, or given to one, each with all that the call is given.
     """
@@ -384,6 +385,8 @@ class _Follower:
     def _on_load_method(self, at: dis.Instruction) -> None:
         base = self._pop()
         chains = frozenset(chain.then("attr", at.argval) for chain in base.chains)
+        if at.argval == "format" and isinstance(base.constant, str):
+            self._out.getters += _paths_in(base.constant)
         self._push(chains, method=(base.chains, at.argval))
         self._stack.append(_NULL)
 
@@ -809,6 +812,16 @@ def _without_super(chains: frozenset[Chain]) -> frozenset[Chain]:
         chain._replace(links=chain.links[:-1]) if chain.links[-1:] == (("super", None),) else chain
         for chain in chains
     )
+
+
+def _paths_in(text: str) -> list[tuple[str, ...]]:
+    """Return the attributes of attributes that a text names for `str.format`: "{0.alpha}"."""
+    try:
+        fields = [field for _, field, _, _ in string.Formatter().parse(text) if field]
+    except ValueError:
+        return []
+    paths = [tuple(field.partition("[")[0].split(".")[1:]) for field in fields]
+    return [path for path in paths if path]
 
 
 def _path_of(name: Any) -> tuple[str, ...]:

@@ -557,7 +557,9 @@ def _executed(frame: FrameType, code: CodeType, kind: CodeKind) -> Executed:
     changed = [chain for store in executed.reads.stores for chain in store.bases]
     readers = [each for each in executed.reads.given if each.last_name in _READERS]
     handed = [chain for reader in readers for chain in executed.reads.given[reader]]
-    for chain in followed + changed + handed:
+    # Of what is used as a whole, such as what `str.format` is given.
+    asked = executed.reads.whole if executed.reads.getters else set()
+    for chain in (*followed, *changed, *handed, *asked):
         if chain.kind == "argument":
             executed.observed.setdefault(chain.root, Observed())
     return executed

@@ -276,11 +276,12 @@ class ModuleGraph:
         self._gradients = passes.gradients
         self._gradient_copies = TensorCopies(arrived, apart=True)
 
-    def may_overwrite(self) -> bool:
+    def may_overwrite(self, leaves: Sequence[torch.Tensor] = ()) -> bool:
         """Return whether a replay may come: no backward pass reads the graph's memory as it is.
 
         Sync: Does not block the host.
         """
+        del leaves  # a module that writes into its arguments is not captured
         return not self._is_refused and self._runs.is_free()
 
     def takes(self, tree: Tree) -> bool:

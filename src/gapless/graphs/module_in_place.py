@@ -84,6 +84,7 @@ class ModuleInPlace:
         self._limits = settings.limits()
         self._runs = Runs(self._side, self.report)
         self._own: Any = None
+        self._of_class: Any = None
         self._as_written: Callable[..., Any] = module.forward
         self.is_captured_in_autocast = True
         self.kind_of_call: Callable[[], Hashable] = _of_one_kind
@@ -118,9 +119,12 @@ class ModuleInPlace:
         kept = vars(self.target)
         self._own = kept.get(_FORWARD)
         self._as_written = self.target.forward
+        self._of_class = type(self.target).forward
 
         @wraps(self._as_written)
         def forward(*args: Any, **kwargs: Any) -> Any:
+            if type(self.target).forward is not self._of_class and self._own is None:
+                self._take_other_forward()
             if torch.compiler.is_compiling():
                 self._is_traced = True
                 return self._as_written(*args, **kwargs)
@@ -145,6 +149,20 @@ class ModuleInPlace:
             del kept[_STATE]
         # Whoever still holds `forward` runs the module as written.
         self._is_never_captured = True
+        self._forget()
+
+    def _take_other_forward(self) -> None:
+        """Let calls be those of the class's `forward` of now: it, or the class, is another one."""
+        kept = vars(self.target)
+        ours = kept.pop(_FORWARD)
+        try:
+            self._of_class = type(self.target).forward
+            self._as_written = self.target.forward
+        finally:
+            kept[_FORWARD] = ours
+        self._forget()
+
+    def _forget(self) -> None:
         for step in [*self._trained.values(), *self._evaluated.values()]:
             step.forget()
         self._trained, self._trials, self._evaluated, self._newest = {}, {}, {}, {}

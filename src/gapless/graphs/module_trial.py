@@ -45,6 +45,7 @@ from gapless.graphs.reach import HOOK_TABLES
 from gapless.graphs.refusal import Refused
 from gapless.graphs.rehearsal import Rehearsal
 from gapless.graphs.seen_calls import Given, SeenCalls, note_gradients
+from gapless.graphs.step_call import at_work
 from gapless.graphs.touched import TouchWatch
 from gapless.graphs.trial import Tried, why_it_failed
 from gapless.graphs.weight_guards import WeightsInPlace
@@ -201,7 +202,8 @@ class ModuleTrial:
 
     def _work(self, tree: Tree) -> Any:
         call: Call = tree.value
-        return self.observed(tree, lambda: self._forward(*call.args, **call.kwargs))
+        with at_work():
+            return self.observed(tree, lambda: self._forward(*call.args, **call.kwargs))
 
     def _refusals(
         self,

@@ -115,7 +115,7 @@ class PayOff:
         are_alike = comparison_with(tree.leaves)
         if graph not in self._num_replays or are_alike is None:
             return replay
-        form, kind, guards_hold, is_free = (
+        form, kind, guards_hold, may_overwrite = (
             tree.structure(),
             tree.key(),
             graph.guards.hold,
@@ -133,7 +133,7 @@ class PayOff:
                 self.is_given_up(kind)
                 or form_of(args, kwargs, leaves) != form
                 or not are_alike(*leaves)
-                or not (guards_hold() and is_free())
+                or not (guards_hold() and may_overwrite(leaves))
             ):
                 self._forget_call()
                 return NOT_ALIKE

@@ -528,10 +528,16 @@ class Reach:
                 for free, cell in cells:
                     if free == name:
                         yield from self._place("cell", cell, None, name, site)
-        elif name in executed.names:
-            yield from self._place("dict", executed.names, name, name, site)
-        elif name in vars(builtins):
-            yield from self._builtin(name, site)
+        else:
+            yield from self._global(executed.names, name, site)
+
+    def _global(self, names: dict[str, Any], name: str, site: str) -> Iterable[tuple[Any, str]]:
+        """Return what stands for a name in a module."""
+        if name not in names and name in vars(builtins):
+            return self._builtin(name, site)
+        # One that is missing may come later; until then it is a NameError.
+        is_place = name in names or self._is_users
+        return self._place("dict", names, name, name, site) if is_place else []
 
     def _builtin(self, name: str, site: str) -> Iterable[tuple[Any, str]]:
         """Return what stands for a name in all modules; some tools put something there."""

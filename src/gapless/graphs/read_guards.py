@@ -456,6 +456,11 @@ class ReadGuards:
                     read=_attribute_reader(function, part), expected=value,
                     name=function.__qualname__, site=site_of(code, None), is_memory=True,
                 )  # fmt: skip
+        # Those of keywords stand in a dictionary, which may be changed in place.
+        defaults = function.__kwdefaults__
+        for name in defaults or ():
+            site = site_of(code, None)
+            self._add_place(Place("dict", defaults, name, name=name, site=site))
 
     def _add_tensor(self, tensor: torch.Tensor, name: str, site: str) -> None:
         if id(tensor) in self._tensors:

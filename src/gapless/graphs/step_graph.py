@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gapless.graphs.step_guards import StepGuards
     from gapless.graphs.update_outside import CapturedUpdates
     from gapless.graphs.weight_guards import GraphGradients
+    from gapless.graphs.written_memory import WrittenMemory
     from gapless.pipeline.tree import Tree
 
 
@@ -47,11 +48,10 @@ class StepGraph:
         guards: what has to hold before a replay.
         reads: what the step's code reads.
         held: tensors that the graph reads or writes, whose memory must stay.
+        written: the memory among them that it writes.
 
     Attributes:
         changes_batch: whether the step changes its batch.
-        may_overwrite: returns whether nobody keeps a view of gradients that a replay would
-            overwrite.
         gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
     """
 
@@ -69,6 +69,7 @@ class StepGraph:
         guards: StepGuards,
         reads: ReadGuards,
         held: Sequence[torch.Tensor],
+        written: WrittenMemory,
     ) -> None:
         self.guards = guards
         self.reads = reads
@@ -76,12 +77,12 @@ class StepGraph:
         self._inputs = StaticInputs(inputs, batch)
         self._results = results
         self._gradients = gradients
-        self.may_overwrite = gradients.have_no_views
         self.gradients_let_go_of = gradients.let_go_of
         self.updates = updates
         self._kept = kept
         self._changes = changes
         self._held = held
+        self._written = written
         self.changes_batch = bool(changes)
         self._writes_batch = changes.writes_tensors
         self._keeps = bool(kept)
@@ -93,9 +94,18 @@ class StepGraph:
         show in another. Nobody can ask a replay for gradients of its batch. Views of the gradients
         of an earlier replay would change.
         """
-        if any(map(_requires_grad, tree.leaves)) or not self.may_overwrite():
+        if any(map(_requires_grad, tree.leaves)) or not self.may_overwrite(tree.leaves):
             return False
         return not (self._writes_batch and share_memory(tree.leaves))
+
+    def may_overwrite(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay would overwrite nothing that is needed.
+
+        That are views of gradients that somebody keeps, and a batch that lies where the step writes.
+
+        Sync: Does not block the host.
+        """
+        return self._gradients.have_no_views() and not self._written.holds_any(leaves)
 
     def replay(self, tree: Tree, *, is_own: bool) -> Any:
         """Launch the step on a batch; return what it returns.

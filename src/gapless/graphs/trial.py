@@ -34,6 +34,7 @@ from gapless.graphs.weight_guards import (
     GraphGradients,
     WeightsInPlace,
 )
+from gapless.graphs.written_memory import WrittenMemory
 from gapless.pipeline.tree import flatten, has_address
 
 
@@ -263,6 +264,12 @@ class Trial:
         if touched is not None:
             found = [*touched.read, *touched.written]
             others += [tensor for tensor in found if address_of(tensor) not in watched.known]
+        # What the step writes only as a part of its batch lies in `known` alone.
+        places = set(map(address_of, others))
+        all_written = [] if touched is None else touched.written
+        written = WrittenMemory([one for one in all_written if address_of(one) in places])
+        if written.holds_any(tree.leaves):
+            raise Refused(_WRITES_BEHIND_ITS_BATCH)
         changes = batch.changes(others)
         if changes.unsupported is not None:
             raise Refused(_changes_batch(changes.unsupported))
@@ -278,6 +285,7 @@ class Trial:
             guards=StepGuards(reads, memory, updates, kept),
             reads=reads,
             held=others,
+            written=written,
         )
 
     # --- proof ---
@@ -464,16 +472,39 @@ def _results(
         part = not_made_anew(out, others)
         if part is not None:
             raise Refused(cannot_return(part))
+        _check_gradients([*out.leaves, *flatten(kept.left()).leaves], others)
         value = (out.value, kept.left()) if kept else out.value
         return Results(flatten(value), inputs=static.leaves, others=others, gradients=gradients)
     except BatchError as error:  # a container that cannot be made anew
         raise Refused(cannot_return(out.value)) from error
 
 
+def _check_gradients(leaves: Iterable[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+    """Refuse a step that hands out a tensor of its own together with the gradient of that."""
+    there = set(map(id, others))
+    for leaf in leaves:
+        has_gradient = leaf.retains_grad or (leaf.is_leaf and leaf.grad is not None)
+        if has_gradient and id(leaf) not in there:
+            raise Refused(_HAS_A_GRADIENT)
+
+
+_HAS_A_GRADIENT = Refusal(
+    "result",
+    "the step returns or keeps a tensor that has a gradient of its own, which a replay cannot make "
+    "anew; return the gradient",
+    name="a tensor with a gradient",
+)
 _BACKWARD_IS_OUTSIDE = Refusal(
     "backward_outside",
     "the step returns a tensor that still needs its backward pass, which a graph does not bring "
     "along; call backward() in the step",
+)
+
+
+_WRITES_BEHIND_ITS_BATCH = Refusal(
+    "changes_batch",
+    "a tensor of the batch is a view of memory that the step also writes by another name, which cannot "
+    "be done again for a replay; pass a copy",
 )
 
 

@@ -8,6 +8,7 @@ returns travels with the batch, so nobody walks the batch again.
 from __future__ import annotations
 
 import dataclasses
+import enum
 import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -294,6 +295,9 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
         leaves.append(value)
         return _TENSOR
     if isinstance(value, PLAIN):
+        if _has_attributes(value):
+            unknown.append(value)
+            return _UnknownNode(value)
         return _PlainNode(value)
     container = container_of(type(value))
     if container is None:
@@ -303,3 +307,13 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
     if isinstance(value, tuple | list):
         return _SequenceNode(value, container, parts)
     return _NamedNode(value, container, dict(zip(container.names(value), parts, strict=True)))
+
+
+def _has_attributes(value: Any) -> bool:
+    """Return whether a plain value has attributes of its own, which its text does not show."""
+    kind = type(value)
+    if kind in _PLAIN_ATTRIBUTE or isinstance(value, enum.Enum):
+        return False
+    return bool(getattr(value, "__dict__", None)) or any(
+        vars(owner).get("__slots__") for owner in kind.__mro__
+    )

@@ -1,0 +1,63 @@
+"""Memory that a graph writes, to ask whether a batch lies in it.
+
+A graph reads copies of its batch. As written, what a step writes into a buffer shows at once in a batch
+that is a view of that buffer; in a copy it does not.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from typing import TYPE_CHECKING
+
+from gapless.graphs.touched import joined, span_of
+from gapless.pipeline.tree import has_address
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    import torch
+
+
+class WrittenMemory:
+    """Where a graph writes outside of its own memory.
+
+    Args:
+        tensors: strided, that it writes to. Their memory is not kept alive.
+    """
+
+    def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
+        tensors = [tensor for tensor in tensors if tensor.numel()]
+        self._written = joined(map(_bytes_of, tensors))
+        storages = joined({_bytes_of_storage(tensor) for tensor in tensors})
+        self._begins = [begin for begin, _ in storages]
+        self._ends = [end for _, end in storages]
+
+    def holds_any(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Return whether a byte of any of these tensors is written.
+
+        Sync: Does not block the host.
+        """
+        return any(map(self._holds, tensors))
+
+    def _holds(self, tensor: torch.Tensor) -> bool:
+        if not has_address(tensor):
+            return False
+        address = tensor.data_ptr()
+        number = bisect_right(self._begins, address)
+        # Nearly no batch lies in the storage of anything else.
+        if not number or address >= self._ends[number - 1]:
+            return False
+        begin, end = _bytes_of(tensor)
+        return any(start < end and begin < stop for start, stop in self._written)
+
+
+def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    start, end = span_of(tensor)
+    address = tensor.data_ptr()
+    return address, address + end - start
+
+
+def _bytes_of_storage(tensor: torch.Tensor) -> tuple[int, int]:
+    storage = tensor.untyped_storage()
+    return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
