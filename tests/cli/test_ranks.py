@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gapless as package
+from gapless.cli.ranks import resume_command
 
 
 TINY = [
@@ -47,6 +49,48 @@ def test_a_dry_run_is_printed_by_one_rank(gapless, monkeypatch):
     done = gapless("train", "--dry-run")
 
     assert (done.code, done.out, done.err) == (0, "", "")
+
+
+def test_a_dry_run_says_what_the_ranks_share(gapless, tiny_data, monkeypatch):
+    """The update, the gradients, and that the time is of one rank; the epochs have fewer updates."""
+    alone = gapless("train", "--data", tiny_data, "--dry-run", *TINY)
+    for name, value in {"WORLD_SIZE": 2, "LOCAL_RANK": 0, "RANK": 0}.items():
+        monkeypatch.setenv(name, str(value))
+    shared = gapless("train", "--data", tiny_data, "--dry-run", *TINY)
+
+    assert "ranks:" not in alone.out
+    assert "ranks: 2, each with the whole model" in shared.out
+    assert "an update of 2 x 1 batches" in " ".join(shared.out.split())
+    assert updates_in(shared.out) == -(-updates_in(alone.out) // 2)
+
+
+def updates_in(text):
+    """Return the number of updates that a dry run foresees."""
+    return int(re.search(r"up to\s+([\d,]+)\s+updates", text)[1].replace(",", ""))
+
+
+@pytest.mark.parametrize(
+    ("environment", "command"),
+    [
+        ({}, "gapless train --resume r"),
+        ({"WORLD_SIZE": 1}, "gapless train --resume r"),
+        (
+            {"WORLD_SIZE": 2},
+            "torchrun --standalone --nproc-per-node 2 -m gapless train --resume r",
+        ),
+        (
+            {"WORLD_SIZE": 16, "LOCAL_WORLD_SIZE": 8, "GROUP_WORLD_SIZE": 2},
+            "torchrun --nnodes 2 --nproc-per-node 8 OPTIONS-AS-BEFORE -m gapless train --resume r",
+        ),
+    ],
+    ids=["no torchrun", "one rank", "one host", "two hosts"],
+)
+def test_the_way_on_is_named_as_it_was_begun(monkeypatch, environment, command):
+    """With torchrun where it started several ranks."""
+    for name, value in {**environment, **({"LOCAL_RANK": 0} if environment else {})}.items():
+        monkeypatch.setenv(name, str(value))
+
+    assert resume_command(Path("r")) == command
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from gapless.errors import UserError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from gapless.device.base import Device
     from gapless.ranks import Ranks
@@ -28,6 +29,19 @@ _SECONDS_FOR_FIRST_RANK = 3.0
 def speaks_for_all() -> bool:
     """Return whether this process is the one that says what all have to say: rank 0, or one alone."""
     return "LOCAL_RANK" not in os.environ or os.environ.get("RANK", "0") == "0"
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command that goes on with a run as it was started; torchrun starts several ranks."""
+    command = f"gapless train --resume {run_dir}"
+    world = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
+    own = os.environ.get("LOCAL_WORLD_SIZE", world)
+    if world == "1":
+        return command
+    if own == world:
+        return f"torchrun --standalone --nproc-per-node {world} -m {command}"
+    hosts = os.environ.get("GROUP_WORLD_SIZE", "HOSTS")
+    return f"torchrun --nnodes {hosts} --nproc-per-node {own} OPTIONS-AS-BEFORE -m {command}"
 
 
 def leave_it_to_first() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from time import monotonic
 from typing import TYPE_CHECKING, NoReturn, Self
 
-from gapless.cli.ranks import speaks_for_all
+from gapless.cli.ranks import resume_command, speaks_for_all
 
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ class Signals:
         saved = sorted(path.name for path in (self.run_dir / "checkpoints").glob("step-*"))
         if not saved:
             return "; nothing is saved yet"
-        return f"; {saved[-1]} is saved; go on with: gapless train --resume {self.run_dir}"
+        return f"; {saved[-1]} is saved; go on with: {resume_command(self.run_dir)}"
 
 
 def _ignore(number: int, frame: FrameType | None) -> None:

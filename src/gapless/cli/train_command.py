@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,7 +10,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped, warn
-from gapless.cli.ranks import join_ranks, part, speaks_for_all
+from gapless.cli.ranks import join_ranks, part, resume_command, speaks_for_all
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable
@@ -165,7 +166,7 @@ def _say_end(options: Namespace, trainer: Trainer, summary: dict[str, Any]) -> N
     if summary["interrupted"]:
         say(f"stopped after {summary['steps']} updates; go on with")
         # Whole, so that it can be copied.
-        say(f"  gapless train --resume {trainer.run.run_dir}")
+        say(f"  {resume_command(trainer.run.run_dir)}")
     else:
         say_wrapped("\n".join(_result_lines(summary, trainer.run.run_dir)))
     if options.report is not None:
@@ -242,9 +243,11 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.run.config import settings_given
     from gapless.nmt.run.dry_run import estimate_run
     from gapless.nmt.run.out_of_memory import naming_phase
+    from gapless.ranks.launch import read_launch
 
+    world = read_launch(os.environ).world
     chosen = _asking(
-        lambda flags: choose_run(settings_given(flags, file=options.config)),
+        lambda flags: choose_run(settings_given(flags, file=options.config), world=world),
         given_settings(options),
     )
     for note in chosen.task.corpus.notes:
@@ -252,7 +255,7 @@ def _dry_run(options: Namespace) -> int:
     choices = [choice.line for choice in chosen.choices]
     say_wrapped("\n".join(choices or ["all settings are given, or those of the embedded corpus"]))
     with naming_phase("measuring a few updates", lower="`batch_tokens` or `d_model`"):
-        estimate = estimate_run(chosen.config, chosen.task)
+        estimate = estimate_run(chosen.config, chosen.task, world=world)
     say_wrapped("\n".join(estimate.lines))
     return 0
 

@@ -9,7 +9,7 @@ from gapless.device.find import find_device
 from gapless.device.numerics import seed_everything, set_numerics
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import PairBatches, make_loader
-from gapless.nmt.run.build import make_parts
+from gapless.nmt.run.build import make_parts, training_sampler
 from gapless.nmt.run.resolved import resolve
 from gapless.report.text import megabytes, time_left
 
@@ -35,6 +35,9 @@ class Estimate:
         update_seconds: time of one, on average.
         memory_bytes: most memory in use; on a CPU, that of the process.
         max_time: that the run may take; None: it has no limit.
+        world: number of ranks.
+        accumulate: batches of each rank in an update.
+        gradient_bytes: that the ranks sum in an update.
     """
 
     parameters: int
@@ -43,6 +46,9 @@ class Estimate:
     update_seconds: float
     memory_bytes: int
     max_time: str | None
+    world: int = 1
+    accumulate: int = 1
+    gradient_bytes: int = 0
 
     @property
     def lines(self) -> list[str]:
@@ -55,15 +61,26 @@ class Estimate:
             f"{self.update_seconds * 1000:.1f} ms, measured on {self.measured}; validations and the "
             "scores of the final model take longer",
             f"memory: {megabytes(self.memory_bytes)}, measured",
+            *([self._of_ranks] if self.world > 1 else []),
         ]
 
+    @property
+    def _of_ranks(self) -> str:
+        gradients = megabytes(self.gradient_bytes)
+        return (
+            f"ranks: {self.world}, each with the whole model and as much memory, and {gradients} for "
+            f"sums; they share an update of {self.world} x {self.accumulate} batches, and sum "
+            f"{gradients} of gradients in each; the time above is one rank's without these sums"
+        )
 
-def estimate_run(config: TrainConfig, task: Task) -> Estimate:
-    """Measure a few updates of a new run; nothing is written.
+
+def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate:
+    """Measure a few updates of a new run on this process alone; nothing is written.
 
     Args:
         config: of the run.
         task: what it learns.
+        world: number of ranks that are to train it.
 
     Raises:
         UserError: the device cannot be used, or packing was asked for without a budget of tokens.
@@ -73,23 +90,31 @@ def estimate_run(config: TrainConfig, task: Task) -> Estimate:
     device = find_device(config.device)
     set_numerics(device, config.precision, deterministic=config.deterministic)
     seed_everything(config.seed)
-    plan = resolve(config, is_accelerator=device.is_accelerator).plan
+    resolved = resolve(config, is_accelerator=device.is_accelerator, world=world)
+    plan = resolved.plan
     budget = config.capture_memory_bytes()
     with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
         with loop.on_compute_stream():
             parts = make_parts(config, task, device=device, total_updates=config.max_steps or 1)
-        epochs = config.epochs * parts.sampler.num_updates
+        sampler = training_sampler(
+            config, task.train, layout=resolved.layout, one_shape=resolved.one_shape, world=world
+        )
+        epochs = config.epochs * sampler.num_updates
         parts.step.model.train()
         _capture_ahead(loop, parts, task)
         _train(loop, parts, task, epoch=0, updates=_NUM_WARM)
         seconds, measured = _train(loop, parts, task, epoch=1, updates=_NUM_MEASURED)
+        weights = list(parts.step.model.parameters())
         return Estimate(
-            parameters=sum(weight.numel() for weight in parts.step.model.parameters()),
+            parameters=sum(weight.numel() for weight in weights),
             updates=min(epochs, config.max_steps or epochs),
             measured=measured,
             update_seconds=seconds / measured,
             memory_bytes=device.peak_memory_bytes(),
             max_time=config.max_time,
+            world=world,
+            accumulate=resolved.accumulate,
+            gradient_bytes=sum(one.nbytes for one in weights if one.requires_grad),
         )
 
 
