@@ -177,6 +177,17 @@ def test_a_killed_rank_trains_again(trial, launcher, data, undisturbed, tmp_path
     assert tried.wrong == [], tried.text
 
 
+@pytest.mark.multi_gpu
+def test_a_killed_rank_whose_peer_sums_in_buckets(launcher, data, undisturbed, tmp_path):
+    """Sums are on another stream of the graph than all else."""
+    [fault] = [one for one in FAULTS if one.name == "rank 1 is killed"]
+
+    more = (*CAPTURED, *IN_BUCKETS)
+    tried = try_fault(fault, launcher, tmp_path / "fault", data, undisturbed, more=more)
+
+    assert tried.wrong == [], tried.text
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("is_told", [True, False], ids=["the same number", "hidden from each"])
 def test_two_ranks_on_one_gpu(launcher, data, tmp_path, is_told):

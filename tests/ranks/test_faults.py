@@ -7,7 +7,7 @@ import pytest
 from ranks.fault_table import try_fault
 from ranks.faults import FAULTS
 from ranks.groups import fork_ranks
-from ranks.runs import options
+from ranks.runs import IN_BUCKETS, options
 
 
 pytestmark = pytest.mark.xdist_group("processes")
@@ -55,5 +55,23 @@ def test_a_killed_rank_trains_again(launcher, data, undisturbed, tmp_path):
     [fault] = [one for one in FAULTS if one.name == "rank 1 is killed"]
 
     tried = try_fault(fault, launcher, tmp_path / "fault", data, undisturbed, restarts=True)
+
+    assert tried.wrong == [], tried.text
+
+
+@pytest.mark.slow
+def test_a_killed_rank_whose_peer_sends_buckets(launcher, data, undisturbed, tmp_path):
+    """The error is raised within the backward pass, and one line says which rank is gone."""
+    [fault] = [one for one in FAULTS if one.name == "rank 1 is killed"]
+
+    tried = try_fault(
+        fault,
+        launcher,
+        tmp_path / "fault",
+        data,
+        undisturbed,
+        is_forked=True,
+        more=(*IN_BUCKETS, "--sum-in-place"),
+    )
 
     assert tried.wrong == [], tried.text
