@@ -5,14 +5,19 @@
 The ranks train on the CPU under torchrun. The seconds are those from the fault until every process
 is gone; with `--restarts`, until all ranks train again. Exits with 1 if one group hung, ended not as
 `ranks.faults` expects, or left a run that a resume does not bring to the end of an undisturbed one.
+
+With `--out FILE` each trial is a line of JSON there, and the same command goes on after the last one.
+At the end stand the seconds of each kind of fault.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import shutil
 import signal
+import statistics
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -171,9 +176,11 @@ def main():
     faults = [one for one in FAULTS if chosen.only in one.name]
     if chosen.restarts:
         faults = [one for one in faults if one.launches_again]
-    failed = 0
+    tried_before = rows_in(chosen)
+    rows = list(tried_before)
     print(f"{'fault':42}{'seconds':>9}  end", flush=True)
-    for number, fault in enumerate(itertools.islice(itertools.cycle(faults), chosen.trials)):
+    trials = enumerate(itertools.islice(itertools.cycle(faults), chosen.trials))
+    for number, fault in itertools.islice(trials, len(rows), None):
         own = folder / str(number)
         tried = try_fault(
             fault,
@@ -186,20 +193,68 @@ def main():
             restarts=chosen.restarts,
         )
         launcher.stop_all()
+        rows.append(row_of(fault, tried, chosen))
+        if chosen.out:
+            with chosen.out.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(rows[-1]) + "\n")
         print(f"{fault.name:42}{tried.seconds:9.1f}  {'; '.join(tried.wrong) or 'as expected'}")
         sys.stdout.flush()
-        failed += bool(tried.wrong)
         if tried.wrong:
             (own / "ended.txt").write_text(tried.text)
         else:
             shutil.rmtree(own)
     launcher.close()
-    print(f"{chosen.trials - failed} of {chosen.trials} ended as expected")
-    if failed:
+    print("\n".join(summary_of(rows)))
+    if any(row["wrong"] for row in rows[len(tried_before) :]):
         print(f"what differs is kept in {folder}")
-        return 1
-    shutil.rmtree(folder)
-    return 0
+    else:
+        shutil.rmtree(folder)
+    return int(any(row["wrong"] for row in rows))
+
+
+def row_of(fault, tried, chosen):
+    """Return what is written down of a trial."""
+    return {
+        "fault": fault.name,
+        "kind": fault.kind,
+        "seconds": round(tried.seconds, 2),
+        "wrong": tried.wrong,
+        **setting_of(chosen),
+    }
+
+
+def setting_of(chosen):
+    """Return what all trials of a table have in common."""
+    names = ("device", "plan", "forked", "restarts", "only")
+    return {name: getattr(chosen, name) for name in names}
+
+
+def rows_in(chosen):
+    """Return the trials of this table that an earlier command has written down."""
+    if chosen.out is None or not chosen.out.exists():
+        return []
+    # A line that was cut by a kill is of a trial that is made again.
+    text = chosen.out.read_text(encoding="utf-8")
+    lines = text[: text.rfind("\n") + 1].splitlines()
+    if not text.endswith("\n"):
+        chosen.out.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    setting = setting_of(chosen)
+    rows = [json.loads(line) for line in lines]
+    return [row for row in rows if setting.items() <= row.items()][: chosen.trials]
+
+
+def summary_of(rows):
+    """Return the lines that say how each kind of fault ended."""
+    lines = ["", f"{'kind':42}{'trials':>7}{'median s':>10}{'most s':>8}{'wrong':>7}"]
+    for kind in dict.fromkeys(row["kind"] for row in rows):
+        own = [row for row in rows if row["kind"] == kind]
+        seconds = [row["seconds"] for row in own]
+        wrong = sum(bool(row["wrong"]) for row in own)
+        lines.append(
+            f"{kind:42}{len(own):7}{statistics.median(seconds):10.1f}{max(seconds):8.1f}{wrong:7}"
+        )
+    right = sum(not row["wrong"] for row in rows)
+    return [*lines, f"{right} of {len(rows)} ended as expected"]
 
 
 def parse():
@@ -210,6 +265,7 @@ def parse():
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--plan", default="gapless", help="on a GPU captured, with graphs alive")
     parser.add_argument("--restarts", action="store_true", help="torchrun starts the ranks again")
+    parser.add_argument("--out", type=Path, help="file of JSON lines to go on with")
     return parser.parse_args()
 
 

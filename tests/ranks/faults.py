@@ -7,6 +7,7 @@ ranks ends with the bits of a run that nothing disturbed.
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -109,6 +110,11 @@ class Fault:
     traceback: str = ""
     saves: bool = False
     launches_again: bool = True
+
+    @property
+    def kind(self) -> str:
+        """The name for whichever rank it happens to."""
+        return re.sub(r"rank \d+", "a rank", self.name)
 
     @property
     def stops(self) -> bool:
