@@ -36,7 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         folder = Path(options.out)
         logs = folder / f"peers-{case.name}-logs"
         logs.mkdir(parents=True, exist_ok=True)
-        case_file = CaseFile.of(case, logs / "case.pickle")
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -55,18 +54,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def write(race: Race) -> None:
         _write(stem, facts, race)
 
-    def start(row: Row) -> RowProcess:
+    def start(case_file: CaseFile, row: Row) -> RowProcess:
         make = partial(make_peer, name=row.name, compiled_shapes=options.compiled_shapes)
         return RowProcess(make, case=case_file, device=device, log=logs / f"{row.name}.log")
 
-    race = Race(
-        rows,
-        schedule,
-        start=start,
-        say=lambda line: print(line, flush=True),
-        on_round=write,
-    )
-    race.run()
+    with CaseFile.of(case) as case_file:
+        race = Race(
+            rows,
+            schedule,
+            start=partial(start, case_file),
+            say=lambda line: print(line, flush=True),
+            on_round=write,
+        )
+        race.run()
     write(race)
     table = stem.with_suffix(".md").read_text(encoding="utf-8")
     print(f"\n{table}\nwritten: {stem}.json, .md, .svg")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import pickle
+import tempfile
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +23,7 @@ from gapless.nmt.run.task import prepare
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
 
     from gapless.nmt.run.task import Task
 
@@ -122,10 +124,13 @@ class CaseFile:
     path: Path
 
     @classmethod
-    def of(cls, case: Case, path: Path) -> CaseFile:
-        """Write a case."""
-        path.write_bytes(pickle.dumps(case))
-        return cls(path=path)
+    @contextmanager
+    def of(cls, case: Case) -> Iterator[CaseFile]:
+        """Return a file of a case that is there for the body."""
+        with tempfile.TemporaryDirectory(prefix="case-") as folder:
+            path = Path(folder) / "case.pickle"
+            path.write_bytes(pickle.dumps(case))
+            yield cls(path=path)
 
     def read(self) -> Case:
         """Return the case."""

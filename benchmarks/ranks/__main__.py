@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         calls = _calls_in(options.json)
         logs = options.json.parent / f"{options.json.stem}-logs"
         logs.mkdir(parents=True, exist_ok=True)
-        case_file = CaseFile.of(case, logs / "case.pickle")
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     facts = _facts(options, case, schedule, devices)
 
-    def start(row: RankRow) -> RowGroup:
+    def start(case_file: CaseFile, row: RankRow) -> RowGroup:
         own = devices[:1] if row.is_alone else devices
         return RowGroup(row, case=case_file, devices=own, logs=logs, keeps_traces=options.traces)
 
@@ -71,14 +71,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         done = {"rounds_done": race.rounds_done, "shortened": race.shortened(), "rows": found}
         _write(options.json, [*calls, {**facts, **done}])
 
-    race = Race(
-        rows,
-        schedule,
-        start=start,
-        say=lambda line: print(line, flush=True),
-        on_round=write,
-    )
-    race.run()
+    with CaseFile.of(case) as case_file:
+        race = Race(
+            rows,
+            schedule,
+            start=partial(start, case_file),
+            say=lambda line: print(line, flush=True),
+            on_round=write,
+        )
+        race.run()
     write(race)
     page = options.json.with_suffix(".md")
     print(f"\n{page.read_text(encoding='utf-8')}\nwritten: {options.json}, {page}")
