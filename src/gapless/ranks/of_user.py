@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-import torch
-
 from gapless.errors import UserError
 from gapless.ranks.launch import read_launch
 from gapless.ranks.one_rank import OneRank
 
 
 if TYPE_CHECKING:
+    import torch
+
     from gapless.ranks.protocol import Peers
 
 
@@ -21,6 +21,8 @@ def is_distributed() -> bool:
 
     Sync: Does not block the host.
     """
+    import torch
+
     group = torch.distributed
     return bool(group.is_available() and group.is_initialized() and group.get_world_size() > 1)
 
@@ -49,6 +51,8 @@ def ranks_of_user(device: torch.device) -> Peers:
 
 
 def _check_alone() -> None:
+    import torch
+
     group = torch.distributed
     if group.is_available() and group.is_initialized():
         return
