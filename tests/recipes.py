@@ -33,6 +33,9 @@ SCRIPTS = ROOT / "examples" / "recipes"
 PAGES = ROOT / "docs" / "recipes"
 NAMES = sorted(path.stem.removesuffix("_after") for path in SCRIPTS.glob("*_after.py"))
 
+# Started by torchrun, with a rank for each GPU.
+ON_RANKS = [name for name in NAMES if name.endswith("ddp")]
+
 # As the pages say.
 NUM_STEPS = 60
 
@@ -45,8 +48,19 @@ OPTIONS_BEFORE = {"lengths": ("--pad-to", "8")}
 # What a recipe needs beside torch.
 FRAMEWORKS = {
     "accelerate": ("accelerate",),
+    "accelerate_ddp": ("accelerate",),
+    "fabric_ddp": ("lightning",),
     "hugging_face": ("transformers", "accelerate"),
     "lightning": ("lightning",),
+}
+
+# What torchrun says to a rank that is alone.
+_ALONE = {
+    "RANK": "0",
+    "LOCAL_RANK": "0",
+    "WORLD_SIZE": "1",
+    "MASTER_ADDR": "127.0.0.1",
+    "MASTER_PORT": "0",
 }
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -96,12 +110,16 @@ def run(script: Path, *options: str) -> Run:
         # Torch's compiler changes both.
         mock.patch.object(sys, "path", list(sys.path)),
         mock.patch.dict(os.environ),
+        # A process group names its rank in errors.
+        mock.patch.object(sys, "excepthook", sys.excepthook),
         torch.random.fork_rng(devices=range(torch.cuda.device_count())),
         contextlib.redirect_stdout(printed),
         warnings.catch_warnings(),
     ):
         if script.stem.startswith("lightning"):
             warnings.simplefilter("ignore")  # it advises more workers
+        if script.stem.startswith("ddp") and "RANK" not in os.environ:
+            os.environ.update(_ALONE)
         exec(code, names)
     return Run(printed.getvalue().splitlines(), names)
 
@@ -136,12 +154,17 @@ def run_recipe(name: str, kind: str, device: str) -> Run:
 def simulated():
     """Enter a simulated device that gapless finds by whatever name it is asked for.
 
-    Code is not compiled on it.
+    Code is not compiled on it, and its one rank has nobody to sum gradients with: Gloo would read
+    memory before the device has written it.
     """
     with contextlib.ExitStack() as patches, testing.SimulatedDevice(scheduler="asap") as device:
         for module in {sys.modules[public.__module__] for public in _TAKE_DEVICES}:
             patches.enter_context(mock.patch.object(module, "find_device", return_value=device))
         patches.enter_context(mock.patch.object(torch, "compile", lambda model: model))
+        patches.enter_context(
+            mock.patch.object(torch.nn.parallel, "DistributedDataParallel", lambda model: model)
+        )
+        patches.enter_context(mock.patch.object(torch.distributed, "all_reduce"))
         patches.enter_context(_frameworks_on(device))
         yield device
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import recipes
 from faults.processes import Launcher
 from faults.runs import write_data
 from ranks import user_loops
@@ -23,6 +24,7 @@ from ranks.runs import (
     resume_options,
     validations,
 )
+from ranks.test_recipes_on_ranks import check_ranks, run_on_ranks
 from ranks.test_user_loops import check_loop, results_in
 from ranks.user_loops import LOOPS
 
@@ -231,3 +233,32 @@ def loops(launcher, tmp_path_factory):
 def test_a_loop_of_a_user(name, loops):
     """The word is an expected one, and the same on both ranks."""
     check_loop(name, loops(name))
+
+
+@pytest.fixture
+def fork(launcher, tmp_path):
+    """Start ranks in a folder of the test."""
+
+    def call(*arguments, name, **options):
+        return fork_ranks(launcher, *arguments, folder=tmp_path / name, **options)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    "world", [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.multi_gpu)]
+)
+@pytest.mark.parametrize("name", recipes.ON_RANKS)
+def test_a_recipe_for_several_gpus(name, world, fork, tmp_path):
+    """Both scripts have the same digits and bits, all ranks the same weights, and steps are replayed."""
+    if not recipes.is_installed(name):
+        pytest.skip("its framework is absent")
+    before, after = (
+        run_on_ranks(fork, tmp_path, name, kind, "cuda", world=world)
+        for kind in ("before", "after")
+    )
+
+    check_ranks(before, after)
+    for report in after[0]["reports"]:
+        assert report["refusals"] == []
+        assert report["counts"][1] > 0
