@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from gapless.errors import DataError, UserError
 from gapless.nmt.run.config import make_config
 from gapless.ranks import WayToSum
+from gapless.ranks.gradient_sum import summing
 from gapless.ranks.group import _group_on
 from ranks import way_program
 
@@ -106,6 +108,48 @@ def test_a_setting_that_says_nothing(setting, value):
     """It is refused by its name."""
     with pytest.raises((UserError, DataError), match=f"`{setting}` must be"):
         make_config({setting: value})
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.count += "copy" in str(operation)
+        return operation(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(
+    ("way", "expected"),
+    [
+        (WayToSum(), 0),
+        (WayToSum(bucket_bytes=8), 0),
+        # There and back.
+        (WayToSum(sends_bf16=True), 2),
+    ],
+)
+def test_gradients_that_are_kept_are_not_copied(monkeypatch, way, expected):
+    """They are made where they are summed, but for those that are rounded."""
+    sent = SimpleNamespace(wait=lambda: None)
+    monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: sent)
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    gradients = summing(weights, way, group=None, agree=lambda value: [value])
+    counts = []
+    for _ in range(3):
+        gradients.start()
+        with Copies() as copies:
+            sum(weight.sum() for weight in weights).backward()
+            gradients.finish()
+        counts.append(copies.count)
+        for weight in weights:
+            weight.grad.zero_()
+    gradients.close()
+
+    assert counts[0] > 0
+    assert counts[1:] == [expected] * 2
 
 
 # --- in processes ---
