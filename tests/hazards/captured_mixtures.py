@@ -117,6 +117,109 @@ def global_is_deleted(place):
         globals()["factor"] = 0.5
 
 
+@captured_case(
+    "The step takes a default where an attribute is missing, which comes late.", expect=CAPTURED
+)
+def attribute_comes_late(place):
+    class Found:
+        pass
+
+    found = Found()
+
+    def find(trainer):
+        del trainer
+        try:
+            return found.weight
+        except AttributeError:
+            return 2.0
+
+    def change(trainer, number):
+        del trainer
+        if number == 9:
+            found.weight = 0.5
+        if number == 15:
+            del found.weight
+
+    return weighted(place, find, change)
+
+
+@captured_case("A variable of an enclosing function is unbound for some calls.", expect=CAPTURED)
+def variable_is_unbound(place):
+    weight = 0.5
+
+    def find(trainer):
+        del trainer
+        try:
+            return weight
+        except NameError:
+            return 2.0
+
+    def change(trainer, number):
+        nonlocal weight
+        del trainer
+        if number == 9:
+            del weight
+        if number == 15:
+            weight = 0.25
+
+    return weighted(place, find, change)
+
+
+class Text(str):
+    """A text with attributes."""
+
+
+def text_of(text, weight):
+    made = Text(text)
+    made.weight = weight
+    return made
+
+
+@captured_case(
+    "A text with a weight is replaced by an equal one of another weight.", expect=EITHER
+)
+def equal_text_of_another_weight(place):
+    def find(trainer):
+        return trainer.name.weight
+
+    def change(trainer, number):
+        trainer.name = text_of("ce", 0.5 if number < 10 else 0.25)
+
+    return weighted(place, find, change)
+
+
+class Block(nn.Module):
+    """A part of a model, of a class of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, x):
+        return torch.relu(self.layer(x))
+
+
+@captured_case("`forward` of a part's class is replaced for some calls.", expect=CAPTURED)
+def forward_of_a_part_is_replaced(place):
+    model = nn.Sequential(Block(), nn.Linear(4, 4)).to(place.torch_device)
+    optimizer, as_written = sgd(model), Block.forward
+
+    def train(pair):
+        x, y = pair
+        return updated(optimizer, F.cross_entropy(model(x), y))
+
+    def change(number):
+        if number == 9:
+            Block.forward = lambda self, x: torch.tanh(self.layer(x))
+        if number == 15:
+            Block.forward = as_written
+
+    try:
+        return losses_of(place, place.capture(train), NUM, before=change), state(model, optimizer)
+    finally:
+        Block.forward = as_written
+
+
 @captured_case("`bisect` finds the phase by milestones that the loop moves.", expect=CAPTURED)
 def bisect_of_milestones(place):
     def find(trainer):
@@ -498,6 +601,26 @@ def gradient_of_an_activation(place):
     return found, state(model, optimizer)
 
 
+@captured_case(
+    "An activation is put into the batch, and the loop reads its gradient.", expect=EITHER
+)
+def gradient_of_a_part_of_the_batch(place):
+    model = Headed().to(place.torch_device)
+    optimizer, found = sgd(model), []
+
+    def train(given):
+        given["hidden"] = F.relu(model.body(given["x"]))
+        given["hidden"].retain_grad()
+        return updated(optimizer, F.cross_entropy(model.head(given["hidden"]), given["y"]))
+
+    step = place.capture(train)
+    for x, y in batches(place, NUM):
+        given = {"x": x, "y": y}
+        found.append(kept(step(given)))
+        found.append(snapshot(place, given["hidden"].grad))
+    return found, state(model, optimizer)
+
+
 # ------------------------------------------------------------------ how the step is called
 
 
@@ -842,6 +965,24 @@ def view_of_a_bank(place):
 )
 def view_of_a_bank_at_times(place):
     return with_a_bank(place, lambda number, rows: rows if number % 5 == 4 else rows.clone())
+
+
+@captured_case("Batches of a group are views of a bank that each step writes.", expect=EITHER)
+def views_of_a_bank_in_groups(place):
+    model = mlp(place)
+    optimizer, found = sgd(model), []
+    bank, classes = batch(place, 1, rows=12)
+
+    def train(pair):
+        rows, y = pair
+        bank.mul_(0.9).add_(0.01)
+        return updated(optimizer, F.cross_entropy(model(rows), y))
+
+    step = place.capture(train, steps_per_launch=2)
+    for number in range(NUM):
+        parts = [bank[:6], bank[3:9]] if number >= 12 else [bank[:6].clone(), bank[3:9].clone()]
+        found += [kept(loss) for loss in step([(rows, classes[:6]) for rows in parts])]
+    return found, state(model, optimizer), bank
 
 
 # ----------------------------------------------------------------------- weights and updates

@@ -143,6 +143,89 @@ def forward_calls_itself(place):
     return losses, state(model, optimizer)
 
 
+class Caller(nn.Module):
+    """Calls another model, which may call this one."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+        self.other = []
+
+    def forward(self, x, depth=3):
+        x = torch.tanh(self.layer(x))
+        return self.other[0](x, depth=depth - 1) if depth else x
+
+
+@in_place_case("Two captured models call each other, some levels deep.", expect=either())
+def models_call_each_other(place):
+    first, second = made(place, Caller), made(place, Caller)
+    first.other, second.other = [second], [first]
+    place.capture(first, name="first")
+    place.capture(second, name="second")
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    losses = []
+    for x, _ in batches(place, NUM):
+        losses.append(update(optimizer, first(x).square().mean()))
+        losses.append(update(optimizer, second(x, depth=1).square().mean()))
+    return losses, state(first, optimizer), state(second)
+
+
+class Outer(nn.Module):
+    """A model whose part is of a class of the user's."""
+
+    def __init__(self):
+        super().__init__()
+        self.part, self.head = Scorer(), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.head(self.part(x))
+
+
+@in_place_case(
+    "`forward` of a part's class is replaced after the capture, and put back.", expect=either()
+)
+def forward_of_a_part_is_replaced(place):
+    model = made(place, Outer)
+    place.capture(model)
+    optimizer, as_written = sgd(model), Scorer.forward
+    losses = fit(place, model, optimizer, 8)
+    try:
+        Scorer.forward = lambda self, x: self.head(torch.tanh(self.body(x)))
+        losses += fit(place, model, optimizer, 8, start=8)
+    finally:
+        Scorer.forward = as_written
+    losses += fit(place, model, optimizer, 8, start=16)
+    return losses, state(model, optimizer)
+
+
+class Remembering(nn.Module):
+    """Writes into a table that its input may be a view of."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+        self.register_buffer("table", torch.ones(12, 8))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.table.mul_(0.9)
+        return self.layer(x)
+
+
+@in_place_case("The input is a view of a buffer that forward writes, at times.", expect=either())
+def input_is_a_view_of_a_buffer(place):
+    model = made(place, Remembering)
+    place.capture(model)
+    optimizer, found = sgd(model), []
+    for number in range(NUM):
+        rows = model.table[number % 3 : number % 3 + 6]
+        rows = rows if number % 4 == 3 else rows.clone()
+        with torch.no_grad():
+            found.append(kept(model(rows)))
+        found.append(update(optimizer, model(rows).square().mean()))
+    return found, state(model, optimizer)
+
+
 # -------------------------------------------------------------- what looks into the model
 
 
