@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.results import Results
+from gapless.graphs.results import Results, has_own_gradient
 from gapless.pipeline.containers import PLAIN, Container, container_of, containers_in
 from gapless.pipeline.tree import flatten
 
@@ -67,6 +67,7 @@ class BatchChanges:
     Attributes:
         unsupported: type of a changed container that cannot be changed here, None if there is
             none.
+        puts_gradients: whether a tensor that was put into the batch holds its gradient.
     """
 
     def __init__(
@@ -95,6 +96,10 @@ class BatchChanges:
         put = [part for parts in changed.values() for part in parts.values()]
         tensors = {id(tensor): tensor for part in put for tensor in self._tensors_in(part)}
         self._put = list(tensors)
+        there = set(map(id, [*tree.leaves, *others]))
+        self.puts_gradients = any(
+            has_own_gradient(tensor) for key, tensor in tensors.items() if key not in there
+        )
         # As results of the step they are copied, or are views of the batch.
         self._results = Results(
             flatten(tuple(tensors.values())), inputs=tree.leaves, others=others

@@ -29,6 +29,7 @@ from gapless.graphs.step_call import at_work
 from gapless.graphs.step_graph import StaticInputs
 from gapless.graphs.step_guards import Failure, failure_of_reads
 from gapless.graphs.tensor_copies import TensorCopies
+from gapless.graphs.written_memory import WrittenMemory
 from gapless.pipeline.tree import flatten, has_address
 
 
@@ -237,6 +238,7 @@ class ModuleGraph:
         self._weights = weights
         self._saved = saved
         self._written = written
+        self._written_memory = WrittenMemory(written)
         # What is written is kept for each run.
         known = set(map(address_of, [*written, *passes.inputs]))
         read: dict[int, torch.Tensor] = {}
@@ -276,17 +278,19 @@ class ModuleGraph:
         self._gradients = passes.gradients
         self._gradient_copies = TensorCopies(arrived, apart=True)
 
-    def may_overwrite(self, leaves: Sequence[torch.Tensor] = ()) -> bool:
-        """Return whether a replay may come: no backward pass reads the graph's memory as it is.
+    def may_overwrite(self, leaves: Sequence[torch.Tensor]) -> bool:
+        """Return whether a replay may come.
+
+        No backward pass may read the graph's memory as it is, and no argument lie where the module writes.
 
         Sync: Does not block the host.
         """
-        del leaves  # a module that writes into its arguments is not captured
-        return not self._is_refused and self._runs.is_free()
+        is_free = not self._is_refused and self._runs.is_free()
+        return is_free and not self._written_memory.holds_any(leaves)
 
     def takes(self, tree: Tree) -> bool:
         """Return whether a replay does what the call as written would do."""
-        if not self.may_overwrite():
+        if not self.may_overwrite(tree.leaves):
             return False
         wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
         return not (len(wanted) > 1 and share_memory(wanted))

@@ -21,6 +21,7 @@ import torch
 
 from gapless.graphs.reach import MISSING, entries_of
 from gapless.pipeline.containers import container_of
+from gapless.pipeline.tree import has_attributes
 
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _BY_IDENTITY = (
     type(Ellipsis),
     type(NotImplemented),
 )
+_WITHOUT_ATTRIBUTES = frozenset((*_BY_EQUALITY, *_TORCH_PLAIN))
 _DEPTH = 5
 _MOST_BYTES_COMPARED = 1 << 22
 
@@ -85,10 +87,18 @@ def same(before: Any, after: Any, depth: int = _DEPTH) -> bool:
     if isinstance(before, torch.Tensor):
         return False
     if isinstance(before, _BY_EQUALITY + _TORCH_PLAIN):
-        return bool(before == after)
+        return bool(before == after) and _same_attributes(before, after, depth)
     if isinstance(before, _BY_IDENTITY):
         return False
     return _same_parts(before, after, depth - 1)
+
+
+def _same_attributes(before: Any, after: Any, depth: int) -> bool:
+    """Return whether two equal texts or numbers have the same attributes, if they have any."""
+    if type(before) in _WITHOUT_ATTRIBUTES or not has_attributes(before):
+        return True
+    mine, theirs = entries_of(before), entries_of(after)
+    return mine is not None and theirs is not None and same(mine, theirs, depth - 1)
 
 
 def _same_parts(before: Any, after: Any, depth: int) -> bool:

@@ -973,6 +973,9 @@ class Reach:
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
                         self._follow_hooks(tensor)
             self._follow_hooks(module)
+            found = _class_attribute(type(module), "forward")
+            if found is not None and not is_foreign(found[0]):
+                self._place("class", found[0], "forward", f"{shown}.forward", "")
             children = entries.get("_modules") or {}
             todo += [
                 (child, f"{shown}.{key}")

@@ -137,6 +137,11 @@ class Results:
         return rebuilt(self.in_place, iter(leaves))
 
 
+def has_own_gradient(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor that a step has made holds its gradient, by `retain_grad` or as a leaf."""
+    return tensor.retains_grad or (tensor.is_leaf and tensor.grad is not None)
+
+
 def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
     """Return a part of what a step returned that a replay cannot make anew, None if there is none.
 

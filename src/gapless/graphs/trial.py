@@ -24,7 +24,7 @@ from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, Refused, host_read
-from gapless.graphs.results import Results, not_made_anew
+from gapless.graphs.results import Results, has_own_gradient, not_made_anew
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
 from gapless.graphs.step_guards import StepGuards
@@ -273,6 +273,8 @@ class Trial:
         changes = batch.changes(others)
         if changes.unsupported is not None:
             raise Refused(_changes_batch(changes.unsupported))
+        if changes.puts_gradients:
+            raise Refused(_HAS_A_GRADIENT)
         return StepGraph(
             graph,
             inputs=static.leaves,
@@ -483,8 +485,7 @@ def _check_gradients(leaves: Iterable[torch.Tensor], others: Sequence[torch.Tens
     """Refuse a step that hands out a tensor of its own together with the gradient of that."""
     there = set(map(id, others))
     for leaf in leaves:
-        has_gradient = leaf.retains_grad or (leaf.is_leaf and leaf.grad is not None)
-        if has_gradient and id(leaf) not in there:
+        if id(leaf) not in there and has_own_gradient(leaf):
             raise Refused(_HAS_A_GRADIENT)
 
 

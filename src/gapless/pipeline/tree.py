@@ -295,7 +295,7 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
         leaves.append(value)
         return _TENSOR
     if isinstance(value, PLAIN):
-        if _has_attributes(value):
+        if has_attributes(value):
             unknown.append(value)
             return _UnknownNode(value)
         return _PlainNode(value)
@@ -309,7 +309,7 @@ def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Nod
     return _NamedNode(value, container, dict(zip(container.names(value), parts, strict=True)))
 
 
-def _has_attributes(value: Any) -> bool:
+def has_attributes(value: Any) -> bool:
     """Return whether a plain value has attributes of its own, which its text does not show."""
     kind = type(value)
     if kind in _PLAIN_ATTRIBUTE or isinstance(value, enum.Enum):
