@@ -41,6 +41,8 @@ def test_a_dry_run_says_what_would_be_done(gapless, data):
     ended = gapless("train", "--data", data, *SIDES, "--dry-run", "--dropout", "0.2")
 
     assert (ended.code, ended.err, ended.new_files) == (0, "", [])
+    assert "data: " in ended.out
+    assert "scores: BLEU with tokenizer 13a, as the target is German" in ended.out
     assert "d_model 128, heads 4" in ended.out
     assert "pairs on a CPU" in ended.out
     assert "warmup" in ended.out
@@ -48,6 +50,24 @@ def test_a_dry_run_says_what_would_be_done(gapless, data):
     assert "time: about " in ended.out
     assert "measured on 5;" in ended.out
     assert "memory: " in ended.out
+
+
+def test_a_dry_run_warns_as_the_run_would(gapless, tmp_path):
+    """Of the text, of few pairs to score by, and of a rate that only rises."""
+    rows = [f"one {n}\teins {n}" for n in range(30)] + ["two\tzwei\tzwo", "one 0\teins 0"]
+    (tmp_path / "d.tsv").write_text("".join(f"{row}\n" for row in rows))
+    tiny = ["--d-model", "16", "--heads", "2", "--ffn", "16", "--max-steps", "4"]
+    tiny += ["--encoder-layers", "1", "--decoder-layers", "1"]
+
+    ended = gapless("train", "--data", "d.tsv", *SIDES[:4], *tiny, "--warmup", "9", "--dry-run")
+
+    text, rate = ended.err.splitlines()
+    assert (
+        "up to column 2, and 1 of 32 rows have text after it, such as line 31 with 'zwo'" in text
+    )
+    assert "the run makes 4 updates, but its rate rises for 9" in rate
+    assert "1 the same as others" in ended.out
+    assert "too few for scores to mean much" in ended.out
 
 
 def test_a_dry_run_of_a_run_that_is_there(gapless, data):

@@ -242,7 +242,10 @@ def _dry_run(options: Namespace) -> int:
     from gapless.nmt.run.chosen_run import choose_run
     from gapless.nmt.run.config import settings_given
     from gapless.nmt.run.dry_run import estimate_run
+    from gapless.nmt.run.learning_watch import short_line
     from gapless.nmt.run.out_of_memory import naming_phase
+    from gapless.nmt.run.scoring import decide_scoring
+    from gapless.nmt.run.summary import describe_data, describe_scoring
     from gapless.ranks.launch import read_launch
 
     world = read_launch(os.environ).world
@@ -250,13 +253,18 @@ def _dry_run(options: Namespace) -> int:
         lambda flags: choose_run(settings_given(flags, file=options.config), world=world),
         given_settings(options),
     )
-    for note in chosen.task.corpus.notes:
+    config, corpus = chosen.config, chosen.task.corpus
+    for note in corpus.notes:
         warn(note)
+    say_wrapped(f"data: {describe_data(config, chosen.task)}")
+    say_wrapped(f"scores: {describe_scoring(decide_scoring(config, corpus.train.tgt))}")
     choices = [choice.line for choice in chosen.choices]
     say_wrapped("\n".join(choices or ["all settings are given, or those of the embedded corpus"]))
     with naming_phase("measuring a few updates", lower="`batch_tokens` or `d_model`"):
-        estimate = estimate_run(chosen.config, chosen.task, world=world)
+        estimate = estimate_run(config, chosen.task, world=world)
     say_wrapped("\n".join(estimate.lines))
+    if estimate.updates <= config.warmup:
+        warn(short_line(estimate.updates, warmup=config.warmup))
     return 0
 
 

@@ -229,6 +229,35 @@ def test_bytes_that_are_not_utf8_are_named():
         decode_text(b"ok\nb\xc3\xa9\n\xff\n", name="x")
 
 
+GERMAN = "ein schöner Tag für Grüße\n"
+
+
+@pytest.mark.parametrize(
+    ("raw", "advice"),
+    [
+        (GERMAN.encode("cp1252") * 3, "by iconv -f CP1252 -t UTF-8"),
+        ("你好，世界。\n".encode("gbk") * 3, "by iconv -f GBK -t UTF-8"),
+        (GERMAN.encode("utf-16"), "by iconv -f UTF-16 -t UTF-8"),
+        (
+            GERMAN.encode() * 3 + b"ok\n" + GERMAN.encode("cp1252"),
+            "3 lines .* UTF-8 and 1 are not",
+        ),
+    ],
+)
+def test_the_advice_suits_what_is_not_utf8(raw, advice):
+    """A whole file is converted, but not one of which only some lines are bad."""
+    with pytest.raises(DataError, match=advice):
+        decode_text(raw, name="x")
+
+
+def test_lines_that_end_in_a_carriage_return_alone_are_refused(tmp_path):
+    """The file would be one line."""
+    (tmp_path / "t").write_bytes(b"a\tb\rc\td\r")
+
+    with pytest.raises(DataError, match=r"t is one line with 2 carriage returns"):
+        read_lines(tmp_path / "t")
+
+
 # --- what is left out, and held out ---
 
 
@@ -254,6 +283,29 @@ def test_pairs_with_an_empty_side_are_dropped_and_counted(tmp_path):
     assert as_pairs([rows[0], rows[4]]) == corpus.train
     assert corpus.dropped_empty == 3
     assert (as_pairs(rows), as_pairs(rows)) == (corpus.val, corpus.test)
+    assert "3 of 5 test pairs have no text on one side, and count in scores" in corpus.notes
+
+
+def test_pairs_that_repeat_others_are_counted(tmp_path):
+    """Another translation of a source is another pair."""
+    rows = [("a", "一"), ("a", "一"), ("a", "二"), ("b", "一")]
+    for split, part in (("train", rows), ("val", [("c", "三")]), ("test", [("d", "四")])):
+        write_sides(tmp_path, part, split=split)
+
+    corpus = load_corpus(tmp_path, src="en", tgt="zh")
+
+    assert (corpus.num_repeated, corpus.notes) == (1, ())
+
+
+def test_a_test_set_that_is_trained_on_is_told(tmp_path):
+    """Its scores would be those of memory."""
+    rows = [(f"a{n}", f"b{n}") for n in range(40)]
+    for split, part in (("train", rows[:30]), ("val", rows[29:]), ("test", rows[30:])):
+        write_sides(tmp_path, part, split=split)
+
+    (note,) = load_corpus(tmp_path, src="en", tgt="zh").notes
+
+    assert note.startswith("1 of 11 val sources are training sources too")
 
 
 def test_a_pipe_is_refused(tmp_path):

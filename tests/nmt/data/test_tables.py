@@ -150,6 +150,30 @@ def test_text_after_the_columns_that_are_read_is_counted(tmp_path, lines, column
     assert all(re.search(expected, note) for note in notes)
 
 
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (['"a"\t"甲"', '"b, c"\t"乙"'], "2 of 2 rows"),
+        (["a\t甲", '"b ""c"""\t乙'], "1 of 2 rows .* such as '\"b"),
+        (["a\t甲", '"b"\t"乙"'], None),
+        (["a\t甲", '"b" or "c"\t乙'], None),
+    ],
+)
+def test_quotes_of_a_csv_in_a_tsv_are_told(tmp_path, lines, expected):
+    """They would be learned as text; what somebody says in quotes is text."""
+    path = tmp_path / "p.tsv"
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+
+    notes = load_split(path, split="train", src="en", tgt="zh").notes
+
+    assert len(notes) == (expected is not None)
+    assert all(re.search(expected, note) for note in notes)
+    if notes:
+        renamed = path.rename(tmp_path / "p.csv")
+        pairs = load_split(renamed, split="train", src="en", tgt="zh")
+        assert pairs.src[1] in ("b, c", 'b "c"')
+
+
 def test_the_advice_of_a_refusal_reads_the_right_columns(tmp_path):
     """What the message proposes is taken, and gives the text."""
     rows = [(str(n), f"{word} {n}", "x", f"{word.upper()} {n}") for n, word in enumerate(WORDS)]

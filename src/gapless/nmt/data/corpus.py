@@ -32,6 +32,9 @@ SPLIT_NAMES = {
 _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
 
+# Short sentences occur in any text; more than this share of a split is no chance.
+_SEEN_SHARE = 0.05
+
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
@@ -66,6 +69,7 @@ class Corpus:
         val: pairs to validate on during training.
         test: pairs to score the final model on.
         dropped_empty: training pairs left out because a side was empty.
+        num_repeated: training pairs that are the same as an earlier one.
         notes: what a user should know of the text, a line each.
     """
 
@@ -75,6 +79,7 @@ class Corpus:
     val: Pairs
     test: Pairs
     dropped_empty: int = 0
+    num_repeated: int = 0
     notes: tuple[str, ...] = ()
 
 
@@ -122,8 +127,9 @@ def load_corpus(
         held_out = _hold_out(train, path=path, splits=missing, seed=seed)
         train = held_out.pop("train")
         splits.update(held_out)
-    for pairs in splits.values():
+    for split, pairs in splits.items():
         notes += pairs.notes
+        notes += _notes_of(pairs, split=split, train=train)
     return Corpus(
         src_lang=src,
         tgt_lang=tgt,
@@ -131,8 +137,29 @@ def load_corpus(
         val=splits["val"],
         test=splits["test"],
         dropped_empty=dropped,
+        num_repeated=len(train) - len(set(zip(train.src, train.tgt, strict=True))),
         notes=notes,
     )
+
+
+def _notes_of(pairs: Pairs, *, split: str, train: Pairs) -> tuple[str, ...]:
+    """Return what makes scores on a split say less than they seem to, a line each."""
+    known = set(train.src)
+    seen = sum(source in known for source in pairs.src)
+    empty = sum(
+        not (src.strip() and tgt.strip()) for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
+    )
+    notes = []
+    if seen > _SEEN_SHARE * len(pairs):
+        notes.append(
+            f"{seen:,} of {len(pairs):,} {split} sources are training sources too, so scores say less "
+            "of new text; leave them out of the training text"
+        )
+    if empty:
+        notes.append(
+            f"{empty:,} of {len(pairs):,} {split} pairs have no text on one side, and count in scores"
+        )
+    return tuple(notes)
 
 
 def load_split(

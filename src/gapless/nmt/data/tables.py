@@ -40,6 +40,9 @@ ENDINGS = (".tsv", ".csv", ".json", ".jsonl")
 # A column without a name of its own, in `columns`.
 UNNAMED = "_"
 
+# A whole cell, as CSV writes it.
+_IN_QUOTES = re.compile(r'"(?:[^"]|"")*"')
+
 _DELIMITERS = ",;\t"
 _ROWS_TO_LOOK_AT = 50
 
@@ -99,8 +102,10 @@ class Table:
                 side.append(check_text(cell, where=f"{self.path} {place}"))
         if not src:
             raise DataError(f"{self.path} holds no pair")
-        notes = (self._note_unread(unread, of=len(src)),) if unread else ()
-        return Sides(src=src, tgt=tgt, notes=notes)
+        notes = [self._note_unread(unread, of=len(src))] if unread else []
+        if _ending(self.path) == ".tsv":
+            notes += self._note_quotes(src, tgt)
+        return Sides(src=src, tgt=tgt, notes=tuple(notes))
 
     def _note_unread(self, unread: list[tuple[str, str]], *, of: int) -> str:
         place, text = unread[0]
@@ -109,6 +114,21 @@ class Table:
             f"have text after it, such as {place} with {quoted([text])}; take tabs out of sentences, or "
             "name the columns to read with `columns`"
         )
+
+    def _note_quotes(self, src: list[str], tgt: list[str]) -> list[str]:
+        """Return a line if cells are quoted as in CSV: all of them, or some with quotes inside."""
+        rows = list(zip(src, tgt, strict=True))
+        found = [row for row in rows if any(map(_IN_QUOTES.fullmatch, row))]
+        if len(found) < len(rows):
+            # One cell in quotes may be what somebody says; doubled quotes are marks.
+            found = [row for row in found if any('""' in cell[1:-1] for cell in row)]
+        if not found:
+            return []
+        return [
+            f"{len(found):,} of {len(rows):,} rows of {self.path} have cells in quotes as in "
+            f"CSV, such as {quoted(found[0][:1])}; in a TSV quotes are characters like "
+            "others, so rename it to .csv if they are none of the text"
+        ]
 
     def check(self, src: list[str], tgt: list[str]) -> None:
         """Check that the sides look like sentences in two languages.
@@ -181,17 +201,21 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
                 f"side {side!r} is not among the columns {' and '.join(map(repr, columns))}; "
                 "`columns` names the first columns of the file, in order"
             )
-    ending = path.name.removesuffix(".gz").rpartition(".")[2]
-    if f".{ending}" not in ENDINGS:
+    ending = _ending(path)
+    if ending not in ENDINGS:
         raise DataError(
             f"{path} ends in {path.suffix or 'nothing known'}, expected "
             f"{', '.join(ENDINGS)} (each also with .gz) or a folder; rename or convert it"
         )
-    if ending in ("tsv", "csv"):
-        rows = _tsv_rows(path) if ending == "tsv" else _csv_rows(path)
+    if ending in (".tsv", ".csv"):
+        rows = _tsv_rows(path) if ending == ".tsv" else _csv_rows(path)
         return _delimited(path, rows, src=src, tgt=tgt, columns=columns)
     items = _json_items(path, ending)
     return _of_json(path, items, src=src, tgt=tgt, columns=columns or (src, tgt))
+
+
+def _ending(path: Path) -> str:
+    return f".{path.name.removesuffix('.gz').rpartition('.')[2]}"
 
 
 # --- rows of cells ---
@@ -359,7 +383,7 @@ def _delimiter(text: str) -> str:
 
 def _json_items(path: Path, ending: str) -> list[tuple[str, Any]]:
     """Return the items of a file with their places."""
-    if ending == "jsonl":
+    if ending == ".jsonl":
         return [
             (f"line {number}", _parse(line, path, number))
             for number, line in enumerate(read_lines(path), start=1)

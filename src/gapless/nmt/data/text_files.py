@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import gzip
+import re
 import zlib
 from typing import TYPE_CHECKING
 
@@ -14,17 +15,28 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+_HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
+_BYTES_TO_LOOK_AT = 1_000_000
+
+
 def read_lines(path: Path) -> list[str]:
     r"""Read a UTF-8 text file, plain or gzip, one sentence a line, empty lines kept.
 
     Only `\n` and `\r\n` end a line: other line separators of Unicode may occur in a sentence.
 
     Raises:
-        DataError: the file is missing, a folder, empty, not UTF-8, or a broken archive.
+        DataError: the file is missing, a folder, empty, not UTF-8, or a broken archive, or its
+            lines end in a carriage return alone.
     """
-    lines = split_lines(read_text(path))
+    text = read_text(path)
+    lines = split_lines(text)
     if not lines:
         raise DataError(f"{path} is empty, expected one sentence a line")
+    if "\n" not in text and "\r" in text.removesuffix("\r"):
+        raise DataError(
+            f"{path} is one line with {text.count(chr(13)):,} carriage returns, which end no line; "
+            "convert it, such as by tr '\\r' '\\n'"
+        )
     return lines
 
 
@@ -52,13 +64,37 @@ def decode_text(raw: bytes, *, name: str) -> str:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(
             f"{name} is not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}, "
-            f"line {line}; convert it, such as by iconv -f {likely_encoding(raw)} -t UTF-8"
+            f"line {line}; {_how_to_convert(raw)}"
         ) from error
 
 
+def _how_to_convert(raw: bytes) -> str:
+    lines = [line for line in raw.split(b"\n") if not line.isascii()]
+    bad = sum(not _is_utf8(line) for line in lines)
+    if bad < len(lines) / 2:
+        return (
+            f"{len(lines) - bad:,} lines with such bytes are UTF-8 and {bad:,} are not, so convert "
+            "these lines alone, or leave them out"
+        )
+    return f"convert it, such as by iconv -f {likely_encoding(raw)} -t UTF-8"
+
+
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def likely_encoding(raw: bytes) -> str:
-    """Return the encoding that text which is not UTF-8 may have, by its first bytes."""
-    return "UTF-16" if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) else "GBK"
+    """Return the encoding that text which is not UTF-8 may have, by its bytes."""
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "UTF-16"
+    # Accented letters stand alone among others; characters of two bytes seldom do.
+    runs = _HIGH_BYTES.findall(raw[:_BYTES_TO_LOOK_AT])
+    letters = sum(len(run) == 1 and run >= b"\xc0" for run in runs)
+    return "CP1252" if letters > len(runs) / 2 else "GBK"
 
 
 def check_text(text: str, *, where: str) -> str:

@@ -67,7 +67,12 @@ class LearningWatch:
         if self._has_said_short:
             return
         self._has_said_short = True
-        self._warn(
-            f"the run {verb} {updates:,} updates, but its rate rises for {self._run.config.warmup:,}: "
-            f"it learns next to nothing; lower `warmup` to {updates // 10}, or train longer"
-        )
+        self._warn(short_line(updates, warmup=self._run.config.warmup, verb=verb))
+
+
+def short_line(updates: int, *, warmup: int, verb: str = "makes") -> str:
+    """Return what is wrong with a run that ends within its warm-up."""
+    return (
+        f"the run {verb} {updates:,} updates, but its rate rises for {warmup:,}: "
+        f"it learns next to nothing; lower `warmup` to {updates // 10}, or train longer"
+    )

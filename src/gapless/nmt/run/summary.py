@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from gapless.plans import Plan
 
 
+# Scores of fewer sentences are luck.
+_FEWEST_SCORED = 10
+
+
 def describe_run(run: TrainingRun) -> dict[str, str]:
     """Return what is in force in a run, each line under its title."""
     vocabs = run.task.vocabs
@@ -67,13 +71,17 @@ def describe_plan(resolved: Resolved, *, device: Device, workers: int) -> str:
 
 def describe_data(config: TrainConfig, task: Task) -> str:
     """Return what a run learns from."""
+    corpus = task.corpus
     skipped = f", {task.skipped_long} too long" if task.skipped_long else ""
-    if empty := task.corpus.dropped_empty:
+    if empty := corpus.dropped_empty:
         skipped += f", {empty} without text on one side left out"
+    if repeated := corpus.num_repeated:
+        skipped += f", {repeated} the same as others"
+    is_small = min(len(corpus.val), len(corpus.test)) < _FEWEST_SCORED
     return (
         f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
-        f"{len(task.train)} training pairs{skipped}, {len(task.corpus.val)} validation, "
-        f"{len(task.corpus.test)} test"
+        f"{len(task.train)} training pairs{skipped}, {len(corpus.val)} validation, "
+        f"{len(corpus.test)} test{', too few for scores to mean much' if is_small else ''}"
     )
 
 
