@@ -9,14 +9,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from typing import TYPE_CHECKING
 
+import torch
+
 from gapless.graphs.touched import joined, span_of
 from gapless.pipeline.tree import has_address
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
-    import torch
+    from collections.abc import Iterable, Sequence
 
 
 class WrittenMemory:
@@ -29,27 +29,33 @@ class WrittenMemory:
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         tensors = [tensor for tensor in tensors if tensor.numel()]
         self._written = joined(map(_bytes_of, tensors))
+        # Where storages begin and end, in turns: an odd number of these is below what lies in one.
         storages = joined({_bytes_of_storage(tensor) for tensor in tensors})
-        self._begins = [begin for begin, _ in storages]
-        self._ends = [end for _, end in storages]
+        self._bounds = [bound for storage in storages for bound in storage]
 
-    def holds_any(self, tensors: Iterable[torch.Tensor]) -> bool:
+    def holds_any(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Return whether a byte of any of these tensors is written.
 
         Sync: Does not block the host.
         """
-        return any(map(self._holds, tensors))
+        # This runs before every replay, and nearly no batch lies in the storage of anything else.
+        bounds = self._bounds
+        try:
+            for address in map(_address_of, tensors):
+                if bisect_right(bounds, address) % 2:
+                    return any(map(self._holds, tensors))
+        except (RuntimeError, NotImplementedError):  # of sparse tensors
+            return any(map(self._holds, tensors))
+        return False
 
     def _holds(self, tensor: torch.Tensor) -> bool:
         if not has_address(tensor):
             return False
-        address = tensor.data_ptr()
-        number = bisect_right(self._begins, address)
-        # Nearly no batch lies in the storage of anything else.
-        if not number or address >= self._ends[number - 1]:
-            return False
         begin, end = _bytes_of(tensor)
         return any(start < end and begin < stop for start, stop in self._written)
+
+
+_address_of = torch.Tensor.data_ptr
 
 
 def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
