@@ -14,8 +14,8 @@ pytestmark = pytest.mark.slow
 
 # A case takes seconds: `make check` runs some of them. A GPU runs all (`tests/gpu`), and so does
 # `python -m integrations.matrix` in `tests`.
-_ONE_IN = 4
-_FEWER = 12
+_ONE_IN = 8
+_FEWER = 24
 
 
 def cases_on(kind):
