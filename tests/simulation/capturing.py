@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import ctypes
+import itertools
 import sys
 import warnings
 from dataclasses import dataclass, field
+from unittest.mock import patch
 
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
 import gapless
+from gapless.graphs import calls_of_ranks
 from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario
 from simulation.workloads import Regression, counts, read_back, regression_data
@@ -289,6 +293,57 @@ def a_replay_while_another_thread_is_on_the_side_stream(device):
                 kept.append(step(put(device, batch)).loss)
     assert losses == [read_back(device, loss).item() for loss in kept]
     assert torch.equal(weight, read_back(device, model.weight))
+
+
+@contextlib.contextmanager
+def ranks_of_a_user():
+    """Let each run as written of a step talk to another rank, which does the same."""
+    collectives = itertools.count()
+    with (
+        patch.object(calls_of_ranks, "ranks_of_user", lambda device: TwoRanks()),
+        patch.object(calls_of_ranks, "collectives_so_far", lambda: {1: (2, next(collectives))}),
+    ):
+        yield
+
+
+@scenario(num_seeds=VERY_FEW)
+def the_ranks_of_a_user_capture_together(device):
+    """They tell each other how far they are at each call, and each call comes after those before."""
+    losses, weight = train_plainly(regression_data())
+    model = Regression()
+    on_device(device, model)
+    waits = gapless.WaitStats()
+    step = gapless.capture(model, device=device, wait_stats=waits)
+    streams, kept = two_streams(device), []
+    with ranks_of_a_user():
+        for number, batch in enumerate(regression_data()):
+            with device.use_stream(streams[number // 2 % 2]):
+                kept.append(step(put(device, batch)).loss)
+    for stream in streams:
+        device.wait_stream(device.current_stream(), stream)
+    assert losses == [read_back(device, loss).item() for loss in kept]
+    assert torch.equal(weight, read_back(device, model.weight))
+    assert (step.report.num_graphs, step.report.num_replays) == (1, len(losses) - 3)
+    # At each call but the first, and four times at the capture and its proof less the first.
+    assert waits.by_reason["agreement"].count == len(losses) - 1 + 3
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_batch_that_is_refused_on_all_ranks_of_a_user(device):
+    """It runs on the stream of all eager runs."""
+    seen = []
+
+    def note_stream(batch):
+        seen.append(device.current_stream())
+        return batch[0] * 1.0
+
+    step = gapless.capture(note_stream, device=device)
+    ours = (torch.ones(1),)
+    with ranks_of_a_user():
+        for batch in (put(device, ours), ours, ours):
+            step(batch)
+    assert step.report.refusal.kind == "batch_on_host"
+    assert len(set(seen)) == 1
 
 
 @scenario(num_seeds=VERY_FEW)

@@ -71,12 +71,19 @@ class CapturedFunction:
         self._owner: type | None = None
         self._trees = CallTrees()
         limits = settings.limits()
-        self._captured = settings.wrap(step, self._side, limits=limits, work=work_of(step))
+        self._captured = settings.wrap(
+            step, self._side, limits=limits, work=work_of(step), consent=settings.new_consent()
+        )
         self._group: CapturedStep | None = None
         if settings.steps_per_launch is not None:
             work = work_of_group(step)
             self._group = settings.wrap(
-                step, self._side, limits=limits, work=work, report=self.report
+                step,
+                self._side,
+                limits=limits,
+                work=work,
+                report=self.report,
+                consent=settings.new_consent(),
             )
         self._is_never_captured = settings.forbid(self.report)
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from gapless.errors import CaptureRefused, CaptureWarning, UserError
+from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.captured_step import CapturedStep
 from gapless.graphs.graph_limits import GraphLimits, memory_share
 from gapless.graphs.refusal import Refusal
@@ -109,6 +110,10 @@ class CaptureSettings:
             work=work,
             **options,
         )
+
+    def new_consent(self) -> CallsOfRanks:
+        """Return what asks the ranks of a user's own loop, if a step talks to them."""
+        return CallsOfRanks(HostWaits(self.device, wait_stats=self.wait_stats))
 
     @property
     def compares_replays(self) -> bool:

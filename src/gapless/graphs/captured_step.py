@@ -26,6 +26,7 @@ import torch
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.batch_reads import BatchReads, has_values, without_values
+from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.gradient_graph import is_used_up, used_up
@@ -198,6 +199,7 @@ class CapturedStep:
         self._device = device
         self._host_waits = host_waits
         self._consent = Alone() if consent is None else consent
+        self._calls = consent if isinstance(consent, CallsOfRanks) else None
         self._on_side_stream = on_side_stream
         self._launch = launch
         self._returns_copies = returns_copies
@@ -268,6 +270,8 @@ class CapturedStep:
         graph = self._graphs.find(kind)
         if graph is not None and not graph.takes(tree):
             graph = None
+        if self._calls is not None and self._calls.asks and not self._calls.is_over:
+            return self._run_at_call(self._calls, kind, tree, graph)
         if self._pay_off is not None and self._pay_off.is_as_written(kind, graph):
             return StepRun(self._run_as_written(self._pay_off, kind, tree), "eager", kind)
         if graph is not None:
@@ -275,10 +279,11 @@ class CapturedStep:
             return StepRun(self._replay(graph, tree), "replay", kind)
         self._try_none_first()
         objection = self._objection_to(tree)
-        if objection is not None and not self._consent.asks:
+        asks = self._consent.asks and self._calls is None
+        if objection is not None and not asks:
             return StepRun(self.run_refused(tree.value, objection), "eager", None)
         with self._on_side_stream():
-            if self._consent.asks:
+            if asks:
                 return self._run_with_others(kind, tree, objection)
             return self._run_without_graph(kind, tree)
 
@@ -405,7 +410,10 @@ class CapturedStep:
             return
         known = self._graphs.quick_calls
         if graph not in known:
-            known[graph] = quick_call(tree, graph, launch=self._launch, report=self.report)
+            quick = quick_call(tree, graph, launch=self._launch, report=self.report)
+            if self._calls is not None and self._calls.asks:
+                quick = self._calls.counted(tree.key(), quick)
+            known[graph] = quick
         found = known[graph]
         self.quick_call = (
             found if self._pay_off is None else self._pay_off.watched(tree, graph, found)
@@ -476,7 +484,7 @@ class CapturedStep:
         Sync: Blocks the host ("capture", "agreement").
         """
         self._settled.add(hash(key))
-        kind = self._kinds[key][0]
+        kind = self._kind_of_now(key, self._kinds[key]) or self._kinds[key][0]
         out = self._try(key, kind, tree)
         if kind.pending is not None:
             self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
@@ -489,6 +497,64 @@ class CapturedStep:
             if has_graph:
                 self._refuse(key, [ON_ANOTHER_RANK])
         return out
+
+    def _run_at_call(
+        self, calls: CallsOfRanks, key: Hashable, tree: Tree, graph: CallGraph | None
+    ) -> StepRun:
+        """Run a call of a step that talks to the ranks of a user, or capture it with them."""
+        least = self._tell_others(calls, key, tree, graph)
+        if calls.refusal is not None:
+            self._end_calls(calls, calls.refusal)
+        elif graph is not None:
+            self._try_first(graph, tree)
+            return StepRun(self._replay(graph, tree), "replay", key)
+        self._try_none_first()
+        with self._on_side_stream():
+            if least is Readiness.READY:
+                self.report.num_eager += 1
+                return StepRun(self._try_with_others(key, tree), "capture", key)
+            if least is Readiness.NEVER:
+                self._settle_without(key)
+            is_watched = hash(key) not in self._refused
+            return StepRun(self._run_eagerly(key if is_watched else None, tree), "eager", key)
+
+    def _tell_others(
+        self, calls: CallsOfRanks, key: Hashable, tree: Tree, graph: CallGraph | None
+    ) -> Readiness | None:
+        if calls.refusal is not None:
+            return None
+        if graph is None:
+            objection = self._objection_to(tree)
+            if objection is not None:
+                self._refuse(key, [objection])
+        readiness = self._readiness_at_call(key, graph)
+        return calls.at_call(
+            key,
+            readiness,
+            is_replay=graph is not None,
+            is_open=graph is None and readiness is not Readiness.NEVER,
+            gives_up=self.report.forbids_all_for_good,
+        )
+
+    def _end_calls(self, calls: CallsOfRanks, refusal: Refusal) -> None:
+        """Capture nothing any more, as all ranks do from this call on."""
+        calls.is_over = True
+        if refusal is not ON_ANOTHER_RANK or not self.report.forbids_all_for_good:
+            self.report.refuse(refusal)
+        self.drop_graphs()
+
+    def _readiness_at_call(self, key: Hashable, graph: CallGraph | None) -> Readiness:
+        if graph is not None:
+            return Readiness.READY
+        if self.report.is_rest_over:
+            self.lift_refusal()
+        if self.report.forbids_all and not self.report.forbids_all_for_good:
+            return Readiness.NOT_YET
+        kinds = self._kinds.get(key, [])
+        # There is a graph, which does not take this call.
+        if any(kind.graph is not None and kind.failure() is None for kind in kinds):
+            return Readiness.NOT_YET
+        return self._readiness(key)
 
     def _settle_without(self, key: Hashable) -> None:
         self._settled.add(hash(key))
@@ -543,9 +609,10 @@ class CapturedStep:
         self.report.num_eager += 1
         if self.report.forbids_all:
             return self._work(tree.value)
-        if key is None or self._warm_ups.are_done(key):
-            return self._result(self._work(tree.value))
-        return self._warm_up(key, tree)
+        with self._consent.watch():
+            if key is None or self._warm_ups.are_done(key):
+                return self._result(self._work(tree.value))
+            return self._warm_up(key, tree)
 
     def _result(self, out: Any) -> Any:
         """Return what a run as written returned, without graphs of gradients that are used up.
@@ -776,6 +843,10 @@ class CapturedStep:
     def _capture_one_ahead(self, tree: Tree) -> None:
         tree = tree.map(torch.clone)
         key = self._kind_of(tree)
+        if self._calls is not None and self._calls.is_unknown:
+            # Does it talk to other ranks?
+            with self._calls.watch():
+                self._work(tree.value)
         if self._consent.asks:
             self._capture_one_ahead_with_others(key, tree)
             return

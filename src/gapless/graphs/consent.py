@@ -7,11 +7,14 @@ that counts alone decide on, and the rank that is least ready decides for all.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from enum import IntEnum
 from typing import TYPE_CHECKING, Protocol
 
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from gapless.pipeline.host_waits import HostWaits
     from gapless.ranks import Ranks
 
@@ -34,6 +37,9 @@ class Consent(Protocol):
     def asks(self) -> bool:
         """Whether there are others to ask."""
 
+    def watch(self) -> AbstractContextManager[None]:
+        """See in the body, a run of the step as written, whether it talks to others."""
+
     def least(self, readiness: Readiness) -> Readiness:
         """Return the least readiness of all ranks; each calls this at the same calls of the step.
 
@@ -46,6 +52,10 @@ class Alone:
     """The consent of a process that trains alone."""
 
     asks = False
+
+    def watch(self) -> AbstractContextManager[None]:
+        """See nothing."""
+        return nullcontext()
 
     def least(self, readiness: Readiness) -> Readiness:
         """Return the same."""
@@ -65,6 +75,10 @@ class ConsentOfRanks:
     def __init__(self, ranks: Ranks, host_waits: HostWaits) -> None:
         self._ranks = ranks
         self._host_waits = host_waits
+
+    def watch(self) -> AbstractContextManager[None]:
+        """See nothing: that the step talks to others is known."""
+        return nullcontext()
 
     def least(self, readiness: Readiness) -> Readiness:
         """Return the least readiness of all ranks.

@@ -102,6 +102,11 @@ class LossAgreement:
         self._gathered = []
         if all(other == own for other in of_ranks):
             return
+        if not all(isinstance(other, _Added) for other in of_ranks):
+            raise RanksDifferError(
+                "some ranks read or add losses while others call a captured step, expected the same on "
+                "all; let all ranks read means after the same steps"
+            )
         if answer is not None:
             longest = max((other.gathered for other in of_ranks), key=len)
             for start, end in longest[len(own.gathered) :]:

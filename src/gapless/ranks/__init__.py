@@ -7,7 +7,7 @@ imports it is loaded.
 """
 
 from gapless.ranks.choice import find_ranks
-from gapless.ranks.of_user import is_distributed, ranks_of_user
+from gapless.ranks.of_user import collectives_so_far, is_distributed, ranks_of_user
 from gapless.ranks.one_rank import OneRank
 from gapless.ranks.protocol import Agreement, GradientSum, Peers, Ranks
 from gapless.ranks.way_to_sum import WayToSum
@@ -20,6 +20,7 @@ __all__ = [
     "Peers",
     "Ranks",
     "WayToSum",
+    "collectives_so_far",
     "find_ranks",
     "is_distributed",
     "ranks_of_user",

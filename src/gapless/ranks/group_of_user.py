@@ -54,6 +54,37 @@ def join_ranks_of_user(device: torch.device) -> RanksOfUser:
     return RanksOfUser(main, _group_beside(main, limit=backend.options._timeout))
 
 
+def count_collectives() -> dict[int, tuple[int, int]]:
+    """Return the collectives of each group of this process so far, with the size of the group.
+
+    Those that a graph replays are not counted. Groups that cannot count are left out, and so are those
+    beside the user's.
+
+    Returns:
+        By the id of the group: its number of ranks, and of collectives.
+
+    Sync: Does not block the host.
+    """
+    beside = [side for _, side in _known]
+    return {
+        id(group): (group.size(), sum(_counts_of(group)))
+        for group in list(dist.distributed_c10d._world.pg_map)
+        if group not in beside
+    }
+
+
+def _counts_of(group: dist.ProcessGroup) -> list[int]:
+    # By backend: a group with one for each kind of device counts those of one of them.
+    counts: dict[int, int] = {}
+    for device in group._device_types:
+        try:
+            backend: Any = group._get_backend(device)
+            counts[id(backend)] = backend._get_sequence_number_for_group()
+        except RuntimeError:
+            continue
+    return list(counts.values())
+
+
 class RanksOfUser:
     """Implements `Peers` over the user's group.
 

@@ -50,6 +50,20 @@ def ranks_of_user(device: torch.device) -> Peers:
     return join_ranks_of_user(device)
 
 
+def collectives_so_far() -> dict[int, tuple[int, int]]:
+    """Return the collectives of each process group so far, with the number of its ranks, by its id.
+
+    Those that a graph replays are not counted.
+
+    Sync: Does not block the host.
+    """
+    if not is_distributed():
+        return {}
+    from gapless.ranks.group_of_user import count_collectives
+
+    return count_collectives()
+
+
 def _check_alone() -> None:
     import torch
 
