@@ -12,7 +12,7 @@ from hazards.themes import IN_PLACE_CASES
 
 # Of all cases, one in so many is run by `make test`. `make check` runs all, half under each schedule,
 # and one in four again where nothing is captured; a GPU runs all (`tests/gpu`).
-_ONE_IN = 16
+_ONE_IN = 24
 _ONE_IN_ON_THE_CPU = 4
 
 

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -135,13 +136,18 @@ def test_a_kind_of_mutation_is_a_row_of_the_table(monkeypatch):
     assert ast.unparse(changed) == "a = b * c\nd = f * e"
 
 
+@cache
+def lines_of(module):
+    return ast.unparse(parse(module)).splitlines()
+
+
 @pytest.mark.parametrize("mutant", find_mutants(), ids=name_of)
 def test_a_mutant_differs_in_one_place(mutant):
     """Each mutant is its module with that operation changed, and nothing else."""
     module = mutant.place.module
     changed = Mutator(module, mutant.number).visit(parse(module))
 
-    before, after = ast.unparse(parse(module)).splitlines(), ast.unparse(changed).splitlines()
+    before, after = lines_of(module), ast.unparse(changed).splitlines()
     assert len(before) == len(after)
     assert sum(a != b for a, b in zip(before, after, strict=True)) == 1
 
