@@ -51,6 +51,21 @@ def test_the_page_of_the_doctor_explains_every_code():
     assert rows == list(CODES)
 
 
+def test_the_page_of_the_report_has_every_reason():
+    """Its table quotes what the English page quotes, and each kind has its section, in that order."""
+    english, chinese = (
+        (folder / "report.md").read_text(encoding="utf-8") for folder in (DOCS / "recipes", ZH)
+    )
+    rows, sections = (
+        [re.findall(pattern, text, re.MULTILINE) for text in (english, chinese)]
+        for pattern in (r"^\| (`.+`) \| \[`(\w+)`\]\(#\w+\) \|$", r"^### `(\w+)`$")
+    )
+
+    assert rows[0] == rows[1]
+    assert sections[0] == sections[1]
+    assert sections[1]
+
+
 def test_the_page_of_the_output_explains_every_setting_that_is_chosen():
     """Each setting that a run prints with its reason has its row."""
     cells = re.findall(r"^\| (`.*?) \|", text_of(ZH / "output.md"), re.MULTILINE)
