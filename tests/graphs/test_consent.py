@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
+
 import pytest
 import torch
 
@@ -29,6 +31,12 @@ class TwoRanks:
     def __init__(self, *answers):
         self.answers = list(answers)
         self.said = []
+        self.paused = []
+
+    @contextmanager
+    def pause(self, reason):
+        self.paused.append(reason)
+        yield
 
     def agree(self, value):
         number = len(self.said)
@@ -64,6 +72,7 @@ def test_ranks_that_agree_replay(device):
     loop, weights = trained(device, ranks)
 
     assert ranks.said == [READY] * 8
+    assert ranks.paused == ["capture"] * 2
     assert (loop.capture_report.num_graphs, loop.capture_report.num_replays) == (2, 10)
     assert all(map(torch.equal, weights, expected(device)))
 

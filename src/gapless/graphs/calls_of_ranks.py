@@ -13,7 +13,7 @@ would meet, and all ranks run as written from then on.
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,6 +25,7 @@ from gapless.ranks import collectives_so_far, is_distributed, ranks_of_user
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
+    from contextlib import AbstractContextManager
 
     from gapless.graphs.quick_call import QuickCall
     from gapless.pipeline.host_waits import HostWaits
@@ -141,6 +142,10 @@ class CallsOfRanks:
         Sync: Blocks the host until all ranks have answered ("agreement").
         """
         return min(self._told_by_all(readiness)) if self.asks else readiness
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Tell nobody: the ranks of a user have no heartbeat of ours."""
+        return nullcontext()
 
     def at_call(
         self,

@@ -485,10 +485,11 @@ class CapturedStep:
         """
         self._settled.add(hash(key))
         kind = self._kind_of_now(key, self._kinds[key]) or self._kinds[key][0]
-        out = self._try(key, kind, tree)
-        if kind.pending is not None:
-            self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
-            self._take_verdict(key, kind)
+        with self._consent.capturing():
+            out = self._try(key, kind, tree)
+            if kind.pending is not None:
+                self._host_waits.wait_stream(self._device.current_stream(), reason="capture")
+                self._take_verdict(key, kind)
         has_graph = kind.graph is not None
         readiness = Readiness.READY if has_graph else Readiness.NEVER
         if self._consent.least(readiness) is not Readiness.READY:

@@ -47,6 +47,9 @@ class Consent(Protocol):
             readiness: of this rank.
         """
 
+    def capturing(self) -> AbstractContextManager[None]:
+        """Tell the others that this one captures in the body, and does no updates."""
+
 
 class Alone:
     """The consent of a process that trains alone."""
@@ -60,6 +63,10 @@ class Alone:
     def least(self, readiness: Readiness) -> Readiness:
         """Return the same."""
         return readiness
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Tell nobody."""
+        return nullcontext()
 
 
 class ConsentOfRanks:
@@ -90,6 +97,10 @@ class ConsentOfRanks:
         """
         with self._host_waits.blocking("agreement"):
             return Readiness(min(self._ranks.agree(int(readiness))))
+
+    def capturing(self) -> AbstractContextManager[None]:
+        """Tell the others, so that none of them takes this one for standing still."""
+        return self._ranks.pause("capture")
 
 
 def consent_of(ranks: Ranks, host_waits: HostWaits) -> Consent:

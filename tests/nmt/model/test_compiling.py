@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import random
+from contextlib import contextmanager
 
 import pytest
 import torch
 
 from gapless.cli.main import run_command
+from gapless.nmt.model.compiling import declared_compiles
 
 
 # Torch's compiler looks at whatever may warn; as errors those stop it.
@@ -38,3 +40,29 @@ def test_layers_are_compiled_for_training_alone(tmp_path, monkeypatch):
 
     # A graph for each of the two kinds of layers.
     assert had_gradients == [True, True]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_compilation_is_declared():
+    """While it lasts, also that for a later shape; not when the code is there, nor afterwards."""
+    told = []
+
+    @contextmanager
+    def declared():
+        told.append("begins")
+        yield
+        told.append("ends")
+
+    def backend(graph, inputs):
+        del inputs
+        told.append("compiles")
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x.sin(), backend=backend, dynamic=False)
+    with declared_compiles(declared):
+        compiled(torch.ones(2))
+        compiled(torch.ones(2))
+        compiled(torch.ones(3))
+    compiled(torch.ones(4))
+
+    assert told == [*["begins", "compiles", "ends"] * 2, "compiles"]

@@ -6,12 +6,14 @@ a kind share the code, for all shapes of batches. Torch keeps the code on disk b
 
 from __future__ import annotations
 
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 import torch
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
     from gapless.nmt.model.transformer import Transformer
@@ -32,6 +34,41 @@ def compile_layers(model: Transformer) -> None:
     torch._dynamo.config.recompile_limit = _MAX_VARIANTS
     for layer in (*model.encoder, *model.decoder):
         layer.compile(dynamic=None)
+
+
+@contextmanager
+def declared_compiles(declare: Callable[[], AbstractContextManager[None]]) -> Iterator[None]:
+    """Enter a context whenever torch compiles in the body, which may take minutes.
+
+    Args:
+        declare: returns a new context.
+
+    Sync: Does not block the host, but as the context does.
+    """
+    # It loads the compiler.
+    from torch._dynamo.callback import callback_handler
+
+    declared: list[ExitStack] = []
+
+    def begin(*about: object) -> None:
+        del about
+        declared.append(ExitStack())
+        declared[-1].enter_context(declare())
+
+    def end(*about: object) -> None:
+        del about
+        if declared:
+            declared.pop().close()
+
+    callback_handler.register_start_callback(begin)
+    callback_handler.register_end_callback(end)
+    try:
+        yield
+    finally:
+        callback_handler.remove_start_callback(begin)
+        callback_handler.remove_end_callback(end)
+        while declared:
+            declared.pop().close()
 
 
 def eager_layers() -> AbstractContextManager[object]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from contextlib import closing, suppress
+from contextlib import closing, nullcontext, suppress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from gapless.errors import LoaderError, NonFiniteLossError
 from gapless.nmt.data.sampler import PairBatches, make_loader
+from gapless.nmt.model.compiling import declared_compiles
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.disk_troubles import DiskTroubles
 from gapless.nmt.run.error_log import ErrorLog
@@ -191,7 +192,7 @@ class Trainer:
         folder = self._open_folder()
         self._together = decide_together(run, stop)
         # The request is the last to go: a second SIGTERM must not cut the last save short.
-        with stop, run.loop, folder, self._saver:
+        with stop, run.loop, folder, self._saver, self._declared_compiles():
             self._capture_ahead(stop)
             # After the captures, which give back the page-locked memory that torch keeps.
             self._saver.reserve(run.model)
@@ -210,6 +211,13 @@ class Trainer:
             )
             folder.write_summary(summary)
             return summary
+
+    def _declared_compiles(self) -> AbstractContextManager[None]:
+        """Return a context in which other ranks know of it when this one compiles."""
+        run = self.run
+        if run.ranks.world == 1 or not run.resolved.compiles:
+            return nullcontext()
+        return declared_compiles(lambda: run.ranks.pause("compilation"))
 
     def _open_folder(self) -> AnyFolder:
         if not self._is_first:
