@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from gapless.errors import UserError
+from gapless.nmt.run.chosen_run import choose_run
 from gapless.nmt.run.config import TrainConfig, make_config
 from gapless.nmt.run.defaults import (
     CHOSEN,
@@ -235,3 +236,19 @@ def test_a_larger_update_makes_fewer_of_them():
 
     assert two["batch_tokens"] == one["batch_tokens"]
     assert int(two["validate_every"]) == pytest.approx(int(one["validate_every"]) / 2, abs=1)
+
+
+def test_text_that_is_too_long_to_train_on_decides_nothing(tmp_path):
+    """One line of a whole book would make the vocabulary of a book, for few sentences."""
+    rows = [f"a {n} b {n * n} c\tx {n} y {n * n} z" for n in range(100)]
+    rows += [f"{n} {'qwertz ' * 20_000}\tx" for n in range(9)]
+    sizes = []
+    for name, lines in (("short.tsv", rows[:100]), ("long.tsv", rows)):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+        data = str(tmp_path / name)
+        chosen = choose_run({"data": data, "columns": "en,de", "tgt": "de", "device": "cpu"})
+        sizes.append(chosen.config.vocab_size)
+
+    assert chosen.task.skipped_long > 0
+    assert sizes[1] == pytest.approx(sizes[0], abs=100)
+    assert "qwertz" not in chosen.task.vocabs.src.decode(list(range(sizes[1])))

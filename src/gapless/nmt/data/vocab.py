@@ -27,6 +27,9 @@ PAD, UNK, BOS, EOS = 0, 1, 2, 3
 
 DEFAULT_SIZE = 8000
 
+# Characters of a subword, at most: sentencepiece's own limit.
+LONGEST_SUBWORD = 16
+
 
 class Vocab(Protocol):
     """Turn sentences into token ids and back."""

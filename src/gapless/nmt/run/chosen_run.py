@@ -23,7 +23,7 @@ from gapless.nmt.run.defaults import (
 )
 from gapless.nmt.run.first_weights import FirstWeights, read_first_weights
 from gapless.nmt.run.scoring import decide_scoring, settle_language
-from gapless.nmt.run.task import Task, make_vocabs, prepare, read_corpus
+from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.time_limit import WallClock
 
 
@@ -91,7 +91,7 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     # Asks for the language before the work on the vocabulary.
     decide_scoring(settle_language(draft, corpus.train.tgt), corpus.train.tgt)
     if first is None:
-        choices = choose_vocabulary(_text_facts(corpus.train), given)
+        choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
         config = _with(choices, given)
         vocabs = make_vocabs(corpus.train, config, nearest=given.get("vocab_size") is None)
         choices = _with_real_size(choices, vocabs)

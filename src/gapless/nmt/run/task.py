@@ -12,7 +12,14 @@ from gapless.errors import DataError
 from gapless.nmt.data import demo_corpus as demo
 from gapless.nmt.data.corpus import Corpus, Pairs, load_corpus
 from gapless.nmt.data.token_pairs import TokenPairs
-from gapless.nmt.data.vocab import SubwordVocab, Vocab, WordVocab, train_subwords, vocab_in
+from gapless.nmt.data.vocab import (
+    LONGEST_SUBWORD,
+    SubwordVocab,
+    Vocab,
+    WordVocab,
+    train_subwords,
+    vocab_in,
+)
 
 
 if TYPE_CHECKING:
@@ -206,10 +213,23 @@ def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> 
         size, model = config.vocab_size, config.vocab_model
         return train_subwords(sentences, size=size, model=model, nearest=nearest)
 
+    train = may_be_learned(train, config)
     if config.shared_vocab:
         both = of([*train.src, *train.tgt])
         return Vocabs(src=both, tgt=both)
     return Vocabs(src=of(train.src), tgt=of(train.tgt))
+
+
+def may_be_learned(train: Pairs, config: TrainConfig) -> Pairs:
+    """Return the pairs that can have few enough tokens, or all if none can.
+
+    Text that is never trained on decides nothing about the vocabulary.
+    """
+    if config.tokenizer == "none":
+        return train
+    most = config.max_length * LONGEST_SUBWORD
+    short = [n for n in range(len(train)) if max(len(train.src[n]), len(train.tgt[n])) <= most]
+    return train.take(short) if short else train
 
 
 def _encode(pairs: Pairs, vocabs: Vocabs, *, max_length: int) -> tuple[TokenPairs, int]:
