@@ -1,6 +1,7 @@
 """Several GPUs by Lightning Fabric: torchrun --nproc-per-node 2 SCRIPT."""
 
 import argparse
+import atexit
 import os
 
 import torch
@@ -44,10 +45,11 @@ def train_step(x, y):
     return loss
 
 
+atexit.register(train_step.clear)  # before Fabric destroys the process group
+
 for epoch in range(args.steps // len(loader)):
     losses = gapless.DeferredLoss(fabric.device, ranks=True)
     for x, y in gapless.prefetch(loader, fabric.device):
         losses.add(train_step(x, y))
     fabric.print(f"epoch {epoch}: loss {losses.mean():.12f}")
 fabric.print(train_step.report)
-train_step.clear()
