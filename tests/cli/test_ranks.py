@@ -93,6 +93,35 @@ def test_the_way_on_is_named_as_it_was_begun(monkeypatch, environment, command):
     assert resume_command(Path("r")) == command
 
 
+@pytest.mark.parametrize(
+    ("parts", "said"), [(False, "handler\ntaken down\n"), (True, "handler\n")]
+)
+def test_one_of_several_ranks_spares_the_end_of_python(parts, said):
+    """Handlers of the end run, and the code is kept; the others would wait for the rest."""
+    code = f"""
+import atexit
+from gapless.cli import ranks
+from gapless.ranks import OneRank
+class Large:
+    def __del__(self):
+        print("taken down")
+large = Large()
+atexit.register(print, "handler")
+if {parts}:
+    ranks.part(OneRank())
+ranks.leave_process(3)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(package.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (3, said, "")
+
+
 @pytest.mark.slow
 def test_two_ranks_train_one_model(tiny_data, tmp_path):
     """By the real torchrun: one run folder, one output, and half as many updates an epoch."""

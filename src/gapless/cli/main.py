@@ -18,7 +18,7 @@ from gapless import __version__
 from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
 from gapless.cli.output import fitting, throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
-from gapless.cli.ranks import fail_together, leave_it_to_first, speaks_for_all
+from gapless.cli.ranks import fail_together, leave_it_to_first, leave_process, speaks_for_all
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
 from gapless.errors import (
@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         code = 130
     # All is done: an interrupt would only break what libraries do at the end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    sys.exit(code)
+    leave_process(code)
 
 
 def run_command(arguments: Sequence[str]) -> int:

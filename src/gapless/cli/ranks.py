@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
+import sys
 import threading
-from typing import TYPE_CHECKING
+from contextlib import suppress
+from typing import TYPE_CHECKING, NoReturn
 
 from gapless.errors import UserError
 
@@ -21,6 +24,9 @@ if TYPE_CHECKING:
 
 # Those that this process has joined, as long as it has not left them.
 _joined: list[Ranks] = []
+
+# Those that it has left.
+_parted: list[Ranks] = []
 
 # torchrun ends all ranks as soon as one does. The others wait, so that the first can say why.
 _SECONDS_FOR_FIRST_RANK = 3.0
@@ -100,6 +106,24 @@ def part(ranks: Ranks) -> None:
     """
     ranks.end()
     _joined.clear()
+    _parted.append(ranks)
+
+
+def leave_process(code: int) -> NoReturn:
+    """Exit. One of several ranks spares Python's end, seconds in which all libraries are taken down.
+
+    torchrun, and whoever has asked all ranks to stop, waits for the last of them.
+
+    Args:
+        code: of the process.
+    """
+    if not _parted:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(code)
 
 
 def fail_together(tell: Callable[[], None] | None, *, code: int) -> None:
