@@ -26,7 +26,9 @@ model = torch.nn.Sequential(
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, fused=True)
 side = torch.cuda.Stream() if args.device == "cuda" else None
 with torch.cuda.stream(side):
-    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    model, optimizer, loader = accelerator.prepare(
+        model, optimizer, loader, device_placement=[True, True, False]
+    )
 if side is not None:
     torch.cuda.current_stream().wait_stream(side)
 torch.manual_seed(accelerator.process_index)  # each drops out other units

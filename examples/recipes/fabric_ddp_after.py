@@ -31,7 +31,7 @@ model = torch.nn.Sequential(
 )
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
 model, optimizer = fabric.setup(model, optimizer)
-loader = fabric.setup_dataloaders(loader)
+loader = fabric.setup_dataloaders(loader, move_to_device=False)
 torch.manual_seed(fabric.global_rank)  # each drops out other units
 
 
