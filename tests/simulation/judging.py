@@ -60,13 +60,14 @@ class Reached:
 def find_witnesses():
     """Return the scenarios that call the function of each mutant, by its place, cheapest first.
 
-    All pass before anything is removed.
+    As soon and as late as the device may run, they reach what can be reached, and all pass before
+    anything is removed.
     """
     seconds, reached = {}, {}
     for name in SCENARIOS:
         start = perf_counter()
         with Reached() as found:
-            for scheduler, seed in schedules(name, [1]):
+            for scheduler, seed in schedules(name, [1])[:2]:
                 run(name, scheduler=scheduler, seed=seed)
         seconds[name], reached[name] = perf_counter() - start, found.lines()
     cheapest_first = sorted(seconds, key=seconds.get)
