@@ -220,6 +220,78 @@ def forward_of_a_part_is_replaced(place):
         Block.forward = as_written
 
 
+class Scaled(nn.Linear):
+    """A layer of the user's that has no `forward` of its own."""
+
+
+class Straight(torch.autograd.Function):
+    """Passes values and gradients."""
+
+    @staticmethod
+    def forward(ctx, values):
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+
+
+class Objective:
+    """A loss that is called."""
+
+    def __call__(self, scores, y):
+        return F.cross_entropy(scores, y)
+
+
+def with_classes(place, change):
+    """Train with a layer, a function of autograd and a loss, whose classes `change(number)` changes."""
+    model = nn.Sequential(nn.Linear(8, 4), Scaled(4, 4)).to(place.torch_device)
+    optimizer, objective = sgd(model), Objective()
+
+    def train(pair):
+        x, y = pair
+        return updated(optimizer, objective(Straight.apply(model(x)), y))
+
+    return losses_of(place, place.capture(train), NUM, before=change), state(model, optimizer)
+
+
+@captured_case("`__call__` of a loss's class is replaced.", expect=CAPTURED)
+def call_is_replaced(place):
+    def change(number):
+        if number == 10:
+            Objective.__call__ = lambda self, scores, y: 0.5 * F.cross_entropy(scores, y)
+
+    as_written = Objective.__call__
+    try:
+        return with_classes(place, change)
+    finally:
+        Objective.__call__ = as_written
+
+
+@captured_case("`backward` of a function of autograd is replaced.", expect=CAPTURED)
+def backward_is_replaced(place):
+    def change(number):
+        if number == 10:
+            Straight.backward = staticmethod(lambda ctx, gradient: 0.5 * gradient)
+
+    as_written = vars(Straight)["backward"]
+    try:
+        return with_classes(place, change)
+    finally:
+        Straight.backward = as_written
+
+
+@captured_case("A layer's class gets a `forward`, and loses it again.", expect=CAPTURED)
+def forward_is_added(place):
+    def change(number):
+        if number == 10:
+            Scaled.forward = lambda self, x: 2 * nn.Linear.forward(self, x)
+        if number == 16:
+            del Scaled.forward
+
+    return with_classes(place, change)
+
+
 @captured_case("`bisect` finds the phase by milestones that the loop moves.", expect=CAPTURED)
 def bisect_of_milestones(place):
     def find(trainer):

@@ -359,12 +359,14 @@ class Reach:
         # Functions made in C that were come to, by id.
         self._made_in_c: dict[int, Any] = {}
         self._queue: list[Executed] = []
+        self._functions_of_autograd: set[type] = set()
         self._num_unseen = _MOST_UNSEEN
         self._root(step)
         for each in self._executed.values():
             for function in each.alive_functions():
                 self._note_function(function)
         self._follow_all()
+        self._note_methods()
 
     # --- what is followed ---
 
@@ -389,6 +391,18 @@ class Reach:
                 break
             self._memo = {}
             self._queue = list(self.codes.values())
+
+    def _note_methods(self) -> None:
+        """Take note of methods that ran and that no code names, such as `__call__` and `__mul__`."""
+        found = (*self.objects.values(), *self.modules.values())
+        kinds = {type(value) for value, _ in found} | self._functions_of_autograd
+        owners = {owner for kind in kinds for owner in type.__getattribute__(kind, "__mro__")}
+        for owner in filter(lambda each: not is_foreign(each), owners):
+            for key, attribute in list(vars(owner).items()):
+                code = getattr(_unwrapped(attribute), "__code__", None)
+                if code is not None and id(code) in self._executed:
+                    name = f"{owner.__name__}.{key}"
+                    self._place("class", owner, key, name, site_of(code, None))
 
     def _size(self) -> tuple[int, ...]:
         parts = self.functions, self._given
@@ -942,6 +956,7 @@ class Reach:
 
     def _arrive_at_type(self, value: type) -> None:
         if issubclass(value, torch.autograd.Function):
+            self._functions_of_autograd.add(value)
             # Backward runs in threads of torch, where nobody watches.
             for function in ("forward", "backward", "setup_context", "jvp", "vjp"):
                 found = _class_attribute(value, function)
@@ -973,9 +988,12 @@ class Reach:
                         self.tensors.setdefault(id(tensor), (tensor, f"{shown}.{key}", ""))
                         self._follow_hooks(tensor)
             self._follow_hooks(module)
-            found = _class_attribute(type(module), "forward")
-            if found is not None and not is_foreign(found[0]):
-                self._place("class", found[0], "forward", f"{shown}.forward", "")
+            # What torch calls: that of a class, or of one that comes before it and has none yet.
+            for key in ("forward", "__call__"):
+                owner, _ = _class_attribute(type(module), key) or (None, None)
+                self._note_classes(type(module), key, f"{shown}.{key}", "", owner)
+                if owner is not None and not is_foreign(owner):
+                    self._place("class", owner, key, f"{shown}.{key}", "")
             children = entries.get("_modules") or {}
             todo += [
                 (child, f"{shown}.{key}")
