@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadgroup
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check test-gpu test-gpu-ranks mutants sweep soak screens lint clean
+.PHONY: demo test check test-gpu test-gpu-ranks mutants hazards sweep soak screens lint clean
 
 demo: $(VENV)/.installed  ## Train on the embedded corpus, translate a few sentences, print scores.
 	@rm -rf runs/demo
@@ -34,6 +34,9 @@ lint: $(VENV)/.installed-test
 
 mutants: $(VENV)/.installed-test  ## Remove every ordering operation in turn; all must be noticed.
 	cd tests && PYTHONPATH=.:../src ../$(BIN)/python -m simulation.mutants
+
+hazards: $(VENV)/.installed-test  ## Every loop of users on the simulated device; make check runs half.
+	GAPLESS_ALL_HAZARDS=1 $(PYTEST) tests/hazards -k simulated_device
 
 sweep: $(VENV)/.installed-test  ## Every scenario under every scheduler and 200 seeds.
 	cd tests && PYTHONPATH=.:../src ../$(BIN)/python -m simulation.sweep --seeds 200 --jobs 2

@@ -7,11 +7,12 @@ import pytest
 from hazards.harness import CPU, SIMULATED
 from hazards.in_place_harness import judge, judge_in_turns
 from hazards.in_place_known import xfail_marks
+from hazards.share import ONE_IN
 from hazards.themes import IN_PLACE_CASES
 
 
-# Of all cases, one in so many is run by `make test`. `make check` runs all, half under each schedule,
-# and one in four again where nothing is captured; a GPU runs all (`tests/gpu`).
+# Of all cases, one in so many is run by `make test`. `make hazards` runs all, half under each schedule;
+# `make check` runs half of those, and one in four where nothing is captured; a GPU runs all (`tests/gpu`).
 _ONE_IN = 24
 _ONE_IN_ON_THE_CPU = 4
 
@@ -40,14 +41,14 @@ def test_on_the_simulated_device(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases_on(SIMULATED)[::2])
+@pytest.mark.parametrize("case", cases_on(SIMULATED)[:: 2 * ONE_IN])
 def test_on_the_simulated_device_that_is_late(case):
     """It does so if the device runs everything as late as it may."""
     assert judge(case, SIMULATED, scheduler="lazy", seed=0) == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", cases_on(SIMULATED)[1::2])
+@pytest.mark.parametrize("case", cases_on(SIMULATED)[1 :: 2 * ONE_IN])
 def test_on_the_simulated_device_at_random(case):
     """It does so if the device's streams run in any order that is allowed."""
     assert judge(case, SIMULATED, scheduler="random", seed=0) == []
