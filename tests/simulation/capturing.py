@@ -13,6 +13,8 @@ from unittest.mock import patch
 
 import pytest
 import torch
+from torch.distributed.fsdp import FSDPModule
+from torch.nn.parallel import DistributedDataParallel
 from torch.overrides import TorchFunctionMode
 
 import gapless
@@ -951,3 +953,57 @@ def a_kept_tensor_that_is_to_have_gradients(device):
     assert found == [0.5] * 4 + [4.5] * 4
     assert step.report.refusal is None
     assert step.report.num_replays > 0
+
+
+class DTensor(torch.nn.Parameter):
+    """A weight of which each rank has a part, as far as its name goes."""
+
+
+class Sharded(FSDPModule, torch.nn.Module):
+    """What `fully_shard` makes of a module."""
+
+    def __new__(cls):
+        return torch.nn.Module.__new__(cls)
+
+    def forward(self, batch):
+        return batch[0] * 1.0
+
+
+def names_of_refusals(device, target, *batches):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        captured = gapless.capture(target, device=device)
+        for batch in batches:
+            captured(batch)
+    is_step = bool(batches)
+    report = captured.report if is_step else gapless.capture_report(target)
+    return [one.name for one in report.refusals]
+
+
+@scenario(num_seeds=VERY_FEW)
+def what_lies_across_ranks_is_refused_by_name(device):
+    """Modules and optimizers when they are given, steps when they have run."""
+    data = [put(device, (torch.ones(2, 3),)) for _ in range(3)]
+    (start,) = put(device, (torch.ones(3, 1),))
+    weight, sharded = DTensor(start), Sharded()
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    with_part, wrapped = (
+        torch.nn.Module(),
+        DistributedDataParallel.__new__(DistributedDataParallel),
+    )
+    with_part.weight = weight
+    torch.nn.Module.__init__(wrapped)
+    wrapped._modules["module"] = torch.nn.Module()
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = (batch[0] @ weight).sum()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    assert names_of_refusals(device, lambda batch: sharded(batch), *data) == ["fully_shard"]
+    assert names_of_refusals(device, step, *data) == ["DTensor"]
+    assert names_of_refusals(device, optimizer) == ["DTensor"]
+    assert names_of_refusals(device, with_part) == ["DTensor"]
+    assert names_of_refusals(device, wrapped) == ["DistributedDataParallel"]

@@ -129,6 +129,22 @@ class CaptureSettings:
             report.refuse(Refusal("cpu", "a CPU runs its work itself, there is nothing to launch"))
         return bool(report.refusals)
 
+    def forbid_for(self, report: CaptureReport, objection: Refusal | None, name: str) -> bool:
+        """Say so in a report and to the user, and return True, if there is an objection.
+
+        Args:
+            report: of what is not captured.
+            objection: why it is not, None if it may be.
+            name: of it.
+
+        Raises:
+            CaptureRefused: `on_refusal` is "raise", and there is an objection.
+        """
+        if objection is not None:
+            report.refuse(objection)
+            self.tell(report, name)
+        return objection is not None
+
     def tell(self, report: CaptureReport, name: str) -> None:
         """Say once of each reason why not all is captured, at the line of the user's call.
 

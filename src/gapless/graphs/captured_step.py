@@ -25,6 +25,7 @@ import torch
 
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
+from gapless.graphs.across_ranks import refusal_of_step, refusal_of_weights
 from gapless.graphs.batch_reads import BatchReads, has_values, without_values
 from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.capture_report import CaptureReport
@@ -632,7 +633,9 @@ class CapturedStep:
             return out
 
     def _warm_up(self, key: Hashable, tree: Tree) -> Any:
-        objection = objection_to_profiler()
+        weights = [weight for weight, _ in self._weights.gradients()]
+        sharded = refusal_of_weights(weights) or refusal_of_step(self.step)
+        objection = sharded or objection_to_profiler()
         if objection is not None:
             self.report.refuse(objection)
             return self._result(self._work(tree.value))

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 
 from gapless.device.autocast_blocks import num_ended_blocks
+from gapless.graphs.across_ranks import refusal_of_module
 from gapless.graphs.captor import ATTRIBUTE, left_out
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.module_graph import Runs
@@ -99,7 +100,9 @@ class ModuleInPlace:
         self._block = -1
         self._num_in_autocast = 0
         self._shares_casts = False
-        self._is_never_captured = settings.forbid(self.report)
+        self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
+            self.report, refusal_of_module(module), type(module).__name__
+        )
 
     @property
     def report(self) -> CaptureReport:

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.across_ranks import refusal_of_weights
 from gapless.graphs.captor import captor_of, left_out
 from gapless.graphs.code_kinds import CodeKind, kind_of
 from gapless.graphs.module_refusals import COMPILED_AROUND
@@ -105,7 +106,9 @@ class OptimizerInPlace:
             as_written=self._plainly if settings.compares_replays else None,
         )
         self.report.rates = settings.rates
-        self._is_never_captured = settings.forbid(self.report)
+        self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
+            self.report, refusal_of_weights(weights_of(optimizer)), type(optimizer).__name__
+        )
 
     @property
     def report(self) -> CaptureReport:
