@@ -21,7 +21,7 @@ import gapless
 from gapless.graphs import calls_of_ranks
 from gapless.loop.train_loop import TrainLoop
 from simulation.registry import FEW, VERY_FEW, scenario
-from simulation.workloads import Regression, counts, read_back, regression_data
+from simulation.workloads import Regression, TwoRanks, counts, read_back, regression_data
 
 
 def mixed_shapes():
@@ -62,18 +62,6 @@ def a_graph_for_each_shape(device):
     check_counts(report, num_graphs=3, num_steps=44, most_replays=35)
     # The end of an epoch waits for all verdicts.
     assert report.num_replays >= 22
-
-
-class TwoRanks:
-    """This rank, and another that does the same, and can do what this one can."""
-
-    world = 2
-
-    def agree(self, value):
-        return [value] * 2
-
-    def gather_rows(self, rows):
-        return torch.stack((rows, rows))
 
 
 @scenario(num_seeds=FEW)

@@ -11,22 +11,10 @@ from gapless.pipeline.step import StepLoss
 from gapless.ranks.gradient_sum import summing
 from gapless.ranks.way_to_sum import WayToSum
 from simulation.registry import scenario
-from simulation.workloads import counts, read_back, regression_data
+from simulation.workloads import TwoRanks, counts, read_back, regression_data
 
 
 SIZES = (3, 200, 3)
-
-
-class TwoRanks:
-    """This rank, and another that has the same batches."""
-
-    world = 2
-
-    def agree(self, value):
-        return [value] * 2
-
-    def gather_rows(self, rows):
-        return torch.stack((rows, rows))
 
 
 class Layers:
