@@ -578,6 +578,55 @@ def flat_gradients(place):
     return losses, norms, flat, state(model, optimizer)
 
 
+def _copied_to_a_flat_buffer(place, make_optimizer):
+    """Train as ranks that sum do: gradients are copied to parts of one buffer, which stay."""
+    model = mlp(place)
+    weights = list(model.parameters())
+    optimizer = make_optimizer(weights)
+    flat = torch.zeros(sum(p.numel() for p in weights), device=place.torch_device)
+    sizes = [p.numel() for p in weights]
+    parts = [part.view_as(p) for part, p in zip(flat.split(sizes), weights, strict=True)]
+
+    def train(pair):
+        x, y = pair
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        for part, p in zip(parts, weights, strict=True):
+            part.copy_(p.grad)
+            p.grad = part
+        flat.mul_(2.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    step = place.capture(train)
+    losses, norms = [], []
+    for pair in batches(place, NUM):
+        losses += run(step, [pair])
+        norms.append([flat.norm(), *(part.norm() for part in parts)])
+    return losses, norms, flat, parts, state(model, optimizer)
+
+
+@captured_case(
+    "Gradients are copied to parts of a flat buffer, and an update counts on the host.",
+    expect=CAPTURED,
+)
+def gradients_copied_to_flat_parts(place):
+    return _copied_to_a_flat_buffer(
+        place, lambda weights: torch.optim.AdamW(weights, lr=1e-2, foreach=True)
+    )
+
+
+@captured_case(
+    "Gradients are copied to parts of a flat buffer, and the update is in the graph.",
+    expect=CAPTURED,
+)
+def gradients_copied_to_flat_parts_in_a_graph(place):
+    return _copied_to_a_flat_buffer(
+        place, lambda weights: torch.optim.SGD(weights, lr=0.1, momentum=0.9)
+    )
+
+
 @captured_case("Weights are views of one flat parameter, which is updated.", expect=CAPTURED)
 def flat_weights(place):
     model = mlp(place)

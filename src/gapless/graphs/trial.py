@@ -221,7 +221,12 @@ class Trial:
         self._graphs.newest = graph
         return self._step_graph(
             graph,
-            gradients=GraphGradients(before, updates[0].gradients, unused=watched.unused),
+            gradients=GraphGradients(
+                before,
+                updates[0].gradients,
+                unused=watched.unused,
+                others=_found_by(reads, watched),
+            ),
             updates=updates[0],
             tree=tree,
             static=static,
@@ -423,6 +428,12 @@ class Trial:
 
     def _is_on_device(self, tensor: torch.Tensor) -> bool:
         return not self._device.needs_copy(tensor)
+
+
+def _found_by(reads: ReadGuards, watched: Watched) -> list[torch.Tensor]:
+    """Return the tensors that a run as written is known to have found, beside its batch."""
+    touched = watched.touched
+    return [*reads.tensors, *(() if touched is None else [*touched.read, *touched.written])]
 
 
 class _Spoilt:

@@ -121,11 +121,15 @@ class GraphGradients:
     replay. A loop may keep a view, such as `weight.grad.detach()`, which cannot: then the next step
     runs as written, and from then on gradients are handed out as copies.
 
+    A step may give weights tensors of its own as gradients, such as views of a flat one that it
+    keeps. These stay what and where they are.
+
     Args:
         before: weights and their gradients before the capture; those that they have now are the
             capture's own.
         cuts: gradients that each call between two segments of the graph finds.
         unused: ids of weights whose gradients a run as written did not use before it let them go.
+        others: tensors that were there before the capture, beside these gradients.
 
     Attributes:
         expected: weights, and the gradients that every replay has to find.
@@ -137,6 +141,7 @@ class GraphGradients:
         cuts: Sequence[list[torch.Tensor | None]] = (),
         *,
         unused: Collection[int] = (),
+        others: Iterable[torch.Tensor] = (),
     ) -> None:
         self.expected: Gradients = []
         self._weights: list[torch.Tensor] = []
@@ -151,12 +156,18 @@ class GraphGradients:
             if left is not found:
                 self._weights.append(weight)
                 self._made.append(left)
-        # What stood there before is the loop's own, and stays where it is.
-        there = {id(found) for _, found in before}
+        # What was there before is the loop's own, and stays where it is.
+        there = {_memory_of(found) for _, found in before if found is not None}
+        there |= set(map(_memory_of, others))
         own = [
-            [tensor for tensor in tensors if tensor is not None and id(tensor) not in there]
+            [
+                tensor
+                for tensor in tensors
+                if tensor is not None and _memory_of(tensor) not in there
+            ]
             for tensors in [*cuts, self._made]
         ]
+        self._own = own[-1]
         self._lists: list[list[Any]] = [*cuts, self._made, *own]
         times = Counter(id(tensor) for tensors in self._lists for tensor in tensors)
         made = {id(tensor) for tensor in self._made}
@@ -219,7 +230,13 @@ class GraphGradients:
     def hand_out(self) -> None:
         """Give the weights the gradients that a replay made."""
         if self._are_copies:
-            self._hand_out([made if made is None else made.clone() for made in self._made])
+            own = set(map(id, self._own))
+            self._hand_out(
+                [
+                    made.clone() if made is not None and id(made) in own else made
+                    for made in self._made
+                ]
+            )
         elif not self._are_in_place:
             self._hand_out(self._made)
 
