@@ -172,6 +172,8 @@ def is_alive(pid):
 # Torch opens temporary files to see why a worker's connection broke. The signal of that worker's end
 # may arrive while it does, and then one of them is not closed.
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+# Of a worker that is killed while it sends a tensor.
+@pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
 @pytest.mark.parametrize("mishap", MISHAPS)
 def test_no_worker_outlives_an_epoch_that_failed(workers, mishap):
     """While the exception is still held, workers are gone, losses are read, a new epoch runs."""
