@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
+from gapless.cli.output import warn
 from gapless.cli.parser import whole_number
 from gapless.errors import UserError
 
@@ -71,9 +72,9 @@ def run(options: Namespace) -> int:
             num_done += 1
             if translations[0].is_cut:
                 num_cut += 1
-                _warn(f"the translation of line {num_done} is cut at {settings.max_length} tokens")
+                warn(f"the translation of line {num_done} is cut at {settings.max_length} tokens")
     if num_cut:
-        _warn(f"{num_cut} of {num_done} translations are cut; --max-length lets them be longer")
+        warn(f"{num_cut} of {num_done} translations are cut; --max-length lets them be longer")
     return 0
 
 
@@ -97,11 +98,7 @@ def _line(number: int, translation: Translation, *, with_score: bool) -> str:
 
 
 def _warn_long(line: int, tokens: int, *, first: int, most: int) -> None:
-    _warn(
+    warn(
         f"line {first + line + 1} has {tokens} tokens, more than {most}; "
         "the rest of it is not translated"
     )
-
-
-def _warn(text: str) -> None:
-    print(f"gapless: warning: {text}", file=sys.stderr)
