@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from hazards.harness import CPU, SIMULATED
-from hazards.in_place_harness import judge, judge_in_turns
+from hazards.in_place_harness import judge, judge_in_turns, judge_the_loop_itself
 from hazards.in_place_known import xfail_marks
 from hazards.share import ONE_IN
 from hazards.themes import IN_PLACE_CASES
 
 
 # Of all cases, one in so many is run by `make test`. `make hazards` runs all, half under each schedule;
-# `make check` runs half of those, and one in four where nothing is captured; a GPU runs all (`tests/gpu`).
+# `make check` runs a third of those, and one in four where nothing is captured; a GPU runs all (`tests/gpu`).
 _ONE_IN = 24
 _ONE_IN_ON_THE_CPU = 4
 
@@ -44,14 +44,22 @@ def test_on_the_simulated_device(case):
 @pytest.mark.parametrize("case", cases_on(SIMULATED)[:: 2 * ONE_IN])
 def test_on_the_simulated_device_that_is_late(case):
     """It does so if the device runs everything as late as it may."""
-    assert judge(case, SIMULATED, scheduler="lazy", seed=0) == []
+    assert judged_where_the_loop_holds(case, "lazy") == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", cases_on(SIMULATED)[1 :: 2 * ONE_IN])
 def test_on_the_simulated_device_at_random(case):
     """It does so if the device's streams run in any order that is allowed."""
-    assert judge(case, SIMULATED, scheduler="random", seed=0) == []
+    assert judged_where_the_loop_holds(case, "random") == []
+
+
+def judged_where_the_loop_holds(case, scheduler):
+    """Return what is wrong with a case; skip one that gives something else as written, too."""
+    wrong = judge(case, SIMULATED, scheduler=scheduler, seed=0)
+    if wrong and judge_the_loop_itself(case, SIMULATED, scheduler=scheduler, seed=0):
+        pytest.skip("the loop as written is another one on this simulated device")
+    return wrong
 
 
 @pytest.mark.slow
