@@ -99,6 +99,7 @@ def reads():
     taught.take_out()
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 @settings(deadline=None, max_examples=60)
 @given(st.lists(NUMBERS, min_size=1, max_size=5), STEPS, st.integers(0, 99), st.booleans())
 def test_a_program_of_late_numbers_gives_the_same(numbers, steps, seed, has_plain):
