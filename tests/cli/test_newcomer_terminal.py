@@ -129,7 +129,7 @@ TRAIN = ["train", "--data", "pairs.tsv", "--src", "en", "--tgt", "zh", *MODEL]
 @pytest.fixture(scope="module")
 def session(folder):
     """A run from its start to its end."""
-    return on_terminal(folder, *TRAIN, "--epochs", EPOCHS, "--batch-size", "8", "--run-dir", "run")
+    return on_terminal(folder, *TRAIN, "--epochs", EPOCHS, "--batch-size", "4", "--run-dir", "run")
 
 
 # ----------------------------------------------------------------------------------------- a run

@@ -478,7 +478,10 @@ class Pulse:
             )
         if self._peers[about].is_closed:
             return f"rank {about} is gone {place}, its process has ended"
-        return f"rank {about} is silent {place}, no beat came from it for {self._silent_for(about):.0f} s"
+        silent_for = self._silent_for(about)
+        if silent_for < 4 * _BEAT_SECONDS:
+            return f"rank {about} is gone {place}, as another rank says"
+        return f"rank {about} is silent {place}, no beat came from it for {silent_for:.0f} s"
 
 
 def _host() -> int:
