@@ -833,22 +833,42 @@ def test_a_script_that_makes_errors_of_the_warnings_gets_them(mode):
     assert [Path(str(one.path)).name for one in raised.traceback] == [HERE, HERE]
 
 
-def test_what_torch_says_of_the_mode_is_for_the_script(mode, monkeypatch):
-    """Torch says it once in a process, and the script may be the first to set the mode."""
+@pytest.fixture
+def talking_mode(mode, monkeypatch):
+    """A mode of which torch says once in a process what it is, whoever sets it."""
     said = []
 
     def set_mode(level):
+        mode[0] = level
         if torch.is_warn_always_enabled() or not said:
             warnings.warn("Synchronization debug mode is a prototype", UserWarning, stacklevel=1)
         if not torch.is_warn_always_enabled():
             said.append(level)
 
     monkeypatch.setattr(torch._C, "_cuda_set_sync_debug_mode", set_mode)
+    return mode
+
+
+def test_what_torch_says_of_the_mode_is_for_the_script(talking_mode):
+    """Torch says it once in a process, and the script may be the first to set the mode."""
     sites = SitesPass()
     sites.start()
     with pytest.warns(UserWarning, match="prototype"):
         torch.cuda.set_sync_debug_mode("warn")
     sites.stop()
+
+
+def test_a_script_that_sets_no_mode_hears_nothing_of_it(talking_mode):
+    """Neither when sites are watched nor when they no longer are; a mode set later is told of."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sites = SitesPass()
+        sites.start()
+        sites.stop()
+
+    assert talking_mode == [0]
+    with pytest.warns(UserWarning, match="prototype"):
+        torch.cuda.set_sync_debug_mode("warn")
 
 
 # Modules of the device that lie in no class
@@ -867,6 +887,7 @@ def test_a_linear_layer_that_moves_makes_as_many_copies_as_it_has_tensors(monkey
     ]
 
 
+@pytest.mark.parametrize("name", ["to", "cuda", "cpu", "load_state_dict"])
 def test_a_watch_that_cannot_begin_leaves_nothing_behind(monkeypatch):
     """The script goes on unwatched."""
 

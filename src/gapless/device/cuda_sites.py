@@ -108,7 +108,7 @@ class WarningsOfWaits:
     def stop(self) -> None:
         """End; the mode is what the script has set. To be called before the attributes are put back."""
         if self._set is not None:
-            self._set(self._wished)
+            _set_unnoticed(self._set, self._wished)
         self._set, self._is_on = None, False
 
 
