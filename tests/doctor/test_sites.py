@@ -25,6 +25,7 @@ from torch.utils.data import DataLoader
 from doctor.labels import CORPUS, read_case
 from gapless.device import cuda_sites
 from gapless.doctor import explicit_waits, host_costs, placement, sites as sites_module
+from gapless.doctor.done_once import split_done_once
 from gapless.doctor.index_cause import cause_of_index
 from gapless.doctor.seen import MARK, MARK_AFTER
 from gapless.doctor.sites import SitesPass
@@ -890,6 +891,29 @@ def test_a_linear_layer_that_moves_makes_as_many_copies_as_it_has_tensors(monkey
 
 
 @pytest.mark.parametrize("name", ["to", "cuda", "cpu", "load_state_dict"])
+def test_a_module_that_moves_is_called_as_what_is_done_once_knows_it(name, monkeypatch):
+    """It waits for each of its tensors, which is no loop."""
+    layer = nn.Linear(2, 2)
+    found = {key: torch.ones_like(value) for key, value in layer.state_dict().items()}
+    own = {value.data_ptr() for value in layer.state_dict().values()}
+    is_moved = {
+        "to": lambda tensor: False,
+        "cuda": lambda tensor: False,
+        "cpu": lambda tensor: True,
+        "load_state_dict": lambda tensor: tensor.data_ptr() in own,
+    }
+    monkeypatch.setattr(placement, "is_on_accelerator", is_moved[name])
+    monkeypatch.setattr(torch.Tensor, "cuda", lambda self, device=None: self.clone())
+    sites = SitesPass()
+    sites.start()
+    getattr(layer, name)(*{"to": ["cpu"], "load_state_dict": [found]}.get(name, []))
+
+    waits = waits_of(sites)
+    assert len(waits) == 2
+    _, once = split_done_once(waits * 20, watched_ns=3600 * 10**9)
+    assert once == waits * 20
+
+
 def test_a_watch_that_cannot_begin_leaves_nothing_behind(monkeypatch):
     """The script goes on unwatched."""
 

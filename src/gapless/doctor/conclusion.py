@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from gapless import __version__
 from gapless.doctor.diagnose import diagnose
+from gapless.doctor.done_once import say_done_once, split_done_once
 from gapless.doctor.phases import Phase, longest
 from gapless.doctor.script_files import files_of_the_script
 from gapless.doctor.static.look import findings_in
@@ -80,10 +81,14 @@ def _watched(watch: Watch) -> Watched:
     times = _window(watch, "times")
     backward = _window(watch, "backward")
     shapes = _of(sites, "shapes", None)
+    seen = _of(sites, "waits", ())
+    if sites is not None and sites is watch.seen_seconds:
+        seen, once = split_done_once(seen, watched_ns=sum(sites.step_ns))
+        notes += [say_done_once(once)] if once else []
     return Watched(
         has_device=watch.has_gpu,
         step_ms=tuple(ns / 1e6 for ns in plain.step_ns) if plain else (),
-        seen=tuple(_of(sites, "waits", ())),
+        seen=tuple(seen),
         num_seen_steps=sites.num_steps if sites else 0,
         timed=tuple(_of(times, "waits", ())),
         trace=_of(times, "trace", None),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
+from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from gapless.doctor.phases import Seen
@@ -69,11 +71,13 @@ class Seconds:
     def _watched(self, most: int) -> Seen:
         one = self._make_pass()
         one.start()
-        num_seconds = 1
+        borders = [perf_counter_ns()]
         try:
-            while not self._over.wait(self._seconds) and num_seconds < most:
+            while not self._over.wait(self._seconds) and len(borders) < most:
                 one.next_step()
-                num_seconds += 1
+                borders.append(perf_counter_ns())
         finally:
+            borders.append(perf_counter_ns())
             one.stop()
-        return Seen(phase="sites", num_steps=num_seconds, passes=[one])
+        step_ns = [end - begin for begin, end in pairwise(borders)]
+        return Seen(phase="sites", num_steps=len(step_ns), passes=[one], step_ns=step_ns)
