@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 
 # A rank without a beat for as long is silent: stopped, or on a host that cannot be reached.
-SILENT_SECONDS = 4.0
+SILENT_SECONDS = 3.5
 
 # Ranks that do no update for as long, or for as many times their slowest one, stand still.
 STILL_SECONDS = 60.0
