@@ -21,6 +21,7 @@ from gapless.nmt.run.learning_watch import LearningWatch
 from gapless.nmt.run.nonfinite import LossWatch
 from gapless.nmt.run.out_of_memory import naming_phase
 from gapless.nmt.run.pace import Pace
+from gapless.nmt.run.rank_warnings import RankWarnings
 from gapless.nmt.run.same_weights import check_same_weights
 from gapless.nmt.run.save_interval import SaveClock
 from gapless.nmt.run.saver import Saver
@@ -91,6 +92,7 @@ class Trainer:
         self._final_name: str | None = None
         self._noted: set[str] = set()
         self._learning = LearningWatch(run, warn=self._warn)
+        self._warnings = RankWarnings(run.ranks, say=self._observer.warned)
 
     def _make_saver(self) -> Saver:
         run = self.run
@@ -192,12 +194,13 @@ class Trainer:
         folder = self._open_folder()
         self._together = decide_together(run, stop)
         # The request is the last to go: a second SIGTERM must not cut the last save short.
-        with stop, run.loop, folder, self._saver, self._declared_compiles():
+        with self._warnings, stop, run.loop, folder, self._saver, self._declared_compiles():
             self._capture_ahead(stop)
             # After the captures, which give back the page-locked memory that torch keeps.
             self._saver.reserve(run.model)
             with closing(self._loader(stop)) as loader:
                 self._run_epochs(loader, folder, stop)
+            self._warnings.gather()
             if stop.failure is not None and stop.number is None:
                 saved = f"update {run.step.num_updates} is saved"
                 raise LoaderError(f"{stop.failure}; {saved}") from stop.failure
@@ -495,6 +498,7 @@ class Trainer:
         with run.ranks.pause("validation"), self._naming_phase("validating", lower=_OF_BATCHES):
             found = validate(run, on_batch=self._saver.poll)
         seconds = run.ranks.share(perf_counter() - start)
+        self._warnings.gather()
         self._check_validation(found["val_loss"])
         record.validation.clear()
         record.validation.update(found)
@@ -550,6 +554,7 @@ class Trainer:
         with ranks.pause("the final model"):
             scores = self._test(folder, stop)
             stop.number = max(ranks.agree(stop.number or 0)) or None
+            self._warnings.gather()
         return scores
 
     def _test(self, folder: AnyFolder, stop: StopRequest) -> Scores | None:
