@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import gapless as package
-from gapless.cli.ranks import resume_command
+from gapless.cli.ranks import resume_command, speaks_for_all
 
 
 TINY = [
@@ -144,3 +144,22 @@ def test_two_ranks_train_one_model(tiny_data, tmp_path):
     summary = json.loads((tmp_path / "r" / "summary.json").read_text())
     assert summary["steps"] == 5
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["r"]
+
+
+@pytest.mark.parametrize(
+    ("variables", "speaks"),
+    [
+        ({}, True),
+        ({"LOCAL_RANK": "0", "RANK": "0"}, True),
+        ({"LOCAL_RANK": "0", "RANK": "2"}, False),
+        ({"LOCAL_RANK": "1"}, False),
+        ({"LOCAL_RANK": "0"}, True),
+    ],
+)
+def test_one_process_speaks_for_all(monkeypatch, variables, speaks):
+    """Of ranks without a number, which are refused, the first of a host does."""
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert speaks_for_all() is speaks

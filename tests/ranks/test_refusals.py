@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 
 import pytest
 
@@ -108,9 +109,15 @@ def test_text_that_cannot_be_used(refused, data, tmp_path):
 @pytest.mark.slow
 def test_an_option_that_does_not_exist(fork, data, tmp_path):
     """Usage is said once, too."""
-    ended = fork(*options(data, tmp_path / "run"), "--bogus").end(limit=LIMIT)
+    group = fork(*options(data, tmp_path / "run"), "--bogus")
+    group.until(lambda: group.pid(0) and group.pid(1), what="both ranks")
+    # As torchrun does when a rank has ended.
+    group.until_gone(0)
+    group.send(1, signal.SIGTERM)
+    ended = group.end(limit=LIMIT)
 
-    assert {rank.code for rank in ended.ranks} == {2}
+    assert ended.ranks[0].code == 2
+    assert ended.ranks[1].code in (2, -signal.SIGTERM, 128 + signal.SIGTERM)
     assert ended.err.count("--bogus") == 1, ended.err
 
 
@@ -144,3 +151,23 @@ def test_a_folder_that_is_a_run(launcher, data, fork, tmp_path):
 def test_fewer_cores_than_ranks(refused, data, tmp_path):
     """Two ranks that compute on one core wait for each other all the time."""
     refused(*options(data, tmp_path / "run"), before=ONE_CORE, parts=("--device cpu", "core", "2"))
+
+
+def test_a_mistake_of_one_rank_alone(fork, data, tmp_path):
+    """As where hosts differ: rank 0 waits for a rank that knows why it will not come."""
+    written = tmp_path / "there"
+    written.mkdir()
+    group = fork(
+        *options(data, tmp_path / "run"),
+        more=[["--report", written / "a.html"], ["--report", tmp_path / "missing" / "a.html"]],
+    )
+    # As torchrun does when a rank has ended.
+    group.until_gone(1)
+    group.send(0, signal.SIGTERM)
+    ended = group.end(limit=LIMIT)
+
+    assert ended.ranks[1].code == 2
+    (line,) = ended.ranks[1].errors
+    assert line.startswith("gapless: error: rank 1: ")
+    assert "missing" in line
+    assert ended.ranks[0].code != 0

@@ -18,7 +18,13 @@ from gapless import __version__
 from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
 from gapless.cli.output import fitting, throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
-from gapless.cli.ranks import fail_together, leave_it_to_first, leave_process, speaks_for_all
+from gapless.cli.ranks import (
+    fail_together,
+    is_told_by_first,
+    leave_process,
+    of_this_rank,
+    speaks_for_all,
+)
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
 from gapless.errors import (
@@ -210,15 +216,15 @@ def _code(error: GaplessError) -> int:
 
 def _fail(message: str, *, code: int, is_told: bool = True, trace: Sequence[str] = ()) -> int:
     """Write a line of error, of several ranks that fail on one alone; return the code."""
-    line = f"gapless: error: {' '.join(message.split())}"
 
-    def tell() -> None:
+    def tell(message: str = message) -> None:
+        line = f"gapless: error: {' '.join(message.split())}"
         write(sys.stderr, f"{''.join(trace)}{fitting(line, sys.stderr)}\n")
 
     fail_together(tell if is_told else None, code=code)
-    # Before the ranks have joined, all make the same mistake, or are interrupted alike.
+    # Before the ranks have joined, most make the same mistake, or are interrupted alike.
     if speaks_for_all() or code == 1:
         tell()
-    elif code == _MISTAKE:
-        leave_it_to_first()
+    elif code == _MISTAKE and not is_told_by_first():
+        tell(of_this_rank(message))
     return code

@@ -34,7 +34,12 @@ _SECONDS_FOR_FIRST_RANK = 3.0
 
 def speaks_for_all() -> bool:
     """Return whether this process is the one that says what all have to say: rank 0, or one alone."""
-    return "LOCAL_RANK" not in os.environ or os.environ.get("RANK", "0") == "0"
+    return "LOCAL_RANK" not in os.environ or _number() == "0"
+
+
+def _number() -> str:
+    """Return the number of this rank as torchrun says it; of a host's ranks if it says no other."""
+    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
 
 
 def resume_command(run_dir: Path) -> str:
@@ -50,12 +55,21 @@ def resume_command(run_dir: Path) -> str:
     return f"torchrun --nnodes {hosts} --nproc-per-node {own} OPTIONS-AS-BEFORE -m {command}"
 
 
-def leave_it_to_first() -> None:
-    """Wait a little for rank 0 to say why all end, since torchrun ends it when this process does."""
+def is_told_by_first() -> bool:
+    """Wait a little for rank 0 to say why all end, and return whether it has ended meanwhile.
+
+    torchrun ends this process then. If nobody does, the mistake is of this rank alone, as where
+    hosts differ.
+    """
     is_ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ended.set())
-    is_ended.wait(_SECONDS_FOR_FIRST_RANK)
+    return is_ended.wait(_SECONDS_FOR_FIRST_RANK)
+
+
+def of_this_rank(message: str) -> str:
+    """Return a message that names this rank."""
+    return f"rank {_number()}: {message}"
 
 
 def join_ranks(device: str) -> tuple[Ranks, Device | None]:

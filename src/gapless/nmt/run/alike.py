@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import UserError
+from gapless.nmt.data.corpus import SPLIT_NAMES
 
 
 if TYPE_CHECKING:
@@ -71,12 +72,25 @@ def _text_in(data: str | Path | None) -> dict[str, str]:
     if data is None:
         return {}
     path = Path(data)
-    files = sorted(path.iterdir()) if path.is_dir() else [path]
-    # What cannot be read is refused in words of its own.
+    files = _files_of_text(path) if path.is_dir() else [path]
     return {f"{file}, as text,": _content_of(file) for file in files if file.is_file()}
 
 
+def _files_of_text(folder: Path) -> list[Path]:
+    """Return the files of a folder that may be read as text; others may be notes, logs, models."""
+    patterns = [f"{name}.*" for names in SPLIT_NAMES.values() for name in names]
+    return sorted({file for pattern in (*patterns, "test*") for file in folder.glob(pattern)})
+
+
 def _content_of(path: Path) -> str:
+    try:
+        return _size_and_checksum(path)
+    except OSError as error:
+        # If no rank can read it, rank 0 refuses it in words of its own.
+        return f"not readable ({error.strerror})"
+
+
+def _size_and_checksum(path: Path) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
         checksum = zlib.crc32(file.read(_COMPARED_BYTES))
