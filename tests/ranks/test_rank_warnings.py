@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
+from contextlib import contextmanager
 
 import pytest
 
@@ -20,8 +21,16 @@ class TwoRanks:
 
     def __init__(self, rank, sent):
         self.rank, self.is_first, self._sent = rank, rank == 0, sent
+        self._is_paused = False
+
+    @contextmanager
+    def pause(self, reason):
+        self._is_paused = True
+        yield
+        self._is_paused = False
 
     def agree(self, value):
+        assert self._is_paused, "who waits for a rank that still saves would stand still"
         self._sent[self.rank] = value
         return [self._sent.get(rank, []) for rank in range(2)]
 

@@ -57,7 +57,10 @@ class RankWarnings:
         if self._ranks.world == 1:
             return
         kept, self._kept = self._kept, {}
-        for rank, told in enumerate(self._ranks.agree(list(kept))):
+        # Another rank may still save its last state.
+        with self._ranks.pause("warnings"):
+            of_ranks = self._ranks.agree(list(kept))
+        for rank, told in enumerate(of_ranks):
             for warned in told:
                 if self._ranks.is_first and warned not in self._known:
                     self._known.add(warned)
