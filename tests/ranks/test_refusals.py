@@ -161,6 +161,7 @@ def test_a_mistake_of_one_rank_alone(fork, data, tmp_path):
         *options(data, tmp_path / "run"),
         more=[["--report", written / "a.html"], ["--report", tmp_path / "missing" / "a.html"]],
     )
+    group.until(lambda: group.pid(0) and group.pid(1), what="both ranks")
     # As torchrun does when a rank has ended.
     group.until_gone(1)
     group.send(0, signal.SIGTERM)
