@@ -12,6 +12,8 @@ import gapless
 from gapless.device.cpu import CpuDevice
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.step import StepLoss
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+from gapless.testing.simulated.simulation import SimulatedGraph
 
 
 def make_training(seed=0):
@@ -345,3 +347,23 @@ def test_the_time_between_epochs_is_no_gap():
             assert result.gap_share == 9.0 / 39.0
 
     assert [0.0, 1.0 / 7.0] == shares[:2] == shares[10:12]
+
+
+def test_a_loop_that_ended_holds_no_graphs():
+    """Whoever still holds it: NCCL would wait for ever for a graph that sums gradients of ranks."""
+    data, step, model = make_training()
+    before = graphs()
+    with SimulatedDevice(scheduler="asap") as device:
+        model.to(device.torch_device)
+        with TrainLoop(plan="captured", device=device) as loop:
+            loop.run_epoch(data[:12], step)
+            held = graphs() - before
+
+        assert held > 0
+        assert graphs() == before
+        assert loop.capture_report.num_graphs == held
+
+
+def graphs():
+    gc.collect()
+    return sum(isinstance(one, SimulatedGraph) for one in gc.get_objects())

@@ -120,8 +120,22 @@ def test_ranks_of_a_user_agree_where_the_host_waits_anyway(device, users):
         losses.reset()
 
     assert ranks.num_agreed == 6
-    assert ranks.num_gathered == [4, 4, 2] * 3
+    assert ranks.num_gathered == [1, *[4, 4, 2] * 3]
     assert losses.wait_stats.by_reason["agreement"].count == 6
+
+
+def test_devices_connect_while_all_ranks_are_at_the_first_step(device, users):
+    """A host that connects waits for all: at a later gathering one of them might never come."""
+    ranks = users()
+    losses = DeferredLoss(device, ranks=True)
+    agreed = []
+    ranks.gather_rows = lambda rows: (
+        agreed.append(ranks.num_agreed) or Users.gather_rows(ranks, rows)
+    )
+    for _ in range(3):
+        losses.add(on(device, 1.0))
+
+    assert (agreed, ranks.num_gathered) == ([1], [1])
 
 
 def test_a_rank_takes_part_in_what_others_have_queued(device, users):
@@ -133,7 +147,7 @@ def test_a_rank_takes_part_in_what_others_have_queued(device, users):
 
     with pytest.raises(RanksDifferError, match=r"losses of 5 steps, and rank 1 those of 9"):
         losses.mean()
-    assert ranks.num_gathered == [4, 4]
+    assert ranks.num_gathered == [1, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +175,7 @@ def test_an_error_of_the_loop_waits_for_no_rank(device, users):
         raise ZeroDivisionError
 
     assert ranks.num_agreed == 1
-    assert ranks.num_gathered == []
+    assert ranks.num_gathered == [1]
 
 
 def test_a_process_alone_has_no_ranks(device):

@@ -229,10 +229,14 @@ class TrainLoop:
         return self._captured
 
     def close(self) -> None:
-        """Give the streams back.
+        """Give the streams back, and let go of all graphs.
+
+        Ranks cannot leave each other while a graph holds their sums, whoever still holds the loop.
 
         Sync: Does not block the host.
         """
+        if self._captured is not None:
+            self._captured.drop_graphs()
         self._engine.close()
 
     def __enter__(self) -> Self:

@@ -121,6 +121,7 @@ class DeferredLoss:
         self._stream = readback_stream or self._device.shared_stream("gapless.readback")
         self._events = EventPool(self._device)
         self._agreement: LossAgreement | None = None
+        self._is_connected = False
         if isinstance(ranks, bool):
             ranks = self._ranks_of_user(every) if ranks else None
         self._ranks = None if ranks is None or ranks.world == 1 else ranks
@@ -207,6 +208,8 @@ class DeferredLoss:
             if self._read.num_added - self._read.num_read >= _ROWS:
                 self._make_room()
             self._write(numbers)
+            if self._agreement is not None and not self._is_connected:
+                self._connect()
             self._read.count(values, is_by_name=is_by_name)
             if self._is_flush_due():
                 self.flush()
@@ -382,6 +385,17 @@ class DeferredLoss:
             self._device.wait_event(stream, ring.made)
         if ring.write(self._read.num_added, numbers):
             self._note_writer(ring, stream)
+
+    def _connect(self) -> None:
+        """Let the ranks of a user connect their devices now, when all of them are at the first step.
+
+        NCCL connects at the first collective of a group, and its host waits there for all ranks. Were
+        that the first gathering, a rank with a step more would wait for others that never come.
+        """
+        assert self._ring is not None
+        if self._device.is_accelerator:
+            self._ring.take_part(0, 1)
+        self._is_connected = True
 
     def _note_writer(self, ring: LossRing, stream: Stream) -> None:
         if stream not in self._writers:

@@ -21,7 +21,7 @@ from gapless.nmt.run.task import VOCAB_FILES, Vocabs
 
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
     from types import TracebackType
 
     from gapless.checkpoint.manifest import Content
@@ -51,7 +51,7 @@ class RunFolder:
         self._troubles = troubles
         self.metrics = MetricsFile(path / METRICS, troubles=troubles)
         self._thread_hook = threading.excepthook
-        threading.excepthook = self._on_thread_error
+        threading.excepthook = _unless_of_board(self._thread_hook)
         self._board: SummaryWriter | None = None
         self._open_board()
 
@@ -133,12 +133,6 @@ class RunFolder:
         finally:
             threading.excepthook = self._thread_hook
 
-    def _on_thread_error(self, error: threading.ExceptHookArgs) -> None:
-        # A failed write raises in TensorBoard's thread, and once more in our next call.
-        is_board = type(error.thread).__module__.startswith("tensorboard.")
-        if not (is_board and isinstance(error.exc_value, OSError)):
-            self._thread_hook(error)
-
     def __enter__(self) -> Self:
         return self
 
@@ -153,6 +147,23 @@ class RunFolder:
             return
         with noted_on(error):
             self.close()
+
+
+def _unless_of_board(
+    hook: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], None]:
+    """Return a hook for errors of threads that leaves failed writes of TensorBoard out.
+
+    They are raised once more in our next call. A thread that starts meanwhile keeps the hook for as
+    long as it lives, so the hook holds nothing of the run.
+    """
+
+    def tell(error: threading.ExceptHookArgs) -> None:
+        is_board = type(error.thread).__module__.startswith("tensorboard.")
+        if not (is_board and isinstance(error.exc_value, OSError)):
+            hook(error)
+
+    return tell
 
 
 class LossLog:
