@@ -26,6 +26,8 @@ WORDS = ["red", "blue", "tree", "dog", "cat", "run", "sees", "big", "old", "new"
 OF_TIME = {
     *("tokens_per_second", "gap_share", "seconds", "wall_seconds", "time"),
     *("wall_ms", "data_wait_ms", "launch_ms", "busy_ms", "wait_ms", "peak_memory_bytes"),
+    # Only a GPU has them.
+    *("gap_ms", "busy_share"),
     # An epoch in two parts has a wait at the end of each.
     *("waits", "num_waits"),
 }
