@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
+import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 
@@ -25,3 +29,13 @@ def replace_text(path: Path, text: str) -> None:
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)
+
+
+@contextmanager
+def ending_in_order() -> Iterator[None]:
+    """Let SIGTERM, as of a time limit, raise SystemExit in the body, so that what it started ends too."""
+    former = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, former)

@@ -7,6 +7,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 from benchmarks.peers.worker import Order, RowError
+from benchmarks.processes import ending_in_order
 
 
 if TYPE_CHECKING:
@@ -117,23 +118,24 @@ class Race:
         self._processes: dict[str, Runner] = {}
 
     def run(self) -> None:
-        """Let every row do its part, until all is done or time is up."""
-        try:
-            self._set_up()
-            self._warm_up()
-            self._on_round(self)
-            for number in range(self._schedule.rounds):
-                if self._is_late():
-                    break
-                self._run_round(number)
-                self.rounds_done += 1
+        """Let every row do its part, until all is done or time is up; no process of a row stays."""
+        with ending_in_order():
+            try:
+                self._set_up()
+                self._warm_up()
                 self._on_round(self)
-            self._profile()
-        finally:
-            for process in self._processes.values():
-                process.let_go()
-            for process in self._processes.values():
-                process.end()
+                for number in range(self._schedule.rounds):
+                    if self._is_late():
+                        break
+                    self._run_round(number)
+                    self.rounds_done += 1
+                    self._on_round(self)
+                self._profile()
+            finally:
+                for process in self._processes.values():
+                    process.let_go()
+                for process in self._processes.values():
+                    process.end()
 
     def shortened(self) -> str | None:
         """Return what the time limit has left out, None if nothing."""

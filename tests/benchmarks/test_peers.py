@@ -68,11 +68,20 @@ def plain_loss():
     return last_loss("plain", tiny_case(), steps=7)
 
 
-@pytest.mark.parametrize("name", ["plain-50", "blocking", "gapless", *FRAMEWORKS])
+@pytest.mark.parametrize("name", ["plain-50", "blocking", "gapless"])
 def test_every_row_trains_the_same_model_on_the_same_batches(plain_loss, name):
     """After eight updates the loss is that of the plain loop."""
-    if name in FRAMEWORKS:
-        pytest.importorskip(FRAMEWORKS[name])
+    assert last_loss(name, tiny_case(), steps=7) == pytest.approx(plain_loss, abs=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of frameworks about each other and about torch
+@pytest.mark.parametrize("name", FRAMEWORKS)
+def test_every_row_of_a_framework_trains_the_same_model(plain_loss, name, monkeypatch):
+    """Likewise, and in `make check`, which installs them."""
+    # Lightning sets it when it is loaded.
+    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    pytest.importorskip(FRAMEWORKS[name])
 
     assert last_loss(name, tiny_case(), steps=7) == pytest.approx(plain_loss, abs=1e-5)
 
@@ -313,6 +322,34 @@ def test_a_run_that_is_stopped_leaves_its_rounds(tmp_path):
     assert facts["rounds_done"] >= 1
     assert len(facts["rows"][0]["rounds"]) == facts["rounds_done"]
     assert facts["shortened"] == f"{facts['rounds_done']} of 100000 rounds"
+
+
+class NeverReady:
+    """A row whose set-up lasts until somebody ends the command."""
+
+    def __init__(self, row):
+        self.is_ended = False
+
+    def wait_ready(self, *, limit_s):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def let_go(self):
+        pass
+
+    def end(self):
+        self.is_ended = True
+
+
+def test_a_command_that_is_asked_to_end_ends_its_rows():
+    """A row in its set-up asks nobody whether to go on, and keeps its memory of the GPU."""
+    row = Row(name="plain", title="plain", make=lambda case, device: None)
+    race = Race([row], Schedule(), start=NeverReady, say=print, on_round=print)
+
+    with pytest.raises(SystemExit, match="143"):
+        race.run()
+
+    assert race._processes["plain"].is_ended
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_a_run_out_of_time_says_what_it_left_out():
