@@ -35,8 +35,8 @@ _SECONDS_TO_END = 2.0
 # Its threads help with copies of host memory from the first large one on.
 _KEPT_POOL = "gapless-copy"
 
-# Set by pytest itself, and by torch's compiler for the rest of the process.
-_OTHERS_VARIABLES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_")
+# Set by pytest itself; by torch's compiler, and by Lightning when it is loaded, for the rest of the process.
+_OTHERS_VARIABLES = ("PYTEST_", "TORCHINDUCTOR_", "TRITON_", "PYTORCH_NVML_")
 
 _HOOKS: dict[str, dict[Any, Any]] = {
     name: getattr(holder, name)

@@ -77,10 +77,8 @@ def test_every_row_trains_the_same_model_on_the_same_batches(plain_loss, name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of frameworks about each other and about torch
 @pytest.mark.parametrize("name", FRAMEWORKS)
-def test_every_row_of_a_framework_trains_the_same_model(plain_loss, name, monkeypatch):
+def test_every_row_of_a_framework_trains_the_same_model(plain_loss, name):
     """Likewise, and in `make check`, which installs them."""
-    # Lightning sets it when it is loaded.
-    monkeypatch.setenv("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     pytest.importorskip(FRAMEWORKS[name])
 
     assert last_loss(name, tiny_case(), steps=7) == pytest.approx(plain_loss, abs=1e-5)
