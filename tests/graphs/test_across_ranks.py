@@ -46,6 +46,7 @@ def device():
             "FullyShardedDataParallel",
         ),
         (lambda: made_as(DistributedDataParallel, "module"), "DistributedDataParallel"),
+        (lambda: torch.nn.DataParallel(torch.nn.Linear(2, 2)), "DataParallel"),
     ],
 )
 def test_a_module_is_refused_by_name(device, module, name):

@@ -733,6 +733,85 @@ def two_models_with_one_weight_in_autocast(place):
     return losses, state(both, optimizer)
 
 
+def _with_more_in_the_block(place, model, more, *, num=32):
+    """Train in blocks of autocast that have another part of the loss, which `more(x)` computes."""
+    optimizer = sgd(model)
+    losses = []
+    for x, y in batches(place, num):
+        optimizer.zero_grad()
+        with torch.autocast(_kind(place), dtype=torch.bfloat16):
+            loss = F.cross_entropy(model(x), y) + more(x)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(model, optimizer)
+
+
+@in_place_case("All weights are penalised in the autocast block: none of their casts is shared.")
+def penalty_in_the_block_of_autocast(place):
+    model = place.capture(made(place, Headed))
+    return _with_more_in_the_block(
+        place, model, lambda x: 0.01 * sum(one.square().sum() for one in model.parameters())
+    )
+
+
+@in_place_case(
+    "An einsum uses a weight in the autocast block after the model.", expect=either("autocast")
+)
+def einsum_with_a_weight_in_the_block_of_autocast(place):
+    model = place.capture(made(place, Headed))
+    return _with_more_in_the_block(
+        place,
+        model,
+        lambda x: torch.einsum("bi,oi->bo", x, model.body.weight).square().mean(),
+    )
+
+
+@in_place_case(
+    "A part of the model is called alone in the autocast block after it, by its own name.",
+    expect=either("autocast"),
+)
+def part_is_called_in_the_block_of_autocast(place):
+    model = place.capture(made(place, Headed))
+    return _with_more_in_the_block(place, model, lambda x: model.body(x).square().mean())
+
+
+@in_place_case(
+    "A weight is used behind another model, within a mode of torch functions for one block in two.",
+    expect=either("autocast"),
+)
+def weight_is_used_within_a_device_mode_in_autocast(place):
+    model, other = place.capture(made(place, Headed)), made(place, nn.Linear, 8, 8)
+    numbers = iter(range(1000))
+
+    def more(x):
+        hidden = other(x)
+        if next(numbers) % 2:
+            with torch.device("cpu"):
+                return F.linear(hidden, model.body.weight).square().mean()
+        return F.linear(hidden, model.body.weight).square().mean()
+
+    return _with_more_in_the_block(place, model, more)
+
+
+@in_place_case(
+    "A replica as nn.DataParallel makes it is called beside the model, hooks and all.",
+    expect=either(),
+)
+def replica_of_data_parallel(place):
+    model = place.capture(mlp(place))
+    model.register_forward_hook(lambda module, given, out: out * 2)
+    optimizer = sgd(model)
+    found = fit(place, model, optimizer)
+    replica = model._replicate_for_data_parallel()
+    for name, child in model._modules.items():
+        replica._modules[name] = copy.deepcopy(child).requires_grad_(False)
+        for weight in replica._modules[name].parameters():
+            weight.mul_(0.5)
+    x, _ = batch(place, 1)
+    return found, kept(replica(x)), kept(model(x)), state(model, optimizer)
+
+
 @in_place_case(
     "Saved activations are rounded by hooks, from step 11 on.", expect=either("saved|hook")
 )

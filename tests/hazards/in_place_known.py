@@ -12,8 +12,8 @@ _RAISES = (
     "reads has changed since, where the one as written has kept all it needs"
 )
 _CASTS = (
-    "uses of a weight outside of the module, in the same block of autocast and after its call, share "
-    "its cast as written, and a replay has one of its own"
+    "a second call in one block of autocast shares casts of the first as written; where that is new, the "
+    "first was a replay, and a warning says that gradients of this one step are rounded otherwise"
 )
 _SWAPS = (
     "torch swaps no tensor to which there is a weak reference, and a capture holds one to each weight: "
@@ -21,9 +21,6 @@ _SWAPS = (
 )
 _KNOWN = {
     "autocast_with_a_late_second_call": _CASTS,
-    "weight_is_used_after_the_model_in_autocast": _CASTS,
-    "two_models_with_one_weight_in_autocast": _CASTS,
-    "cloned_by_its_dict": "an object that is given a copy of the module's __dict__ calls the module",
     "create_graph_at_times": "the first backward pass with create_graph=True after a capture runs "
     "again apart from the rest, so that gradients are summed in another order",
     "hessian_vector_product_late": "as create_graph_at_times",
@@ -37,11 +34,9 @@ _KNOWN = {
     "leaves no gradients, where the one as written leaves those before the error",
 }
 
-_ON_A_CPU_TOO = {"cloned_by_its_dict"}
-
 
 def xfail_marks(case, kind):
     """Return the mark of a case that is known to fail."""
-    if case.name not in _KNOWN or (kind == CPU and case.name not in _ON_A_CPU_TOO):
+    if case.name not in _KNOWN or kind == CPU:
         return []
     return [pytest.mark.xfail(reason=_KNOWN[case.name], strict=True)]

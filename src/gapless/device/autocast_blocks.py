@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import local
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,10 +13,12 @@ if TYPE_CHECKING:
 
 
 class _Blocks:
-    """Counts how often casts were cleared, once somebody asks."""
+    """Counts how often casts were cleared, once somebody asks, and says so."""
 
     def __init__(self) -> None:
         self.num_ended = 0
+        # A thread has blocks of its own.
+        self.of_thread = local()
         self._clear: Callable[[], None] | None = None
 
     def count(self) -> None:
@@ -26,6 +29,9 @@ class _Blocks:
 
         def clear_and_count() -> None:
             self.num_ended += 1
+            waiting: list[Callable[[], bool]] = getattr(self.of_thread, "waiting", [])
+            # The last that came is the first to go.
+            waiting[:] = [call for call in reversed(waiting) if not call()][::-1]
             clear()
 
         torch.clear_autocast_cache = clear_and_count
@@ -41,3 +47,17 @@ def num_ended_blocks() -> int:
     """
     _BLOCKS.count()
     return _BLOCKS.num_ended
+
+
+def at_end_of_block(call: Callable[[], bool]) -> None:
+    """Let a function be called when this thread's outermost block of autocast ends.
+
+    Args:
+        call: returns whether it is done; otherwise it is called again at the end of the next one.
+
+    Sync: Does not block the host.
+    """
+    _BLOCKS.count()
+    if not hasattr(_BLOCKS.of_thread, "waiting"):
+        _BLOCKS.of_thread.waiting = []
+    _BLOCKS.of_thread.waiting.append(call)

@@ -44,6 +44,12 @@ _DDP = Refusal(
     "would leave out; capture the module within, gapless.capture(model.module), or the whole step",
     name="DistributedDataParallel",
 )
+_DP = Refusal(
+    "weights",
+    "DataParallel copies the module to its GPUs in each call, and calls the copies in threads; train with "
+    "DistributedDataParallel, or capture the module within if there is one GPU",
+    name="DataParallel",
+)
 _SHARDED = {"FSDPModule": _FSDP2, "FullyShardedDataParallel": _FSDP1}
 
 
@@ -53,7 +59,7 @@ def refusal_of_module(module: torch.nn.Module) -> Refusal | None:
     Sync: Does not block the host.
     """
     for _, part in named_parts(module):
-        found = _by_class(part, _SHARDED | {"DistributedDataParallel": _DDP})
+        found = _by_class(part, _SHARDED | {"DistributedDataParallel": _DDP, "DataParallel": _DP})
         if found is not None:
             return found
         refusal = refusal_of_weights(part._parameters.values())

@@ -54,7 +54,7 @@ class GradientPaths:
         leaves = {id(tensor) for tensor in inputs if tensor.grad_fn is None}
         edges = {(tensor.grad_fn, tensor.output_nr) for tensor in inputs if tensor.grad_fn}
         todo = [(tensor.grad_fn, tensor.output_nr) for tensor in outputs if tensor.grad_fn]
-        if any(edge in edges or not _is_new(edge[0], since) for edge in todo):
+        if any(edge in edges or not is_new(edge[0], since) for edge in todo):
             found.objection = "it returns a tensor that it did not make"
             return found
         nodes = [node for node, _ in todo]
@@ -75,7 +75,7 @@ class GradientPaths:
                     if id(weight) not in leaves | known:
                         found.weights.append(weight)
                         known.add(id(weight))
-                elif _is_new(before, since):
+                elif is_new(before, since):
                     nodes.append(before)
                 else:
                     found.objection = (
@@ -190,7 +190,8 @@ def _nodes_before(
     return found
 
 
-def _is_new(node: Any, since: int) -> bool:
+def is_new(node: Any, since: int) -> bool:
+    """Return whether a node was recorded when the next one had this number, or later."""
     return bool(node._sequence_nr() >= since)
 
 

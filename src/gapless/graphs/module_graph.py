@@ -48,7 +48,8 @@ if TYPE_CHECKING:
 
 CREATE_GRAPH = Refusal(
     "create_graph",
-    "a backward pass with create_graph=True differentiates gradients, which no graph brings along",
+    "a backward pass with create_graph=True differentiates gradients, which no graph brings along: gradients "
+    "of this one step are added up in another order than as written, and later calls run as written",
     name="create_graph",
     is_of_call=True,
 )

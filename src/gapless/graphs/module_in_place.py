@@ -8,19 +8,23 @@ first, guards on what the code reads, proof, report.
 
 from __future__ import annotations
 
+import sys
 from contextlib import nullcontext
-from functools import wraps
+from functools import partial, wraps
 from threading import local
+from types import CodeType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
+from torch import nn
 
 from gapless.device.autocast_blocks import num_ended_blocks
 from gapless.graphs.across_ranks import refusal_of_module
 from gapless.graphs.captor import ATTRIBUTE, left_out
 from gapless.graphs.capture_report import CaptureReport
+from gapless.graphs.gradient_paths import number_of_next_node
 from gapless.graphs.module_graph import Runs
-from gapless.graphs.module_refusals import COMPILED_AROUND
+from gapless.graphs.module_refusals import COMPILED_AROUND, COPIED
 from gapless.graphs.module_trial import ModuleTrial
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import (
@@ -29,6 +33,7 @@ from gapless.graphs.refusal import (
     objection_to_tensors,
     objection_to_transforms,
 )
+from gapless.graphs.shared_casts import watch_rest_of_block
 from gapless.graphs.side_stream import SideStream
 from gapless.graphs.step_call import at_work, is_at_work, work_of
 from gapless.pipeline.call_tree import CallTrees
@@ -37,8 +42,6 @@ from gapless.pipeline.host_waits import HostWaits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
-
-    from torch import nn
 
     from gapless.graphs.capture_settings import CaptureSettings
     from gapless.graphs.captured_step import CapturedStep
@@ -56,6 +59,14 @@ _FORWARD, _STATE = "forward", "__getstate__"
 # Calls that run as written before a module is captured within blocks of autocast: a second call in
 # one block shares the casts of the first.
 _NUM_IN_AUTOCAST = 6
+
+
+# Torch's own code that calls `forward` of the module that it is in.
+_CALLERS = {
+    nn.Module._call_impl.__code__,
+    nn.Module._slow_forward.__code__,
+    *(one for one in nn.Module._call_impl.__code__.co_consts if isinstance(one, CodeType)),
+}
 
 
 class ModuleInPlace:
@@ -126,6 +137,9 @@ class ModuleInPlace:
 
         @wraps(self._as_written)
         def forward(*args: Any, **kwargs: Any) -> Any:
+            called = _called_module()
+            if called is not None and called is not self.target:
+                return self._call_copy(called, args, kwargs)
             if type(self.target).forward is not self._of_class and self._own is None:
                 self._take_other_forward()
             if torch.compiler.is_compiling():
@@ -165,6 +179,13 @@ class ModuleInPlace:
             kept[_FORWARD] = ours
         self._forget()
 
+    def _call_copy(self, copy: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call an object that was given the module's attributes, as it would be without a capture."""
+        self.report.refuse(COPIED)
+        self.settings.tell(self.report, type(self.target).__name__)
+        as_written = self._own or partial(type(copy).forward, copy)
+        return as_written(*args, **kwargs)
+
     def _forget(self) -> None:
         for step in [*self._trained.values(), *self._evaluated.values()]:
             step.forget()
@@ -193,7 +214,11 @@ class ModuleInPlace:
         """
         if self._runs_as_written():
             self.report.num_eager += 1
-            return self._plainly(args, kwargs)
+            since = number_of_next_node()
+            out = self._plainly(args, kwargs)
+            if self._is_first_in_autocast:
+                watch_rest_of_block(out, since=since, on_use=self._refuse_shared_cast)
+            return out
         kind = self.kind_of_call()
         newest = self._newest.get(kind)
         quick_call = None if newest is None else newest.quick_call
@@ -314,9 +339,8 @@ class ModuleInPlace:
             return True
         block = num_ended_blocks()
         if block == self._block and not self._shares_casts:
-            self._shares_casts = True
-            self.report.refuse(_SHARES_CASTS)
-            self.settings.tell(self.report, type(self.target).__name__)
+            is_late = self._num_in_autocast > _NUM_IN_AUTOCAST
+            self._refuse_in_autocast(_SHARES_CASTS_LATE if is_late else _SHARES_CASTS)
         self._block = block
         self._num_in_autocast += 1
         if not torch.is_grad_enabled():
@@ -324,6 +348,42 @@ class ModuleInPlace:
             self.settings.tell(self.report, type(self.target).__name__)
         is_first = self._num_in_autocast <= _NUM_IN_AUTOCAST
         return is_first or self._shares_casts or not torch.is_grad_enabled()
+
+    @property
+    def _is_first_in_autocast(self) -> bool:
+        """Whether a call that ran as written is one of those that show what shares its casts."""
+        is_open = self._block == num_ended_blocks() and torch.is_autocast_enabled(
+            self.settings.device.torch_device.type
+        )
+        return (
+            is_open
+            and torch.is_grad_enabled()
+            and not self._shares_casts
+            and self._num_in_autocast <= _NUM_IN_AUTOCAST
+        )
+
+    def _refuse_shared_cast(self, site: str) -> None:
+        self._refuse_in_autocast(
+            Refusal(
+                "inside_autocast",
+                f"{site} uses a weight of the module in the same block of autocast, and shares its cast: "
+                "in autocast the module runs as written; end the block before that line",
+                site=site,
+                name="autocast",
+                is_of_call=True,
+            )
+        )
+
+    def _refuse_in_autocast(self, refusal: Refusal) -> None:
+        self._shares_casts = True
+        self.report.refuse(refusal)
+        self.settings.tell(self.report, type(self.target).__name__)
+
+
+def _called_module() -> nn.Module | None:
+    """Return the module whose `forward` is called; None if that is not torch's own call of a module."""
+    frame = sys._getframe(2)
+    return frame.f_locals.get("self") if frame.f_code in _CALLERS else None
 
 
 def _of_one_kind() -> None:
@@ -375,6 +435,14 @@ _SHARES_CASTS = Refusal(
     "inside_autocast",
     "the module is called twice in one block of autocast, where calls share casts of weights: in "
     "autocast it runs as written; enter a block for each call",
+    name="autocast",
+    is_of_call=True,
+)
+_SHARES_CASTS_LATE = Refusal(
+    "inside_autocast",
+    "the module is called twice in one block of autocast, for the first time after a graph was replayed: "
+    "gradients of this one step are rounded otherwise than as written, and later calls in autocast run as "
+    "written; enter a block for each call",
     name="autocast",
     is_of_call=True,
 )

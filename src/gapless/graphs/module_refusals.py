@@ -89,6 +89,13 @@ RETURNS_OTHERS = Refusal(
     "the module returns a tensor that shares memory with another one, or with what it is given; return a clone",
     name="shared memory",
 )
+COPIED = Refusal(
+    "weights",
+    "an object that has a copy of the module's attributes, as nn.DataParallel makes for each GPU, is called: "
+    "it runs as written; use DistributedDataParallel, or copy.copy()",
+    name="a copy",
+    is_of_call=True,
+)
 COMPILED = Refusal(
     "compiled",
     "the module runs code of torch.compile, whose backward pass nobody can follow; capture the step instead",
