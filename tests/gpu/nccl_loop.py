@@ -66,9 +66,10 @@ def main():
     torch.use_deterministic_algorithms(True, warn_only=True)
     dist.init_process_group("nccl", init_method=f"file://{store}", rank=0, world_size=1)
     print(bits_of(mode, is_captured=False), bits_of(mode, is_captured=True))
-    if mode != "global":
+    if mode not in ("global", "held"):
         STEPS.clear()
         gc.collect()
+    if mode != "global":
         dist.destroy_process_group()
 
 

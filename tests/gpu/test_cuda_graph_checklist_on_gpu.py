@@ -542,6 +542,13 @@ def test_a_process_group_is_destroyed_after_its_graphs(tmp_path):
     assert as_written == with_capture
 
 
+def test_a_process_group_is_destroyed_while_its_step_lives(tmp_path):
+    """Its graphs go first, or NCCL would wait for them for ever."""
+    as_written, with_capture = run_with_nccl("held", tmp_path)
+
+    assert as_written == with_capture
+
+
 def test_a_process_ends_with_a_captured_step_in_a_global(tmp_path):
     """A process whose captured step lives to the end comes to an end too."""
     as_written, with_capture = run_with_nccl("global", tmp_path)

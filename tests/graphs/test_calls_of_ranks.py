@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import sys
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import gapless
 from gapless.graphs import calls_of_ranks
 from gapless.graphs.consent import Readiness
 from gapless.testing.simulated.simulated_device import SimulatedDevice
+from gapless.testing.simulated.simulation import SimulatedGraph
 from toy_steps import Training, batches, read_back
 
 
@@ -200,3 +204,49 @@ def test_examples_are_captured_by_all_or_by_none(device, users, monkeypatch, can
         step(batch)
 
     assert step.report.num_replays == (20 if can else 0)
+
+
+# --- the end of a process group ---
+
+
+@pytest.fixture
+def group(monkeypatch):
+    """A process group of this process alone, which a test ends."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)  # the group replaces it for good
+    monkeypatch.setattr(dist.ProcessGroup, "shutdown", dist.ProcessGroup.shutdown)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def graphs():
+    gc.collect()
+    return sum(isinstance(one, SimulatedGraph) for one in gc.get_objects())
+
+
+def test_graphs_are_gone_before_a_process_group_ends(device, group):
+    """NCCL would wait for them for ever, though the loop still holds its step; it may go on afterwards."""
+    step, _ = trained(device, batches(*[4] * 12))
+    num_replays, before = step.report.num_replays, graphs()
+
+    dist.destroy_process_group()
+
+    assert num_replays > 0
+    assert before > 0
+    assert graphs() == 0
+    for batch in gapless.prefetch(batches(*[4] * 12), device):
+        step(batch)
+    assert step.report.num_replays > num_replays
+
+
+def test_a_graph_without_its_verdict_goes_as_well(device, group):
+    """It was captured at the last call before the end."""
+    step, _ = trained(device, batches(*[4] * 3))
+    num_replays, before = step.report.num_replays, graphs()
+
+    dist.destroy_process_group()
+
+    assert num_replays == 0
+    assert before > 0
+    assert graphs() == 0

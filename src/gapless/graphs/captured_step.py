@@ -56,6 +56,7 @@ from gapless.graphs.update_outside import Updates
 from gapless.graphs.warm_ups import WarmUps
 from gapless.graphs.weight_guards import KnownWeights
 from gapless.pipeline.tree import OF_SHAPE, flatten
+from gapless.ranks import drop_before_groups_end
 
 
 if TYPE_CHECKING:
@@ -750,6 +751,7 @@ class CapturedStep:
         if tried.graph is not None:
             self.report.num_graphs += 1
             kind.pending = _Pending(tried.graph, tried.verdict)
+            drop_before_groups_end(self)
             kind.num_steps = self.report.num_steps
             self.report.note_updates_as_written(tried.updates_as_written)
             if tried.reads_rates:

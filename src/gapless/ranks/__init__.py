@@ -7,7 +7,12 @@ imports it is loaded.
 """
 
 from gapless.ranks.choice import find_ranks
-from gapless.ranks.of_user import collectives_so_far, is_distributed, ranks_of_user
+from gapless.ranks.of_user import (
+    collectives_so_far,
+    drop_before_groups_end,
+    is_distributed,
+    ranks_of_user,
+)
 from gapless.ranks.one_rank import OneRank
 from gapless.ranks.protocol import Agreement, GradientSum, Peers, Ranks
 from gapless.ranks.way_to_sum import WayToSum
@@ -21,6 +26,7 @@ __all__ = [
     "Ranks",
     "WayToSum",
     "collectives_so_far",
+    "drop_before_groups_end",
     "find_ranks",
     "is_distributed",
     "ranks_of_user",

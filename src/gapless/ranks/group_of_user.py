@@ -10,6 +10,7 @@ the time limit of the user's own group.
 
 from __future__ import annotations
 
+import gc
 import weakref
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from gapless.ranks.protocol import HoldsGraphs
+
 
 T = TypeVar("T")
 
@@ -34,6 +37,29 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 # The user's group, and the one beside it, until the user's is gone.
 _known: list[tuple[weakref.ref[dist.ProcessGroup], dist.ProcessGroup]] = []
+
+
+_holders: weakref.WeakSet[HoldsGraphs] = weakref.WeakSet()
+
+# Whoever ends a group, under whatever name they have imported that, calls this.
+_shut_down = dist.ProcessGroup.shutdown
+
+
+def note_holder(holder: HoldsGraphs) -> None:
+    """Let an object drop its graphs before a process group of this process ends, if it lives then.
+
+    Sync: Does not block the host.
+    """
+    _holders.add(holder)
+    dist.ProcessGroup.shutdown = _drop_and_shut_down  # type: ignore[assignment]
+
+
+def _drop_and_shut_down(group: dist.ProcessGroup) -> None:
+    for holder in list(_holders):
+        holder.drop_graphs()
+    # A graph that is held by a circle of references is let go by the collector alone.
+    gc.collect()
+    _shut_down(group)
 
 
 def join_ranks_of_user(device: torch.device) -> RanksOfUser:

@@ -13,7 +13,7 @@ from gapless.ranks.one_rank import OneRank
 if TYPE_CHECKING:
     import torch
 
-    from gapless.ranks.protocol import Peers
+    from gapless.ranks.protocol import HoldsGraphs, Peers
 
 
 def is_distributed() -> bool:
@@ -62,6 +62,23 @@ def collectives_so_far() -> dict[int, tuple[int, int]]:
     from gapless.ranks.group_of_user import count_collectives
 
     return count_collectives()
+
+
+def drop_before_groups_end(holder: HoldsGraphs) -> None:
+    """Let an object drop its graphs before a process group of this process ends, if it lives then.
+
+    NCCL waits for ever for a graph that holds work of a group which is to end. Without a process group
+    nothing happens.
+
+    Sync: Does not block the host.
+    """
+    import torch
+
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        from gapless.ranks.group_of_user import note_holder
+
+        note_holder(holder)
 
 
 def _check_alone() -> None:

@@ -87,6 +87,16 @@ class Agreement(Protocol):
         """
 
 
+class HoldsGraphs(Protocol):
+    """What has captured work, that of ranks among it."""
+
+    def drop_graphs(self) -> None:
+        """Let go of all graphs and their memory; they are captured anew when they are needed.
+
+        Sync: Does not block the host.
+        """
+
+
 class Peers(Protocol):
     """Processes that run the same loop, as far as they tell each other what it needs."""
 
