@@ -43,7 +43,7 @@ def save_steps(folder, *steps, keep=3, size=300):
 
 def bits(tensor):
     """Return what a tensor is, to the bit: NaNs are equal, and zeros have signs."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     return tensor.dtype, tuple(tensor.shape), flat.view(torch.uint8).numpy().tobytes()
 
 

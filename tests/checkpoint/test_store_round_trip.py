@@ -96,6 +96,8 @@ VIEWS = {
     "of a parameter": lambda base: torch.nn.Parameter(base.clone()),
     "with a gradient": lambda base: base.clone().requires_grad_() * 2,
 }
+    "a conjugate": lambda base: torch.complex(base, -base).conj(),
+    "a negative": lambda base: torch._neg_view(base),
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -110,6 +112,39 @@ def test_views_come_back_as_what_they_show(tmp_path, name):
 
 
 def test_a_view_costs_no_more_than_what_it_shows(tmp_path):
+class Pair(torch.Tensor):
+    """Two tensors that count as one: it has a shape, and no memory."""
+
+    @staticmethod
+    def __new__(cls, one, other):
+        return torch.Tensor._make_wrapper_subclass(cls, one.shape, dtype=one.dtype)
+
+    def __init__(self, one, other):
+        self.one, self.other = one, other
+
+    @classmethod
+    def __torch_dispatch__(cls, function, types, args=(), kwargs=None):
+        both = [[getattr(arg, side) for arg in args] for side in ("one", "other")]
+        return cls(*(function(*part) for part in both))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        Pair(torch.ones(2), torch.zeros(2)),
+        torch.nn.Parameter(Pair(torch.ones(2), torch.zeros(2))),
+        torch.nn.LazyLinear(3).weight,
+        torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+        torch.eye(2).to_sparse(),
+    ],
+    ids=["two in one", "a parameter of them", "lazy", "nested", "sparse"],
+)
+def test_a_tensor_without_memory_of_its_own(tmp_path, tensor):
+    """Its memory is never read, which would end the process: the tensor is named and refused."""
+    with pytest.raises(CheckpointError, match="tensor 'odd'"):
+        CheckpointStore(tmp_path / "store").save(1, {"odd": tensor}, {})
+
+
     """A small view of a large tensor makes a small checkpoint."""
     store = CheckpointStore(tmp_path / "store")
     store.save(1, {"row": torch.zeros(1000, 1000)[3]}, {})

@@ -46,7 +46,7 @@ _ALIGNMENT = 8
 
 
 def tensor_parts(tensors: Mapping[str, torch.Tensor]) -> list[memoryview]:
-    """Return the bytes of a file that holds these tensors, in parts, without copying them.
+    """Return the bytes of a file that holds these tensors, in parts, without copying dense ones.
 
     Args:
         tensors: dense and in host memory; they must not change as long as the parts are used.
@@ -84,12 +84,24 @@ def _check(name: object, tensor: object) -> None:
             f"{name!r} is a {kind.__module__}.{kind.__qualname__}, expected a tensor; "
             "`pack` divides other state into tensors and JSON"
         )
-    if tensor.is_meta or tensor.layout != torch.strided:
+    if _has_no_values(tensor):
         raise CheckpointError(f"tensor {name!r} holds no dense values that could be saved")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+        kind = type(tensor)
+        raise CheckpointError(
+            f"tensor {name!r} is a {kind.__module__}.{kind.__qualname__}, which may hold its values "
+            "elsewhere; save the plain tensors that it stands for"
+        )
     if tensor.dtype not in _NAMES:
         raise CheckpointError(
             f"tensor {name!r} is {tensor.dtype}, which a checkpoint cannot hold; convert it"
         )
+
+
+def _has_no_values(tensor: torch.Tensor) -> bool:
+    # A lazy parameter without a shape, and a nested tensor, can be asked for little else.
+    is_odd = torch.nn.parameter.is_lazy(tensor) or tensor.is_nested
+    return is_odd or tensor.is_meta or tensor.layout != torch.strided
 
 
 def read_tensors(data: bytes) -> dict[str, torch.Tensor]:
@@ -108,7 +120,8 @@ def read_tensors(data: bytes) -> dict[str, torch.Tensor]:
 
 
 def _bytes_of(tensor: torch.Tensor) -> memoryview:
-    dense = tensor.detach().to("cpu").contiguous()
+    # A view may show the conjugate or the negative of its memory.
+    dense = tensor.detach().to("cpu").resolve_conj().resolve_neg().contiguous()
     size = dense.numel() * dense.itemsize
     memory = (ctypes.c_char * size).from_address(dense.data_ptr()) if size else bytearray()
     if size:
