@@ -66,6 +66,15 @@ def test_what_cannot_be_kept_is_named(value):
         pack({"a": [{"b": value}]})
 
 
+def test_state_inside_itself():
+    """State without an end is refused in one line."""
+    state = {}
+    state["again"] = [state]
+
+    with pytest.raises(CheckpointError, match="holds itself"):
+        pack(state)
+
+
 def test_a_missing_tensor_is_named():
     """If state and tensors are of two checkpoints."""
     _, packed = pack({"a": torch.ones(1)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
+from array import array
 
 import pytest
 import safetensors.torch
@@ -95,9 +96,9 @@ VIEWS = {
     "channels last": lambda base: base.reshape(1, 2, 3, 4).to(memory_format=torch.channels_last),
     "of a parameter": lambda base: torch.nn.Parameter(base.clone()),
     "with a gradient": lambda base: base.clone().requires_grad_() * 2,
-}
     "a conjugate": lambda base: torch.complex(base, -base).conj(),
     "a negative": lambda base: torch._neg_view(base),
+}
 
 
 @pytest.mark.parametrize("name", VIEWS)
@@ -111,7 +112,6 @@ def test_views_come_back_as_what_they_show(tmp_path, name):
     assert not found.requires_grad
 
 
-def test_a_view_costs_no_more_than_what_it_shows(tmp_path):
 class Pair(torch.Tensor):
     """Two tensors that count as one: it has a shape, and no memory."""
 
@@ -145,6 +145,7 @@ def test_a_tensor_without_memory_of_its_own(tmp_path, tensor):
         CheckpointStore(tmp_path / "store").save(1, {"odd": tensor}, {})
 
 
+def test_a_view_costs_no_more_than_what_it_shows(tmp_path):
     """A small view of a large tensor makes a small checkpoint."""
     store = CheckpointStore(tmp_path / "store")
     store.save(1, {"row": torch.zeros(1000, 1000)[3]}, {})
@@ -244,6 +245,51 @@ def test_meta_that_is_no_json(tmp_path, meta):
 
     check_is(load_newest(tmp_path / "store").checkpoint, 1)
     assert [path.name for path in (tmp_path / "store").iterdir()] == [name_of(1)]
+
+
+def inside_itself():
+    state = {}
+    state["again"] = [state]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("meta", "said"),
+    [(inside_itself(), "holds itself"), ({"count": 10**5000}, "a number that cannot be saved")],
+    ids=["inside itself", "too many digits"],
+)
+def test_meta_that_json_could_not_read_again(tmp_path, meta, said):
+    """Such meta data is refused in one line before anything is written."""
+    store = save_steps(tmp_path / "store", 1)
+
+    with pytest.raises(CheckpointError, match=said):
+        store.save(2, {}, meta)
+
+    check_is(load_newest(tmp_path / "store").checkpoint, 1)
+
+
+OF_STORE = ("tensors.safetensors", "meta.json", "manifest.json")
+ELSEWHERE = ("../outside", "in/a/folder", "/outside", "", ".", "..", "nul\0byte", "\ud800", 5)
+FILES = {**dict.fromkeys((*OF_STORE, *ELSEWHERE), b""), "text": "no bytes"}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_further_file_that_cannot_be_one(tmp_path, name):
+    """A further file takes the place of none and lies in no other folder: it is refused by name."""
+    store = save_steps(tmp_path / "store", 1)
+
+    with pytest.raises(CheckpointError, match="further file"):
+        store.save(2, {}, {}, files={name: FILES[name]})
+
+    check_is(load_newest(tmp_path / "store").checkpoint, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_a_further_file_of_wide_numbers(tmp_path):
+    """Whatever has bytes comes back as these bytes."""
+    CheckpointStore(tmp_path).save(1, {}, {}, files={"numbers": array("i", [1, 2])})
+
+    assert load_newest(tmp_path).checkpoint.files == {"numbers": array("i", [1, 2]).tobytes()}
 
 
 @pytest.mark.parametrize("meta", [{"half a character": "\ud800"}, ["no dictionary"], "text", 3])

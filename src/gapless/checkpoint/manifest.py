@@ -130,3 +130,21 @@ def _parsed(data: bytes) -> Manifest | None:
         )
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
+    return manifest if _is_possible(manifest) else None
+
+
+def _is_possible(manifest: Manifest) -> bool:
+    numbers = [manifest.step, *(content.size for content in manifest.files.values())]
+    return (
+        type(manifest.name) is str
+        and all(type(number) is int and number >= 0 for number in numbers)
+        and all(type(content.blake2b) is str for content in manifest.files.values())
+        and all(is_plain_name(name) for name in manifest.files)
+    )
+
+
+def is_plain_name(name: object) -> bool:
+    """Return whether a name is that of a file inside a folder, and not of one elsewhere."""
+    if type(name) is not str or name in ("", ".", "..") or "/" in name or "\0" in name:
+        return False
+    return not any("\ud800" <= sign <= "\udfff" for sign in name)

@@ -30,7 +30,12 @@ def pack(state: Any) -> tuple[dict[str, torch.Tensor], Any]:
         CheckpointError: the state holds something else; the message names its place.
     """
     packer = _Packer()
-    return packer.tensors, packer.pack(state, "")
+    try:
+        return packer.tensors, packer.pack(state, "")
+    except RecursionError as error:
+        raise CheckpointError(
+            "the state holds itself, or is nested too deeply for a checkpoint"
+        ) from error
 
 
 def unpack(tensors: dict[str, torch.Tensor], packed: Any) -> Any:

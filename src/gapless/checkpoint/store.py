@@ -24,6 +24,7 @@ from gapless.checkpoint.manifest import (
     MANIFEST,
     Content,
     Manifest,
+    is_plain_name,
     read_manifest,
     read_verified,
 )
@@ -295,7 +296,7 @@ def write_checkpoint(
     contents = {
         TENSORS: tensor_parts(tensors),
         META: [memoryview(_as_json(meta))],
-        **{name: [memoryview(data)] for name, data in (files or {}).items()},
+        **{name: [_further_file(name, data)] for name, data in (files or {}).items()},
     }
     _make_parents(path.parent, disk)
     with FolderLock(path.parent):
@@ -424,6 +425,28 @@ def _is_json(value: Any) -> bool:
     if isinstance(value, dict):
         return all(type(key) is str and _is_json(item) for key, item in value.items())
     if isinstance(value, list):
+    except RecursionError as error:
+        raise CheckpointError(
+            "`meta` holds itself, or is nested too deeply to be saved"
+        ) from error
+    except ValueError as error:
+        # Python neither writes nor reads a whole number of more digits than its limit.
+        raise CheckpointError(f"`meta` holds a number that cannot be saved: {error}") from error
+
+
+def _further_file(name: object, data: bytes) -> memoryview:
+    if not is_plain_name(name) or name in (TENSORS, META, MANIFEST):
+        raise CheckpointError(
+            f"{name!a} cannot be the name of a further file; give a name without a folder, other "
+            f"than {TENSORS}, {META} and {MANIFEST}"
+        )
+    try:
+        return memoryview(data).cast("B")
+    except TypeError as error:
+        kind = type(data)
+        raise CheckpointError(
+            f"the further file {name!r} is a {kind.__module__}.{kind.__qualname__}, expected bytes"
+        ) from error
         return all(map(_is_json, value))
     return value is None or type(value) in (bool, int, float, str)
 
