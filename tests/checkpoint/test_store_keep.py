@@ -106,6 +106,33 @@ def test_a_fresh_loop_removes_no_later_checkpoints_of_another(tmp_path):
     assert names(tmp_path) == [name_of(80), name_of(90)]
 
 
+def test_what_another_process_saves_meanwhile_stays(tmp_path):
+    """A later checkpoint that came while a save was under way was never seen, so it stays."""
+
+    class Tensors(dict):
+        """Are read by a save after it has looked for later ones, and before it has its turn."""
+
+        def items(self):
+            save_steps(tmp_path, 20)
+            return super().items()
+
+    CheckpointStore(tmp_path).save(10, Tensors(tensors_of(10)), {})
+
+    assert names(tmp_path) == [name_of(10), name_of(20)]
+    check_is(load_newest(tmp_path).checkpoint, 20)
+
+
+def test_a_link_that_leads_nowhere(tmp_path):
+    """In the place of a checkpoint it is damage: the step is saved again, and the link goes."""
+    store = save_steps(tmp_path, 10)
+    (tmp_path / name_of(20)).symlink_to(tmp_path / "nowhere")
+
+    store.save(20, tensors_of(20), {"epoch": 0, "position": {"update": 20, "order": [20, 21]}})
+
+    check_is(load_newest(tmp_path).checkpoint, 20)
+    assert not (tmp_path / name_of(20)).is_symlink()
+
+
 def test_a_loop_that_loaded_may_go_back(tmp_path):
     """What was there when it loaded is of its own past, whatever it makes of it."""
     save_steps(tmp_path, 80, 90)

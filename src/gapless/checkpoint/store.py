@@ -152,28 +152,31 @@ class CheckpointStore:
         Sync: Blocks the host until everything is written, and while tensors on a device are copied.
         """
         path = self.path_of(step)
-        self._check_later(step)
+        removable = self._removable_later(step)
         write_checkpoint(path, step=step, tensors=tensors, meta=meta, files=files, disk=self._disk)
         with FolderLock(self.folder):
             steps = sorted(self._steps())
-            later = [other for other in steps if other > step]
+            # Another process may have saved one meanwhile: that one stays.
+            later = [other for other in steps if other in removable]
             old = [other for other in steps if other <= step][: -self._keep]
             for other in (*later, *old):
                 remove_checkpoint(self.path_of(other), disk=self._disk)
         self._seen.add(step)
         return path
 
-    def _check_later(self, step: int) -> None:
+    def _removable_later(self, step: int) -> set[int]:
+        """Return the later steps that a save may remove: those that were seen, or are damaged."""
+        later = {other for other in self._steps() if other > step}
         if self._goes_back:
-            return
-        unseen = [other for other in self._steps() if other > step and other not in self._seen]
-        for other in sorted(unseen, reverse=True):
+            return later
+        for other in sorted(later - self._seen, reverse=True):
             path = self.path_of(other)
             if list_checkpoint(path, step=other).problem is None:
                 raise CheckpointError(
                     f"{path} is later than step {step} and not of this loop; call `load_newest` to "
                     "go on from it, or save to another folder"
                 )
+        return later
 
     def load_newest(
         self, *, on_damaged: Callable[[str], object] | None = None
@@ -399,7 +402,7 @@ def remove_checkpoint(path: Path, *, disk: Disk = DISK) -> None:
     Raises:
         OSError: it cannot be removed.
     """
-    if path.exists():
+    if _inode(path) is not None:
         temporary = temporary_path(path)
         with naming(path):
             remove_tree(temporary, disk=disk)
@@ -477,7 +480,8 @@ def _write_files(
 
 
 def _put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
-    if not path.exists():
+    # A link that leads nowhere is there too.
+    if _inode(path) is None:
         disk.rename(temporary, path)
     elif not disk.exchange(temporary, path):
         # For a moment there is neither; other checkpoints are as they were.
