@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+from hashlib import blake2b
 
 import pytest
 
@@ -275,6 +277,38 @@ def test_every_value_of_the_manifest_replaced(whole, tmp_path):
             if value != document or "1" in name
         ],
     )
+
+
+@pytest.mark.parametrize("value", WRONG, ids=lambda value: str(value)[:20])
+@pytest.mark.parametrize("place", ["step", "name", "size", "blake2b", "file"])
+def test_a_manifest_changed_on_purpose(store, place, value):
+    """One whose own hash was made anew for impossible values is damaged too, and stops nobody."""
+    file = store / name_of(NEW) / "manifest.json"
+    body = json.loads(file.read_text(encoding="utf-8"))
+    del body["blake2b"]
+    if place in ("step", "name"):
+        body[place] = value
+    elif place == "file":
+        body["files"][str(value)] = body["files"]["meta.json"]
+    else:
+        body["files"]["meta.json"][place] = value
+    own = blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=32).hexdigest()
+    text = json.dumps({**body, "blake2b": own}, sort_keys=True, indent=1)
+    file.write_text(f"{text}\n", encoding="utf-8")
+
+    if place == "step" and type(value) is int and value >= 0:
+        assert load_newest(store).checkpoint.step == value
+    else:
+        check_falls_back(store)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_named_pipe_in_the_place_of_a_file(store, name):
+    """Nobody waits for its writer."""
+    (store / name_of(NEW) / name).unlink()
+    os.mkfifo(store / name_of(NEW) / name)
+
+    check_falls_back(store)
 
 
 def test_several_damaged_ones(tmp_path):

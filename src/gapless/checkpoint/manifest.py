@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from dataclasses import asdict, dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -109,11 +111,15 @@ def read_file(path: Path, *, most: int) -> bytes:
     """Return the bytes of a file, no more than one beyond the most that it may have.
 
     Raises:
-        CheckpointError: it is missing or cannot be read.
+        CheckpointError: it is missing, is no file, or cannot be read.
     """
     try:
+        # To open a named pipe waits for a writer, which may never come.
+        if stat.S_ISFIFO(path.stat().st_mode):
+            raise CheckpointError(f"{path.name} is no file")
         with path.open("rb") as file:
-            return file.read(most + 1)
+            # A size that is wrong asks for no more memory than the file has.
+            return file.read(min(most, os.fstat(file.fileno()).st_size) + 1)
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
     except OSError as error:
@@ -123,7 +129,7 @@ def read_file(path: Path, *, most: int) -> bytes:
 def _parsed(data: bytes) -> Manifest | None:
     try:
         found: dict[str, Any] = json.loads(data)
-        return Manifest(
+        manifest = Manifest(
             name=found["name"],
             step=found["step"],
             files={name: Content(**content) for name, content in found["files"].items()},

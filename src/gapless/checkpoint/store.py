@@ -355,7 +355,10 @@ def _read(path: Path) -> Checkpoint:
     manifest = _complete_manifest(path)
     data = {name: read_verified(path, name, content) for name, content in manifest.files.items()}
     tensors = read_tensors(data.pop(TENSORS))
-    meta = json.loads(data.pop(META))
+    try:
+        meta = json.loads(data.pop(META))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{META} is no JSON that can be read: {error}") from error
     return Checkpoint(step=manifest.step, tensors=tensors, meta=meta, files=data, path=path)
 
 
@@ -413,21 +416,15 @@ def remove_checkpoint(path: Path, *, disk: Disk = DISK) -> None:
 
 def _as_json(meta: object) -> bytes:
     # What comes back has to be what was saved: JSON turns keys into text, and tuples into lists.
-    if type(meta) is not dict or not _is_json(meta):
-        raise CheckpointError(
-            "`meta` has to be a dictionary of text, numbers, lists, and dictionaries with text as "
-            "keys; `pack` divides other state into tensors and JSON"
-        )
     try:
+        if type(meta) is not dict or not _is_json(meta):
+            raise CheckpointError(
+                "`meta` has to be a dictionary of text, numbers, lists, and dictionaries with text as "
+                "keys; `pack` divides other state into tensors and JSON"
+            )
         return json.dumps(meta, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise CheckpointError(f"`meta` holds text that is no Unicode: {error.object!a}") from error
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(type(key) is str and _is_json(item) for key, item in value.items())
-    if isinstance(value, list):
     except RecursionError as error:
         raise CheckpointError(
             "`meta` holds itself, or is nested too deeply to be saved"
@@ -450,6 +447,12 @@ def _further_file(name: object, data: bytes) -> memoryview:
         raise CheckpointError(
             f"the further file {name!r} is a {kind.__module__}.{kind.__qualname__}, expected bytes"
         ) from error
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(type(key) is str and _is_json(item) for key, item in value.items())
+    if isinstance(value, list):
         return all(map(_is_json, value))
     return value is None or type(value) in (bool, int, float, str)
 
