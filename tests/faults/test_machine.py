@@ -49,6 +49,17 @@ def test_an_interval_that_cannot_be(run, data, tmp_path, value):
     [
         ("--keep", "0"),
         ("--grace", "nan"),
+        ("--beam", "1" + "0" * 30),
+        ("--capture-memory", "1e308"),
+        ("--length-penalty", "1e300"),
+        *(
+            pytest.param(flag, value, marks=pytest.mark.slow)
+            for flag, value in (
+                *(("--max-length", "1" + "0" * 30), ("--d-model", "4" + "0" * 30)),
+                *(("--ffn", "1" + "0" * 30), ("--lr", "1e308"), ("--sum-bucket-mib", "1e308")),
+                *(("--length-penalty", "-11"), ("--encoder-layers", "1" + "0" * 30)),
+            )
+        ),
         pytest.param("--keep", "-1", marks=pytest.mark.slow),
         pytest.param("--grace", "-1", marks=pytest.mark.slow),
         pytest.param("--loader-timeout", "-1", marks=pytest.mark.slow),
@@ -56,7 +67,7 @@ def test_an_interval_that_cannot_be(run, data, tmp_path, value):
     ],
 )
 def test_settings_that_cannot_be(run, data, tmp_path, flag, value):
-    """So are the other settings of saving and waiting."""
+    """So are other settings, such as sizes that torch cannot count to: before anything is made."""
     ended = run(*train_options(data, tmp_path / "run"), flag, value)
 
     ended.check_refused(flag)

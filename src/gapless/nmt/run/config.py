@@ -28,6 +28,12 @@ _AUTO_AVERAGE = 5
 
 _MAX_SEED = 2**63 - 1
 
+# Of sizes: more than any machine has room for, and less than torch can count to.
+_MOST = 2**31 - 1
+
+# Powers of a length beyond these overflow.
+MOST_PENALTY = 10
+
 # The value of `tgt_language` that leaves it to the text.
 AUTO = "auto"
 
@@ -41,6 +47,7 @@ def _setting(
     text: str,
     *,
     at_least: float | None = None,
+    at_most: float | None = None,
     below: float | None = None,
     choices: Sequence[str] | None = None,
     compare: bool = True,
@@ -52,6 +59,7 @@ def _setting(
         default: value of a run that does not set it.
         text: says in the help, and in `config.yaml`, what it is.
         at_least: lowest value; None: no limit.
+        at_most: highest value; None: no limit.
         below: values must be lower than this; None: no limit.
         choices: all values; None: any.
         compare: whether it is also an option of `gapless compare`. Settings that only a whole run
@@ -63,6 +71,7 @@ def _setting(
             "group": group,
             "help": text,
             "at_least": at_least,
+            "at_most": at_most,
             "below": below,
             "choices": choices,
             "compare": compare,
@@ -122,7 +131,11 @@ class TrainConfig:
     )
     shared_vocab: bool = _setting("data", False, "one vocabulary for both sides")
     max_length: int = _setting(
-        "data", 200, "longest sentence in tokens; longer ones are not trained on", at_least=1
+        "data",
+        200,
+        "longest sentence in tokens; longer ones are not trained on",
+        at_least=1,
+        at_most=_MOST,
     )
 
     allow_changed_data: bool = _setting(
@@ -157,6 +170,7 @@ class TrainConfig:
         None,
         "GiB of device memory above which no more shapes are captured; none: 80 % of it",
         at_least=0.0,
+        at_most=float(_MOST),
     )
 
     epochs: int = _setting("run", 40, "passes over the training pairs", at_least=1, compare=False)
@@ -223,11 +237,13 @@ class TrainConfig:
         "run folder whose vocabularies and weights to start with, for other text",
         compare=False,
     )
-    d_model: int = _setting("model", 512, "width of the model", at_least=2)
-    heads: int = _setting("model", 8, "attention heads", at_least=1)
-    ffn: int = _setting("model", 2048, "inner width of the feed-forward layers", at_least=1)
-    encoder_layers: int = _setting("model", 6, "encoder layers", at_least=1)
-    decoder_layers: int = _setting("model", 6, "decoder layers", at_least=1)
+    d_model: int = _setting("model", 512, "width of the model", at_least=2, at_most=_MOST)
+    heads: int = _setting("model", 8, "attention heads", at_least=1, at_most=_MOST)
+    ffn: int = _setting(
+        "model", 2048, "inner width of the feed-forward layers", at_least=1, at_most=_MOST
+    )
+    encoder_layers: int = _setting("model", 6, "encoder layers", at_least=1, at_most=_MOST)
+    decoder_layers: int = _setting("model", 6, "decoder layers", at_least=1, at_most=_MOST)
     norm: str = _setting(
         "model",
         "pre",
@@ -254,7 +270,9 @@ class TrainConfig:
         at_least=0.0,
         below=1.0,
     )
-    lr: float = _setting("optimizer and schedule", 7e-4, "highest learning rate", at_least=0.0)
+    lr: float = _setting(
+        "optimizer and schedule", 7e-4, "highest learning rate", at_least=0.0, at_most=1e30
+    )
     warmup: int = _setting(
         "optimizer and schedule", 4000, "updates until the highest learning rate", at_least=0
     )
@@ -279,7 +297,12 @@ class TrainConfig:
         compare=False,
     )
     sum_bucket_mib: float = _setting(
-        "several GPUs", 25.0, "MiB of gradients in a bucket", at_least=0.0, compare=False
+        "several GPUs",
+        25.0,
+        "MiB of gradients in a bucket",
+        at_least=0.0,
+        at_most=float(_MOST),
+        compare=False,
     )
     sum_in_place: bool = _setting(
         "several GPUs",
@@ -355,10 +378,15 @@ class TrainConfig:
         compare=False,
     )
     beam: int = _setting(
-        "decoding", 5, "hypotheses of the final decoding", at_least=1, compare=False
+        "decoding", 5, "hypotheses of the final decoding", at_least=1, at_most=_MOST, compare=False
     )
     length_penalty: float = _setting(
-        "decoding", 1.0, "exponent a in score / length ** a", compare=False
+        "decoding",
+        1.0,
+        "exponent a in score / length ** a",
+        at_least=-MOST_PENALTY,
+        at_most=MOST_PENALTY,
+        compare=False,
     )
     early_stopping: bool = _setting(
         "decoding", False, "end a search when as many as the beam have ended", compare=False
@@ -498,6 +526,9 @@ def _check(item: Field[Any], value: Any) -> None:
         raise UserError(f"{name} must be {least:g} or more and below {below:g}, but is {value}")
     if least is not None and value < least:
         raise UserError(f"{name} must be at least {least}, but is {value}")
+    most = limits["at_most"]
+    if most is not None and value > most:
+        raise UserError(f"{name} must be at most {most}, but is {value}")
 
 
 # A model that learns the embedded corpus in about a minute on two cores.

@@ -49,7 +49,8 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"config {file} cannot be read: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        # Such as a date without such a day, or no UTF-8: yaml lets these errors of Python through.
         reason = " ".join(str(error).split())
         raise UserError(f"config {file} is not YAML: {reason}") from error
     known = {item.name for item in fields(settings)}
@@ -63,6 +64,9 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
         name: _typed(value, hints[name], f"{name} in {file}") for name, value in values.items()
     }
 
+
+# Characters of a wrong value that are shown.
+_MOST_SHOWN = 80
 
 _KINDS: dict[type, str] = {
     str: "text",
@@ -83,6 +87,14 @@ def _typed(value: Any, hint: Any, what: str) -> Any:
     if float in kinds and type(value) in (int, str):
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             pass
-    raise UserError(f"{what} must be {_KINDS[kinds[0]]}, but is {value!r}")
+    raise UserError(f"{what} must be {_KINDS[kinds[0]]}, but is {_begin_of(value)}")
+
+
+def _begin_of(value: Any) -> str:
+    # Anchors make a long value of a short file.
+    if isinstance(value, (list, dict)):
+        return "a list" if isinstance(value, list) else "a group of settings"
+    text = repr(value)
+    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}..."

@@ -13,6 +13,7 @@ from gapless.nmt.data.text_files import check_text
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.build import load_model
+from gapless.nmt.run.config import MOST_PENALTY
 from gapless.nmt.run.score import longest_source, translate_lines
 from gapless.pipeline.host_waits import HostWaits
 
@@ -22,10 +23,6 @@ if TYPE_CHECKING:
 
     from gapless.nmt.model.transformer import Transformer
     from gapless.nmt.run.score import Translation
-
-
-# Powers of a length beyond these overflow.
-_MOST_PENALTY = 10
 
 
 class Translator:
@@ -161,9 +158,9 @@ class Translator:
         if not 1 <= n_best <= beam:
             raise UserError(f"`n_best` must be 1 to the beam, which is {beam}, but is {n_best}")
         penalty = config.length_penalty if length_penalty is None else length_penalty
-        if not abs(penalty) <= _MOST_PENALTY:
+        if not abs(penalty) <= MOST_PENALTY:
             raise UserError(
-                f"`length_penalty` must be -{_MOST_PENALTY} to {_MOST_PENALTY}, but is {penalty:g}"
+                f"`length_penalty` must be -{MOST_PENALTY} to {MOST_PENALTY}, but is {penalty:g}"
             )
         longest = config.max_length if max_length is None else max_length
         if not 1 <= longest <= self._most_tokens:
