@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given, settings, strategies as st
@@ -138,18 +140,50 @@ def test_an_unknown_model_is_refused(tmp_path):
 # --- the cache ---
 
 
-def test_the_same_text_is_trained_on_once(tmp_path):
+def test_the_same_text_is_trained_on_once(tmp_path, monkeypatch):
     """A second call reads the vocabulary from the cache."""
     first = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
-    (file,) = tmp_path.iterdir()
-    # Another model in the file's place shows that it is read and not made again.
-    other = train_subwords(["other text"], size=None, model="bpe", cache=tmp_path / "other")
-    other.save(tmp_path / "x")
-    (tmp_path / "x.spm").replace(file)
+    # Nothing can be trained any more.
+    monkeypatch.delattr("sentencepiece.SentencePieceTrainer.train")
 
     second = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
 
-    assert (340, len(other)) == (len(first), len(second))
+    assert second.file("vocab") == first.file("vocab")
+
+
+@pytest.mark.parametrize("what", ["garbage", "empty", "another", "cut", "a named pipe", "a link"])
+def test_a_damaged_cache(tmp_path, what):
+    """A file that is not what was written is made again: no vocabulary comes of damage."""
+    first = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    other = train_subwords(["other text"], size=None, model="bpe", cache=tmp_path / "other")
+    file.unlink()
+    if what == "a named pipe":
+        os.mkfifo(file)
+    elif what == "a link":
+        file.symlink_to(tmp_path / "nowhere")
+    else:
+        damaged = {"garbage": b"garbage", "empty": b"", "cut": content[:-9]}
+        file.write_bytes(damaged.get(what, other.file("vocab")[1]))
+
+    second = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)
+
+    assert second.file("vocab") == first.file("vocab")
+    assert file.read_bytes() == content
+
+
+def test_a_user_without_a_home(monkeypatch):
+    """Such as a number that no user of a container has: it is said what to set."""
+
+    def nobody():
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nobody)
+
+    with pytest.raises(DataError, match="XDG_CACHE_HOME"):
+        cache_folder()
 
 
 def test_text_size_and_model_each_have_a_file(tmp_path):

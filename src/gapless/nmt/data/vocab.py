@@ -195,24 +195,47 @@ def train_subwords(
         cache: folder of vocabularies, named by their content; None: the user's cache folder.
 
     Raises:
-        DataError: the text cannot give that many subwords, or the model is unknown.
+        DataError: the text cannot give that many subwords, the model is unknown, or the user has no
+            cache folder.
     """
     if model not in ("bpe", "unigram"):
         raise DataError(f"unknown vocabulary model {model!r}; the models are bpe and unigram")
     folder = cache if cache is not None else cache_folder()
     key = _content_key(sentences, size=size, model=f"{model}{' nearest' if nearest else ''}")
-    path = folder / f"{key}.spm"
-    if path.is_file():
-        return SubwordVocab(path.read_bytes())
+    kept = _cached(folder, key)
+    if kept is not None:
+        return SubwordVocab(kept)
     proto = _train_or_fit(sentences, size=size, model=model, nearest=nearest or size is None)
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(path, proto)
+    replace_file(folder / _cache_name(key, proto), proto)
     return SubwordVocab(proto)
+
+
+def _cached(folder: Path, key: str) -> bytes | None:
+    """Return the vocabulary of a key from the cache; None if it is not there, or damaged."""
+    for path in folder.glob(f"{key}-*.spm"):
+        if path.is_file():
+            content = path.read_bytes()
+            if path.name == _cache_name(key, content):
+                return content
+    return None
+
+
+def _cache_name(key: str, content: bytes) -> str:
+    # A run of another vocabulary than its text gives would be another run.
+    return f"{key}-{hashlib.sha256(content).hexdigest()[:32]}.spm"
 
 
 def cache_folder() -> Path:
     """Return the folder in which vocabularies are kept between runs."""
-    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    base = os.environ.get("XDG_CACHE_HOME")
+    if not base:
+        try:
+            base = str(Path.home() / ".cache")
+        except RuntimeError as error:
+            raise DataError(
+                "no folder for vocabularies: this user has no home; set HOME or XDG_CACHE_HOME"
+            ) from error
     return Path(base) / "gapless" / "vocab"
 
 
