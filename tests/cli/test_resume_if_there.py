@@ -72,6 +72,50 @@ def test_results_are_never_removed(train, tmp_path):
     assert sorted(run.rglob("*")) == before
 
 
+def test_a_run_that_was_killed_while_it_made_its_folder(train, tmp_path):
+    """It has left no more than begun files: the run begins, and they go."""
+    run = tmp_path / "r"
+    run.mkdir()
+    (run / "lock").touch()
+    (run / ".config.yaml.4711.tmp").write_text("epo")
+
+    begun = train("--epochs", "1")
+
+    assert begun.code == 0, begun.err
+    assert [path.name for path in run.glob(".*")] == []
+
+
+def test_settings_that_are_lost(train, tmp_path):
+    """A run whose states keep its settings goes on without their file."""
+    train("--epochs", "1")
+    (tmp_path / "r" / "config.yaml").unlink()
+
+    again = train("--epochs", "2")
+
+    assert again.code == 0, again.err
+    assert epochs_logged(tmp_path / "r") == [1, 2]
+
+
+def test_checkpoints_on_a_disk_that_is_not_there(train, gapless, tmp_path):
+    """They are named, and nothing of the run is removed: with the disk it goes on."""
+    run, disk = tmp_path / "r", tmp_path / "disk"
+    train("--epochs", "1")
+    (run / "summary.json").unlink()
+    (run / "checkpoints").replace(disk)
+    (run / "checkpoints").symlink_to(disk)
+    disk.replace(tmp_path / "away")
+    before = sorted(run.rglob("*"))
+
+    train("--epochs", "2").check_refused("checkpoints is a link to", "mounting")
+    gapless("train", "--resume", "r", "--epochs", "2").check_refused("checkpoints is a link to")
+    gapless("checkpoint", "verify", "r").check_refused("checkpoints is a link to")
+
+    assert sorted(run.rglob("*")) == before
+    (tmp_path / "away").replace(disk)
+    assert train("--epochs", "2").code == 0
+    assert epochs_logged(run) == [1, 2]
+
+
 def test_another_folder_is_left_alone(train, tmp_path):
     """What holds no run is refused, as by any new run."""
     (tmp_path / "r").mkdir()

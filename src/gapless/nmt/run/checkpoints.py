@@ -284,7 +284,17 @@ def newest_epochs(run_dir: Path, count: int, *, every_epoch: bool = True) -> lis
 
 
 def state_store(run_dir: Path, *, keep: int = 3) -> CheckpointStore:
-    """Return the store of a run's full states."""
+    """Return the store of a run's full states.
+
+    Raises:
+        RunFolderError: its folder is a link that leads nowhere, such as to a disk that is not there.
+    """
+    folder = run_dir / FOLDER
+    if folder.is_symlink() and not folder.exists():
+        raise RunFolderError(
+            f"{folder} is a link to {folder.readlink()}, which is not there; bring it back, such as "
+            "by mounting its disk, or remove the link to begin anew"
+        )
     return CheckpointStore(run_dir / FOLDER, keep=keep, goes_back=True)
 
 

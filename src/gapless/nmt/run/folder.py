@@ -262,7 +262,9 @@ def check_unused(path: Path) -> None:
     """
     if path.exists() and not path.is_dir():
         raise RunFolderError(f"{path} is no folder; choose another `run_dir`")
-    if not path.exists() or all(item.name == LOCK for item in path.iterdir()):
+    # A run that was killed while it made its folder has left no more than begun files.
+    begun = begun_files(path)
+    if not path.exists() or all(item.name == LOCK or item in begun for item in path.iterdir()):
         return
     if (path / CONFIG).is_file() or newest_with(path, CONFIG) is not None:
         raise RunFolderError(
@@ -272,6 +274,12 @@ def check_unused(path: Path) -> None:
     raise RunFolderError(
         f"run folder {path} is not empty, and holds no run; choose another `run_dir`"
     )
+
+
+def begun_files(path: Path) -> list[Path]:
+    """Return the files of settings and vocabularies that killed processes have not written to the end."""
+    names = (CONFIG, *VOCAB_FILES)
+    return [found for name in names for found in path.glob(f".{name}.*.tmp") if found.is_file()]
 
 
 def write_files(path: Path, files: Mapping[str, bytes]) -> None:

@@ -6,7 +6,7 @@ import shutil
 from typing import TYPE_CHECKING
 
 from gapless.checkpoint.lock import RunLock
-from gapless.nmt.run.checkpoints import FOLDER, best_path, final_path, state_store
+from gapless.nmt.run.checkpoints import FOLDER, best_path, final_path, newest_with, state_store
 from gapless.nmt.run.error_log import ERRORS
 from gapless.nmt.run.folder import CONFIG, LOCK, SUMMARY
 from gapless.nmt.run.metrics_file import METRICS
@@ -28,9 +28,11 @@ def is_to_resume(run_dir: Path) -> bool:
 
     Raises:
         RunLockedError: another process writes to it.
+        RunFolderError: its checkpoints are a link that leads nowhere.
     """
     if not (run_dir / CONFIG).is_file():
-        return False
+        # Each state keeps the settings too.
+        return newest_with(run_dir, CONFIG) is not None
     if _has_results(run_dir):
         return True
     with RunLock(run_dir / LOCK):

@@ -21,6 +21,7 @@ from gapless.nmt.run.first_rank import made_by_first
 from gapless.nmt.run.first_weights import read_first_weights
 from gapless.nmt.run.folder import (
     LOCK,
+    begun_files,
     changed_files,
     check_unused,
     choose_run_dir,
@@ -339,6 +340,8 @@ def _make_folder(run: TrainingRun) -> None:
     with _kept_locked(run.lock):
         # Of two that chose it at once, the second finds what the first has written.
         check_unused(run.run_dir)
+        for path in begun_files(run.run_dir):
+            path.unlink(missing_ok=True)
         # The folder keeps the settings as asked, so that they serve on another device too.
         write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
 
