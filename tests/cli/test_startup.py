@@ -120,3 +120,40 @@ def test_threads_of_torch_soon_sleep(given, expected):
     )
 
     assert done.stdout.splitlines()[-1] == str(expected)
+
+
+# Runs a command that prints Chinese, and the name of a folder that is no text.
+PRINTS = """
+from gapless.cli import main
+main._run = lambda arguments: print("红 r\\udcff") or 0
+main.main([])
+"""
+
+
+@pytest.mark.parametrize(
+    ("encoding", "shown"), [("ascii", rb"\u7ea2 r\udcff"), ("utf-8", b"\xe7\xba\xa2 r\\udcff")]
+)
+def test_text_that_an_output_cannot_take(encoding, shown):
+    """It is shown as escapes, in a line as ever: no translation, and no name, ends a command."""
+    environment = {**os.environ, "PYTHONPATH": SRC, "PYTHONIOENCODING": encoding}
+
+    ended = subprocess.run(
+        [sys.executable, "-c", PRINTS], env=environment, capture_output=True, check=False
+    )
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, shown + b"\n", b"")
+
+
+def test_an_output_that_is_full():
+    """A disk without room for the output is told of, and what it is about."""
+    with Path("/dev/full").open("wb") as full:
+        ended = subprocess.run(
+            [sys.executable, "-m", "gapless", "plans"],
+            env={"PATH": os.environ["PATH"], "PYTHONPATH": SRC},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+
+    assert ended.returncode == 2
+    assert ended.stderr.startswith(b"gapless: error: standard output: No space left on device")

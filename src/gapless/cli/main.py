@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gapless import __version__
 from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
-from gapless.cli.output import fitting, throw_away, write
+from gapless.cli.output import fitting, naming_output, take_any_text, throw_away, write
 from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.cli.ranks import (
     fail_together,
@@ -101,6 +101,7 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     # Ask a run to save, or to say how it is; one that has not begun, or is at its end, has nothing to.
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
+    take_any_text(sys.stdout)
     try:
         code = run_command(arguments)
         _give_up_unwritable_output()
@@ -117,7 +118,8 @@ def run_command(arguments: Sequence[str]) -> int:
         code = _run(arguments)
         # Now, while an error can still be told: Python's own flush at the end cannot.
         if sys.stdout is not None and not _is_scripts_own(arguments):
-            sys.stdout.flush()
+            with naming_output():
+                sys.stdout.flush()
         return code
     except GaplessError as error:
         return _fail(str(error), code=_code(error))

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
-from typing import TextIO
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, TextIO
 
 from gapless.report.text import wrapped
+
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -62,6 +68,26 @@ def write(stream: TextIO | None, text: str) -> None:
             if stream is sys.stdout:
                 notice = "standard output is closed; the run goes on without it"
                 write(sys.stderr, f"gapless: warning: {notice}\n")
+
+
+def take_any_text(stream: TextIO | None) -> None:
+    """Let a stream of another encoding than UTF-8 show what it lacks as escapes, as errors are shown.
+
+    A translation, or the name of a file that is no text, ends no command.
+    """
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def naming_output() -> Iterator[None]:
+    """Let an error of the system say that it is about standard output: that of a write does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = "standard output"
+        raise
 
 
 def terminal_columns(stream: TextIO) -> int:
