@@ -432,3 +432,30 @@ def test_json_that_python_reads_badly_is_refused(tmp_path, text):
 
     with pytest.raises(DataError, match=r"a\.json"):
         read(tmp_path / "a.json")
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("a pipe", "is a pipe or a device"),
+        ("a link", "is a link that leads nowhere"),
+        ("a folder", "is a folder"),
+    ],
+)
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_side_that_is_no_file(tmp_path, split, what, said):
+    """It is named with what it is. A split never counts as one that nobody has."""
+    for name in ("train", "val"):
+        for side, text in (("en", "a b\n" * 9), ("zh", "一 二\n" * 9)):
+            (tmp_path / f"{name}.{side}").write_text(text, encoding="utf-8")
+    side = tmp_path / f"{split}.en"
+    side.unlink()
+    if what == "a pipe":
+        os.mkfifo(side)
+    elif what == "a link":
+        side.symlink_to(tmp_path / "nowhere")
+    else:
+        side.mkdir()
+
+    with pytest.raises(DataError, match=f"{split}.en {said}"):
+        load_split(tmp_path, split=split, src="en", tgt="zh")

@@ -226,7 +226,8 @@ def _names(folder: Path, split: str) -> list[str]:
 
 def _find(folder: Path, name: str, endings: Sequence[str]) -> Path | None:
     paths = (folder / (name + ending + packed) for ending in endings for packed in ("", ".gz"))
-    return next((path for path in paths if path.is_file()), None)
+    # What is there and is no file, such as a link that leads nowhere, is named when it is read.
+    return next((path for path in paths if path.is_symlink() or path.exists()), None)
 
 
 def _find_side(folder: Path, name: str, side: str) -> Path | None:

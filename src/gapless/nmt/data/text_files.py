@@ -112,12 +112,12 @@ def read_text(path: Path) -> str:
     """Read a UTF-8 text file, plain or gzip, without a byte order mark.
 
     Raises:
-        DataError: the file is missing, a folder, not UTF-8, or a broken archive.
+        DataError: the file is missing, a folder, a pipe, not UTF-8, or a broken archive.
     """
     if path.is_dir():
         raise DataError(f"{path} is a folder, expected a text file")
     if not path.is_file():
-        raise DataError(f"{path} does not exist, expected a text file")
+        raise DataError(f"{path} {_why_no_file(path)}, expected a text file")
     try:
         raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
@@ -125,3 +125,9 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     return decode_text(raw, name=str(path))
+
+
+def _why_no_file(path: Path) -> str:
+    if path.exists():
+        return "is a pipe or a device, which cannot be read again"
+    return "is a link that leads nowhere" if path.is_symlink() else "does not exist"
