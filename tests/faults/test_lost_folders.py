@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -121,3 +123,14 @@ def test_a_cache_that_cannot_be_used(run, data, finished, tmp_path, what):
         ended.check_refused("cache")
     else:
         check_same_run(tmp_path / "run", finished)
+
+
+def test_a_run_folder_whose_name_is_no_text(run, data, finished, tmp_path):
+    """A run trains, goes on and translates under any name; TensorBoard alone cannot write there."""
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xffn"))
+
+    run(*train_options(data, folder, epochs=2)).check_done()
+    run("train", "--resume", folder, "--epochs", "3").check_done()
+
+    check_same_run(folder, finished)
+    run("checkpoint", "verify", folder).check_done()

@@ -89,8 +89,12 @@ class RunFolder:
 
     def _open_board(self) -> None:
         """Open the TensorBoard events, at first or when there may be room for them again."""
+        path = str(self.path / "tensorboard")
+        if not _is_text(path):
+            # TensorBoard writes no file under such a name; nothing else needs it.
+            return
         try:
-            self._board = SummaryWriter(str(self.path / "tensorboard"))
+            self._board = SummaryWriter(path)
         except OSError as error:
             if not may_pass(error):
                 raise
@@ -147,6 +151,14 @@ class RunFolder:
             return
         with noted_on(error):
             self.close()
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unless_of_board(
