@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import signal
 
@@ -142,8 +143,13 @@ def replaced(path):
     path.mkdir()
 
 
+def piped(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
 AFTER_THE_SAVED = [more_lines, torn_line, rubbish]
-IN_THE_SAVED = [lost_half, lost_newline, changed_loss, emptied, deleted, replaced]
+IN_THE_SAVED = [lost_half, lost_newline, changed_loss, emptied, deleted, replaced, piped]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from gapless.checkpoint.files import may_pass, naming, replace_file
 from gapless.checkpoint.manifest import HASH_BYTES, Content
+from gapless.errors import RunFolderError
 
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class MetricsFile:
     """
 
     def __init__(self, path: Path, *, troubles: DiskTroubles) -> None:
-        found = path.read_bytes() if path.exists() else b""
+        found = _content(path)
         self._path = path
         self._troubles = troubles
         self._size, self._hash = len(found), blake2b(found, digest_size=HASH_BYTES)
@@ -128,8 +129,9 @@ def go_back(
 
     Raises:
         OSError: the file cannot be read or written.
+        RunFolderError: it is a pipe.
     """
-    data = path.read_bytes() if path.exists() else b""
+    data = _content(path)
     if covered is None:
         kept, note = b"", None
     elif covered.difference(data[: covered.size]) is None:
@@ -146,6 +148,19 @@ def go_back(
     if kept != data:
         replace_file(path, kept)
     return note
+
+
+def _content(path: Path) -> bytes:
+    """Return what a file holds, nothing if it is not there.
+
+    Raises:
+        RunFolderError: it is a named pipe, whose reader would wait for ever.
+    """
+    if not path.exists():
+        return b""
+    if path.is_fifo():
+        raise RunFolderError(f"{path} is a pipe, expected a file; remove it, and run again")
+    return path.read_bytes()
 
 
 def _is_before(line: bytes, last: Mapping[str, int]) -> bool:
