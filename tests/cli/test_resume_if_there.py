@@ -6,8 +6,9 @@ import json
 import shutil
 
 import pytest
+import torch
 
-from gapless.checkpoint.lock import RunLock
+from gapless.checkpoint import CheckpointStore, RunLock, pack
 
 
 TINY = [
@@ -114,6 +115,21 @@ def test_checkpoints_on_a_disk_that_is_not_there(train, gapless, tmp_path):
     (tmp_path / "away").replace(disk)
     assert train("--epochs", "2").code == 0
     assert epochs_logged(run) == [1, 2]
+
+
+def test_states_of_another_program(gapless, train, tmp_path):
+    """What a loop of one's own has saved is whole, and no run of gapless train."""
+    train("--epochs", "1")
+    for path in (tmp_path / "r" / "checkpoints").iterdir():
+        shutil.rmtree(path)
+    store = CheckpointStore(tmp_path / "r" / "checkpoints")
+    store.save(7, *pack({"model": {"weight": torch.ones(2)}, "position": (1, 2), "metrics": {}}))
+
+    train("--epochs", "2").check_refused("step-000000007 is no state of gapless train", "numerics")
+    gapless("translate", "r", "--checkpoint", "step-000000007", "a").check_refused(
+        "step-000000007"
+    )
+    assert gapless("checkpoint", "verify", "r").code == 0
 
 
 def test_another_folder_is_left_alone(train, tmp_path):

@@ -391,6 +391,6 @@ def _metas(run_dir: Path) -> list[tuple[int, dict[str, Any]]]:
         except (CheckpointError, KeyError):
             continue
         meta = json.loads(data)
-        if {"position", "metrics"} <= meta.keys():
+        if meta.keys() >= {"position", "metrics", "layout"}:
             found.append((manifest.step, meta))
     return found

@@ -14,6 +14,7 @@ from gapless.checkpoint.lock import RunLock
 from gapless.checkpoint.manifest import Content
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
+from gapless.errors import RunFolderError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
@@ -62,6 +63,10 @@ if TYPE_CHECKING:
     from gapless.nmt.run.task import Task
     from gapless.nmt.run.translation_step import TranslationStep
     from gapless.ranks import Ranks
+
+
+# Parts of each full state.
+_PARTS = frozenset({"model", "step", "position", "layout", "metrics", "numerics", "pairs"})
 
 
 @dataclass(kw_only=True)
@@ -440,6 +445,7 @@ def _read_run(
 def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     notes: list[str] = []
     saved, state = load_state(run_dir, on_damaged=notes.append)
+    _check_state(state, path=saved.path)
     begun = read_config(run_dir)
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     notes += changed_world(state["layout"], world=world)
@@ -462,6 +468,16 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
         begun=begun,
         notes=notes,
     )
+
+
+def _check_state(state: dict[str, Any], *, path: Path) -> None:
+    """Refuse a whole state of another program, such as a loop of somebody's own."""
+    missing = sorted(_PARTS - state.keys())
+    if missing:
+        raise RunFolderError(
+            f"{path} is no state of gapless train: it holds no {', '.join(missing)}; a loop of your "
+            "own goes on by `load_newest`"
+        )
 
 
 def _check_folder(run: TrainingRun) -> None:
