@@ -28,6 +28,7 @@ from hazards import (  # noqa: F401
     in_place_forms,
     in_place_found,
     in_place_gradients,
+    in_place_idioms,
     in_place_limits,
     in_place_memory,
     in_place_mixtures,

@@ -327,7 +327,7 @@ class ModuleGraph:
         """
         self._inputs.fill(inputs)
         self._graph.replay_segment(0)
-        outs = [out.clone() for out in self._outs]
+        outs = self._out_copies.make()
         self._given.fill([_each_once(one) for one in given if one is not None])
         self._graph.replay_segment(1)
         return [outs, self._gradients]
