@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
+import torch
 from torch import nn
 from torch.nn import functional as F
 
-from hazards.captured_models import batches, sgd, state
-from hazards.in_place_harness import in_place_case
+from hazards.captured_models import Headed, batches, sgd, state
+from hazards.in_place_harness import in_place_case, refused
 from hazards.in_place_models import NUM, made, update
 
 
@@ -35,3 +38,57 @@ def slice_is_returned(place):
         strides.append(scores.stride())
         losses.append(update(optimizer, F.cross_entropy(scores, y)))
     return losses, strides, state(model, optimizer)
+
+
+# ----------------------------------------------------------------------------------- optimizers
+
+
+class Lookahead(torch.optim.Optimizer):
+    """Slow weights follow an optimizer's; it never calls the `__init__` of torch's class."""
+
+    def __init__(self, base, k=5, alpha=0.5):
+        self.optimizer, self.k, self.alpha = base, k, alpha
+        self.param_groups, self.defaults = base.param_groups, base.defaults
+        self.state = defaultdict(dict)
+        for group in self.param_groups:
+            group["counter"] = 0
+
+    def zero_grad(self, set_to_none=True):
+        self.optimizer.zero_grad(set_to_none)
+
+    def step(self, closure=None):
+        loss = self.optimizer.step(closure)
+        for group in self.param_groups:
+            if group["counter"] == 0:
+                for weight in group["params"]:
+                    self.follow(self.state[weight], weight.data)
+            group["counter"] = (group["counter"] + 1) % self.k  # in turns
+        return loss
+
+    def follow(self, state, fast):
+        if "slow" not in state:
+            state["slow"] = fast.clone()
+        state["slow"].add_(fast - state["slow"], alpha=self.alpha)
+        fast.copy_(state["slow"])
+
+
+def _looked_ahead(place, capture):
+    model = place.capture(made(place, Headed))
+    base = sgd(model, momentum=0.9)
+    optimizer = Lookahead(base)
+    capture({"inside": base, "outside": optimizer})
+    losses = [update(optimizer, F.cross_entropy(model(x), y)) for x, y in batches(place, NUM)]
+    return losses, state(model, base), [optimizer.state[one] for one in model.parameters()]
+
+
+@in_place_case(
+    "Lookahead that has no `super().__init__()` is captured.",
+    expect=refused("counter", at="in turns"),
+)
+def lookahead_without_torchs_init(place):
+    return _looked_ahead(place, lambda known: place.capture(known["outside"]))
+
+
+@in_place_case("The optimizer within Lookahead is captured.")
+def optimizer_within_lookahead(place):
+    return _looked_ahead(place, lambda known: place.capture(known["inside"]))

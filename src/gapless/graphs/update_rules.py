@@ -35,6 +35,9 @@ _HAVE_CAPTURABLE = frozenset(
     }
 )
 
+# Classes of users that do not call torch's `__init__` have none.
+_HOOKS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+
 # Torch's own but LBFGS call a closure once, before their update.
 CALL_A_CLOSURE_ONCE = (
     _HAVE_FUSED | _HAVE_CAPTURABLE | {_optim.Adafactor, _optim.Muon, _optim.SparseAdam}
@@ -152,12 +155,8 @@ def _is_not_on_the_device(
 
 
 def has_hooks(optimizer: Optimizer) -> bool:
-    """Return whether `step` has hooks, other than those with which gapless watches.
-
-    Args:
-        optimizer: one of torch's own.
-    """
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+    """Return whether `step` has hooks, other than those with which gapless watches."""
+    if any(getattr(optimizer, table, None) for table in _HOOKS):
         return True
     before = torch_optimizer._global_optimizer_pre_hooks
     after = torch_optimizer._global_optimizer_post_hooks
