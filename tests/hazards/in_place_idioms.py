@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 
 import torch
-from torch import nn
+from torch import fx, nn
 from torch.nn import functional as F
 
 from hazards.captured_models import Headed, batches, sgd, state
 from hazards.in_place_harness import in_place_case, refused
-from hazards.in_place_models import NUM, made, update
+from hazards.in_place_models import NUM, fit, made, update
 
 
 # ------------------------------------------------------------------------------------ outputs
@@ -92,3 +92,45 @@ def lookahead_without_torchs_init(place):
 @in_place_case("The optimizer within Lookahead is captured.")
 def optimizer_within_lookahead(place):
     return _looked_ahead(place, lambda known: place.capture(known["inside"]))
+
+
+# -------------------------------------------------------------------------------------- tracing
+
+
+class HasTraced(nn.Module):
+    """A part of it was traced by torch.fx."""
+
+    def __init__(self):
+        super().__init__()
+        self.traced = fx.symbolic_trace(Headed())
+
+    def forward(self, x):
+        return self.traced(x)
+
+
+def _with_tanh(traced):
+    """Let a traced module call tanh in place of relu, as passes over a graph do."""
+    for node in traced.graph.nodes:
+        if node.target is F.relu:
+            node.target, node.kwargs = torch.tanh, {}
+    traced.recompile()
+
+
+@in_place_case("The code of a part that torch.fx traced is written anew in the middle.")
+def traced_part_is_recompiled(place):
+    model = place.capture(made(place, HasTraced))
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer)
+    _with_tanh(model.traced)
+    losses += fit(place, model, optimizer, start=NUM)
+    return losses, state(model, optimizer)
+
+
+@in_place_case("The code of a captured module that torch.fx traced is written anew in the middle.")
+def traced_model_is_recompiled(place):
+    model = place.capture(fx.symbolic_trace(made(place, Headed)))
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer)
+    _with_tanh(model)
+    losses += fit(place, model, optimizer, start=NUM)
+    return losses, state(model, optimizer)
