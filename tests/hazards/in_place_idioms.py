@@ -9,7 +9,8 @@ from torch import fx, nn
 from torch.nn import functional as F
 
 from hazards.captured_models import Headed, batches, sgd, state
-from hazards.in_place_harness import in_place_case, refused
+from hazards.harness import GPU, SIMULATED
+from hazards.in_place_harness import HOLDS, captured, in_place_case, refused
 from hazards.in_place_models import NUM, fit, made, update
 
 
@@ -134,3 +135,130 @@ def traced_model_is_recompiled(place):
     _with_tanh(model)
     losses += fit(place, model, optimizer, start=NUM)
     return losses, state(model, optimizer)
+
+
+# ------------------------------------------------------------ changes that torch does not count
+
+
+def _changed_between(place, change, optimizer_of):
+    """Change something between two backward passes of one forward, late and until that is refused."""
+    model = place.capture(made(place, Headed))
+    optimizer = optimizer_of(model)
+    errors = []
+    for number, (x, y) in enumerate(batches(place, NUM)):
+        optimizer.zero_grad()
+        scores = model(x)
+        is_late = number >= 10 and not errors
+        loss = F.cross_entropy(scores, y)
+        loss.backward(retain_graph=is_late)
+        loss.item()
+        if is_late:
+            change(model, optimizer, x)
+            try:
+                scores.square().mean().backward()
+            except RuntimeError as error:
+                errors.append(str(error))
+        optimizer.step()
+    assert len(errors) == 1, errors
+    assert "modified in a way that torch does not count" in errors[0], errors
+
+
+def _fused(model):
+    return torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
+
+
+_SAYS_SO = {"expect": HOLDS, "devices": (SIMULATED, GPU), "plainly": False}
+
+
+@in_place_case(
+    "Weights are moved by `.data` between two backward passes of one forward.", **_SAYS_SO
+)
+def weights_by_data_between_two_backward_passes(place):
+    def change(model, optimizer, x):
+        del optimizer, x
+        for weight in model.parameters():
+            weight.data.add_(weight.grad, alpha=-0.1)
+
+    _changed_between(place, change, sgd)
+
+
+@in_place_case("The input is changed by `.data` between two backward passes.", **_SAYS_SO)
+def input_by_data_between_two_backward_passes(place):
+    _changed_between(place, lambda model, optimizer, x: x.data.mul_(2.0), sgd)
+
+
+@in_place_case(
+    "A fused update, which counts no version, comes between two backward passes.", **_SAYS_SO
+)
+def fused_update_between_two_backward_passes(place):
+    _changed_between(place, lambda model, optimizer, x: optimizer.step(), _fused)
+
+
+@in_place_case(
+    "A captured fused update comes between two backward passes of one forward.", **_SAYS_SO
+)
+def captured_update_between_two_backward_passes(place):
+    _changed_between(
+        place,
+        lambda model, optimizer, x: optimizer.step(),
+        lambda model: place.capture(_fused(model)),
+    )
+
+
+@in_place_case(
+    "Each step moves weights by `.data` between two backward passes: old GANs.",
+    expect=refused("second backward"),
+)
+def weights_by_data_in_each_step(place):
+    model = place.capture(made(place, Headed))
+    optimizer = sgd(model)
+    losses = []
+    for x, y in batches(place, NUM):
+        optimizer.zero_grad()
+        scores = model(x)
+        loss = F.cross_entropy(scores, y)
+        loss.backward(retain_graph=True)
+        for weight in model.parameters():
+            weight.data.add_(weight.grad, alpha=-0.1)
+        scores.square().mean().backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses, state(model, optimizer)
+
+
+class Towers(nn.Module):
+    """An actor and a critic that share nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = Headed(), Headed()
+
+    def forward(self, x):
+        return self.actor(x), self.critic(x)
+
+
+@in_place_case(
+    "Two towers go backward together, and from step 10 on apart, each before its fused update.",
+    expect=captured("actor", "critic"),
+)
+def towers_with_fused_updates(place):
+    model = place.capture(made(place, Towers))
+    actor, critic = _fused(model.actor), _fused(model.critic)
+    place.capture(actor, name="actor")
+    place.capture(critic, name="critic")
+    losses = []
+    for number, (x, y) in enumerate(batches(place, NUM)):
+        scores, values = model(x)
+        loss, error = F.cross_entropy(scores, y), values.square().mean()
+        actor.zero_grad()
+        critic.zero_grad()
+        if number < 10:
+            (loss + error).backward()
+            critic.step()
+        else:
+            error.backward()
+            critic.step()
+            loss.backward()
+        actor.step()
+        losses += [loss.item(), error.item()]
+    return losses, state(model, actor, critic)

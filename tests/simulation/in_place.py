@@ -364,9 +364,12 @@ class BackwardTwice(Loop):
 
 @scenario(num_seeds=VERY_FEW)
 def a_second_backward_pass_of_a_replay(device):
-    """The forward pass runs again, and leaves random numbers and buffers as they are."""
-    report = check(device, Scaled, loop=BackwardTwice)
+    """The forward pass runs again, leaves random numbers and buffers as they are, and is one wait."""
+    waits = gapless.WaitStats()
+    report = check(device, Scaled, loop=BackwardTwice, wait_stats=waits)
     assert report.num_replays == 3
+    found = {reason: wait.count for reason, wait in waits.by_reason.items()}
+    assert found == {"capture": 1, "run_again": 1}
     assert [refusal.kind for refusal in report.refusals] == ["retain_graph"]
 
 

@@ -6,7 +6,8 @@ is an input as often, and gets what each use gives.
 
 The forward pass leaves activations in the memory of the graph, which the backward pass reads and
 uses up. If another forward pass came in between, or a backward pass is asked for that was not
-captured, the call runs again as written from the inputs that were kept.
+captured, the call runs again as written from the inputs that were kept. It has to return what the
+replay has returned: `.data` and fused optimizers change tensors and count no version.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ import torch
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.device_state import DeviceState, DrawnFrom
 from gapless.graphs.gradient_paths import gradients_by_use, nodes_behind, uses_of
+from gapless.graphs.proof import has_bits_of
 from gapless.graphs.refusal import Refusal
 from gapless.graphs.results import rebuilt
 from gapless.graphs.step_call import at_work
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from gapless.graphs.guards import Guard
     from gapless.graphs.read_guards import ReadGuards
     from gapless.graphs.side_stream import SideStream
+    from gapless.pipeline.host_waits import HostWaits
     from gapless.pipeline.step import Call
     from gapless.pipeline.tree import Tree
 
@@ -204,6 +207,8 @@ class ModuleGraph:
         needs_grad: which inputs need gradients.
         settings: reads torch's settings.
         expected: those in the backward pass.
+        host_waits: the door for the wait of a call that runs again.
+        repeats: whether a call gives the same bits twice.
     """
 
     changes_batch = False
@@ -228,8 +233,12 @@ class ModuleGraph:
         needs_grad: tuple[bool, ...],
         settings: Settings,
         expected: tuple[Any, ...] | None,
+        host_waits: HostWaits,
+        repeats: bool,
     ) -> None:
         self._settings = settings
+        self._host_waits = host_waits
+        self._repeats = repeats
         self._expected = expected
         self.reads = reads
         self.guards = ModuleGuards(reads, memory)
@@ -364,7 +373,10 @@ class ModuleGraph:
     ) -> Sequence[torch.Tensor | None]:
         """Return a gradient for each use of each target.
 
-        Sync: Does not block the host.
+        Raises:
+            RuntimeError: the call has to run again, and something that it reads has changed.
+
+        Sync: Does not block the host, unless the call has to run again ("run_again").
         """
         if torch.is_grad_enabled():
             self._refuse(CREATE_GRAPH)
@@ -445,12 +457,29 @@ class ModuleGraph:
                 raise _cannot_run_again(failure.text)
             call: Call = self._call.with_leaves(inputs).value
             leaves = flatten(self._forward(*call.args, **call.kwargs)).leaves
+        # After a later replay the memory has other outputs.
+        if is_newest and self._repeats:
+            self._check_outs(leaves, given)
         pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
         wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
         outputs, gradients = zip(*pairs, strict=True)
         with at_work(), _without_hooks(self._weights):
             return gradients_by_use(
                 outputs, gradients, [*wanted, *self._weights], create_graph=create_graph
+            )
+
+    def _check_outs(
+        self, leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None]
+    ) -> None:
+        """Check that a run as written returns what the newest replay has returned."""
+        triples = zip(leaves, self._outs, given, strict=True)
+        pairs = [(leaf, out) for leaf, out, one in triples if one is not None]
+        with self._host_waits.blocking("run_again"), torch.no_grad():
+            is_alike = all(has_bits_of(leaf, out) for leaf, out in pairs)
+        if not is_alike:
+            raise _cannot_run_again(
+                "a weight, buffer or argument has been modified in a way that torch does not count, such "
+                "as by `.data` or a fused optimizer,"
             )
 
     @contextmanager

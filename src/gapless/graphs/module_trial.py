@@ -340,6 +340,8 @@ class ModuleTrial:
             needs_grad=self._needs_grad,
             settings=self._settings,
             expected=given.settings,
+            host_waits=self._host_waits,
+            repeats=not touched.nondeterministic,
         )
         start = self._device.now_ms()
         second_look = TouchWatch(self._device)

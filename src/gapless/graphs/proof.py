@@ -208,7 +208,7 @@ class _Run:
         found = unlike(self.random, other.random)
         if not _is_alike(self.tree, other.tree) or self._sizes() != other._sizes():
             found.append("the structure, shapes or plain values of what it returns")
-        elif not all(map(_has_bits_of, self.on_host, other.on_host)):
+        elif not all(map(has_bits_of, self.on_host, other.on_host)):
             found.append("a tensor on the host that it returns")
         return found
 
@@ -431,7 +431,11 @@ def _form(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype
 
 
-def _has_bits_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+def has_bits_of(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether two tensors of one shape have the same bits; those that are not dense always do.
+
+    Sync: Blocks the host if they are on the device.
+    """
     if tensor.layout is not torch.strided:
         return True
     return torch.equal(_bits(tensor), _bits(other))
