@@ -12,6 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
+import gapless.ranks.agreement as agreement_room
 from gapless.device.find import find_device, num_gpus
 from gapless.errors import GaplessError, RanksDifferError
 from gapless.nmt.run.same_weights import check_same_weights
@@ -67,6 +68,22 @@ def flags(ranks):
     return {"seen": seen, "last": agreement.finish(), "waits": WAITS}
 
 
+def slow(ranks):
+    """Updates of rank 1 take 0.1 s, and 3 s from the 21st on; rank 0 raises flags at some of them."""
+    now = 0.0
+    agreement_room.perf_counter = lambda: now
+    agreement = ranks.agreement(("stop", "failed"), blocking=blocking)
+    raised = {1: ("stop", 1), 6: ("stop", 2), 27: ("failed", 3), 31: ("stop", 4)}
+    seen = {}
+    for update in range(1, 33):
+        now += 0.001 if ranks.rank == 0 else 0.1 if update <= 20 else 3.0
+        if ranks.rank == 0 and update in raised:
+            agreement.ask(*raised[update])
+        if agreed := agreement.after_update(update):
+            seen[update] = agreed
+    return {"seen": seen, "last": agreement.finish(), "waits": len(WAITS)}
+
+
 def weights(ranks):
     """After update 7 all hold the same; after update 8 one bit of one weight differs on rank 1."""
     host_waits = HostWaits(find_device(torch.empty(0).device))
@@ -96,6 +113,7 @@ def lost(wait):
 CASES = {
     "values": values,
     "flags": flags,
+    "slow": slow,
     "weights": weights,
     "lost values": lost(lambda ranks: ranks.agree(1)),
     "lost rows": lost(lambda ranks: ranks.gather_rows(torch.ones(2))),

@@ -74,6 +74,29 @@ def test_all_ranks_act_on_flags_at_the_same_update(fork):
     }
 
 
+def test_slow_updates_are_agreed_on_more_often(fork):
+    """By the time of the slowest rank, which all know: a flag does not wait for seconds."""
+    ended = fork(PROGRAM, "slow").end()
+
+    ended.check_done()
+    first, second = found(ended)
+    assert first == second
+    assert first == {
+        "seen": {
+            # Nothing is known of the time before the third update.
+            "2": {"stop": 1},
+            # Then five updates take half a second.
+            "15": {"stop": 2},
+            # From here on an update takes longer.
+            "30": {"failed": 3},
+            "31": {"stop": 4},
+        },
+        "last": {},
+        # One at each multiple of 5 and two before, another at update 30, then one each and at the end.
+        "waits": 12,
+    }
+
+
 def test_weights_that_differ_are_found(fork):
     """One bit is enough; all ranks say the same, and name the update, the weight and the rank."""
     ended = fork(PROGRAM, "weights").end()

@@ -31,7 +31,6 @@ from gapless.ranks.agreement import GroupAgreement
 from gapless.ranks.gradient_sum import summing
 from gapless.ranks.leaving import errors_end_all, leave
 from gapless.ranks.lost_peers import first_line, heartbeat_tells, named_as_lost
-from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
 from gapless.ranks.pulse import Pulse
 from gapless.ranks.way_to_sum import WayToSum
 
@@ -181,7 +180,7 @@ class TorchRanks:
         flags: Sequence[str],
         *,
         blocking: Blocking,
-        every: int = UPDATES_BETWEEN_AGREEMENTS,
+        every: int | None = None,
     ) -> Agreement:
         """Return a new agreement, the same on all ranks."""
         return GroupAgreement(flags, group=self.side, blocking=blocking, every=every)

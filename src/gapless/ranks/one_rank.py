@@ -6,7 +6,6 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, TypeVar
 
 from gapless.ranks.flags import RaisedFlags
-from gapless.ranks.protocol import UPDATES_BETWEEN_AGREEMENTS
 
 
 if TYPE_CHECKING:
@@ -53,7 +52,7 @@ class OneRank:
         flags: Sequence[str],
         *,
         blocking: Blocking,
-        every: int = UPDATES_BETWEEN_AGREEMENTS,
+        every: int | None = None,
     ) -> Agreement:
         """Return an agreement with nobody, which answers at once."""
         del blocking, every

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Updates between two agreements. One over gloo takes about 0.1 ms, too much for every update.
-UPDATES_BETWEEN_AGREEMENTS = 10
+# Updates between two agreements. One over gloo takes about 0.1 ms, too much for every quick update.
+MOST_UPDATES_BETWEEN_AGREEMENTS = 10
 
 
 class GradientSum(Protocol):
@@ -66,7 +66,7 @@ class Agreement(Protocol):
         """Return the flags that all ranks know of now; to be called after each update.
 
         A flag comes back once, after the same update on every rank: with several ranks that is
-        the second multiple of `every` after it was raised.
+        the second exchange after it was raised, or the first where updates are slow.
 
         Args:
             updates: number of updates done, the same on all ranks.
@@ -170,14 +170,15 @@ class Ranks(Peers, Protocol):
         flags: Sequence[str],
         *,
         blocking: Blocking,
-        every: int = UPDATES_BETWEEN_AGREEMENTS,
+        every: int | None = None,
     ) -> Agreement:
         """Return a new agreement, the same on all ranks.
 
         Args:
             flags: names of what can be agreed on.
             blocking: counts the waits for other ranks, such as `HostWaits.blocking`.
-            every: updates from one exchange of flags to the next, 1 or more.
+            every: updates from one exchange of flags to the next, 1 or more; None: as many as take
+                half a second, at most 10.
         """
 
     def note_updates(self, updates: int) -> None:
