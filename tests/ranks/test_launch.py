@@ -11,7 +11,7 @@ import pytest
 import gapless
 from gapless.errors import UserError
 from gapless.ranks import find_ranks
-from gapless.ranks.launch import Launch, device_of, read_launch
+from gapless.ranks.launch import Launch, check_address, copies_of_a_run, device_of, read_launch
 from gapless.ranks.one_rank import OneRank
 
 
@@ -32,6 +32,49 @@ def test_a_process_that_torchrun_did_not_start_is_alone():
     assert read_launch({"WORLD_SIZE": "8", "RANK": "3"}) == Launch(
         rank=0, world=1, local_rank=0, local_world=1, attempt=0
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("MASTER_ADDR", None, "MASTER_ADDR is None, expected the host of rank 0"),
+        ("MASTER_ADDR", "", "MASTER_ADDR is '', expected the host of rank 0"),
+        ("MASTER_PORT", None, "MASTER_PORT is None, expected a number from 0 to 65535"),
+        ("MASTER_PORT", "http", "MASTER_PORT is 'http', expected a number from 0 to 65535"),
+        ("MASTER_PORT", "99999", "MASTER_PORT is '99999', expected a number from 0 to 65535"),
+    ],
+)
+def test_an_address_at_which_nobody_can_be_found(name, text, said):
+    """It is refused as a mistake, before torch raises its own error on every rank."""
+    environment = {"MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    check_address(environment)
+    environment[name] = text
+    if text is None:
+        del environment[name]
+
+    with pytest.raises(UserError, match=said):
+        check_address(environment)
+
+
+@pytest.mark.parametrize(
+    ("rank", "size"),
+    [
+        ("RANK", "WORLD_SIZE"),
+        ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "PMI_SIZE"),
+    ],
+)
+def test_copies_that_another_launcher_started_are_told_of_once(rank, size):
+    """Each trains a run of its own, which few want; the first says so, unless it is the only one."""
+    line = copies_of_a_run({rank: "0", size: "4"})
+
+    assert line is not None
+    assert [part for part in ("4 processes", size, "torchrun") if part not in line] == []
+    assert copies_of_a_run({rank: "1", size: "4"}) is None
+    assert copies_of_a_run({rank: "0", size: "1"}) is None
+    assert copies_of_a_run({rank: "0", size: "4", "LOCAL_RANK": "0"}) is None
+    assert copies_of_a_run({}) is None
 
 
 def test_torchrun_says_the_place_of_a_process():

@@ -10,6 +10,7 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, NoReturn
 
+from gapless.cli.output import warn
 from gapless.errors import UserError
 
 
@@ -88,11 +89,15 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
     Sync: With several ranks, blocks the host until all are here.
     """
     from gapless.ranks import OneRank, find_ranks
-    from gapless.ranks.launch import device_of, read_launch
+    from gapless.ranks.launch import check_address, copies_of_a_run, device_of, read_launch
 
     launch = read_launch(os.environ)
     if launch.world == 1:
+        copies = copies_of_a_run(os.environ)
+        if copies is not None:
+            warn(copies)
         return OneRank(), None
+    check_address(os.environ)
     from gapless.device.find import find_device, num_gpus
 
     found = find_device(device_of(launch, device, num_gpus=num_gpus()))

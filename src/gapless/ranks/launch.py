@@ -12,6 +12,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+# What launchers other than torchrun say: the number of a process, and how many they started.
+_OTHER_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+)
+
+_LARGEST_PORT = 65535
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """The place of a process among those that torchrun started.
@@ -53,6 +64,47 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
     )
 
 
+def check_address(environment: Mapping[str, str]) -> None:
+    """Check that there is an address at which several ranks find each other.
+
+    Args:
+        environment: such as `os.environ`.
+
+    Raises:
+        UserError: the host or the port is missing, or cannot be.
+    """
+    for name, is_good, expected in (
+        ("MASTER_ADDR", bool, "the host of rank 0"),
+        ("MASTER_PORT", _is_port, f"a number from 0 to {_LARGEST_PORT}"),
+    ):
+        text = environment.get(name)
+        if text is None or not is_good(text):
+            raise UserError(
+                f"the environment variable {name} is {text!r}, expected {expected}; "
+                "start the program by torchrun, or without LOCAL_RANK for one process"
+            )
+
+
+def copies_of_a_run(environment: Mapping[str, str]) -> str | None:
+    """Return what to warn of where another launcher started several processes, each one alone.
+
+    Each may be meant to, and torchrun may be forgotten. Only the first of them gets the line.
+
+    Args:
+        environment: such as `os.environ`.
+    """
+    if "LOCAL_RANK" in environment:
+        return None
+    for rank, size in _OTHER_LAUNCHERS:
+        number, count = environment.get(rank), environment.get(size, "")
+        if number == "0" and count.isdecimal() and int(count) > 1:
+            return (
+                f"this is one of {count} processes by {size}, and each trains a run of its own, as "
+                "LOCAL_RANK is not set; start the ranks of one run by torchrun"
+            )
+    return None
+
+
 def device_of(launch: Launch, name: str, *, num_gpus: int) -> str:
     """Return which device a rank uses: each GPU of a host serves one.
 
@@ -86,6 +138,10 @@ def device_of(launch: Launch, name: str, *, num_gpus: int) -> str:
             f"expected one GPU for each; let torchrun start {num_gpus} on each host"
         )
     return f"cuda:{launch.local_rank}"
+
+
+def _is_port(text: str) -> bool:
+    return text.isdecimal() and int(text) <= _LARGEST_PORT
 
 
 def _number(
