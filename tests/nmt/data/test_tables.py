@@ -235,6 +235,119 @@ def test_words_for_columns_are_a_header(tmp_path, header, is_header):
     assert len(read(path, columns=("en", "zh"))) == (1 if is_header else 2)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "# en\tzh",
+        '"en"\t"zh"',
+        "#\tEnglish\tChinese",
+        "\tEnglish\tChinese",
+        "No.\tEnglish\tChinese",
+        "Unnamed: 0\tEnglish\tChinese",
+        "EN:\tZH:",
+    ],
+)
+def test_marks_and_row_numbers_belong_to_a_header(tmp_path, header):
+    """They stand around names, or above numbers; a header that is read as a pair is trained on."""
+    rows = [("A dog.", "狗。"), ("A cat.", "猫。"), ("A tree.", "树。")]
+    numbered = [(str(n), *row) if header.count("\t") > 1 else row for n, row in enumerate(rows)]
+    path = tmp_path / "p.tsv"
+    path.write_text("\n".join([header, *map("\t".join, numbered), ""]), encoding="utf-8")
+
+    assert read(path).src == [src for src, _ in rows]
+    columns = ("_", "en", "zh") if header.count("\t") > 1 else ("en", "zh")
+    assert read(path, columns=columns).src == [src for src, _ in rows]
+
+
+def test_a_title_above_the_header_is_no_pair(tmp_path):
+    """Where no header follows, a row of one cell is a pair without translation."""
+    path = tmp_path / "p.tsv"
+    path.write_text("My words\t\nEnglish\tChinese\nA dog.\t狗。\n", encoding="utf-8")
+    assert read(path).src == ["A dog."]
+
+    path.write_text("My words\t\nA dog.\t狗。\n", encoding="utf-8")
+    assert read(path).src == ["My words", "A dog."]
+
+
+def test_headers_of_joined_files_are_no_pairs(tmp_path):
+    """`cat a.tsv b.tsv` leaves one in the middle."""
+    path = tmp_path / "p.tsv"
+    path.write_text("en\tzh\nA dog.\t狗。\nen\tzh\nA cat.\t猫。\n", encoding="utf-8")
+
+    assert read(path).src == ["A dog.", "A cat."]
+
+
+def test_a_number_names_no_column(tmp_path):
+    """The first two columns would be read in place of those that were counted."""
+    (tmp_path / "p.tsv").write_text("a b\t甲\tc d\n", encoding="utf-8")
+    (tmp_path / "p.jsonl").write_text('["a b", "甲", "c d"]\n', encoding="utf-8")
+
+    for name in ("p.tsv", "p.jsonl"):
+        message = refusal(tmp_path / name, src="2", tgt="3")
+        assert "has no names of columns, so '2' names none" in message
+        assert "`columns=_,en,zh`" in message
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        ("Yes, please;是，请\nNo, thanks;不，谢谢\n", ("Yes, please", "是，请")),
+        ("sep=;\nid;en;zh\n1;Yes, please;是\n", ("Yes, please", "是")),
+        ("en|zh\nYes, please|是\nNo|不\n", ("Yes, please", "是")),
+        ('en, zh\n"Yes, please", "是, 请"\n"No", "不"\n', ("Yes, please", "是, 请")),
+    ],
+    ids=["commas in all sentences", "declared", "bars", "spaces before quotes"],
+)
+def test_what_separates_the_columns_of_a_csv(tmp_path, text, first):
+    """A comma in every sentence cuts none, and what a spreadsheet declares is no row."""
+    path = tmp_path / "p.csv"
+    path.write_text(text, encoding="utf-8")
+
+    pairs = read(path)
+
+    assert (pairs.src[0], pairs.tgt[0]) == first
+
+
+def test_the_object_with_the_sides_is_found_under_any_key(tmp_path):
+    """Where it is the only one that has them, and the item has not."""
+    rows = [
+        {"id": n, "meta": {"by": "me"}, "texts": {"en": "A dog.", "zh": "狗。"}} for n in range(2)
+    ]
+    path = tmp_path / "p.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert read(path).tgt == ["狗。", "狗。"]
+
+    path.write_text(
+        json.dumps({"en": "A dog.", "zh": "狗。", "old": {"en": "a", "zh": "b"}}) + "\n"
+    )
+    assert read(path).src == ["A dog."]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("p.json", '{"en": "a", "zh": "b"}\n' * 2, "the ending .jsonl if it has one pair a line"),
+        (
+            "p.jsonl",
+            '[{"en": "a", "zh": "b"}]',
+            "line 1 is a list of pairs, .* the ending .json if",
+        ),
+        ("p.jsonl", '[\n{"en": "a", "zh": "b"}\n]\n', "the ending .json if it is one list"),
+        (
+            "p.jsonl",
+            '{"en": "a"}\n{"en": "a", "zh": "b"}\n',
+            "line 1 has the keys 'en', but no 'zh'",
+        ),
+        ("p.jsonl", '{"id": ' + "9" * 5000 + ', "en": "a", "zh": "b"}\n', "thousands of digits"),
+    ],
+)
+def test_json_in_another_form_says_what_to_do(tmp_path, name, text, said):
+    """One list and one pair a line are taken for each other; all that Python cannot read is named."""
+    (tmp_path / name).write_text(text)
+
+    assert re.search(said, refusal(tmp_path / name))
+
+
 def test_labels_in_every_row_are_no_header(tmp_path):
     """The names of the sides stand in the first row, but in the second as well."""
     rows = [("en", f"{word} {n}", "zh", f"{word} {n}!") for n, word in enumerate(WORDS)]

@@ -13,7 +13,7 @@ import re
 import shlex
 from dataclasses import dataclass
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from gapless.errors import DataError
 from gapless.nmt.data.languages import (
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 # Where a row stands in its file, and its cells.
 _Row: TypeAlias = tuple[str, list[Any]]
 
+
+class _Form(TypedDict):
+    """How a CSV is written, as `csv.reader` takes it."""
+
+    delimiter: str
+    skipinitialspace: bool
+
+
 ENDINGS = (".tsv", ".csv", ".json", ".jsonl")
 
 # A column without a name of its own, in `columns`.
@@ -43,8 +51,20 @@ UNNAMED = "_"
 # A whole cell, as CSV writes it.
 _IN_QUOTES = re.compile(r'"(?:[^"]|"")*"')
 
-_DELIMITERS = ",;\t"
+_DELIMITERS = ",;\t|"
 _ROWS_TO_LOOK_AT = 50
+
+# What spreadsheets write before a CSV, and the delimiter.
+_DECLARED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
+
+# Around a name in a header, and no part of it.
+_AROUND_A_NAME = " \t\"'#*:"
+
+# Names of a column that counts rows; pandas and spreadsheets leave it without one.
+_NAMES_OF_NUMBERS = frozenset(("", "№", "no.", "nr.", "s.no", "s.no.", "sno", "idx", "unnamed: 0"))
+
+# Titles may stand above a header.
+_MOST_TITLES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +231,7 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
         rows = _tsv_rows(path) if ending == ".tsv" else _csv_rows(path)
         return _delimited(path, rows, src=src, tgt=tgt, columns=columns)
     items = _json_items(path, ending)
-    return _of_json(path, items, src=src, tgt=tgt, columns=columns or (src, tgt))
+    return _of_json(path, items, src=src, tgt=tgt, columns=columns)
 
 
 def _ending(path: Path) -> str:
@@ -229,7 +249,7 @@ def _delimited(
     tgt: str,
     columns: tuple[str, ...] | None,
 ) -> Table:
-    begin = [[cell.strip() for cell in cells] for _, cells in islice(rows(), 2)]
+    titles, begin = _begin(rows)
     if not begin:
         raise DataError(f"{path} holds no pair")
     first = begin[0]
@@ -238,13 +258,22 @@ def _delimited(
     if columns is not None:
         names, at, width = None, (columns.index(src), columns.index(tgt)), len(columns)
     elif has_header:
-        names, at = first, _find_sides(path, first, src=src, tgt=tgt, kind="columns")
+        names = first if {src, tgt} <= set(first) else [_bare(cell) for cell in first]
+        at = _find_sides(path, names, src=src, tgt=tgt, kind="columns")
         width = len(first)
     else:
+        _check_unnumbered(path, src=src, tgt=tgt)
         names, at = None, (0, 1)
+
+    def below_header() -> Iterator[_Row]:
+        for place, cells in islice(rows(), titles + 1, None):
+            # Files that were joined have the header of each.
+            if [cell.strip() for cell in cells] != first:
+                yield place, cells
+
     return Table(
         path=path,
-        rows=lambda: islice(rows(), int(has_header), None),
+        rows=below_header if has_header else rows,
         names=names,
         sides=(src, tgt),
         at=at,
@@ -252,14 +281,53 @@ def _delimited(
     )
 
 
+def _begin(rows: Callable[[], Iterator[_Row]]) -> tuple[int, list[list[str]]]:
+    """Return how many rows of one cell stand above a header, and the two rows that follow them.
+
+    Where no header follows, such rows are like others.
+    """
+    looked_at = [[cell.strip() for cell in cells] for _, cells in islice(rows(), _MOST_TITLES + 2)]
+    filled = [sum(map(bool, cells)) > 1 for cells in looked_at]
+    titles = filled.index(True) if True in filled else 0
+    if titles and not _is_header(looked_at[titles]):
+        titles = 0
+    return titles, looked_at[titles : titles + 2]
+
+
+def _check_unnumbered(path: Path, *, src: str, tgt: str) -> None:
+    """Refuse numbers in place of names: without a header the first two columns would be read.
+
+    Raises:
+        DataError: a side is named by a number.
+    """
+    for side in (src, tgt):
+        if side.isdecimal():
+            raise DataError(
+                f"{path} has no names of columns, so {side!r} names none; name the columns in order, as "
+                f"in `columns={UNNAMED},en,zh` with `src=en` `tgt=zh`"
+            )
+
+
 def _find_sides(
-    path: Path, names: Sequence[str], *, src: str, tgt: str, kind: str
+    where: object, names: Sequence[str], *, src: str, tgt: str, kind: str
 ) -> tuple[int, int]:
     """Return which of the names are those of the sides.
 
     Raises:
         DataError: they are not two of them.
     """
+    found = _sides_in(names, src=src, tgt=tgt)
+    if found is None:
+        missing = [side for side in (src, tgt) if matching_name(side, names) is None]
+        raise DataError(
+            f"{where} has the {kind} {', '.join(map(repr, names))}, but no "
+            f"{' and '.join(map(repr, missing or [tgt]))}; name two of them with `src` and `tgt`"
+        )
+    return found
+
+
+def _sides_in(names: Sequence[str], *, src: str, tgt: str) -> tuple[int, int] | None:
+    """Return which of the names are those of the sides, None if they are not two of them."""
     first, second = matching_name(src, names), matching_name(tgt, names)
     if first is None or second is None:
         source = [name for name in names if name.casefold() in SOURCE_WORDS]
@@ -267,30 +335,32 @@ def _find_sides(
         if len(source) == len(target) == 1:
             first, second = source[0], target[0]
     if first is None or second is None or first == second:
-        missing = [side for side in (src, tgt) if matching_name(side, names) is None]
-        raise DataError(
-            f"{path} has the {kind} {', '.join(map(repr, names))}, but no "
-            f"{' and '.join(map(repr, missing or [tgt]))}; name two of them with `src` and `tgt`"
-        )
+        return None
     return names.index(first), names.index(second)
 
 
 def _are_names(rows: list[list[str]], sides: set[str]) -> bool:
     """Return whether the first of two rows names both sides, which the second does not."""
     wanted = {side.casefold() for side in sides}
-    found = [wanted & {cell.casefold() for cell in cells} for cells in rows]
+    found = [wanted & {_bare(cell).casefold() for cell in cells} for cells in rows]
     return found[0] == wanted and wanted not in found[1:]
 
 
 def _is_header(cells: Sequence[str]) -> bool:
     """Return whether the cells of a row are names of columns, such as id, source, zh or Chinese."""
-    languages = [found.family for cell in cells if (found := find_language(cell)) is not None]
+    names = [name for cell in cells if (name := _bare(cell)).casefold() not in _NAMES_OF_NUMBERS]
+    languages = [found.family for name in names if (found := find_language(name)) is not None]
     is_word_and_translation = len(languages) == 2 and len(set(languages)) == 1
     return (
-        len(set(cells)) == len(cells) > 1
-        and all(_is_name(cell) for cell in cells)
+        len(set(names)) == len(names) > 1
+        and all(_is_name(name) for name in names)
         and not is_word_and_translation
     )
+
+
+def _bare(cell: str) -> str:
+    """Return the name in a cell of a header, without quotes and marks around it."""
+    return cell.strip(_AROUND_A_NAME)
 
 
 def _is_name(cell: str) -> bool:
@@ -324,11 +394,14 @@ def _csv_rows(path: Path) -> Callable[[], Iterator[_Row]]:
     text = read_text(path)
     if not text.strip():
         raise DataError(f"{path} is empty, expected one pair a line")
-    delimiter = _delimiter(text)
+    form = _form(text)
+    delimiter = str(form["delimiter"])
+    # Its line stays, so that lines are counted as in the file.
+    text = _DECLARED.sub("\n", text, count=1) if _DECLARED.match(text) else text
 
     def rows() -> Iterator[_Row]:
         width, first = 0, 0
-        for number, cells in _parsed_rows(path, text, delimiter):
+        for number, cells in _parsed_rows(path, text, form):
             if not any(cell.strip() for cell in cells):
                 continue
             if len(cells) < 2:
@@ -344,8 +417,8 @@ def _csv_rows(path: Path) -> Callable[[], Iterator[_Row]]:
     return rows
 
 
-def _parsed_rows(path: Path, text: str, delimiter: str) -> Iterator[tuple[int, list[str]]]:
-    reader = csv.reader(_lines_of(text), delimiter=delimiter, strict=True)
+def _parsed_rows(path: Path, text: str, form: _Form) -> Iterator[tuple[int, list[str]]]:
+    reader = csv.reader(_lines_of(text), **form, strict=True)
     while True:
         number = reader.line_num + 1
         try:
@@ -365,17 +438,34 @@ def _lines_of(text: str) -> io.StringIO:
     return io.StringIO(text.replace("\r\n", "\n"), newline="")
 
 
-def _delimiter(text: str) -> str:
-    """Return what separates the columns: what gives the first rows equally many, or a comma."""
-    for delimiter in _DELIMITERS:
-        reader = csv.reader(_lines_of(text), delimiter=delimiter)
-        try:
-            widths = {len(row) for row in islice(reader, _ROWS_TO_LOOK_AT) if row}
-        except csv.Error:
-            continue
-        if len(widths) == 1 and min(widths) > 1:
-            return delimiter
-    return ","
+def _form(text: str) -> _Form:
+    """Return what separates the columns, and whether cells begin after spaces.
+
+    It is what gives the first rows equally many columns, or a comma. Of several that do, one after
+    which no spaces come is more likely: commas within sentences have them.
+    """
+    declared = _DECLARED.match(text)
+    if declared:
+        return _Form(delimiter=declared[1], skipinitialspace=False)
+    for skips in (False, True):
+        found = {}
+        for delimiter in _DELIMITERS:
+            form = _Form(delimiter=delimiter, skipinitialspace=skips)
+            reader = csv.reader(_lines_of(text), **form)
+            try:
+                rows = [row for row in islice(reader, _ROWS_TO_LOOK_AT) if row]
+            except csv.Error:
+                continue
+            if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
+                found[delimiter] = form, sum(_is_prose(row) for row in rows)
+        if found:
+            return min(found.values(), key=lambda one: one[1])[0]
+    return _Form(delimiter=",", skipinitialspace=False)
+
+
+def _is_prose(row: list[str]) -> bool:
+    """Return whether a row looks like a sentence that was cut at its commas."""
+    return any(cell.startswith(" ") for cell in row[1:])
 
 
 # --- JSON ---
@@ -407,27 +497,55 @@ def _parse(text: str, path: Path, first_line: int) -> Any:
     except json.JSONDecodeError as error:
         line = first_line + error.lineno - 1
         raise DataError(
-            f"{path} is not JSON at line {line}, column {error.colno}: {error.msg}"
+            f"{path} is not JSON at line {line}, column {error.colno}: {error.msg}; {_other(path)}"
         ) from error
     except RecursionError as error:
         raise DataError(f"{path} is nested too deeply, expected pairs of text") from error
+    except ValueError as error:  # of a number that Python takes for an attack
+        raise DataError(
+            f"{path} line {first_line} or a later one holds a number of thousands of digits, expected "
+            "pairs of text; leave it out"
+        ) from error
+
+
+def _other(path: Path) -> str:
+    """Return when a file would have the other ending of JSON."""
+    if _ending(path) == ".json":
+        return "give it the ending .jsonl if it has one pair a line"
+    return "expected one pair a line; give it the ending .json if it is one list"
 
 
 def _of_json(
-    path: Path, items: list[tuple[str, Any]], *, src: str, tgt: str, columns: tuple[str, ...]
+    path: Path,
+    items: list[tuple[str, Any]],
+    *,
+    src: str,
+    tgt: str,
+    columns: tuple[str, ...] | None,
 ) -> Table:
-    names = next((list(_keyed(item)) for _, item in items[:1] if isinstance(item, dict)), None)
-    if names is None:
-        at = columns.index(src), columns.index(tgt)
+    place, first = items[0] if items else ("", None)
+    inner, names = None, None
+    if isinstance(first, dict):
+        inner = _inner_key(first, src=src, tgt=tgt)
+        names = list(_keyed(first, inner))
+        at = _find_sides(f"{path} {place}", names, src=src, tgt=tgt, kind="keys")
     else:
-        at = _find_sides(path, names, src=src, tgt=tgt, kind="keys")
+        if columns is None:
+            _check_unnumbered(path, src=src, tgt=tgt)
+        columns = columns or (src, tgt)
+        at = columns.index(src), columns.index(tgt)
 
     def rows() -> Iterator[_Row]:
         for place, item in items:
             if isinstance(item, dict) and names is not None:
-                keyed = _keyed(item)
+                keyed = _keyed(item, inner)
                 yield place, [keyed.get(name) for name in names]
             elif isinstance(item, list) and names is None:
+                if item and all(isinstance(part, dict | list) for part in item):
+                    raise DataError(
+                        f'{path} {place} is a list of pairs, expected one, as in ["...", "..."]; '
+                        f"{_other(path)}"
+                    )
                 yield place, item
             else:
                 raise DataError(
@@ -441,13 +559,26 @@ def _of_json(
         names=names,
         sides=(src, tgt),
         at=at,
-        num_columns=len(columns if names is None else names),
+        num_columns=len(names or columns or ()),
     )
 
 
-def _keyed(item: dict[str, Any]) -> dict[str, Any]:
-    """Return the object that holds the sides; data sets keep it under "translation"."""
-    nested = item.get("translation")
+def _inner_key(item: dict[str, Any], *, src: str, tgt: str) -> str | None:
+    """Return the key under which data sets keep the object with the sides; None: it is the item."""
+    inner = {key: value for key, value in item.items() if isinstance(value, dict)}
+    if "translation" in inner:
+        return "translation"
+    if _sides_in(list(item), src=src, tgt=tgt) is not None:
+        return None
+    found = [
+        key for key, value in inner.items() if _sides_in(list(value), src=src, tgt=tgt) is not None
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _keyed(item: dict[str, Any], inner: str | None) -> dict[str, Any]:
+    """Return the object that holds the sides."""
+    nested = None if inner is None else item.get(inner)
     return nested if isinstance(nested, dict) else item
 
 
