@@ -83,8 +83,8 @@ def test_slow_updates_are_agreed_on_more_often(fork):
     assert first == second
     assert first == {
         "seen": {
-            # Nothing is known of the time before the third update.
-            "2": {"stop": 1},
+            # Nothing is known of the time yet.
+            "1": {"stop": 1},
             # Then five updates take half a second.
             "15": {"stop": 2},
             # From here on an update takes longer.
@@ -92,8 +92,8 @@ def test_slow_updates_are_agreed_on_more_often(fork):
             "31": {"stop": 4},
         },
         "last": {},
-        # One at each multiple of 5 and two before, another at update 30, then one each and at the end.
-        "waits": 12,
+        # At updates 1 and 2, at multiples of 5 from 10 on, again at 30, then at each and at the end.
+        "waits": 11,
     }
 
 

@@ -54,7 +54,8 @@ class GroupAgreement:
         self._blocking = blocking
         self._follows_time = every is None
         self._every = every or 1
-        self._is_slow = False
+        # As long as nothing is known of the time.
+        self._is_slow = every is None
         # Update and time of the last exchange; no time where other work came after it.
         self._updates = 0
         self._began_at: float | None = None
