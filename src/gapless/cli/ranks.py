@@ -40,7 +40,7 @@ def speaks_for_all() -> bool:
 
 def _number() -> str:
     """Return the number of this rank as torchrun says it; of a host's ranks if it says no other."""
-    return os.environ.get("RANK", os.environ.get("LOCAL_RANK", "0"))
+    return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
 
 
 def resume_command(run_dir: Path) -> str:
