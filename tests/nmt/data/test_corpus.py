@@ -308,6 +308,49 @@ def test_a_test_set_that_is_trained_on_is_told(tmp_path):
     assert note.startswith("1 of 11 val sources are training sources too")
 
 
+ENGLISH = [f"The train number {n} is late." for n in range(12)]
+CHINESE = [f"第{n}次列车又晚点了。" for n in range(12)]
+GERMAN = [f"Der Zug Nummer {n} ist zu spät." for n in range(12)]
+
+
+def test_a_split_whose_sides_are_exchanged_is_refused(tmp_path):
+    """Its scores would be those of the other direction."""
+    write_sides(tmp_path, list(zip(ENGLISH, CHINESE, strict=True)))
+    write_sides(tmp_path, list(zip(CHINESE, ENGLISH, strict=True)), split="val")
+
+    with pytest.raises(DataError, match=r"sides of the val pairs of .* source side looks Chinese"):
+        load_corpus(tmp_path, src="en", tgt="zh")
+
+
+def test_a_split_in_another_script_is_told(tmp_path):
+    """It is another text than the one that is learned."""
+    new = [f"{line} Again." for line in ENGLISH]
+    for split, src, tgt in (
+        ("train", ENGLISH, CHINESE),
+        ("val", new, CHINESE),
+        ("test", new, GERMAN),
+    ):
+        write_sides(tmp_path, list(zip(src, tgt, strict=True)), split=split)
+
+    (note,) = load_corpus(tmp_path, src="en", tgt="zh").notes
+
+    assert note.startswith(
+        "the target side of the test pairs is written in Latin letters, and that"
+    )
+
+
+@pytest.mark.parametrize(("missing", "is_told"), [(12, True), (9, False)])
+def test_one_text_beside_many_others_is_told(tmp_path, missing, is_told):
+    """As pandas writes nan for what is missing; a phrase that comes often is no such text."""
+    rows = [(f"a{n}", "nan" if n < missing else f"b{n}") for n in range(90)]
+    (tmp_path / "a.tsv").write_text("".join(f"{src}\t{tgt}\n" for src, tgt in rows))
+
+    corpus = load_corpus(tmp_path / "a.tsv", src="en", tgt="zh")
+
+    found = [note for note in corpus.notes if "have the same target, 'nan', beside" in note]
+    assert len(found) == is_told
+
+
 def test_a_pipe_is_refused(tmp_path):
     """It can be read only once."""
     os.mkfifo(tmp_path / "pairs.tsv")

@@ -8,11 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from gapless.errors import LanguageError, UserError
+from gapless.errors import DataError, LanguageError, UserError
+from gapless.nmt.data.corpus import Pairs
 from gapless.nmt.run import scoring
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.score import score
-from gapless.nmt.run.scoring import Scoring, decide_scoring, settle_language
+from gapless.nmt.run.scoring import (
+    Scoring,
+    check_direction,
+    decide_scoring,
+    settle_language,
+)
 
 
 CASES = tomllib.loads(
@@ -161,3 +167,33 @@ def test_the_signature_says_the_tokenizer(tokenizer):
     )
 
     assert f"tok:{tokenizer}" in found.bleu_signature
+
+
+ARABIC = ["القطار متأخر مرة أخرى.", "أين وضعت مفاتيحي؟"]
+
+
+def test_text_of_the_other_direction_is_refused():
+    """Where scripts tell it: both languages may have the same tokenizer."""
+    exchanged = Pairs(src=ARABIC, tgt=ENGLISH)
+
+    with pytest.raises(
+        DataError, match=r"source side 'en' is written in Arabic letters, .* exchange"
+    ):
+        check_direction(make(src="en", tgt="ar", tgt_language=None), exchanged)
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "options"),
+    [
+        ("ar", "en", {}),  # it is the right direction
+        ("en", "de", {}),  # their script is the same
+        ("a", "ar", {}),  # nobody knows the language
+        ("en", "ar", {"check_columns": False}),
+        ("en", "ar", {"tgt_language": "auto"}),  # nobody named the sides
+    ],
+)
+def test_text_that_may_be_of_this_direction(src, tgt, options):
+    """It is not refused."""
+    config = make(src=src, tgt=tgt, **{"tgt_language": None, **options})
+
+    check_direction(config, Pairs(src=ARABIC, tgt=ENGLISH))

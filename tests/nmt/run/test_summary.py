@@ -6,9 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from gapless.nmt.data.corpus import Corpus, Pairs
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.resolved import resolve
-from gapless.nmt.run.summary import describe_plan, plan_settings
+from gapless.nmt.run.summary import describe_data, describe_plan, plan_settings
 from gapless.plans import PLANS, get_plan
 
 
@@ -40,3 +41,15 @@ def test_plan_settings_keep_their_keys(name):
     ]
     assert found["name"] == name
     assert (found["capture"], found["auto"]) == (name == "captured", name == "auto")
+
+
+@pytest.mark.parametrize(("different", "is_told"), [(9, True), (10, False)])
+def test_sentences_that_come_again_are_few(different, is_told):
+    """A score of one sentence fifty times is a score of one sentence."""
+    many = Pairs(src=[f"a{n % different}" for n in range(50)], tgt=["b"] * 50)
+    corpus = Corpus(src_lang="en", tgt_lang="zh", train=many, val=many, test=many)
+    task = SimpleNamespace(corpus=corpus, train=many, skipped_long=0)
+
+    text = describe_data(make_config({"data": "d"}), task)
+
+    assert ("too few for scores to mean much" in text) == is_told

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
-from gapless.nmt.data.languages import matching_name
+from gapless.nmt.data.languages import looks, matching_name, written_in
 from gapless.nmt.data.tables import ENDINGS, read_table
-from gapless.nmt.data.text_columns import why_no_pair, why_no_text
+from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
 from gapless.nmt.data.text_files import read_lines
 
 
@@ -34,6 +34,12 @@ _HELD_OUT_SHARE = 0.05
 
 # Short sentences occur in any text; more than this share of a split is no chance.
 _SEEN_SHARE = 0.05
+
+# One text for so many others, as nan for what is missing, is no translation.
+_FEWEST_ALIKE, _ALIKE_SHARE = 10, 0.1
+
+# Sentences of which the script is looked at.
+_MOST_LOOKED_AT = 2000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +133,9 @@ def load_corpus(
         held_out = _hold_out(train, path=path, splits=missing, seed=seed)
         train = held_out.pop("train")
         splits.update(held_out)
+    for split in found.keys() - missing:
+        notes += _notes_of_writing(splits[split], split=split, train=train, path=path)
+    notes += _notes_of_placeholders(train)
     for split, pairs in splits.items():
         notes += pairs.notes
         notes += _notes_of(pairs, split=split, train=train)
@@ -159,6 +168,49 @@ def _notes_of(pairs: Pairs, *, split: str, train: Pairs) -> tuple[str, ...]:
         notes.append(
             f"{empty:,} of {len(pairs):,} {split} pairs have no text on one side, and count in scores"
         )
+    return tuple(notes)
+
+
+def _notes_of_writing(pairs: Pairs, *, split: str, train: Pairs, path: Path) -> tuple[str, ...]:
+    """Return what a split is written in, if it is not what the training pairs are.
+
+    Raises:
+        DataError: its sides are exchanged.
+    """
+    learned, seen = _writings(train), _writings(pairs)
+    if None not in seen and seen[0] != seen[1] and seen == learned[::-1]:
+        raise DataError(
+            f"the sides of the {split} pairs of {path} are exchanged: the source side {looks(str(seen[0]))}, "
+            "as the target side of the training pairs; write them in the order of the training pairs, or name both "
+            "columns in a header"
+        )
+    return tuple(
+        f"the {side} of the {split} pairs {looks(now)}, and that of the training pairs {looks(then)}, so "
+        "scores say little; look whether it is the right text"
+        for side, then, now in zip(("source side", "target side"), learned, seen, strict=True)
+        if now is not None and then is not None and now != then
+    )
+
+
+def _writings(pairs: Pairs) -> tuple[str | None, str | None]:
+    src, tgt = (written_in(side[:_MOST_LOOKED_AT]) for side in (pairs.src, pairs.tgt))
+    return src, tgt
+
+
+def _notes_of_placeholders(train: Pairs) -> tuple[str, ...]:
+    """Return a line for a side if one text on it stands for many others."""
+    notes = []
+    for name, side, others in (
+        ("source", train.src, train.tgt),
+        ("target", train.tgt, train.src),
+    ):
+        text, _ = Counter(side).most_common(1)[0]
+        beside = [other for own, other in zip(side, others, strict=True) if own == text]
+        if len(set(beside)) >= _FEWEST_ALIKE and len(beside) > _ALIKE_SHARE * len(train):
+            notes.append(
+                f"{len(beside):,} of {len(train):,} training pairs have the same {name}, "
+                f"{quoted([text])}, beside different texts; leave them out if it stands for nothing"
+            )
     return tuple(notes)
 
 

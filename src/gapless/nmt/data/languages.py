@@ -114,6 +114,20 @@ _LANGUAGE_OF_WRITING = {
     "Georgian": "ka",
 }
 
+# Of scripts that are named alike by ISO and by Unicode, and those of one language.
+_WRITING_OF_SCRIPT = {
+    **dict.fromkeys(("Hans", "Hant", "Hani"), "Chinese"),
+    "Jpan": "Japanese",
+    "Kore": "Korean",
+    "Latn": "Latin",
+    "Cyrl": "Cyrillic",
+    "Arab": "Arabic",
+    "Grek": "Greek",
+    "Hebr": "Hebrew",
+    "Deva": "Devanagari",
+    "Thai": "Thai",
+}
+
 _FEWEST_LETTERS = 10
 # Latin words stand in Chinese text, as names of functions do; a character is worth several letters.
 _CJK_SHARE = 0.3
@@ -141,6 +155,11 @@ class Language:
     def family(self) -> str:
         """Its code without script and country; all kinds of Chinese share theirs."""
         return _parsed(self.tag).prefer_macrolanguage().language or self.tag
+
+    @property
+    def writing(self) -> str | None:
+        """In what it is mostly written, as `written_in` says it; None: nothing is known of that."""
+        return _WRITING_OF_SCRIPT.get(_parsed(self.tag).maximize().script or "")
 
 
 @cache
@@ -279,6 +298,12 @@ def _script(letter: str) -> str:
     if first.startswith(("HIRAGANA", "KATAKANA")):
         return "Kana"
     return "Han" if first in ("CJK", "IDEOGRAPHIC") else first.capitalize()
+
+
+def looks(writing: str) -> str:
+    """Return a verb and how text looks that is written so, as `written_in` says it."""
+    is_language = writing in ("Chinese", "Japanese", "Korean")
+    return f"looks {writing}" if is_language else f"is written in {writing} letters"
 
 
 def tokenizer_of_writing(writing: str) -> str:

@@ -22,7 +22,7 @@ from gapless.nmt.run.defaults import (
     chosen_settings,
 )
 from gapless.nmt.run.first_weights import FirstWeights, read_first_weights
-from gapless.nmt.run.scoring import decide_scoring, settle_language
+from gapless.nmt.run.scoring import check_direction, decide_scoring, settle_language
 from gapless.nmt.run.task import Task, make_vocabs, may_be_learned, prepare, read_corpus
 from gapless.nmt.run.time_limit import WallClock
 
@@ -90,6 +90,7 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     corpus = read_corpus(draft)
     # Asks for the language before the work on the vocabulary.
     decide_scoring(settle_language(draft, corpus.train.tgt), corpus.train.tgt)
+    check_direction(draft, corpus.train)
     if first is None:
         choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
         config = _with(choices, given)

@@ -6,12 +6,13 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from gapless.errors import LanguageError, UserError
+from gapless.errors import DataError, LanguageError, UserError
 from gapless.nmt.data.languages import (
     AMBIGUOUS,
     Language,
     find_language,
     language_of_writing,
+    looks,
     tokenizer_of_writing,
     written_in,
 )
@@ -21,6 +22,7 @@ from gapless.nmt.run.config import AUTO
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from gapless.nmt.data.corpus import Pairs
     from gapless.nmt.run.config import TrainConfig
 
 
@@ -94,7 +96,7 @@ def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
         return Scoring(tokenizer=config.score_tokenizer, because="set")
     settled = settle_language(config, target)
     if settled.score_tokenizer is not None:
-        because = f"the target {_looks(str(written_in(_some(target))))}"
+        because = f"the target {looks(str(written_in(_some(target))))}"
         return Scoring(tokenizer=settled.score_tokenizer, because=because)
     language = _language(settled, target)
     because = f"the target is {language.name}"
@@ -113,6 +115,35 @@ def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
     return Scoring(tokenizer=language.tokenizer, because=because)
 
 
+def check_direction(config: TrainConfig, train: Pairs) -> None:
+    """Check that the sides of a run are not those of the other direction.
+
+    Nobody can tell two languages of one script apart. Where nobody named the sides, text of any
+    direction is meant.
+
+    Args:
+        config: of the run.
+        train: its training pairs.
+
+    Raises:
+        DataError: each side is written as the language of the other would be.
+    """
+    if config.tgt_language == AUTO or not config.check_columns:
+        return
+    named = [
+        None if language is None else language.writing
+        for language in (find_language(config.src), find_language(config.tgt))
+    ]
+    seen = [written_in(_some(side)) for side in (train.src, train.tgt)]
+    if None in named or named[0] == named[1] or seen != named[::-1]:
+        return
+    raise DataError(
+        f"the sides are exchanged: the source side {config.src!r} {looks(str(seen[0]))}, and the target "
+        f"side {config.tgt!r} {looks(str(seen[1]))}; exchange the names in `src` and `tgt`, or in "
+        "`columns`, or read them all the same with `check_columns=False`"
+    )
+
+
 def _language(config: TrainConfig, target: Sequence[str]) -> Language:
     """Return the language of the target side, by its name and in agreement with its text."""
     declared = config.tgt_language
@@ -124,7 +155,7 @@ def _language(config: TrainConfig, target: Sequence[str]) -> Language:
     if writing is not None and not _may_be(language, writing):
         suggestion = language_of_writing(writing)
         raise LanguageError(
-            f"the target side {name!r} would be {language.name}, but its text {_looks(writing)}: "
+            f"the target side {name!r} would be {language.name}, but its text {looks(writing)}: "
             "exchange the names in `src` and `tgt`, or in `columns`, or name the language of the "
             f"text with `tgt_language={suggestion or 'CODE'}`",
             suggestion=suggestion,
@@ -142,18 +173,13 @@ def _unknown(name: str, writing: str | None) -> LanguageError:
     suggestion = language_of_writing(writing)
     tokenizer = tokenizer_of_writing(writing or "")
     why = f" ({AMBIGUOUS[name.casefold()]})" if name.casefold() in AMBIGUOUS else ""
-    looks = f"its text {_looks(writing)}: " if writing else ""
+    shows = f"its text {looks(writing)}: " if writing else ""
     return LanguageError(
-        f"the language of the target side {name!r} is not known{why}, and BLEU depends on it; {looks}"
+        f"the language of the target side {name!r} is not known{why}, and BLEU depends on it; {shows}"
         f"name it with `tgt_language={suggestion or 'CODE'}`, or sacrebleu's tokenizer with "
         f"`score_tokenizer={tokenizer}`",
         suggestion=suggestion,
     )
-
-
-def _looks(writing: str) -> str:
-    is_language = writing in ("Chinese", "Japanese", "Korean")
-    return f"looks {writing}" if is_language else f"is written in {writing} letters"
 
 
 def _some(sentences: Sequence[str]) -> Sequence[str]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gapless.plans import Plan
 
 
-# Scores of fewer sentences are luck.
+# Scores of fewer different sentences are luck.
 _FEWEST_SCORED = 10
 
 
@@ -77,7 +77,7 @@ def describe_data(config: TrainConfig, task: Task) -> str:
         skipped += f", {empty} without text on one side left out"
     if repeated := corpus.num_repeated:
         skipped += f", {repeated} the same as others"
-    is_small = min(len(corpus.val), len(corpus.test)) < _FEWEST_SCORED
+    is_small = min(len(set(pairs.src)) for pairs in (corpus.val, corpus.test)) < _FEWEST_SCORED
     return (
         f"{config.data or 'embedded corpus'}, {config.src} to {config.tgt}: "
         f"{len(task.train)} training pairs{skipped}, {len(corpus.val)} validation, "
