@@ -205,9 +205,10 @@ def test_a_run_folder_that_is_a_file(gapless, tiny_data, tmp_path):
     """Nobody is sent to resume a file."""
     (tmp_path / "file").write_text("mine\n")
 
-    gapless("train", "--data", tiny_data, "--run-dir", "file", *TINY).check_refused(
-        "file is no folder; choose another --run-dir"
-    )
+    for path in ("file", "file/run/1"):
+        gapless("train", "--data", tiny_data, "--run-dir", path, *TINY).check_refused(
+            "file is no folder; choose another --run-dir"
+        )
 
 
 def test_text_in_utf_16(gapless, tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import fields
 import pytest
 
 from gapless.cli.main import COMMANDS, command_parser
-from gapless.cli.parser import Parser, UsageError, number, one_of, whole_number
+from gapless.cli.parser import _OTHER_NAMES, Parser, UsageError, number, one_of, whole_number
 from gapless.nmt.run.config import TrainConfig
 
 
@@ -144,3 +144,32 @@ def test_what_follows_a_script_is_the_scripts(arguments, rest, module):
 
     assert (options.script, options.module) == (rest, module)
     assert options.steps == (3 if "3" in "".join(arguments).partition("s.py")[0] else None)
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("--lang", "--tgt-language"),
+        ("--bs=8", "--batch-size"),
+        ("--gpu", "--device"),
+        ("--fp16", "--precision"),
+        ("--output_dir", "--run-dir"),
+        ("--learning-rate", "--lr"),
+        ("--num-workers", "--workers"),
+        ("--epoch", "--epochs"),
+    ],
+)
+def test_names_of_other_programs_lead_to_ours(typed, meant):
+    """Not to the option that is nearest by its letters."""
+    with pytest.raises(UsageError, match=f"; did you mean {meant}"):
+        command_parser("train").parse([typed])
+
+
+def test_every_option_that_other_names_lead_to_exists():
+    """And no name is one of ours that means something else."""
+    ours = {text for action in command_parser("train").actions() for text in action.option_strings}
+
+    assert [name for name in _OTHER_NAMES if name not in ours] == []
+    words = [f"--{word}" for words in _OTHER_NAMES.values() for word in words]
+    assert sorted(set(words) & ours) == []
+    assert len(words) == len(set(words))

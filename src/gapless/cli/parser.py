@@ -17,6 +17,34 @@ class UsageError(UserError):
     """The command line holds an option, a value or a command that cannot be."""
 
 
+# What options are called in other programs; the nearest of ours by its letters may be another.
+_OTHER_NAMES = {
+    "--data": ("input", "train", "train-data", "train-file", "file", "corpus", "dataset"),
+    "--src": ("source", "source-lang", "src-lang", "from"),
+    "--tgt": ("target", "target-lang", "tgt-lang", "trg", "to"),
+    "--tgt-language": ("lang", "language"),
+    "--run-dir": ("output", "output-dir", "out", "out-dir", "save-dir", "model-dir", "exp-dir"),
+    "--device": ("gpu", "gpus", "cuda", "cpu", "use-gpu", "no-cuda"),
+    "--precision": ("fp16", "bf16", "amp", "half", "mixed-precision", "dtype"),
+    "--batch-size": ("bs", "batch", "per-device-train-batch-size", "train-batch-size"),
+    "--batch-tokens": ("max-tokens", "tokens"),
+    "--accumulate": ("gradient-accumulation-steps", "update-freq", "accum"),
+    "--epochs": ("num-epochs", "num-train-epochs", "max-epoch", "max-epochs"),
+    "--max-steps": ("steps", "max-update", "max-updates", "updates", "iterations", "train-steps"),
+    "--max-time": ("time", "time-limit", "minutes"),
+    "--patience": ("early-stop", "early-stopping-patience"),
+    "--lr": ("learning-rate",),
+    "--warmup": ("warmup-steps", "warmup-updates"),
+    "--d-model": ("hidden", "hidden-size", "dim", "width", "emb-dim", "embed-dim"),
+    "--encoder-layers": ("layers", "num-layers", "enc-layers"),
+    "--workers": ("num-workers", "dataloader-num-workers"),
+    "--init-from": ("finetune", "finetune-from", "pretrained", "init", "restore-file"),
+    "--resume": ("checkpoint", "continue", "resume-from", "resume-from-checkpoint", "load"),
+    "--seed": ("random-seed",),
+    "--clip-norm": ("max-grad-norm", "grad-clip", "clip"),
+}
+
+
 class Parser(argparse.ArgumentParser):
     """An `ArgumentParser` whose mistakes are exceptions, and whose help keeps its paragraphs.
 
@@ -60,7 +88,7 @@ class Parser(argparse.ArgumentParser):
         for argument in unknown:
             if argument.startswith("-"):
                 name = argument.partition("=")[0]
-                hint = did_you_mean(name, self._option_string_actions)
+                hint = _hint(name, self._option_string_actions)
                 raise UsageError(f"unknown option {name}; {hint or f'see {self.prog} --help'}")
         if unknown:
             raise UsageError(f"unexpected argument {unknown[0]!r}; see {self.prog} --help")
@@ -131,6 +159,13 @@ class _HelpFormatter(argparse.RawDescriptionHelpFormatter):
         """Show positional arguments alone."""
         positional = [action for action in actions if not action.option_strings]
         super().add_usage(usage, positional, groups, prefix)
+
+
+def _hint(name: str, known: Collection[str]) -> str:
+    """Return a hint at the option that is meant by another, as other programs call it or nearly so."""
+    word = name.lstrip("-").replace("_", "-")
+    meant = next((ours for ours, words in _OTHER_NAMES.items() if word in words), None)
+    return f"did you mean {meant}?" if meant in known else did_you_mean(name, known)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

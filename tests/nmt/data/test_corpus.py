@@ -137,6 +137,35 @@ def test_names_of_a_published_data_set_are_found(tmp_path):
     assert corpus.test.tgt[2] == "der test_2016_flickr 2"
 
 
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (
+            ["OPUS.de-en.de", "OPUS.de-en.en"],
+            "give OPUS.de-en.en and OPUS.de-en.de the names train",
+        ),
+        (
+            ["train.en.txt.gz", "train.de.txt.gz"],
+            "give train.en.txt.gz and train.de.txt.gz the names",
+        ),
+        (
+            ["a.en", "a.de", "b.en", "b.de"],
+            "a.en and a.de the names train.en and train.de if they are the training text",
+        ),
+        (["a.en", "b.de"], "name the sides with `src` and `tgt`"),
+    ],
+)
+def test_files_of_published_corpora_are_named(tmp_path, names, said):
+    """Which of them are both sides, and what they are to be called."""
+    for name in names:
+        (tmp_path / name).write_text("a\n")
+
+    with pytest.raises(DataError) as caught:
+        read(tmp_path, tgt="de")
+
+    assert said in str(caught.value)
+
+
 def test_a_plain_test_file_wins_over_one_with_a_year(tmp_path):
     """`test` is taken before `test_2016`, and of two years the first."""
     write_sides(tmp_path, [("2017", "乙")], split="test_2017")

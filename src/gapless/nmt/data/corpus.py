@@ -295,10 +295,35 @@ def _find_side(folder: Path, name: str, side: str) -> Path | None:
 
 def _missing_split(folder: Path, split: str, *, src: str, tgt: str) -> DataError:
     present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
+    looks_like_it = _sides_of_other_names(folder, src=src, tgt=tgt) if split == "train" else []
+    advice = "name the sides with `src` and `tgt`"
+    if looks_like_it:
+        advice = (
+            f"give {' and '.join(looks_like_it[0])} the names {split}.{src} and {split}.{tgt}"
+            f"{' if they are the training text' if len(looks_like_it) > 1 else ''}"
+        )
     return DataError(
         f"{folder} has no {split}.{src} and {split}.{tgt}, nor {split}.tsv, .csv, .json or .jsonl "
-        f"(each also with .gz); it holds {present}; name the sides with `src` and `tgt`"
+        f"(each also with .gz); it holds {present}; {advice}"
     )
+
+
+def _sides_of_other_names(folder: Path, *, src: str, tgt: str) -> list[tuple[str, str]]:
+    """Return files that are both sides by their endings, as published corpora name them.
+
+    Such as Tatoeba.de-en.de, train.lc.norm.tok.en or train.en.txt.
+    """
+    endings: dict[str, dict[str, str]] = {}
+    for path in sorted(folder.iterdir()):
+        stem, _, ending = path.name.removesuffix(".gz").removesuffix(".txt").rpartition(".")
+        if stem and path.is_file():
+            endings.setdefault(stem, {})[ending] = path.name
+    found = []
+    for files in endings.values():
+        sides = [matching_name(side, list(files)) for side in (src, tgt)]
+        if None not in sides and sides[0] != sides[1]:
+            found.append((files[str(sides[0])], files[str(sides[1])]))
+    return found
 
 
 def _read_sides(src_path: Path, tgt_path: Path, *, checks: bool) -> Pairs:

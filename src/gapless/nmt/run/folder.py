@@ -270,10 +270,11 @@ def check_unused(path: Path) -> None:
     """Check that a folder is empty, but for its lock, or does not exist.
 
     Raises:
-        RunFolderError: it is not empty, or no folder.
+        RunFolderError: it is not empty, or no folder, or lies in none.
     """
-    if path.exists() and not path.is_dir():
-        raise RunFolderError(f"{path} is no folder; choose another `run_dir`")
+    there = next((part for part in (path, *path.parents) if part.exists()), path)
+    if there.exists() and not there.is_dir():
+        raise RunFolderError(f"{there} is no folder; choose another `run_dir`")
     # A run that was killed while it made its folder has left no more than begun files.
     begun = begun_files(path)
     if not path.exists() or all(item.name == LOCK or item in begun for item in path.iterdir()):
