@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from types import SimpleNamespace
 
 import pytest
@@ -50,3 +52,28 @@ def test_a_request_waits_for_the_end_of_an_update():
             stop.number = 15
 
     assert len(seen) == 4
+
+
+@pytest.mark.parametrize(
+    ("is_stopped", "second_raises", "heard"),
+    [(True, False, []), (False, False, [signal.SIGTERM]), (True, True, [signal.SIGTERM])],
+    ids=["the process ends", "nobody asked", "a program goes on"],
+)
+def test_a_signal_after_a_run_that_was_stopped(is_stopped, second_raises, heard):
+    """A process that is about to end does not end with another error; others get their handler back."""
+    came = []
+    taken = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+    former = {
+        number: signal.getsignal(number) for number in map(signal.Signals.__getitem__, taken)
+    }
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
+    try:
+        with StopRequest(second_raises=second_raises):
+            if is_stopped:
+                os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+    assert came == heard

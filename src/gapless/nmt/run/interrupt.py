@@ -32,7 +32,8 @@ class StopRequest:
     What was ignored at start stays so: SIGHUP under nohup, SIGINT in the background of a script.
 
     Args:
-        second_raises: a second SIGINT raises KeyboardInterrupt. Otherwise somebody else sees to it.
+        second_raises: a second SIGINT raises KeyboardInterrupt. Otherwise somebody else sees to it, and
+            the process ends once the run has stopped: signals that come then mean nothing.
 
     Attributes:
         number: of the signal that asked the run to stop; None: it was not asked.
@@ -116,7 +117,13 @@ class StopRequest:
     ) -> None:
         while self._former:
             number, handler = self._former.popitem()
-            signal.signal(number, handler)  # type: ignore[arg-type]
+            ends = self.number is not None and not self._second_raises
+            # Not SIG_IGN: whoever sees to a second SIGINT is still to hear of it.
+            signal.signal(number, _ignore if ends else handler)  # type: ignore[arg-type]
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    del number, frame
 
 
 def until_stopped(
