@@ -337,6 +337,47 @@ def test_a_test_set_that_is_trained_on_is_told(tmp_path):
     assert note.startswith("1 of 11 val sources are training sources too")
 
 
+@pytest.mark.parametrize(
+    ("split", "more", "said"),
+    [
+        (
+            "test_2017",
+            None,
+            "has test_2017.en and test_2017.zh beside test.en and test.zh, and only",
+        ),
+        (
+            "train",
+            "train.tsv",
+            "has train.en and train.zh beside train.tsv, and only train.tsv is read",
+        ),
+        (
+            "train",
+            "train.csv",
+            "has train.en and train.zh beside train.csv, and only train.csv is read",
+        ),
+        (
+            "dev",
+            None,
+            "has dev.en and dev.zh beside val.en and val.zh, and only val.en and val.zh are",
+        ),
+    ],
+)
+def test_a_split_that_is_there_twice_is_told(tmp_path, split, more, said):
+    """Which text is learned and which scores are of what must not be a guess."""
+    rows = [(f"a{n}", f"b{n}") for n in range(30)]
+    for name, part in (("train", rows[:10]), ("val", rows[10:20]), ("test", rows[20:])):
+        write_sides(tmp_path, part, split=name)
+    if more is None:
+        write_sides(tmp_path, [("c d", "e")], split=split)
+    else:
+        text = "en,zh\na b,c\n" if more.endswith("csv") else "a b\tc\n"
+        (tmp_path / more).write_text(text)
+
+    (note,) = load_corpus(tmp_path, src="en", tgt="zh").notes
+
+    assert said in note
+
+
 ENGLISH = [f"The train number {n} is late." for n in range(12)]
 CHINESE = [f"第{n}次列车又晚点了。" for n in range(12)]
 GERMAN = [f"Der Zug Nummer {n} ist zu spät." for n in range(12)]

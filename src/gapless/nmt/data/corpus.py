@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
@@ -19,7 +19,7 @@ from gapless.nmt.data.text_files import read_lines
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
 
@@ -252,19 +252,46 @@ def load_split(
             f"{path} is a pipe or a device, expected a folder or a file; data is read more than once, "
             f"so write it to a file first"
         )
-    alone = False
-    for name in _names(path, split):
-        table = _find(path, name, ENDINGS)
-        if table is not None:
-            return _read_table(table, src=src, tgt=tgt, columns=columns, checks=checks)
-        # Both sides must have the same name: sides of two test sets are no translations.
-        src_path, tgt_path = (_find_side(path, name, side) for side in (src, tgt))
-        if src_path is not None and tgt_path is not None and src_path != tgt_path:
-            return _read_sides(src_path, tgt_path, checks=checks)
-        alone = alone or src_path is not None or tgt_path is not None
-    if split == "train" or alone:
+    found = list(_files_of(path, split, src=src, tgt=tgt))
+    if found:
+        pairs = _read(found[0], src=src, tgt=tgt, columns=columns, checks=checks)
+        return replace(pairs, notes=(*pairs.notes, *_note_not_read(path, found)))
+    sides = [_find_side(path, name, side) for name in _names(path, split) for side in (src, tgt)]
+    if split == "train" or any(sides):
         raise _missing_split(path, split, src=src, tgt=tgt)
     return None
+
+
+def _files_of(folder: Path, split: str, *, src: str, tgt: str) -> Iterator[tuple[Path, ...]]:
+    """Give the files of a split, a table or both sides; of several the first are read."""
+    for name in _names(folder, split):
+        for ending in ENDINGS:
+            table = _find(folder, name, (ending,))
+            if table is not None:
+                yield (table,)
+        # Both sides must have the same name: sides of two test sets are no translations.
+        src_path, tgt_path = (_find_side(folder, name, side) for side in (src, tgt))
+        if src_path is not None and tgt_path is not None and src_path != tgt_path:
+            yield src_path, tgt_path
+
+
+def _read(
+    files: tuple[Path, ...], *, src: str, tgt: str, columns: tuple[str, ...] | None, checks: bool
+) -> Pairs:
+    if len(files) == 1:
+        return _read_table(files[0], src=src, tgt=tgt, columns=columns, checks=checks)
+    return _read_sides(*files, checks=checks)
+
+
+def _note_not_read(folder: Path, found: list[tuple[Path, ...]]) -> tuple[str, ...]:
+    """Return a line if a folder has a split several times."""
+    if len(found) == 1:
+        return ()
+    read, *others = (" and ".join(path.name for path in files) for files in found)
+    return (
+        f"{folder} has {', '.join(others)} beside {read}, and only {read} "
+        f"{'are' if len(found[0]) > 1 else 'is'} read; move the others out, or rename what is to be read",
+    )
 
 
 def _names(folder: Path, split: str) -> list[str]:
