@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from gapless.errors import RanksDifferError, UserError
+from gapless.errors import LossError, RanksDifferError, UserError
 from gapless.pipeline import readback
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.readback import DeferredLoss
@@ -193,3 +193,9 @@ def test_torchrun_without_a_process_group_is_a_mistake(device, monkeypatch):
 
     with pytest.raises(UserError, match="init_process_group"):
         DeferredLoss(device, ranks=True)
+
+
+def test_a_number_of_ranks_is_a_mistake(device):
+    """The process group says how many there are."""
+    with pytest.raises(LossError, match=r"`ranks` must be True .*, but is 2"):
+        DeferredLoss(device, ranks=2)

@@ -122,6 +122,11 @@ class DeferredLoss:
         self._events = EventPool(self._device)
         self._agreement: LossAgreement | None = None
         self._is_connected = False
+        if not (ranks is None or isinstance(ranks, bool) or hasattr(ranks, "gather_rows")):
+            raise LossError(
+                f"`ranks` must be True in a loop of several ranks, else False, but is {ranks!r}; how many "
+                "there are is read from the process group"
+            )
         if isinstance(ranks, bool):
             ranks = self._ranks_of_user(every) if ranks else None
         self._ranks = None if ranks is None or ranks.world == 1 else ranks
