@@ -173,3 +173,20 @@ def test_every_option_that_other_names_lead_to_exists():
     words = [f"--{word}" for words in _OTHER_NAMES.values() for word in words]
     assert sorted(set(words) & ours) == []
     assert len(words) == len(set(words))
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        (
+            ["--max-time", "-5min"],
+            "found -5min, which looks like an option; write --max-time=VALUE",
+        ),
+        (["--max-time", "--seed", "3"], "found --seed, which looks like an option"),
+        (["--seed", "3", "--max-time"], "found nothing"),
+    ],
+)
+def test_an_option_without_its_value(typed, found):
+    """What stands in its place is named."""
+    with pytest.raises(UsageError, match=f"--max-time: expected one argument, {found}"):
+        command_parser("train").parse(typed)

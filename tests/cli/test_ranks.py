@@ -154,6 +154,7 @@ def test_two_ranks_train_one_model(tiny_data, tmp_path):
         ({"LOCAL_RANK": "0", "RANK": "2"}, False),
         ({"LOCAL_RANK": "1"}, False),
         ({"LOCAL_RANK": "0"}, True),
+        ({"LOCAL_RANK": ""}, True),
     ],
 )
 def test_one_process_speaks_for_all(monkeypatch, variables, speaks):

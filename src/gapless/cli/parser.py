@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gapless.errors import UserError
@@ -67,6 +68,7 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._rest: tuple[str, str, Collection[str]] | None = None
+        self._typed: list[str] = []
 
     def error(self, message: str) -> NoReturn:
         """Raise what argparse would print.
@@ -74,7 +76,19 @@ class Parser(argparse.ArgumentParser):
         Raises:
             UsageError: always.
         """
-        raise UsageError(message.removeprefix("argument "))
+        message = message.removeprefix("argument ")
+        name, _, found = message.partition(": ")
+        if found == "expected one argument":
+            message += self._found_after(name)
+        raise UsageError(message)
+
+    def _found_after(self, name: str) -> str:
+        """Return what stands in the place of the value of an option, if it looks like an option."""
+        names = name.split("/")
+        for typed, following in pairwise(self._typed):
+            if typed in names and following.startswith("-"):
+                return f", found {following}, which looks like an option; write {typed}=VALUE"
+        return ", found nothing"
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Return the options; those and positional arguments may stand in any order.
@@ -84,6 +98,7 @@ class Parser(argparse.ArgumentParser):
             SystemExit: the help was asked for and has been printed.
         """
         ours, rest = self.split(arguments)
+        self._typed = list(ours)
         options, unknown = self.parse_known_intermixed_args(ours)
         for argument in unknown:
             if argument.startswith("-"):
