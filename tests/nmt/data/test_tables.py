@@ -277,6 +277,17 @@ def test_headers_of_joined_files_are_no_pairs(tmp_path):
     assert read(path).src == ["A dog.", "A cat."]
 
 
+@pytest.mark.parametrize("ending", ["tsv", "csv"])
+def test_byte_order_marks_of_joined_files_are_no_text(tmp_path, ending):
+    """Each file that a spreadsheet writes begins with one."""
+    part = "\ufeffen,zh\nA dog.,狗。\n"
+    text = part + part.replace("dog", "cat")
+    path = tmp_path / f"p.{ending}"
+    path.write_text(text.replace(",", "\t") if ending == "tsv" else text, encoding="utf-8")
+
+    assert read(path).src == ["A dog.", "A cat."]
+
+
 def test_a_number_names_no_column(tmp_path):
     """The first two columns would be read in place of those that were counted."""
     (tmp_path / "p.tsv").write_text("a b\t甲\tc d\n", encoding="utf-8")

@@ -49,7 +49,7 @@ def split_lines(text: str) -> list[str]:
 
 
 def decode_text(raw: bytes, *, name: str) -> str:
-    """Return UTF-8 text, without a byte order mark.
+    """Return UTF-8 text, without a byte order mark at its begin or, where files were joined, of a line.
 
     Args:
         raw: the bytes.
@@ -59,7 +59,7 @@ def decode_text(raw: bytes, *, name: str) -> str:
         DataError: the bytes are not UTF-8; the message names the first bad one.
     """
     try:
-        return raw.decode("utf-8").removeprefix("\ufeff")
+        return raw.decode("utf-8").removeprefix("\ufeff").replace("\n\ufeff", "\n")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
         raise DataError(
