@@ -288,6 +288,33 @@ def test_byte_order_marks_of_joined_files_are_no_text(tmp_path, ending):
     assert read(path).src == ["A dog.", "A cat."]
 
 
+def test_columns_that_contradict_the_header_are_refused(tmp_path):
+    """Each side would be learned as the other."""
+    path = tmp_path / "p.tsv"
+    path.write_text("zh\ten\n狗。\tA dog.\n", encoding="utf-8")
+
+    message = refusal(path, columns=("en", "zh"))
+
+    assert f"column 1 of {path} is 'zh' by its header, but 'en' by `columns`" in message
+    assert read(path, columns=("zh", "en")).src == ["A dog."]
+
+
+@pytest.mark.parametrize("name", ["p.TSV", "p.tsv.GZ", "p.tsv"])
+def test_endings_in_capitals_and_archives_without_one(tmp_path, name):
+    """A file is read by what it is."""
+    raw = "A dog.\t狗。\n".encode()
+    (tmp_path / name).write_bytes(raw if name == "p.TSV" else gzip.compress(raw))
+
+    assert read(tmp_path / name).src == ["A dog."]
+
+
+def test_a_zip_archive_is_no_text(tmp_path):
+    """Its bytes are in no encoding."""
+    (tmp_path / "p.csv").write_bytes(b"PK\x03\x04\x14\x00")
+
+    assert "is a zip archive or a workbook, expected text; extract" in refusal(tmp_path / "p.csv")
+
+
 def test_a_number_names_no_column(tmp_path):
     """The first two columns would be read in place of those that were counted."""
     (tmp_path / "p.tsv").write_text("a b\t甲\tc d\n", encoding="utf-8")

@@ -235,7 +235,7 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
 
 
 def _ending(path: Path) -> str:
-    return f".{path.name.removesuffix('.gz').rpartition('.')[2]}"
+    return f".{path.name.casefold().removesuffix('.gz').rpartition('.')[2]}"
 
 
 # --- rows of cells ---
@@ -257,6 +257,8 @@ def _delimited(
     width = 2
     if columns is not None:
         names, at, width = None, (columns.index(src), columns.index(tgt)), len(columns)
+        if has_header:
+            _check_header(path, first, at=at, sides=(src, tgt))
     elif has_header:
         names = first if {src, tgt} <= set(first) else [_bare(cell) for cell in first]
         at = _find_sides(path, names, src=src, tgt=tgt, kind="columns")
@@ -292,6 +294,27 @@ def _begin(rows: Callable[[], Iterator[_Row]]) -> tuple[int, list[list[str]]]:
     if titles and not _is_header(looked_at[titles]):
         titles = 0
     return titles, looked_at[titles : titles + 2]
+
+
+def _check_header(
+    path: Path, header: Sequence[str], *, at: tuple[int, int], sides: tuple[str, str]
+) -> None:
+    """Check that no side is by the header the language of the other one.
+
+    Raises:
+        DataError: one is.
+    """
+    src, tgt = (find_language(side) for side in sides)
+    if src is None or tgt is None or src.family == tgt.family:
+        return
+    for number, side, other in zip(at, sides, (tgt, src), strict=True):
+        name = header[number] if number < len(header) else ""
+        here = find_language(_bare(name))
+        if here is not None and here.family == other.family:
+            raise DataError(
+                f"column {number + 1} of {path} is {name!r} by its header, but {side!r} by `columns`; "
+                "leave `columns` out, or name the columns as they are"
+            )
 
 
 def _check_unnumbered(path: Path, *, src: str, tgt: str) -> None:

@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 _HIGH_BYTES = re.compile(rb"[\x80-\xff]+")
 _BYTES_TO_LOOK_AT = 1_000_000
 
+# How such files begin.
+_GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+
 
 def read_lines(path: Path) -> list[str]:
     r"""Read a UTF-8 text file, plain or gzip, one sentence a line, empty lines kept.
@@ -76,7 +79,11 @@ def _how_to_convert(raw: bytes) -> str:
             f"{len(lines) - bad:,} lines with such bytes are UTF-8 and {bad:,} are not, so convert "
             "these lines alone, or leave them out"
         )
-    return f"convert it, such as by iconv -f {likely_encoding(raw)} -t UTF-8"
+    encoding = likely_encoding(raw)
+    others = ", or from BIG5, SHIFT_JIS, EUC-KR or CP1251, whichever shows its text"
+    return (
+        f"convert it, such as by iconv -f {encoding} -t UTF-8{others if encoding == 'GBK' else ''}"
+    )
 
 
 def _is_utf8(raw: bytes) -> bool:
@@ -119,11 +126,18 @@ def read_text(path: Path) -> str:
     if not path.is_file():
         raise DataError(f"{path} {_why_no_file(path)}, expected a text file")
     try:
-        raw = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        raw = path.read_bytes()
+        # A name may lack the ending, as that of a download.
+        if path.suffix.casefold() == ".gz" or raw.startswith(_GZIP):
+            raw = gzip.decompress(raw)
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    if raw.startswith(_ZIP):
+        raise DataError(
+            f"{path} is a zip archive or a workbook, expected text; extract or export it"
+        )
     return decode_text(raw, name=str(path))
 
 
