@@ -990,10 +990,10 @@ class Reach:
             self._follow_hooks(module)
             # What torch calls: that of a class, or of one that comes before it and has none yet.
             for key in ("forward", "__call__"):
-                owner, function = _class_attribute(type(module), key) or (None, None)
+                owner, _ = _class_attribute(type(module), key) or (None, None)
                 self._note_classes(type(module), key, f"{shown}.{key}", "", owner)
-                # torch.fx makes a class for each module, and gives it another `forward` at times.
-                if owner is not None and (not is_foreign(owner) or _is_of_user(function)):
+                # Users patch `forward` of torch's classes, and torch.fx writes it anew.
+                if owner is not None and (key == "forward" or not is_foreign(owner)):
                     self._place("class", owner, key, f"{shown}.{key}", "")
             children = entries.get("_modules") or {}
             todo += [
@@ -1304,14 +1304,6 @@ def _class_attribute(kind: type, name: str) -> tuple[type, Any] | None:
         if name in entries:
             return owner, entries[name]
     return None
-
-
-def _is_of_user(attribute: Any) -> bool:
-    """Return whether an attribute of a class is a function of the user's code."""
-    function = _unwrapped(attribute)
-    if not isinstance(function, FunctionType):
-        return False
-    return kind_of(function.__code__, function.__globals__) is CodeKind.USER
 
 
 def _unwrapped(attribute: Any) -> Any:
