@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 from torch.nn import functional as F
 
+import gapless
 from hazards.captured_models import Headed, batches, sgd, state
 from hazards.harness import GPU, SIMULATED
 from hazards.in_place_harness import HOLDS, captured, in_place_case, refused
@@ -133,6 +134,37 @@ def traced_model_is_recompiled(place):
     optimizer = sgd(model)
     losses = fit(place, model, optimizer)
     _with_tanh(model)
+    losses += fit(place, model, optimizer, start=NUM)
+    return losses, state(model, optimizer)
+
+
+def _scripted(place):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        return torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.3))).to(
+            place.torch_device
+        )
+
+
+@in_place_case("A module of torch.jit is captured, and released.", expect=refused("torch.jit"))
+def scripted_model(place):
+    model = place.capture(_scripted(place))
+    optimizer = place.capture(sgd(model))
+    losses = fit(place, model, optimizer)
+    if not place.is_plain:
+        gapless.release(model)
+        gapless.capture(model, device=place.device)
+    model.eval()
+    return losses, fit(place, model, optimizer, start=NUM), state(model, optimizer)
+
+
+@in_place_case("A part of the model is one of torch.jit, and goes into eval mode in the middle.")
+def scripted_part(place):
+    model = made(place, nn.Sequential, _scripted(place), nn.ReLU(), nn.Linear(8, 4))
+    place.capture(model)
+    optimizer = sgd(model)
+    losses = fit(place, model, optimizer)
+    model[0].eval()
     losses += fit(place, model, optimizer, start=NUM)
     return losses, state(model, optimizer)
 

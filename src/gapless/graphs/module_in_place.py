@@ -24,7 +24,7 @@ from gapless.graphs.captor import ATTRIBUTE, left_out
 from gapless.graphs.capture_report import CaptureReport
 from gapless.graphs.gradient_paths import number_of_next_node
 from gapless.graphs.module_graph import Runs
-from gapless.graphs.module_refusals import COMPILED_AROUND, COPIED
+from gapless.graphs.module_refusals import COMPILED_AROUND, COPIED, SCRIPTED
 from gapless.graphs.module_trial import ModuleTrial
 from gapless.graphs.quick_call import NOT_ALIKE
 from gapless.graphs.refusal import (
@@ -98,6 +98,8 @@ class ModuleInPlace:
         self._own: Any = None
         self._of_class: Any = None
         self._as_written: Callable[..., Any] = module.forward
+        self._forward: Callable[..., Any] | None = None
+        self._state: Callable[..., Any] | None = None
         self.is_captured_in_autocast = True
         self.kind_of_call: Callable[[], Hashable] = _of_one_kind
         # By kind of call.
@@ -111,8 +113,9 @@ class ModuleInPlace:
         self._block = -1
         self._num_in_autocast = 0
         self._shares_casts = False
+        refusal = SCRIPTED if _is_scripted(module) else refusal_of_module(module)
         self._is_never_captured = settings.forbid(self.report) or settings.forbid_for(
-            self.report, refusal_of_module(module), type(module).__name__
+            self.report, refusal, type(module).__name__
         )
 
     @property
@@ -129,7 +132,9 @@ class ModuleInPlace:
     # --- in the module ---
 
     def attach(self) -> None:
-        """Let `module.forward()` come here."""
+        """Let `module.forward()` come here, unless it is code of torch.jit."""
+        if _is_scripted(self.target):
+            return
         kept = vars(self.target)
         self._own = kept.get(_FORWARD)
         self._as_written = self.target.forward
@@ -153,16 +158,16 @@ class ModuleInPlace:
     @property
     def is_called(self) -> bool:
         """Whether `module.forward()` still comes here first."""
-        return vars(self.target).get(_FORWARD) is self._forward
+        return self._forward is not None and vars(self.target).get(_FORWARD) is self._forward
 
     def detach(self) -> None:
         """Let `module.forward()` be what it was."""
         kept = vars(self.target)
-        if kept.get(_FORWARD) is self._forward:
+        if self.is_called:
             del kept[_FORWARD]
             if self._own is not None:
                 kept[_FORWARD] = self._own
-        if kept.get(_STATE) is self._state:
+        if self._state is not None and kept.get(_STATE) is self._state:
             del kept[_STATE]
         # Whoever still holds `forward` runs the module as written.
         self._is_never_captured = True
@@ -384,6 +389,10 @@ def _called_module() -> nn.Module | None:
     """Return the module whose `forward` is called; None if that is not torch's own call of a module."""
     frame = sys._getframe(2)
     return frame.f_locals.get("self") if frame.f_code in _CALLERS else None
+
+
+def _is_scripted(module: nn.Module) -> bool:
+    return isinstance(module, torch.jit.ScriptModule)
 
 
 def _of_one_kind() -> None:

@@ -108,6 +108,12 @@ COMPILED_AROUND = Refusal(
     name="torch.compile around it",
     is_of_call=True,
 )
+SCRIPTED = Refusal(
+    "compiled",
+    "the module is one of torch.jit, whose forward pass nothing can stand in for; capture a module or a "
+    "step that calls it",
+    name="torch.jit",
+)
 CHECKPOINT = Refusal(
     "checkpoint",
     "the module uses torch.utils.checkpoint, which runs a part of it again in the backward pass",
