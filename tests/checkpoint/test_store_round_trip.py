@@ -285,6 +285,16 @@ def test_a_further_file_that_cannot_be_one(tmp_path, name):
     assert [path.name for path in tmp_path.iterdir()] == ["store"]
 
 
+def test_more_files_than_a_manifest_can_name(tmp_path):
+    """They are refused at the save, since no load would read such a manifest."""
+    store = save_steps(tmp_path, 1)
+
+    with pytest.raises(CheckpointError, match="too many"):
+        store.save(2, {}, {}, files={f"{'long ' * 40}{number}": b"" for number in range(4000)})
+
+    check_is(load_newest(tmp_path).checkpoint, 1)
+
+
 def test_a_further_file_of_wide_numbers(tmp_path):
     """Whatever has bytes comes back as these bytes."""
     CheckpointStore(tmp_path).save(1, {}, {}, files={"numbers": array("i", [1, 2])})

@@ -21,7 +21,8 @@ MANIFEST = "manifest.json"
 
 _FORMAT = 1
 HASH_BYTES = 32
-_MAX_MANIFEST_BYTES = 1 << 20
+# Read at most, so that no more is ever written.
+MOST_MANIFEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +85,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         CheckpointError: it is missing or damaged, or belongs to another folder.
     """
-    data = read_file(folder / MANIFEST, most=_MAX_MANIFEST_BYTES)
+    data = read_file(folder / MANIFEST, most=MOST_MANIFEST_BYTES)
     manifest = _parsed(data)
     # Every byte counts: what was parsed has to give the same file again.
     if manifest is None or manifest.as_bytes() != data:

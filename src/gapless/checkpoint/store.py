@@ -22,6 +22,7 @@ from gapless.checkpoint.files import (
 from gapless.checkpoint.lock import FolderLock
 from gapless.checkpoint.manifest import (
     MANIFEST,
+    MOST_MANIFEST_BYTES,
     Content,
     Manifest,
     is_plain_name,
@@ -479,7 +480,12 @@ def _write_files(
         step=step,
         files={file: Content.of(parts) for file, parts in contents.items()},
     )
-    write_file(folder / MANIFEST, [memoryview(manifest.as_bytes())], disk=disk)
+    text = manifest.as_bytes()
+    if len(text) > MOST_MANIFEST_BYTES:
+        raise CheckpointError(
+            f"{len(contents):,} files are too many for a checkpoint; put them together"
+        )
+    write_file(folder / MANIFEST, [memoryview(text)], disk=disk)
 
 
 def _put_in_place(temporary: Path, path: Path, disk: Disk) -> None:
