@@ -85,7 +85,7 @@ def test_what_a_run_keeps_has_these_keys():
     assert [kept[name] for name in ("pack", "fixed_shapes", "compile")] == [True, False, True]
     assert set(FIXED_ON_RESUME) == {
         *("seed", "max_length", "batch_size", "batch_tokens"),
-        *("tokenizer", "vocab_size", "vocab_model", "heads", "norm"),
+        *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm"),
     }
 
 
@@ -104,6 +104,7 @@ def test_a_resumed_run_keeps_its_layout_on_another_device(settings, is_accelerat
     [
         ({"pack": False}, "`pack` is false, but the run began with true"),
         ({"fixed_shapes": True, "pack": None}, "`fixed_shapes` is true, but the run began with false"),
+        ({"shared_vocab": True}, "`shared_vocab` is true, but the run began with false"),
         ({"norm": "post"}, "`norm` is post, but the run began with pre"),
         ({"batch_size": 9}, "`batch_size` is 9, but the run began with none"),
         ({"accumulate": 2}, "`accumulate` is 2, but the run began with 1"),

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # them. Others make ids of words, or change the model without changing the shape of a weight.
 FIXED_ON_RESUME = (
     *("seed", "max_length", "batch_size", "batch_tokens"),
-    *("tokenizer", "vocab_size", "vocab_model", "heads", "norm"),
+    *("tokenizer", "vocab_size", "vocab_model", "shared_vocab", "heads", "norm"),
 )
 
 # Say nothing of what is learnt.

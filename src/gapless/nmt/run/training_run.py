@@ -449,8 +449,8 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     begun = read_config(run_dir)
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     notes += changed_world(state["layout"], world=world)
-    vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     resolved = resolve_resumed(config, state["layout"], world=world)
+    vocabs = Vocabs.of_files(saved.files, is_shared=config.shared_vocab, where=saved.path)
     corpus = read_corpus(config)
     notes += corpus.notes
     scoring = decide_scoring(config, corpus.train.tgt)
