@@ -6,7 +6,7 @@ import errno
 import io
 import os
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
 from gapless.report.text import wrapped
@@ -76,7 +76,9 @@ def take_any_text(stream: TextIO | None) -> None:
     A translation, or the name of a file that is no text, ends no command.
     """
     if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="backslashreplace")
+        # Python asks where a file is, which a pipe in its place does not know.
+        with suppress(OSError):
+            stream.reconfigure(errors="backslashreplace")
 
 
 @contextmanager
