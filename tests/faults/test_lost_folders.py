@@ -132,5 +132,6 @@ def test_a_run_folder_whose_name_is_no_text(run, data, finished, tmp_path):
     run(*train_options(data, folder, epochs=2)).check_done()
     run("train", "--resume", folder, "--epochs", "3").check_done()
 
-    check_same_run(folder, finished)
     run("checkpoint", "verify", folder).check_done()
+    # The reader of safetensors takes no such name.
+    check_same_run(folder.rename(tmp_path / "run"), finished)
