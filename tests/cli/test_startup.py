@@ -144,12 +144,21 @@ def test_text_that_an_output_cannot_take(encoding, shown):
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, shown + b"\n", b"")
 
 
-def test_an_output_that_is_full():
-    """A disk without room for the output is told of, and what it is about."""
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+@pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
+@pytest.mark.parametrize(
+    "command", ["plans", "explain GAP001", "completion bash", f"doctor --static {__file__}"]
+)
+def test_an_output_that_is_full(command, buffered):
+    """A disk without room for what was asked for is one line of error, however Python writes."""
     with Path("/dev/full").open("wb") as full:
         ended = subprocess.run(
-            [sys.executable, "-m", "gapless", "plans"],
-            env={"PATH": os.environ["PATH"], "PYTHONPATH": SRC},
+            [sys.executable, "-m", "gapless", *command.split()],
+            env={
+                "PATH": os.environ["PATH"],
+                "PYTHONPATH": SRC,
+                "PYTHONUNBUFFERED": "" if buffered else "1",
+            },
             stdout=full,
             stderr=subprocess.PIPE,
             check=False,
@@ -157,3 +166,4 @@ def test_an_output_that_is_full():
 
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"gapless: error: standard output: No space left on device")
+    assert ended.stderr.count(b"\n") == 1

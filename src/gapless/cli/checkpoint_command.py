@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.cli.extras import require_extra
-from gapless.cli.output import say
+from gapless.cli.output import print_result
 from gapless.cli.parser import one_of
 
 
@@ -47,13 +47,15 @@ def run(options: Namespace) -> int:
     problems = [f"{item.path}: {item.problem}" for item in listed if item.problem is not None]
     problems += damaged
     for line in problems:
-        say(line)
+        print_result(line)
     if not problems:
-        say(f"all {len(listed)} checkpoints of {options.run} are whole")
+        print_result(f"all {len(listed)} checkpoints of {options.run} are whole")
     return 1 if problems else 0
 
 
 def _say_list(listed: Sequence[Listed]) -> None:
     for item in listed:
         state = "whole" if item.problem is None else f"damaged: {item.problem}"
-        say(f"{item.path.name:16}  {item.step:>9} updates  {item.size / 2**20:10.1f} MiB  {state}")
+        print_result(
+            f"{item.path.name:16}  {item.step:>9} updates  {item.size / 2**20:10.1f} MiB  {state}"
+        )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
+from gapless.cli.output import print_result
 from gapless.cli.parser import number, one_of, whole_number
 from gapless.cli.setting_options import COMPARE_SETTINGS, add_setting_options, flag, given_settings
 from gapless.cli.written_files import require_writable
@@ -136,15 +137,15 @@ def run(options: Namespace) -> int:
     set_run_numerics(asked.run, compares=bool(asked.rounds.verify_steps))
     given = given_settings(options, COMPARE_SETTINGS)
     work = _work(options.workload, asked, config=options.config, given=given)
-    print("\n".join(_facts(asked, work)), flush=True)
+    print_result("\n".join(_facts(asked, work)))
     report = _run(asked, work)
-    print(f"\n{comparison_text(report)}", flush=True)
+    print_result(f"\n{comparison_text(report)}")
     if options.json is not None:
         replace_file(options.json, comparison_json(report).encode())
-        print(f"written to {options.json}")
+        print_result(f"written to {options.json}")
     if options.html is not None:
         replace_file(options.html, comparison_page(report).encode())
-        print(f"written to {options.html}; open it in a browser")
+        print_result(f"written to {options.html}; open it in a browser")
     return 0 if report.holds else 1
 
 
@@ -297,7 +298,7 @@ def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
 
     def verdict(found: Verdict) -> None:
         bar.close()
-        print("\n".join(verdict_lines(found)), flush=True)
+        print_result("\n".join(verdict_lines(found)))
 
     try:
         with users_errors():

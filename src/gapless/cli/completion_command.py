@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gapless.cli.main import COMMANDS, command_parser
+from gapless.cli.output import print_result
 from gapless.cli.parser import one_of
 
 
@@ -55,7 +56,7 @@ def run(options: Namespace) -> int:
         first=" ".join([*COMMANDS, "--help", "--version"]),
         cases="\n".join(line for name in COMMANDS for line in _cases(name)),
     )
-    print(_ZSH + script if options.shell == "zsh" else script, end="")
+    print_result(f"{_ZSH}{script}" if options.shell == "zsh" else script)
     return 0
 
 

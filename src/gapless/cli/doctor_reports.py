@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
-from gapless.cli.output import say, terminal_columns, write
+from gapless.cli.output import print_result, terminal_columns, write
 from gapless.cli.parser import UsageError
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Timeline
@@ -149,7 +149,7 @@ def write_difference(options: Namespace) -> tuple[Finding, ...]:
         _put(Path(options.html), difference_page(difference))
     text = _difference(difference, options.format, to_file=options.out is not None)
     if options.out is None:
-        say(text.rstrip("\n"))
+        print_result(text.rstrip("\n"))
     else:
         _put(Path(options.out), text)
     return difference.new

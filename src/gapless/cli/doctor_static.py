@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from gapless import __version__
 from gapless.cli.doctor_reports import sarif_of
-from gapless.cli.output import say, write
+from gapless.cli.output import print_result, write
 from gapless.cli.parser import UsageError
 from gapless.doctor.static.look import look_at
 from gapless.records.finding import Session
@@ -48,7 +48,7 @@ def look(options: Namespace) -> tuple[Finding, ...]:
         session = private(session)
     text = _formatted(session, options.format, num_files=seen.num_files)
     if options.out is None:
-        say(text.rstrip("\n"))
+        print_result(text.rstrip("\n"))
     else:
         Path(options.out).write_text(text, encoding="utf-8")
     return seen.findings

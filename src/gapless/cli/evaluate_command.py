@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
-from gapless.cli.output import fitting, warn
+from gapless.cli.output import print_result, print_wrapped, warn
 from gapless.cli.parser import one_of
 from gapless.errors import DataError, LanguageError
 
@@ -103,9 +102,9 @@ def run(options: Namespace) -> int:
         **_write(result, pairs, folder=options.out or options.run, split=options.split),
     }
     if options.json:
-        print(json.dumps(figures, ensure_ascii=False))
+        print_result(json.dumps(figures, ensure_ascii=False))
     else:
-        print(fitting(_text(figures), sys.stdout))
+        print_wrapped(_text(figures))
     return 0
 
 

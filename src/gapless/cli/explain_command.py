@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gapless.cli.output import say, say_wrapped
+from gapless.cli.output import print_result, print_wrapped
 from gapless.cli.parser import UsageError
 from gapless.doctor.explanations import CODES, find_code
 
@@ -28,7 +28,7 @@ def add_options(parser: Parser) -> None:
 def run(options: Namespace) -> int:
     """Print what a code means, or one line for each."""
     if options.code is None:
-        say("\n".join(f"{code}  {its.title}" for code, its in CODES.items()))
+        print_result("\n".join(f"{code}  {its.title}" for code, its in CODES.items()))
         return 0
     code = find_code(options.code)
     if code is None:
@@ -43,9 +43,9 @@ def run(options: Namespace) -> int:
 
 def _print_code(code: str) -> None:
     its = CODES[code]
-    say(f"{code}  {its.title}")
-    say_wrapped(f"\n{its.meaning}", indent=0)
-    say_wrapped(f"\nWhy it costs time: {its.why}", indent=0)
-    say_wrapped(f"\nWhat to write instead: {its.mend}", indent=0)
+    print_result(f"{code}  {its.title}")
+    print_wrapped(f"\n{its.meaning}", indent=0)
+    print_wrapped(f"\nWhy it costs time: {its.why}", indent=0)
+    print_wrapped(f"\nWhat to write instead: {its.mend}", indent=0)
     for title, edit in zip(("An example:", "With gapless:"), its.edits(), strict=False):
-        say(f"\n{title}\n\n{edit}")
+        print_result(f"\n{title}\n\n{edit}")

@@ -24,6 +24,36 @@ def say(text: str) -> None:
     write(sys.stdout, f"{text}\n")
 
 
+def print_result(text: str) -> None:
+    """Print what a command was asked for, at once; unlike `say`, it fails where that cannot be done.
+
+    Raises:
+        OSError: standard output, which it names, does not take the text.
+    """
+    with naming_output():
+        print(text, flush=True)
+
+
+def print_wrapped(text: str, *, indent: int = 2) -> None:
+    """Print a result; on a terminal its lines are broken at spaces where it ends."""
+    print_result(fitting(text, sys.stdout, indent=indent))
+
+
+@contextmanager
+def naming_output() -> Iterator[None]:
+    """Let an error of a write say that it is about standard output, which the system's does not.
+
+    What was not taken is thrown away: Python would fail on it again, at its end.
+    """
+    try:
+        yield
+    except OSError as error:
+        throw_away(sys.stdout)
+        if error.filename is None:
+            error.filename = "standard output"
+        raise
+
+
 def say_wrapped(text: str, *, indent: int = 2) -> None:
     """Print lines; on a terminal they are broken at spaces where it ends."""
     say(fitting(text, sys.stdout, indent=indent))
@@ -79,17 +109,6 @@ def take_any_text(stream: TextIO | None) -> None:
         # Python asks where a file is, which a pipe in its place does not know.
         with suppress(OSError):
             stream.reconfigure(errors="backslashreplace")
-
-
-@contextmanager
-def naming_output() -> Iterator[None]:
-    """Let an error of the system say that it is about standard output: that of a write does not."""
-    try:
-        yield
-    except OSError as error:
-        if error.filename is None:
-            error.filename = "standard output"
-        raise
 
 
 def terminal_columns(stream: TextIO) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from gapless.cli.output import print_result
 from gapless.plans import PLANS
 from gapless.report.text import columns
 
@@ -37,5 +38,5 @@ def run(options: Namespace) -> int:
     ]
     left = columns([_TITLES[:-1], *rows])
     summaries = [_TITLES[-1], *(plan.summary for plan in PLANS.values())]
-    print("\n".join(f"{line}  {text}" for line, text in zip(left, summaries, strict=True)))
+    print_result("\n".join(f"{line}  {text}" for line, text in zip(left, summaries, strict=True)))
     return 0

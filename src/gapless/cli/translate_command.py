@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, cast
 
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
-from gapless.cli.output import naming_output, warn
+from gapless.cli.output import print_result, warn
 from gapless.cli.parser import whole_number
 from gapless.errors import UserError
 
@@ -67,9 +67,8 @@ def run(options: Namespace) -> int:
     for lines in _lines(options.text, options.file):
         warn_long = partial(_warn_long, first=num_done, most=most)
         for translations in translator.search(lines, settings, on_long=warn_long):
-            with naming_output():
-                for translation in translations:
-                    print(_line(num_done, translation, with_score=options.n_best > 1), flush=True)
+            for translation in translations:
+                print_result(_line(num_done, translation, with_score=options.n_best > 1))
             num_done += 1
             if translations[0].is_cut:
                 num_cut += 1

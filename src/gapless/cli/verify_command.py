@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, get_args
 
 from gapless.cli.decode_options import add_device_option
 from gapless.cli.extras import require_extra
+from gapless.cli.output import print_result
 from gapless.cli.parser import number, one_of, whole_number
 from gapless.device.precision import Precision
 from gapless.plans import PLANS
@@ -116,10 +117,10 @@ def run(options: Namespace) -> int:
         if options.workload is None
         else users_workload(options.workload, precision=options.precision)
     )
-    print("\n".join(_facts(settings, options.workload)), flush=True)
+    print_result("\n".join(_facts(settings, options.workload)))
     found = _verified(make, settings)
     for line in [*waits_lines(found), *nothing_lines(found)]:
-        print(line, flush=True)
+        print_result(line)
     if not found.holds:
         return 1
     return 3 if found.show_nothing else 0
@@ -173,7 +174,7 @@ def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
 
     def verdict(found: Verdict) -> None:
         bar.close()
-        print("\n".join(verdict_lines(found)), flush=True)
+        print_result("\n".join(verdict_lines(found)))
 
     try:
         with users_errors():
