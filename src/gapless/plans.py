@@ -18,6 +18,9 @@ Graphs = Literal["never", "always", "auto"]
 
 MAX_STREAMS = 8
 
+# No loader needs more processes, and a system may not bear the attempt.
+MAX_WORKERS = 1024
+
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -38,7 +41,7 @@ class Plan:
             next batch is read when its step is due. More changes results if the loader and the
             step share anything, such as a random generator; the host runs ahead of the device
             anyway where it does not wait.
-        workers: processes that make the trainer's batches, at least 0 (0: the training process
+        workers: processes that make the trainer's batches, 0 to 1024 (0: the training process
             itself, ahead of the device). To gather a batch of token ids takes less time than to
             take it over from another process.
         pin_memory: stage batches in page-locked memory, so that transfers do not block.
@@ -69,6 +72,8 @@ class Plan:
         """
         if not 1 <= self.streams <= MAX_STREAMS:
             raise PlanError(f"`streams` must be 1 to {MAX_STREAMS}, but is {self.streams}")
+        if self.workers > MAX_WORKERS:
+            raise PlanError(f"`workers` must be at most {MAX_WORKERS}, but is {self.workers}")
         for name, kind in (("wait_with", WaitWith), ("graphs", Graphs)):
             if getattr(self, name) not in get_args(kind):
                 known = ", ".join(get_args(kind))

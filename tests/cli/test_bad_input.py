@@ -113,6 +113,11 @@ def test_an_unknown_ending(gapless, tmp_path):
         (["--val-interval", "0"], ["--val-interval must be at least 1, but is 0"]),
         (["--prefetch", "-1"], ["--prefetch must be at least 0, but is -1"]),
         (["--workers", "-1"], ["--workers must be at least 0, but is -1"]),
+        (["--workers", "100000"], ["--workers must be at most 1024, but is 100000"]),
+        (
+            ["--data", "a.tsv", "--data", "b.tsv"],
+            ["--data: expected one folder or file, found a.tsv and b.tsv"],
+        ),
         (["--epochs", "0"], ["--epochs must be at least 1, but is 0"]),
         (["--epochs", "many"], ["--epochs", "'many'", "whole number"]),
         (["--dropout", "1.5"], ["dropout", "1.5"]),
@@ -150,6 +155,7 @@ def test_a_gpu_that_is_absent(gapless):
     ("content", "part"),
     [
         ("speed: 3\n", "unknown settings speed"),
+        ("lr: 1\nseed: 1\nlr: 2\n", "c.yaml sets lr more than once; keep one line of each"),
         ("a: [\n", "not YAML"),
         (b"\xff\n", "not YAML"),
         ("- 3\n", "holds no settings"),
@@ -378,7 +384,8 @@ def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
     """A write that finds no room ends the run with one line and leaves no half file."""
     rows = "".join(f"the cat {n}\t猫{n}\n" for n in range(400))
     (tmp_path / "long.tsv").write_text(rows, encoding="utf-8")
-    arguments = ["train", "--data", str(tiny_data), "--vocab-size", "300", "--run-dir", "r"]
+    data = [] if "--data" in flags else ["--data", str(tiny_data)]
+    arguments = ["train", *data, "--vocab-size", "300", "--run-dir", "r"]
 
     def limit():
         # Every file may hold so many bytes: the same as a disk without room for more.

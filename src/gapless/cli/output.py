@@ -121,7 +121,12 @@ def terminal_columns(stream: TextIO) -> int:
 
 
 def throw_away(stream: TextIO) -> None:
-    """Let a stream lead nowhere, so that neither we nor Python at its end fail on it."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, stream.fileno())
-    os.close(null)
+    """Let a stream lead nowhere, so that neither we nor Python at its end fail on it.
+
+    A stream that is no file of the system's, as in a notebook, stays.
+    """
+    with suppress(io.UnsupportedOperation):
+        number = stream.fileno()
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, number)
+        os.close(null)

@@ -85,7 +85,27 @@ def _add_option(group: argparse._ArgumentGroup, item: Field[Any], hint: Any, *, 
         names.append("--loss-extract-interval")
     choices = PLANS if item.name == "plan" else item.metadata["choices"]
     value = value if choices is None else one_of(choices)
+    if item.name == "data":
+        value = {**_KINDS[str], "action": _Once}
     group.add_argument(*names, dest=item.name, help=text, **(value or {}))
+
+
+class _Once(argparse.Action):
+    """Stores a value, and refuses another: of two corpora one would not be trained on."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        before = getattr(namespace, self.dest)
+        if before not in (None, values):
+            raise argparse.ArgumentError(
+                self, f"expected one folder or file, found {before} and {values}; join their pairs"
+            )
+        setattr(namespace, self.dest, values)
 
 
 def _default(item: Field[Any], *, is_chosen: bool) -> str:

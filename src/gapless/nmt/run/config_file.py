@@ -46,7 +46,8 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
     import yaml
 
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
+        values = yaml.safe_load(text)
     except OSError as error:
         raise UserError(f"config {file} cannot be read: {error.strerror}") from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
@@ -56,6 +57,12 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
     known = {item.name for item in fields(settings)}
     if not isinstance(values, dict):
         raise UserError(f"config {file} holds no settings, expected lines such as lr: 0.001")
+    names = _keys(text)
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise UserError(
+            f"config {file} sets {', '.join(twice)} more than once; keep one line of each"
+        )
     unknown = sorted(set(map(str, values)) - known)
     if unknown:
         raise UserError(f"config {file} has unknown settings {', '.join(unknown)}")
@@ -63,6 +70,14 @@ def read_settings(file: Path, settings: type[DataclassInstance]) -> dict[str, An
     return {
         name: _typed(value, hints[name], f"{name} in {file}") for name, value in values.items()
     }
+
+
+def _keys(text: str) -> list[str]:
+    """Return the keys of a document as often as they stand there; yaml takes the last of several."""
+    import yaml
+
+    root = yaml.compose(text, Loader=yaml.SafeLoader)
+    return [] if root is None else [str(key.value) for key, _ in root.value]
 
 
 # Characters of a wrong value that are shown.
