@@ -162,11 +162,18 @@ def simulated():
             patches.enter_context(mock.patch.object(module, "find_device", return_value=device))
         patches.enter_context(mock.patch.object(torch, "compile", lambda model: model))
         patches.enter_context(
-            mock.patch.object(torch.nn.parallel, "DistributedDataParallel", lambda model: model)
+            mock.patch.object(torch.nn.parallel, "DistributedDataParallel", _Unwrapped)
         )
         patches.enter_context(mock.patch.object(torch.distributed, "all_reduce"))
         patches.enter_context(_frameworks_on(device))
         yield device
+
+
+class _Unwrapped:
+    """Stands for a class that wraps a model, whose instances frameworks look for."""
+
+    def __new__(cls, model: torch.nn.Module):
+        return model
 
 
 @contextlib.contextmanager

@@ -18,8 +18,11 @@ every_page = pytest.mark.parametrize("name", recipes.NAMES)
 
 
 def recipe(name, *marks):
-    absent = pytest.mark.skipif(not recipes.is_installed(name), reason="its framework is absent")
-    return pytest.param(name, marks=[absent, *marks])
+    """Return a recipe as a parameter; frameworks come with the slow tests."""
+    if name in recipes.FRAMEWORKS:
+        absent = not recipes.is_installed(name)
+        marks += (pytest.mark.slow, pytest.mark.skipif(absent, reason="its framework is absent"))
+    return pytest.param(name, marks=marks)
 
 
 every_recipe = pytest.mark.parametrize("name", list(map(recipe, recipes.NAMES)))

@@ -244,6 +244,7 @@ def test_the_line_is_the_users_not_the_librarys(watching, tmp_path, monkeypatch)
 def test_a_framework_used_from_a_checkout_is_no_code_of_the_user(watching, tmp_path, monkeypatch):
     """Where a framework lies does not matter."""
     (tmp_path / "accelerate").mkdir()
+    (tmp_path / "accelerate" / "__init__.py").touch()
     (tmp_path / "accelerate" / "reads_for_you.py").write_text("def read(x):\n    x.item()\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "accelerate", raising=False)

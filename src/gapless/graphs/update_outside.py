@@ -226,7 +226,7 @@ class Updates:
 
     def number_changed(self, optimizer: Optimizer) -> None:
         """Keep an optimizer outside from the next capture on: a number of it has changed."""
-        self._know(optimizer).moved = "its rate or another number changes from step to step"
+        self._know(optimizer).moved = "its rate or another number has changed"
 
     def _know(self, optimizer: Optimizer) -> _Known:
         known = self._known.get(id(optimizer))
