@@ -14,6 +14,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.mark.parametrize("loop", integrations.LOOPS)
 def test_a_loop_is_compared(loop, tmp_path, monkeypatch, capsys):
     """A line on the screen and one in the file; without a difference it ends with 0."""

@@ -26,8 +26,8 @@ from gapless.integrations.lightning import GaplessCallback
 from gapless.integrations.lightning_rules import reads_argument
 
 
-# Lightning's own.
-pytestmark = pytest.mark.filterwarnings("ignore")
+# Warnings are Lightning's own.
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 NUM_BATCHES = 8
 

@@ -19,6 +19,9 @@ from gapless import testing
 from gapless.integrations.accelerate import capture_optimizer, capture_prepared
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture
 def device(monkeypatch):
     with testing.SimulatedDevice(scheduler="asap") as device:

@@ -21,6 +21,9 @@ from gapless.integrations.transformers import capture_trainer
 from integrations.hf_parts import bert, padded, sentences
 
 
+pytestmark = pytest.mark.slow
+
+
 class Waits(TrainerCallback):
     """Counts the host's waits of each step."""
 
