@@ -146,6 +146,27 @@ def test_two_ranks_train_one_model(tiny_data, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir() if path.name != "cache") == ["r"]
 
 
+@pytest.mark.parametrize("command", ["plans", "explain GAP001", "checkpoint list nowhere"])
+def test_a_command_of_one_process_is_done_by_one_rank(gapless, monkeypatch, command):
+    """The first does it, and says that the others do nothing; those end at once."""
+    alone = gapless(*command.split())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    by_rank = []
+    for rank in ("0", "1"):
+        for name in ("LOCAL_RANK", "RANK"):
+            monkeypatch.setenv(name, rank)
+        by_rank.append(gapless(*command.split()))
+    first, second = by_rank
+
+    warning, _, rest = first.err.partition("\n")
+    assert (first.code, first.out, rest) == (alone.code, alone.out, alone.err)
+    name = command.split()[0]
+    assert warning == (
+        f"gapless: warning: gapless {name} takes one process; the first of the 2 of torchrun does it"
+    )
+    assert (second.code, second.out, second.err) == (0, "", "")
+
+
 @pytest.mark.parametrize(
     ("variables", "speaks"),
     [

@@ -20,6 +20,7 @@ from gapless.cli.output import fitting, naming_output, take_any_text, throw_away
 from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.cli.ranks import (
     fail_together,
+    is_left_to_first,
     is_told_by_first,
     leave_process,
     of_this_rank,
@@ -65,6 +66,9 @@ _MISTAKE = 2
 
 # Errors that follow from what happened to another rank.
 _TOLD_BY_OTHERS = (FirstRankError, PeerLostError)
+
+# Commands in which all processes that torchrun starts take part.
+_OF_SEVERAL = ("train", "doctor")
 
 # Commands that run no code of the user: what they raise unawares is a bug of ours.
 _OWN = ("train", "translate", "evaluate")
@@ -184,6 +188,8 @@ def _run(arguments: Sequence[str]) -> int:
 def _run_command(name: str, arguments: Sequence[str]) -> int:
     parser = command_parser(name)
     options = parser.parse(arguments)
+    if name not in _OF_SEVERAL and is_left_to_first(name):
+        return 0
     try:
         return load_command(name).run(options)
     except GaplessError as error:

@@ -38,15 +38,34 @@ def speaks_for_all() -> bool:
     return "LOCAL_RANK" not in os.environ or _number() == "0"
 
 
+def is_left_to_first(command: str) -> bool:
+    """Return whether another process does a command that is of one; rank 0 does it, and warns.
+
+    Args:
+        command: that torchrun has started in several processes.
+    """
+    if not speaks_for_all():
+        return True
+    world = _world()
+    if world != "1":
+        warn(f"gapless {command} takes one process; the first of the {world} of torchrun does it")
+    return False
+
+
 def _number() -> str:
     """Return the number of this rank as torchrun says it; of a host's ranks if it says no other."""
     return os.environ.get("RANK") or os.environ.get("LOCAL_RANK") or "0"
 
 
+def _world() -> str:
+    """Return the number of all ranks as torchrun says it; 1 without it."""
+    return (os.environ.get("WORLD_SIZE") or "1") if "LOCAL_RANK" in os.environ else "1"
+
+
 def resume_command(run_dir: Path) -> str:
     """Return the command that goes on with a run as it was started; torchrun starts several ranks."""
     command = f"gapless train --resume {run_dir}"
-    world = os.environ.get("WORLD_SIZE", "1") if "LOCAL_RANK" in os.environ else "1"
+    world = _world()
     own = os.environ.get("LOCAL_WORLD_SIZE", world)
     if world == "1":
         return command
