@@ -64,6 +64,14 @@ def losses_of(loss_of, model):
 
 
 @pytest.mark.filterwarnings("default")
+def test_a_captured_module_is_compiled_in_one_piece():
+    """`fullgraph=True` raises where the compiler cannot follow."""
+    plain, captured = model_of(), gapless.capture(model_of(), device=Accelerator())
+    compiled = torch.compile(captured, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(batch()[0]), plain(batch()[0]))
+
+
+@pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("form", [compiled_itself, compiled_around, called_by_compiled_code])
 def test_a_captured_module_is_compiled_as_written(form):
     """The compiler sees the module's own code, the losses are the same, and the report says why."""

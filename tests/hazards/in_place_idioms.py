@@ -7,11 +7,12 @@ from collections import defaultdict
 import torch
 from torch import fx, nn
 from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 import gapless
 from hazards.captured_models import Headed, batches, sgd, state
 from hazards.harness import GPU, SIMULATED
-from hazards.in_place_harness import HOLDS, captured, in_place_case, refused
+from hazards.in_place_harness import HOLDS, captured, either, in_place_case, refused
 from hazards.in_place_models import NUM, fit, made, update
 
 
@@ -316,3 +317,74 @@ def towers_with_fused_updates(place):
         actor.step()
         losses += [loss.item(), error.item()]
     return losses, state(model, actor, critic)
+
+
+# ------------------------------------------------------------------------- what wraps a forward
+
+
+class Scaled(nn.Module):
+    """Wraps a module; halves what it returns, unless somebody gives it another `forward`."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) * 0.5
+
+
+@in_place_case(
+    "Another module has the model's `forward` as its own: `outer.forward = model.forward`."
+)
+def forward_is_given_to_another_module(place):
+    model = place.capture(made(place, Headed))
+    outer = Scaled(model)
+    outer.forward = model.forward
+    return fit(place, outer, sgd(model))
+
+
+class Doubling(TorchFunctionMode):
+    """Doubles each mean."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        del types
+        result = func(*args, **(kwargs or {}))
+        return result * 2 if func is torch.Tensor.mean else result
+
+
+@in_place_case(
+    "The model is called within a mode of torch functions, in a block of autocast that goes on after it.",
+    expect=either("Doubling"),
+)
+def mode_ends_within_a_block_of_autocast(place):
+    model = place.capture(made(place, Headed))
+    optimizer = sgd(model)
+    losses = []
+    for x, _ in batches(place, NUM):
+        with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
+            with Doubling():
+                scores = model(x)
+            loss = scores.square().mean()
+        losses.append(update(optimizer, loss))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("Two models share blocks of autocast, and one of them begins late.")
+def another_model_begins_late_in_autocast(place):
+    first = place.capture(made(place, Headed), name="first")
+    late = place.capture(made(place, Headed), name="late")
+    optimizer = torch.optim.SGD([*first.parameters(), *late.parameters()], lr=0.1)
+    losses = []
+    for number, (x, y) in enumerate(batches(place, 40)):
+        with torch.autocast(place.torch_device.type, dtype=torch.bfloat16):
+            scores = late(x) if number >= 12 else 0
+            loss = F.cross_entropy(first(x) + scores, y)
+        losses.append(update(optimizer, loss))
+    if not place.is_plain:
+        assert not _is_captured_anew(place, first)
+    return losses, state(first, optimizer), state(late, optimizer)
+
+
+def _is_captured_anew(place, model):
+    """Return whether a report says that modes of torch functions have changed."""
+    return "torch function modes" in str(place.report(model))

@@ -29,9 +29,9 @@ class _Blocks:
 
         def clear_and_count() -> None:
             self.num_ended += 1
-            waiting: list[Callable[[], bool]] = getattr(self.of_thread, "waiting", [])
-            # The last that came is the first to go.
-            waiting[:] = [call for call in reversed(waiting) if not call()][::-1]
+            waiting: list[Callable[[], None]] = getattr(self.of_thread, "waiting", [])
+            while waiting:
+                waiting.pop()()
             clear()
 
         torch.clear_autocast_cache = clear_and_count
@@ -49,11 +49,8 @@ def num_ended_blocks() -> int:
     return _BLOCKS.num_ended
 
 
-def at_end_of_block(call: Callable[[], bool]) -> None:
+def at_end_of_block(call: Callable[[], None]) -> None:
     """Let a function be called when this thread's outermost block of autocast ends.
-
-    Args:
-        call: returns whether it is done; otherwise it is called again at the end of the next one.
 
     Sync: Does not block the host.
     """

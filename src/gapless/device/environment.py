@@ -85,7 +85,9 @@ def _kinds_of_modes() -> tuple[type, ...]:
     number = torch._C._len_torch_function_stack()
     if not number:
         return ()
-    return tuple([type(torch._C._get_function_stack_at(index)) for index in range(number)])
+    kinds = [type(torch._C._get_function_stack_at(index)) for index in range(number)]
+    # Those that only look come and go with other captured modules.
+    return tuple([kind for kind in kinds if not getattr(kind, "only_looks", False)])
 
 
 def _multithreading() -> Callable[[], Any]:

@@ -110,6 +110,8 @@ class ModuleInPlace:
         self._trials: dict[_Kind, ModuleTrial] = {}
         # The call of now, in each thread.
         self._now = local()
+        # What sees whether the rest of a block of autocast shares casts, in each thread.
+        self._watch = local()
         self._block = -1
         self._num_in_autocast = 0
         self._shares_casts = False
@@ -142,14 +144,15 @@ class ModuleInPlace:
 
         @wraps(self._as_written)
         def forward(*args: Any, **kwargs: Any) -> Any:
-            called = _called_module()
-            if called is not None and called is not self.target:
-                return self._call_copy(called, args, kwargs)
             if type(self.target).forward is not self._of_class and self._own is None:
                 self._take_other_forward()
+            # The compiler cannot follow what comes after.
             if torch.compiler.is_compiling():
                 self._is_traced = True
                 return self._as_written(*args, **kwargs)
+            called = _called_module()
+            if called is not None and self._is_copied_to(called):
+                return self._call_copy(called, args, kwargs)
             return self.call(args, kwargs)
 
         self._forward = kept[_FORWARD] = forward
@@ -183,6 +186,10 @@ class ModuleInPlace:
         finally:
             kept[_FORWARD] = ours
         self._forget()
+
+    def _is_copied_to(self, called: nn.Module) -> bool:
+        """Return whether a module has a copy of all attributes, not just this `forward` as its own."""
+        return called is not self.target and vars(called).get(ATTRIBUTE) is self
 
     def _call_copy(self, copy: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call an object that was given the module's attributes, as it would be without a capture."""
@@ -222,7 +229,9 @@ class ModuleInPlace:
             since = number_of_next_node()
             out = self._plainly(args, kwargs)
             if self._is_first_in_autocast:
-                watch_rest_of_block(out, since=since, on_use=self._refuse_shared_cast)
+                self._watch.leave = watch_rest_of_block(
+                    out, since=since, on_use=self._refuse_shared_cast
+                )
             return out
         kind = self.kind_of_call()
         newest = self._newest.get(kind)
@@ -344,6 +353,9 @@ class ModuleInPlace:
             return True
         block = num_ended_blocks()
         if block == self._block and not self._shares_casts:
+            leave = getattr(self._watch, "leave", None)
+            if leave is not None:
+                leave()
             is_late = self._num_in_autocast > _NUM_IN_AUTOCAST
             self._refuse_in_autocast(_SHARES_CASTS_LATE if is_late else _SHARES_CASTS)
         self._block = block

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
 
 from gapless.device.autocast_blocks import at_end_of_block
 from gapless.device.call_site import call_site
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 _MOST_NODES = 200
 
 
-def watch_rest_of_block(out: Any, *, since: int, on_use: Callable[[str], None]) -> None:
+def watch_rest_of_block(
+    out: Any, *, since: int, on_use: Callable[[str], None]
+) -> Callable[[], None] | None:
     """See until the block of autocast ends whether an operation shares casts of a call as written.
 
     Args:
@@ -33,13 +36,18 @@ def watch_rest_of_block(out: Any, *, since: int, on_use: Callable[[str], None]) 
         since: the number of its first node.
         on_use: is called with file and line of the first such operation.
 
+    Returns:
+        A function that looks no more; None if there is nothing to see.
+
     Sync: Does not block the host.
     """
     nodes, casts = _nodes_of([leaf for leaf in flatten(out).leaves if leaf.grad_fn], since)
-    if casts:
-        mode = _RestOfBlock(nodes, casts, on_use)
-        mode.__enter__()
-        at_end_of_block(mode.leave)
+    if not casts:
+        return None
+    mode = _RestOfBlock(nodes, casts, on_use)
+    mode.begin()
+    at_end_of_block(mode.leave)
+    return mode.leave
 
 
 class _RestOfBlock(TorchFunctionMode):
@@ -49,7 +57,12 @@ class _RestOfBlock(TorchFunctionMode):
         nodes: of the call's graph.
         casts: those of them that cast a weight.
         on_use: is called with file and line of the first operation that shares one.
+
+    Attributes:
+        only_looks: what operations compute is the same without it.
     """
+
+    only_looks = True
 
     def __init__(
         self, nodes: set[Any], casts: dict[Any, torch.Tensor], on_use: Callable[[str], None]
@@ -69,19 +82,31 @@ class _RestOfBlock(TorchFunctionMode):
         """Run the operation; look at what it returns if it was given one of the weights."""
         del types
         kwargs = kwargs or {}
+        if torch.compiler.is_compiling():
+            # Compiled code has casts of its own, and would be compiled anew for each tensor looked at.
+            return func(*args, **kwargs)
         result = func(*args, **kwargs)
         if self._on_use is not None and self._is_given_weight((*args, *kwargs.values())):
             self._look(result)
         return result
 
-    def leave(self) -> bool:
-        """Look no more; return whether it is gone, which it cannot be below a mode of somebody else."""
+    def begin(self) -> None:
+        """Look from here on, below all modes of others: each leaves the one on top when it ends."""
+        modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+        # Of torch's, which has to stay the lowest.
+        if modes and isinstance(modes[-1], DeviceContext):
+            _push_mode(modes.pop())
+        for mode in (self, *reversed(modes)):
+            _push_mode(mode)
+
+    def leave(self) -> None:
+        """Look no more, wherever modes of others stand by now."""
         self._on_use = None
-        top = torch._C._len_torch_function_stack() - 1
-        if torch._C._get_function_stack_at(top) is not self:
-            return False
-        self.__exit__(None, None, None)
-        return True
+        self._nodes, self._casts = set(), set()
+        modes = [_pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+        for mode in reversed(modes):
+            if mode is not self:
+                _push_mode(mode)
 
     def _is_given_weight(self, values: Iterable[Any]) -> bool:
         for value in values:
