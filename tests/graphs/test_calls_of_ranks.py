@@ -240,6 +240,18 @@ def test_graphs_are_gone_before_a_process_group_ends(device, group):
     assert step.report.num_replays > num_replays
 
 
+def test_graphs_outlive_a_group_on_the_host(device, group):
+    """No graph holds work of gloo, and other ranks keep theirs."""
+    beside = dist.new_group(backend="gloo")
+    step, _ = trained(device, batches(*[4] * 12))
+    before = graphs()
+
+    dist.destroy_process_group(beside)
+
+    assert graphs() == before > 0
+    assert step.report.num_replays > 0
+
+
 def test_a_graph_without_its_verdict_goes_as_well(device, group):
     """It was captured at the last call before the end."""
     step, _ = trained(device, batches(*[4] * 3))

@@ -261,6 +261,38 @@ def captured_update_between_two_backward_passes(place):
 
 
 @in_place_case(
+    "A fused update and a later forward come between two backward passes of one forward.",
+    **_SAYS_SO,
+)
+def fused_update_and_a_later_forward_between(place):
+    def change(model, optimizer, x):
+        optimizer.step()
+        F.cross_entropy(model(x + 0.5), torch.zeros_like(x[:, 0], dtype=torch.long)).backward()
+
+    _changed_between(place, change, _fused)
+
+
+@in_place_case(
+    "A later forward comes between two backward passes of one forward, and nothing is changed.",
+    expect=either(),
+)
+def a_later_forward_between(place):
+    model = place.capture(made(place, Headed))
+    optimizer = sgd(model)
+    losses = []
+    for number, (x, y) in enumerate(batches(place, NUM)):
+        optimizer.zero_grad()
+        scores = model(x)
+        F.cross_entropy(scores, y).backward(retain_graph=number >= 10)
+        if number >= 10:
+            F.cross_entropy(model(x + 0.5), y).backward()
+            scores.square().mean().backward()
+        optimizer.step()
+        losses.append(scores.detach().sum().item())
+    return losses, state(model, optimizer)
+
+
+@in_place_case(
     "Each step moves weights by `.data` between two backward passes: old GANs.",
     expect=refused("second backward"),
 )

@@ -325,6 +325,7 @@ class ModuleGraph:
         edges = _repeated(targets, self.uses) + self._weight_edges
         if edges and torch.is_grad_enabled():
             outs = _apply(run, *edges)
+            run.note_outs(outs)
         else:
             outs = self.launch_forward(run)
         return rebuilt(self._value, iter(outs))
@@ -457,9 +458,13 @@ class ModuleGraph:
                 raise _cannot_run_again(failure.text)
             call: Call = self._call.with_leaves(inputs).value
             leaves = flatten(self._forward(*call.args, **call.kwargs)).leaves
-        # After a later replay the memory has other outputs.
-        if is_newest and self._repeats:
-            self._check_outs(leaves, given)
+        if self._repeats:
+            # After a later replay the memory has other outputs.
+            outs = self._outs if is_newest else run.outs()
+            wanted_outs = [
+                None if one is None else out for out, one in zip(outs, given, strict=True)
+            ]
+            self._check_outs(leaves, wanted_outs)
         pairs = [(leaf, one) for leaf, one in zip(leaves, given, strict=True) if one is not None]
         wanted = [leaf for leaf, needs in zip(inputs, self._needs_grad, strict=True) if needs]
         outputs, gradients = zip(*pairs, strict=True)
@@ -469,11 +474,10 @@ class ModuleGraph:
             )
 
     def _check_outs(
-        self, leaves: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None]
+        self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor | None]
     ) -> None:
-        """Check that a run as written returns what the newest replay has returned."""
-        triples = zip(leaves, self._outs, given, strict=True)
-        pairs = [(leaf, out) for leaf, out, one in triples if one is not None]
+        """Check that a run as written returns what the replay has returned, as far as that is known."""
+        pairs = [(leaf, out) for leaf, out in zip(leaves, outs, strict=True) if out is not None]
         with self._host_waits.blocking("run_again"), torch.no_grad():
             is_alike = all(has_bits_of(leaf, out) for leaf, out in pairs)
         if not is_alike:
@@ -533,6 +537,7 @@ class Run:
         self.is_done = False
         self.num_backwards = 0
         self.nodes: set[int] = set()
+        self._outs: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._versions_now = _versions_of(inputs)
         self._versions = self._versions_now()
         self._versions_of_unsaved = graph.versions_of_unsaved()
@@ -546,6 +551,18 @@ class Run:
         is_apart = self.num_backwards > 0 and not nodes & self.nodes
         self.nodes |= nodes
         return is_apart
+
+    def note_outs(self, outs: Sequence[torch.Tensor]) -> None:
+        """Remember what it has returned, as long as somebody else holds that."""
+        self._outs = [(weakref.ref(out), _version_of(out)) for out in outs]
+
+    def outs(self) -> list[torch.Tensor | None]:
+        """Return what it has returned; None for what is gone or was changed in place."""
+        pairs = [(reference(), version) for reference, version in self._outs]
+        return [
+            out if out is not None and _version_of(out) == version else None
+            for out, version in pairs
+        ]
 
     def changed(self) -> str:
         """Return what was changed since, "" if nothing."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch.distributed as dist
@@ -55,11 +55,17 @@ def note_holder(holder: HoldsGraphs) -> None:
 
 
 def _drop_and_shut_down(group: dist.ProcessGroup) -> None:
-    for holder in list(_holders):
-        holder.drop_graphs()
-    # A graph that is held by a circle of references is let go by the collector alone.
-    gc.collect()
+    if group is dist.group.WORLD or not _is_on_the_host(group):
+        for holder in list(_holders):
+            holder.drop_graphs()
+        # A graph that is held by a circle of references is let go by the collector alone.
+        gc.collect()
     _shut_down(group)
+
+
+def _is_on_the_host(group: dist.ProcessGroup) -> bool:
+    """Return whether a group works with gloo alone, which no graph can hold."""
+    return all(backend.name() == "gloo" for backend in _backends_of(group))
 
 
 def join_ranks_of_user(device: torch.device) -> RanksOfUser:
@@ -102,13 +108,18 @@ def count_collectives() -> dict[int, tuple[int, int]]:
 def _counts_of(group: dist.ProcessGroup) -> list[int]:
     # By backend: a group with one for each kind of device counts those of one of them.
     counts: dict[int, int] = {}
-    for device in group._device_types:
-        try:
-            backend: Any = group._get_backend(device)
+    for backend in _backends_of(group):
+        with suppress(RuntimeError):
             counts[id(backend)] = backend._get_sequence_number_for_group()
-        except RuntimeError:
-            continue
     return list(counts.values())
+
+
+def _backends_of(group: dist.ProcessGroup) -> list[Any]:
+    found: list[Any] = []
+    for device in group._device_types:
+        with suppress(RuntimeError):
+            found.append(group._get_backend(device))
+    return found
 
 
 class RanksOfUser:
