@@ -195,7 +195,9 @@ def _write_report(path: Path, trainer: Trainer) -> None:
     metrics = trainer.run.run_dir / METRICS
     with metrics.open(encoding="utf-8", errors="replace") as lines:
         history = RunHistory.of_lines(lines)
-    replace_file(path, training_page(history, title=title, about=about).encode())
+    page = training_page(history, title=title, about=about)
+    # The name of a folder may be no text.
+    replace_file(path, page.encode(errors="backslashreplace"))
     say(f"report: {path}, for a browser")
 
 
