@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -291,5 +292,5 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, training "
         f"{summary['train_seconds']:.1f} s, {summary['tokens_per_second']:,.0f} target tokens/s",
         f"peak memory {megabytes(summary['peak_memory_bytes'])}{gap}",
-        f"written to {run_dir}; try: gapless translate {run_dir}",
+        f"written to {run_dir}; try: gapless translate {shlex.quote(str(run_dir))}",
     ]
