@@ -91,6 +91,7 @@ def test_the_way_on_is_named_as_it_was_begun(monkeypatch, environment, command):
         monkeypatch.setenv(name, str(value))
 
     assert resume_command(Path("r")) == command
+    assert resume_command(Path("my run")) == command.removesuffix("r") + "'my run'"
 
 
 @pytest.mark.parametrize(

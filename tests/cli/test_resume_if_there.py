@@ -117,6 +117,26 @@ def test_checkpoints_on_a_disk_that_is_not_there(train, gapless, tmp_path):
     assert epochs_logged(run) == [1, 2]
 
 
+def test_checkpoints_on_a_disk_that_is_not_mounted(train, gapless, tmp_path):
+    """The folder for the disk is there, and empty: the run is left as it is."""
+    run, disk = tmp_path / "r", tmp_path / "disk"
+    train("--epochs", "1")
+    (run / "summary.json").unlink()
+    (run / "checkpoints").replace(tmp_path / "away")
+    disk.mkdir()
+    (run / "checkpoints").symlink_to(disk)
+    before = sorted(run.rglob("*"))
+
+    train("--epochs", "2").check_refused("checkpoints is a link to", "is empty", "mounting")
+    gapless("train", "--resume", "r", "--epochs", "2").check_refused("checkpoints is a link to")
+    gapless("checkpoint", "verify", "r").check_refused("checkpoints is a link to")
+
+    assert sorted(run.rglob("*")) == before
+    (tmp_path / "away").replace(disk)
+    assert train("--epochs", "2").code == 0
+    assert epochs_logged(run) == [1, 2]
+
+
 def test_states_of_another_program(gapless, train, tmp_path):
     """What a loop of one's own has saved is whole, and no run of gapless train."""
     train("--epochs", "1")

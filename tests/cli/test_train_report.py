@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 
 
@@ -34,6 +35,17 @@ def test_a_run_leaves_a_page_of_its_course(gapless, tmp_path):
     assert ended.code == 0, ended.err
     assert ended.out.rstrip().endswith("report: page.html, for a browser")
     assert [part for part in ("run", "Loss of each batch", "epoch_end") if part not in page] == []
+
+
+def test_a_run_whose_name_is_no_utf_8_has_a_page(process, tmp_path):
+    """The page shows the name with escapes, as the terminal does."""
+    ended = process(
+        "train", "--data", table(tmp_path), *SIDES, *TINY, "--max-steps", "1", "--run-dir",
+        os.fsdecode(b"r\xff"), "--no-check-columns", "--report", "page.html",
+    )  # fmt: skip
+
+    assert ended.returncode == 0, ended.stderr
+    assert r"r\udcff" in (tmp_path / "page.html").read_text(encoding="utf-8")
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_training(gapless):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import shlex
 import signal
 import sys
 import threading
@@ -64,7 +65,7 @@ def _world() -> str:
 
 def resume_command(run_dir: Path) -> str:
     """Return the command that goes on with a run as it was started; torchrun starts several ranks."""
-    command = f"gapless train --resume {run_dir}"
+    command = f"gapless train --resume {shlex.quote(str(run_dir))}"
     world = _world()
     own = os.environ.get("LOCAL_WORLD_SIZE", world)
     if world == "1":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -195,7 +196,9 @@ def _write_report(path: Path, trainer: Trainer) -> None:
     metrics = trainer.run.run_dir / METRICS
     with metrics.open(encoding="utf-8", errors="replace") as lines:
         history = RunHistory.of_lines(lines)
-    replace_file(path, training_page(history, title=title, about=about).encode())
+    page = training_page(history, title=title, about=about)
+    # The name of a folder may be no text.
+    replace_file(path, page.encode(errors="backslashreplace"))
     say(f"report: {path}, for a browser")
 
 
@@ -289,5 +292,5 @@ def _result_lines(summary: dict[str, Any], run_dir: Path) -> list[str]:
         f"{summary['steps']} updates in {duration(summary['wall_seconds'])}, training "
         f"{summary['train_seconds']:.1f} s, {summary['tokens_per_second']:,.0f} target tokens/s",
         f"peak memory {megabytes(summary['peak_memory_bytes'])}{gap}",
-        f"written to {run_dir}; try: gapless translate {run_dir}",
+        f"written to {run_dir}; try: gapless translate {shlex.quote(str(run_dir))}",
     ]

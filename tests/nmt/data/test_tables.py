@@ -333,8 +333,12 @@ def test_a_number_names_no_column(tmp_path):
         ("sep=;\nid;en;zh\n1;Yes, please;是\n", ("Yes, please", "是")),
         ("en|zh\nYes, please|是\nNo|不\n", ("Yes, please", "是")),
         ('en, zh\n"Yes, please", "是, 请"\n"No", "不"\n', ("Yes, please", "是, 请")),
+        ('en, zh\n"Yes, please", "是"\n"No", "不"\n', ("Yes, please", "是")),
     ],
-    ids=["commas in all sentences", "declared", "bars", "spaces before quotes"],
+    ids=[
+        *("commas in all sentences", "declared", "bars", "spaces before quotes"),
+        "spaces before quotes without commas",
+    ],
 )
 def test_what_separates_the_columns_of_a_csv(tmp_path, text, first):
     """A comma in every sentence cuts none, and what a spreadsheet declares is no row."""

@@ -45,6 +45,13 @@ def test_another_error_has_its_traceback_below(tmp_path):
     assert any("test_error_log.py" in line for line in rest)
 
 
+def test_a_name_that_is_no_text(tmp_path):
+    """It is shown with escapes, as on standard error, and is no further error."""
+    ErrorLog(tmp_path).warning("r\udcff: the disk is full", update=1)
+
+    assert texts(tmp_path) == [r"update 1  warning: r\udcff: the disk is full"]
+
+
 def test_a_folder_that_takes_nothing_is_no_further_error(tmp_path):
     """The same text is on standard error; the log may fail in silence."""
     log = ErrorLog(tmp_path / "gone")

@@ -172,14 +172,15 @@ def test_the_signature_says_the_tokenizer(tokenizer):
 ARABIC = ["القطار متأخر مرة أخرى.", "أين وضعت مفاتيحي؟"]
 
 
-def test_text_of_the_other_direction_is_refused():
+@pytest.mark.parametrize("declared", [None, "ar"])
+def test_text_of_the_other_direction_is_refused(declared):
     """Where scripts tell it: both languages may have the same tokenizer."""
     exchanged = Pairs(src=ARABIC, tgt=ENGLISH)
 
     with pytest.raises(
         DataError, match=r"source side 'en' is written in Arabic letters, .* exchange"
     ):
-        check_direction(make(src="en", tgt="ar", tgt_language=None), exchanged)
+        check_direction(make(src="en", tgt="ar", tgt_language=declared), exchanged)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +191,7 @@ def test_text_of_the_other_direction_is_refused():
         ("a", "ar", {}),  # nobody knows the language
         ("en", "ar", {"check_columns": False}),
         ("en", "ar", {"tgt_language": "auto"}),  # nobody named the sides
+        ("en", "ar", {"tgt_language": "en"}),  # the language of the text was named
     ],
 )
 def test_text_that_may_be_of_this_direction(src, tgt, options):

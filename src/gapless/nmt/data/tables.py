@@ -479,11 +479,18 @@ def _form(text: str) -> _Form:
                 rows = [row for row in islice(reader, _ROWS_TO_LOOK_AT) if row]
             except csv.Error:
                 continue
+            if not skips and any(map(_has_quotes_after_spaces, rows)):
+                continue
             if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
                 found[delimiter] = form, sum(_is_prose(row) for row in rows)
         if found:
             return min(found.values(), key=lambda one: one[1])[0]
     return _Form(delimiter=",", skipinitialspace=False)
+
+
+def _has_quotes_after_spaces(row: list[str]) -> bool:
+    """Return whether quotes around a cell were taken for text, since spaces stand before them."""
+    return any(cell[:1] == " " and _IN_QUOTES.fullmatch(cell.strip(" ")) for cell in row[1:])
 
 
 def _is_prose(row: list[str]) -> bool:

@@ -287,15 +287,24 @@ def state_store(run_dir: Path, *, keep: int = 3) -> CheckpointStore:
     """Return the store of a run's full states.
 
     Raises:
-        RunFolderError: its folder is a link that leads nowhere, such as to a disk that is not there.
+        RunFolderError: its folder is a link that leads nowhere, or to an empty folder, as that of a
+            disk that is not mounted.
     """
     folder = run_dir / FOLDER
-    if folder.is_symlink() and not folder.exists():
+    found = _why_no_folder(folder) if folder.is_symlink() else None
+    if found is not None:
         raise RunFolderError(
-            f"{folder} is a link to {folder.readlink()}, which is not there; bring it back, such as "
+            f"{folder} is a link to {folder.readlink()}, which {found}; bring it back, such as "
             "by mounting its disk, or remove the link to begin anew"
         )
     return CheckpointStore(run_dir / FOLDER, keep=keep, goes_back=True)
+
+
+def _why_no_folder(folder: Path) -> str | None:
+    if not folder.exists():
+        return "is not there"
+    # Nobody links to a folder before there are checkpoints in it: a run begins in an empty folder.
+    return "is empty" if folder.is_dir() and not any(folder.iterdir()) else None
 
 
 def write_best(path: Path, *, step: int, state: Any, files: Mapping[str, bytes]) -> None:

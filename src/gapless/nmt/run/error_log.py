@@ -54,5 +54,7 @@ class ErrorLog:
 
     def _append(self, text: str, *, update: int) -> None:
         time = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        with suppress(OSError), self._path.open("a", encoding="utf-8") as file:
-            file.write(f"{time}  update {update}  {text}\n")
+        line = f"{time}  update {update}  {text}\n"
+        # The name of a folder may be no text.
+        with suppress(OSError), self._path.open("ab") as file:
+            file.write(line.encode(errors="backslashreplace"))

@@ -28,7 +28,7 @@ def is_to_resume(run_dir: Path) -> bool:
 
     Raises:
         RunLockedError: another process writes to it.
-        RunFolderError: its checkpoints are a link that leads nowhere.
+        RunFolderError: its checkpoints are a link that leads nowhere, or to an empty folder.
     """
     if not (run_dir / CONFIG).is_file():
         # Each state keeps the settings too.

@@ -119,7 +119,7 @@ def check_direction(config: TrainConfig, train: Pairs) -> None:
     """Check that the sides of a run are not those of the other direction.
 
     Nobody can tell two languages of one script apart. Where nobody named the sides, text of any
-    direction is meant.
+    direction is meant; a language that was named for the target counts, whatever its side is called.
 
     Args:
         config: of the run.
@@ -130,9 +130,11 @@ def check_direction(config: TrainConfig, train: Pairs) -> None:
     """
     if config.tgt_language == AUTO or not config.check_columns:
         return
+    declared = config.tgt_language
+    target = find_language(declared or config.tgt, is_declared=declared is not None)
     named = [
         None if language is None else language.writing
-        for language in (find_language(config.src), find_language(config.tgt))
+        for language in (find_language(config.src), target)
     ]
     seen = [written_in(_some(side)) for side in (train.src, train.tgt)]
     if None in named or named[0] == named[1] or seen != named[::-1]:
