@@ -161,13 +161,16 @@ class LateDevice(CpuDevice):
         return event.mark.is_done
 
     def synchronize_event(self, event):
-        while not event.mark.is_done:
-            assert self._run_one(), "a wait that can never end"
+        # Other threads run work too: each look and what follows from it are one.
+        with self._lock:
+            while not event.mark.is_done:
+                assert self._run_one(), "a wait that can never end"
 
     def synchronize_stream(self, stream):
-        while stream.queue:
-            # Nothing but what it waits for runs before it.
-            assert self._run_one([stream]) or self._run_one(), "a wait that can never end"
+        with self._lock:
+            while stream.queue:
+                # Nothing but what it waits for runs before it.
+                assert self._run_one([stream]) or self._run_one(), "a wait that can never end"
 
     # --- memory ---
 
@@ -242,8 +245,9 @@ class LateDevice(CpuDevice):
 
     def run_all(self):
         """Run everything that is queued."""
-        while any(stream.queue for stream in self._streams):
-            assert self._run_one(), "streams that wait for each other"
+        with self._lock:
+            while any(stream.queue for stream in self._streams):
+                assert self._run_one(), "streams that wait for each other"
 
     def move(self, tensor, *, non_blocking=False, copy=False):
         """Move a tensor as `to` does on a GPU: a queued copy of its own on the current stream."""

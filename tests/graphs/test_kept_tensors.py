@@ -135,12 +135,12 @@ def test_tensors_that_share_memory_share_it_after_a_replay(hidden):
 
 def test_parts_of_one_tensor_are_as_alike_as_tensors_of_their_own():
     """Nothing that is written into one of them shows in the other."""
-    places = {"h": torch.zeros(2), "c": torch.zeros(2)}
+    places = {"h": torch.zeros(4), "c": torch.zeros(4)}
     found, _ = captured(places, doubles)
-    both = torch.zeros(4)
-    places.update(h=both[:2], c=both[2:])
+    both = torch.zeros(8)
+    places.update(h=both[:4], c=both[4:])
     assert found.are_alike()
-    places.update(h=both[:2], c=both[1:3])
+    places.update(h=both[:4], c=both[1:5])
 
     assert not found.are_alike()
 

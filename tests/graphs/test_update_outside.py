@@ -85,7 +85,7 @@ def test_an_optimizer_whose_number_changed_moves_outside(device):
 
     assert found.values == expected.values
     assert [len(captured.inside) for captured in found.captured] == [1, 0]
-    assert "changes" in found.captured[1].outside[found.trainee.optimizer]
+    assert "has changed" in found.captured[1].outside[found.trainee.optimizer]
 
 
 @pytest.mark.parametrize("name", ["SGD, fused", "AdamW, fused", "AdamW, fused, two groups"])

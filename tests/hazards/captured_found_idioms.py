@@ -3445,3 +3445,26 @@ def state_object_as_an_argument(place):
         train_state, loss = step(train_state, pair)
         losses.append((kept(loss), train_state.num_steps))
     return losses, state(model, train_state.optimizer)
+
+
+class OfItsPlace(nn.Module):
+    """Depends on where its argument begins, as kernels do that add up in another order there."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 6)
+
+    def forward(self, x):
+        return self.head(x) * (1 + x.data_ptr() % 16 / 64)
+
+
+@captured_case("Batches are slices of data on the device, with rows of 20 bytes.", expect=CAPTURED)
+def batches_begin_anywhere(place):
+    model = seeded(place, OfItsPlace)
+    optimizer = sgd(model, momentum=0.9)
+    step = place.capture(lambda pair: updated(optimizer, F.cross_entropy(model(pair[0]), pair[1])))
+    data = torch.randn(3 * NUM, 5, generator=torch.Generator().manual_seed(5))
+    data = data.to(place.torch_device)
+    labels = torch.arange(3, device=place.torch_device)
+    losses = [kept(step((data[at : at + 3], labels))) for at in range(0, 3 * NUM, 3)]
+    return losses, state(model, optimizer)

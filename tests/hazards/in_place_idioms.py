@@ -192,6 +192,96 @@ def class_of_torch_is_patched(place):
     return losses, state(model, optimizer)
 
 
+# ------------------------------------------------------- where tensors begin in memory
+#
+# A GPU's kernels add up in another order where a tensor does not begin at a multiple of 16 bytes. No such
+# kernel runs here, so these modules multiply by what depends on it.
+
+
+def _place_of(tensor):
+    # The address itself would be refused.
+    return 1 + tensor.storage_offset() * tensor.element_size() % 16 / 64
+
+
+class _ByPlace(torch.autograd.Function):
+    """The identity, whose gradient depends on where the given one begins."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * _place_of(gradient)
+
+
+class OfPlaces(nn.Module):
+    """Depends on where its argument begins, and returns what begins somewhere within a row."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return self.head(x * _place_of(x))[1:]
+
+
+class OfPlacesBackward(nn.Module):
+    """Its backward pass depends on where the gradient that it is given begins."""
+
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(5, 5)
+
+    def forward(self, x):
+        return _ByPlace.apply(self.head(x))
+
+
+def _rows_of_five(place, num):
+    generator = torch.Generator().manual_seed(5)
+    return torch.randn(3 * num, 5, generator=generator).to(place.torch_device)
+
+
+@in_place_case(
+    "Batches are slices of data on the device, with rows of 20 bytes.", expect=captured()
+)
+def batches_begin_anywhere(place):
+    model = place.capture(made(place, OfPlaces))
+    optimizer = sgd(model)
+    data, losses = _rows_of_five(place, 2 * NUM), []
+    for number in range(2 * NUM):
+        scores = model(data[3 * number : 3 * number + 3])
+        losses.append(update(optimizer, (scores * _place_of(scores)).square().mean()))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("Windows slide over a series on the device, one number further each time.")
+def windows_slide(place):
+    def make():
+        return nn.Sequential(nn.LayerNorm(64), nn.Linear(64, 16), nn.GELU(), nn.Linear(16, 1))
+
+    model = place.capture(made(place, make))
+    optimizer = sgd(model)
+    series = _rows_of_five(place, 64).flatten()
+    losses = []
+    for at in range(3 * NUM):
+        x, y = series[at : at + 512].view(8, 64), series[at + 512 : at + 520]
+        losses.append(update(optimizer, F.mse_loss(model(x).squeeze(1), y)))
+    return losses, state(model, optimizer)
+
+
+@in_place_case("The gradient that comes back is a slice of another one.", expect=captured())
+def gradient_begins_anywhere(place):
+    model = place.capture(made(place, OfPlacesBackward))
+    optimizer = sgd(model)
+    data, losses = _rows_of_five(place, NUM), []
+    for number in range(NUM):
+        x = data[3 * number : 3 * number + 3].clone()
+        both = torch.cat([x, model(x)])
+        losses.append(update(optimizer, both.square().sum()))
+    return losses, state(model, optimizer)
+
+
 # ------------------------------------------------------------ changes that torch does not count
 
 

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.addresses import address_of, share_memory
+from gapless.graphs.alignment import aligned_as
 from gapless.graphs.device_state import DeviceState, DrawnFrom
 from gapless.graphs.gradient_paths import gradients_by_use, nodes_behind, uses_of
 from gapless.graphs.proof import has_bits_of
@@ -32,7 +33,7 @@ from gapless.graphs.step_graph import StaticInputs
 from gapless.graphs.step_guards import Failure, failure_of_reads
 from gapless.graphs.tensor_copies import TensorCopies
 from gapless.graphs.written_memory import WrittenMemory
-from gapless.pipeline.tree import flatten, has_address
+from gapless.pipeline.tree import flatten, has_address, misalignment
 
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ class ModuleGraph:
         given = [one for one in passes.given if one is not None]
         bases = list(map(_each_once, given))
         self._given = StaticInputs(bases, bases)
-        self._layouts = [(tuple(one.size()), one.stride(), one.dtype) for one in given]
+        self._layouts = list(map(_layout_of, given))
         self._num_arrived = [len(arrived) for arrived in passes.gradients] or [0] * len(self.uses)
         arrived = [gradient.detach() for gradient in chain.from_iterable(passes.gradients)]
         self._weight_edges = _repeated(weights, self.uses[len(passes.targets) - len(weights) :])
@@ -416,7 +417,7 @@ class ModuleGraph:
         if self._settings.now() != self._expected:
             return False
         found = [one for one in given if one is not None]
-        layouts = [(tuple(one.size()), one.stride(), one.dtype) for one in found]
+        layouts = list(map(_layout_of, found))
         return layouts == self._layouts and all(type(one) is torch.Tensor for one in found)
 
     def _flat(self, arrived: Sequence[Sequence[torch.Tensor]]) -> list[torch.Tensor | None]:
@@ -438,7 +439,8 @@ class ModuleGraph:
         inputs, changed = run.inputs, run.changed()
         if changed == "an argument" and is_newest and not create_graph:
             # The graph still has them.
-            inputs, changed = [leaf.clone() for leaf in self._passes_inputs], ""
+            kept = self._passes_inputs
+            inputs, changed = [aligned_as(leaf.clone(), misalignment(leaf)) for leaf in kept], ""
         if changed:
             raise _cannot_run_again(f"{changed} has been modified by an inplace operation")
         if not create_graph:
@@ -617,6 +619,10 @@ def _without_hooks(weights: Sequence[torch.Tensor]) -> Iterator[None]:
     finally:
         for weight, known in hooks:
             weight._backward_hooks = known
+
+
+def _layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tuple(tensor.size()), tensor.stride(), tensor.dtype, misalignment(tensor)
 
 
 def _each_once(tensor: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.addresses import address_of
+from gapless.graphs.alignment import aligned_as, memory_at
 from gapless.graphs.gradient_paths import gradients_by_use
 from gapless.graphs.module_graph import Passes, Saved
 from gapless.graphs.module_refusals import OTHER_SETTINGS
@@ -18,7 +19,7 @@ from gapless.graphs.refusal import Refused
 from gapless.graphs.stand_ins import with_stand_ins
 from gapless.graphs.step_call import at_work, cannot_return, cannot_return_from_host
 from gapless.graphs.touched import span_of
-from gapless.pipeline.tree import flatten, has_address
+from gapless.pipeline.tree import flatten, has_address, misalignment
 
 
 if TYPE_CHECKING:
@@ -180,15 +181,14 @@ class Rehearsal:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().clone()
+    return aligned_as(tensor.detach().clone(), misalignment(tensor))
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:
     """Return memory of the same layout."""
-    _, end = span_of(tensor)
-    room = torch.empty(
-        max(1, end // tensor.element_size()), dtype=tensor.dtype, device=tensor.device
-    )
+    start, end = span_of(tensor)
+    count = max(1, (end - start) // tensor.element_size())
+    room = memory_at(count, misalignment(tensor), like=tensor)
     return room.as_strided(tensor.size(), tensor.stride())
 
 
@@ -198,4 +198,4 @@ def _made_up(layout: Layout, device: torch.device) -> torch.Tensor:
     count = 1 + sum((size - 1) * stride for size, stride in pairs if size)
     ramp = torch.arange(count, device=device, dtype=torch.float32)
     values = ramp.remainder_(1009).sin_().to(layout.dtype)
-    return values.as_strided(layout.size, layout.stride)
+    return aligned_as(values.as_strided(layout.size, layout.stride), layout.misalignment)

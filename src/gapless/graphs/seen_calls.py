@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.module_graph import CREATE_GRAPH, SECOND_BACKWARD
-from gapless.pipeline.tree import has_address
+from gapless.pipeline.tree import has_address, misalignment
 
 
 if TYPE_CHECKING:
@@ -30,11 +30,13 @@ class Layout:
     size: tuple[int, ...]
     stride: tuple[int, ...]
     dtype: torch.dtype
+    misalignment: int
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Layout:
         """Return that of a tensor."""
-        return cls(tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype)
+        size, stride = tuple(tensor.size()), tuple(tensor.stride())
+        return cls(size, stride, tensor.dtype, misalignment(tensor))
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,9 @@ from math import inf
 
 import torch
 
+from gapless.graphs.alignment import memory_at
+from gapless.pipeline.tree import misalignment
+
 
 # Of these `min(x, inf)` has all bits of x, those of NaN included.
 _KEPT_BY_CLAMP = (torch.float32, torch.float64)
@@ -72,22 +75,28 @@ class _Block:
 
     Attributes:
         source: a view of the memory.
-        is_dense: whether it is one tensor without gaps or overlaps, which a clone repeats.
+        is_dense: whether it is one aligned tensor without gaps or overlaps, which a clone repeats.
     """
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
         first = tensors[0].detach()
         self._tensors = [(id(tensor), tensor) for tensor in tensors]
         self._is_whole = len(tensors) == 1 and not torch._debug_has_internal_overlap(first)
-        self.is_dense = self._is_whole and torch.empty_like(first).stride() == first.stride()
+        has_strides_of_empty = torch.empty_like(first).stride() == first.stride()
         self._start = min(tensor.storage_offset() for tensor in tensors)
         self.source = first
+        num_elements = int(max(map(end_of, tensors)) - self._start)
         if not self._is_whole:
-            num_elements = max(map(end_of, tensors)) - self._start
             self.source = first.as_strided((num_elements,), (1,), self._start)
+        self._misalignment = misalignment(self.source)
+        self._num_elements = num_elements
+        self.is_dense = self._is_whole and has_strides_of_empty and not self._misalignment
 
     def new_memory(self) -> torch.Tensor:
-        """Return memory for a copy of the source, with its strides."""
+        """Return memory for a copy of the source, with its strides and alignment."""
+        if self._misalignment:
+            room = memory_at(self._num_elements, self._misalignment, like=self.source)
+            return room.as_strided(self.source.size(), self.source.stride())
         if self.is_dense or not self._is_whole:
             return torch.empty_like(self.source)
         return self.source.new_empty_strided(self.source.size(), self.source.stride())

@@ -14,6 +14,7 @@ import torch
 
 from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of
+from gapless.graphs.alignment import aligned_as
 from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
@@ -35,7 +36,7 @@ from gapless.graphs.weight_guards import (
     WeightsInPlace,
 )
 from gapless.graphs.written_memory import WrittenMemory
-from gapless.pipeline.tree import flatten, has_address
+from gapless.pipeline.tree import flatten, has_address, misalignment
 
 
 if TYPE_CHECKING:
@@ -188,7 +189,7 @@ class Trial:
         before: Gradients,
         kept: KeptTensors,
     ) -> StepGraph:
-        static = tree.map(torch.clone)
+        static = tree.map(lambda leaf: aligned_as(leaf.clone(), misalignment(leaf)))
         batch = BatchWatch(static)
         outs: list[Tree] = []
         reserved_before: list[int] = []
@@ -550,6 +551,11 @@ def _keeps_what_it_cannot(path: Any) -> Refusal:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a copy with the same strides and alignment."""
+    return aligned_as(_with_strides(tensor), misalignment(tensor))
+
+
+def _with_strides(tensor: torch.Tensor) -> torch.Tensor:
     """Return a copy with the same strides; a clone has others if the tensor leaves out memory."""
     copy = tensor.clone()
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 # What differs between batches of one structure.
 OF_SHAPE: Final = "the shape of its tensors"
 
+# Bytes that a kernel of a GPU reads at once, at most.
+ALIGNMENT: Final = 16
+
 # Attributes of a container that are part of its key, beside its items or fields.
 _PLAIN_ATTRIBUTE = (bool, int, float, complex, str, bytes, type(None))
 
@@ -77,14 +80,17 @@ class Tree:
         """Return what two batches share if one graph can take both.
 
         That is the types of their containers, the names of their parts, all plain values, and
-        the shape, strides, dtype and device of every tensor.
+        the shape, strides, alignment, dtype and device of every tensor.
 
         Sync: Does not block the host.
         """
         if self.known_key is not None:
             return self.known_key
         tensors = tuple(
-            [(shape_of(leaf), _stride_of(leaf), leaf.dtype, leaf.device) for leaf in self.leaves]
+            [
+                (shape_of(leaf), _stride_of(leaf), misalignment(leaf), leaf.dtype, leaf.device)
+                for leaf in self.leaves
+            ]
         )
         return (self.structure(), tensors)
 
@@ -127,6 +133,28 @@ def has_address(tensor: torch.Tensor) -> bool:
 def shape_of(tensor: torch.Tensor) -> tuple[int, ...]:
     """Return a tensor's shape; () for a nested one, which has several."""
     return () if tensor.is_nested else tensor.shape
+
+
+def has_alignment(tensor: torch.Tensor) -> bool:
+    """Return whether bits may depend on where a tensor begins: those of sums that are rounded do.
+
+    Sync: Does not block the host.
+    """
+    if not (tensor.is_floating_point() or tensor.is_complex()) or not has_address(tensor):
+        return False
+    try:
+        tensor.data_ptr()
+    except RuntimeError:  # within a transform of torch.func there is no memory
+        return False
+    return True
+
+
+def misalignment(tensor: torch.Tensor) -> int:
+    """Return by how many bytes a tensor begins after a multiple of 16; 0 where no bits depend on it.
+
+    Sync: Does not block the host.
+    """
+    return tensor.data_ptr() % ALIGNMENT if has_alignment(tensor) else 0
 
 
 def _stride_of(tensor: torch.Tensor) -> Hashable:
