@@ -33,6 +33,14 @@ def test_whole_checkpoints_are_verified(gapless, run):
     assert done.out.endswith("are whole\n")
 
 
+def test_a_run_without_checkpoints_is_not_whole(gapless, run):
+    """There is nothing to go on with."""
+    shutil.rmtree(run / "checkpoints")
+    done = gapless("checkpoint", "verify", run)
+
+    assert (done.code, done.out, done.err) == (1, f"{run} holds no checkpoint\n", "")
+
+
 @pytest.mark.parametrize(
     ("name", "named"),
     [

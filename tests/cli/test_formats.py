@@ -258,6 +258,15 @@ def test_evaluation_of_other_data_and_averaged_checkpoints(gapless, tiny_run, ti
     assert gapless("evaluate", tiny_run, "--split", "dev").code == 2
 
 
+def test_figures_are_json_in_every_encoding(process, tiny_run, tmp_path, monkeypatch):
+    """Where letters cannot be written, JSON's own escapes stand for them."""
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    done = process("evaluate", tiny_run, "--json", "--out", tmp_path / "é😀")
+
+    assert done.returncode == 0, done.stderr
+    assert "é😀" in str(json.loads(done.stdout))
+
+
 def test_the_hypotheses_file_holds_what_translate_prints(gapless, tiny_run, tiny_data):
     """`evaluate` writes the translations that `translate` gives for the same sentences."""
     done = gapless("evaluate", tiny_run, "--average", "2", "--beam", "3", "--json")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DETAILS = """
   gapless checkpoint list RUN      all checkpoints of a run: name, updates, size, whether it is whole
   gapless checkpoint verify RUN    the same files read and compared with what was written; exits with
-                                   1 if any is damaged, and names each
+                                   1 if any is damaged, and names each, or if there is none
 """
 
 
@@ -44,6 +44,9 @@ def run(options: Namespace) -> int:
     if options.action == "list":
         _say_list(listed)
         return 0
+    if not listed and not damaged:
+        print_result(f"{options.run} holds no checkpoint")
+        return 1
     problems = [f"{item.path}: {item.problem}" for item in listed if item.problem is not None]
     problems += damaged
     for line in problems:

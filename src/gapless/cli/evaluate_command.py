@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
-from gapless.cli.output import print_result, print_wrapped, warn
+from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
 from gapless.cli.parser import one_of
 from gapless.errors import DataError, LanguageError
 
@@ -102,7 +103,8 @@ def run(options: Namespace) -> int:
         **_write(result, pairs, folder=options.out or options.run, split=options.split),
     }
     if options.json:
-        print_result(json.dumps(figures, ensure_ascii=False))
+        # Escapes of another encoding would be none of JSON's.
+        print_result(json.dumps(figures, ensure_ascii=not is_unicode(sys.stdout)))
     else:
         print_wrapped(_text(figures))
     return 0

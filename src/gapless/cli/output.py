@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
+# In the place of a file's name, in an error of a write.
+STANDARD_OUTPUT = "standard output"
+
+
 def say(text: str) -> None:
     """Print a line to standard output at once, also into a pipe: somebody may be watching it."""
     write(sys.stdout, f"{text}\n")
@@ -50,7 +54,7 @@ def naming_output() -> Iterator[None]:
     except OSError as error:
         throw_away(sys.stdout)
         if error.filename is None:
-            error.filename = "standard output"
+            error.filename = STANDARD_OUTPUT
         raise
 
 
@@ -98,6 +102,11 @@ def write(stream: TextIO | None, text: str) -> None:
             if stream is sys.stdout:
                 notice = "standard output is closed; the run goes on without it"
                 write(sys.stderr, f"gapless: warning: {notice}\n")
+
+
+def is_unicode(stream: TextIO) -> bool:
+    """Return whether a stream takes every character."""
+    return (stream.encoding or "").lower().replace("_", "-").startswith("utf")
 
 
 def take_any_text(stream: TextIO | None) -> None:

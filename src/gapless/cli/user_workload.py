@@ -6,6 +6,7 @@ import traceback
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from gapless.cli.output import STANDARD_OUTPUT
 from gapless.compare.workload import require_float32
 from gapless.compare.workload_file import load_workload
 from gapless.errors import UserError
@@ -33,7 +34,7 @@ def users_errors() -> Iterator[None]:
 
     An exit would be taken for a verdict, so it becomes an error. An OSError is printed with its
     traceback: anywhere else the command takes one for a full disk of its own. A broken pipe is of
-    the command's own output, which has lost its reader.
+    the command's own output, which has lost its reader, as one about standard output is.
 
     Raises:
         UserError: the workload called `sys.exit`.
@@ -49,6 +50,8 @@ def users_errors() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
+        if error.filename == STANDARD_OUTPUT:
+            raise
         traceback.print_exception(error)
         raise SystemExit(1) from error
     except RuntimeError as error:

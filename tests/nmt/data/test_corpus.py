@@ -384,12 +384,14 @@ GERMAN = [f"Der Zug Nummer {n} ist zu spät." for n in range(12)]
 
 
 def test_a_split_whose_sides_are_exchanged_is_refused(tmp_path):
-    """Its scores would be those of the other direction."""
+    """Its scores would be those of the other direction; without checks that is only told."""
     write_sides(tmp_path, list(zip(ENGLISH, CHINESE, strict=True)))
     write_sides(tmp_path, list(zip(CHINESE, ENGLISH, strict=True)), split="val")
 
     with pytest.raises(DataError, match=r"sides of the val pairs of .* source side looks Chinese"):
-        load_corpus(tmp_path, src="en", tgt="zh")
+        load_corpus(tmp_path, src="en", tgt="zh", checks=True)
+    notes = load_corpus(tmp_path, src="en", tgt="zh").notes
+    assert notes[0].startswith("the source side of the val pairs looks Chinese")
 
 
 def test_a_split_in_another_script_is_told(tmp_path):
