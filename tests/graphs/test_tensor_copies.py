@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from gapless.graphs.alignment import aligned_as
 from gapless.graphs.tensor_copies import TensorCopies
+from gapless.pipeline.tree import misalignment
 
 
 # NaN with payloads, quiet and signalling, both zeros, infinities, the smallest and a plain number.
@@ -47,3 +49,21 @@ def test_copies_have_memory_and_strides_of_their_own():
         [1.0] * 4,
         [0.0],
     ]
+
+
+@pytest.mark.parametrize("dtype", [*_BITS, torch.complex64])
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("start", range(9))
+def test_copies_begin_as_far_from_a_multiple_of_16_bytes(dtype, apart, start):
+    """Kernels add up in another order where a tensor begins elsewhere."""
+    base = torch.arange(400).to(dtype)
+    layouts = [((6, 5), (5, 1)), ((5, 6), (1, 5)), ((4, 3), (7, 2)), ((3, 4), (0, 1)), ((), ())]
+    for size, stride in layouts:
+        one = base.as_strided(size, stride, start)
+        tensors = [one, one[1:] if one.dim() else base[90:97]]
+        copies = TensorCopies(tensors, apart=apart).make()
+        copies.append(aligned_as(one.clone(), misalignment(one)))
+
+        for tensor, copy in zip([*tensors, one], copies, strict=True):
+            assert torch.equal(copy, tensor)
+            assert misalignment(copy) == misalignment(tensor)

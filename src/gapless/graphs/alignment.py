@@ -8,25 +8,21 @@ as it does in the step as written.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import torch
 
 from gapless.pipeline.tree import misalignment
-
-
-if TYPE_CHECKING:
-    import torch
 
 
 def aligned_as(copy: torch.Tensor, number: int) -> torch.Tensor:
     """Return a copy that begins so many bytes after a multiple of 16.
 
     Args:
-        copy: strided, in memory of its own; returned as it is if it begins so.
+        copy: in memory of its own; returned as it is if it begins so, or is of a subclass.
         number: as `misalignment` returns it.
 
     Sync: Does not block the host.
     """
-    if misalignment(copy) == number or number % copy.element_size():
+    if type(copy) is not torch.Tensor or misalignment(copy) == number:
         return copy
     count = _span(copy)
     target = memory_at(count, number, like=copy)
