@@ -229,7 +229,7 @@ class ModuleInPlace:
             since = number_of_next_node()
             out = self._plainly(args, kwargs)
             if self._is_first_in_autocast:
-                self._watch.leave = watch_rest_of_block(
+                self._watch.end = watch_rest_of_block(
                     out, since=since, on_use=self._refuse_shared_cast
                 )
             return out
@@ -353,9 +353,9 @@ class ModuleInPlace:
             return True
         block = num_ended_blocks()
         if block == self._block and not self._shares_casts:
-            leave = getattr(self._watch, "leave", None)
-            if leave is not None:
-                leave()
+            end_watch = getattr(self._watch, "end", None)
+            if end_watch is not None:
+                end_watch()
             is_late = self._num_in_autocast > _NUM_IN_AUTOCAST
             self._refuse_in_autocast(_SHARES_CASTS_LATE if is_late else _SHARES_CASTS)
         self._block = block
