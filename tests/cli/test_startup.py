@@ -147,7 +147,11 @@ def test_text_that_an_output_cannot_take(encoding, shown):
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize("buffered", [True, False], ids=["buffered", "unbuffered"])
 @pytest.mark.parametrize(
-    "command", ["plans", "explain GAP001", "completion bash", f"doctor --static {__file__}"]
+    "command",
+    [
+        *("plans", "explain GAP001", "completion bash", f"doctor --static {__file__}"),
+        *("", "--version", "train --help"),
+    ],
 )
 def test_an_output_that_is_full(command, buffered):
     """A disk without room for what was asked for is one line of error, however Python writes."""

@@ -171,14 +171,16 @@ def root_parser() -> Parser:
 
 def _run(arguments: Sequence[str]) -> int:
     if not arguments:
-        root_parser().print_help()
+        with naming_output():
+            root_parser().print_help()
         return 0
     name, *rest = arguments
     try:
         if name in COMMANDS:
             return _run_command(name, rest)
         if name.startswith("-"):
-            root_parser().parse(arguments)
+            with naming_output():
+                root_parser().parse(arguments)
     except SystemExit as ended:  # argparse's after --help and --version, or of `user_workload`
         return int(ended.code or 0)
     hint = did_you_mean(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
@@ -187,7 +189,9 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
     parser = command_parser(name)
-    options = parser.parse(arguments)
+    # It prints the help.
+    with naming_output():
+        options = parser.parse(arguments)
     if name not in _OF_SEVERAL and is_left_to_first(name):
         return 0
     try:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
-# In the place of a file's name, in an error of a write.
+# Stands in the place of a file's name in an error of a write.
 STANDARD_OUTPUT = "standard output"
 
 
@@ -104,9 +104,9 @@ def write(stream: TextIO | None, text: str) -> None:
                 write(sys.stderr, f"gapless: warning: {notice}\n")
 
 
-def is_unicode(stream: TextIO) -> bool:
-    """Return whether a stream takes every character."""
-    return (stream.encoding or "").lower().replace("_", "-").startswith("utf")
+def is_unicode(stream: TextIO | None) -> bool:
+    """Return whether a stream takes every character; one that is closed takes anything."""
+    return stream is None or (stream.encoding or "").lower().replace("_", "-").startswith("utf")
 
 
 def take_any_text(stream: TextIO | None) -> None:
