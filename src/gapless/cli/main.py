@@ -16,7 +16,14 @@ from typing import TYPE_CHECKING, NoReturn, Protocol, cast
 
 from gapless import __version__
 from gapless.cli.error_text import bug_message, disk_message, memory_message, with_flags
-from gapless.cli.output import fitting, naming_output, take_any_text, throw_away, write
+from gapless.cli.output import (
+    fitting,
+    naming_output,
+    print_result,
+    take_any_text,
+    throw_away,
+    write,
+)
 from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.cli.ranks import (
     fail_together,
@@ -162,8 +169,7 @@ def root_parser() -> Parser:
     )
     parser.add_argument(
         "--version",
-        action="version",
-        version=f"gapless {__version__}",
+        action="store_true",
         help="print the version and exit",
     )
     return parser
@@ -171,17 +177,16 @@ def root_parser() -> Parser:
 
 def _run(arguments: Sequence[str]) -> int:
     if not arguments:
-        with naming_output():
-            root_parser().print_help()
+        root_parser().print_help()
         return 0
     name, *rest = arguments
     try:
         if name in COMMANDS:
             return _run_command(name, rest)
-        if name.startswith("-"):
-            with naming_output():
-                root_parser().parse(arguments)
-    except SystemExit as ended:  # argparse's after --help and --version, or of `user_workload`
+        if name.startswith("-") and root_parser().parse(arguments).version:
+            print_result(f"gapless {__version__}")
+            return 0
+    except SystemExit as ended:  # argparse's after --help, or of `user_workload`
         return int(ended.code or 0)
     hint = did_you_mean(name, COMMANDS) or f"the commands are {', '.join(COMMANDS)}"
     raise UsageError(f"unknown command {name!r}; {hint}")
@@ -189,9 +194,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 def _run_command(name: str, arguments: Sequence[str]) -> int:
     parser = command_parser(name)
-    # It prints the help.
-    with naming_output():
-        options = parser.parse(arguments)
+    options = parser.parse(arguments)
     if name not in _OF_SEVERAL and is_left_to_first(name):
         return 0
     try:

@@ -7,11 +7,14 @@ import math
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gapless.cli.output import print_result
 from gapless.errors import UserError
 
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
+
+    from _typeshed import SupportsWrite
 
 
 class UsageError(UserError):
@@ -81,6 +84,17 @@ class Parser(argparse.ArgumentParser):
         if found == "expected one argument":
             message += self._found_after(name)
         raise UsageError(message)
+
+    def print_help(self, file: SupportsWrite[str] | None = None) -> None:
+        """Print the help as every result: argparse of some versions is silent where it cannot.
+
+        Raises:
+            OSError: standard output, which it names, does not take the help.
+        """
+        if file is None:
+            print_result(self.format_help().removesuffix("\n"))
+        else:
+            super().print_help(file)
 
     def _found_after(self, name: str) -> str:
         """Return what stands in the place of the value of an option, if it looks like an option."""
