@@ -7,6 +7,9 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
+from multiprocessing.connection import wait
+from multiprocessing.util import Finalize
 from pathlib import Path
 
 import pytest
@@ -69,6 +72,13 @@ def update_of(batch):
 
 def mean_of(batch):
     return batch.mean()
+
+
+def ignore_terminations(worker):
+    """Have the first worker stay when it is told to end."""
+    if not worker:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        Finalize(None, time.sleep, (600,), exitpriority=0)
 
 
 def failing_step(batch):
@@ -198,6 +208,45 @@ def test_no_worker_outlives_an_epoch_that_failed(workers, mishap):
         assert [3.0 * n + 1 for n in range(30)] == again.losses
         assert workers.are_gone()
     del caught
+
+
+def test_a_death_is_raised_where_a_batch_is_read(workers):
+    """Torch's signal would raise it inside a step, or inside the clean-up after another error."""
+    begun, ended = [], []
+    workers.one_died = True
+
+    def step(batch):
+        begun.append(batch)
+        workers.look()
+        if len(begun) == 3:
+            victim = multiprocessing.active_children()[0]
+            victim.kill()
+            wait([victim.sentinel], timeout=60)
+            time.sleep(0.1)  # its signal is handled now
+        ended.append(batch)
+        return batch.mean()
+
+    with TrainLoop(device="cpu") as loop, pytest.raises(DEATH):
+        loop.run_epoch(make_loader(Endless()), step)
+
+    assert len(begun) == len(ended) >= 3
+    assert workers.were_seen()
+    assert workers.are_gone()
+
+
+@pytest.mark.slow  # torch waits twice five seconds
+def test_a_worker_that_does_not_end_is_killed(workers):
+    """One that ignores SIGTERM too, which is all that torch sends."""
+    loader = make_loader(Numbers(), worker_init_fn=ignore_terminations)
+    batches = iter(gapless.prefetch(loader, "cpu"))
+    for _ in batches:
+        workers.look()
+        break
+
+    batches.close()
+
+    assert workers.were_seen()
+    assert workers.are_gone()
 
 
 @pytest.mark.parametrize("way", ["break", "close", "raise", "interrupt"])

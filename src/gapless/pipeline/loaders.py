@@ -7,6 +7,7 @@ from itertools import islice
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
+import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 
 BatchT = TypeVar("BatchT")
+
+# Longest waits for the end of a worker that was told to end.
+_TERMINATED_SECONDS = 1.0
+_KILLED_SECONDS = 5.0
 
 
 class LoaderPart(Generic[BatchT]):
@@ -53,9 +58,9 @@ def end_kept_workers(batches: Any) -> None:
     Sync: Does not block the host on the device; waits for worker processes to end.
     """
     loader: Any = batches.loader if isinstance(batches, LoaderPart) else batches
-    shut_down = getattr(getattr(loader, "_iterator", None), "_shutdown_workers", None)
-    if shut_down is not None:
-        shut_down()
+    iterator = getattr(loader, "_iterator", None)
+    if hasattr(iterator, "_shutdown_workers"):
+        _end_workers(iterator)
         loader._iterator = None
 
 
@@ -90,9 +95,36 @@ def end_loader(batches: Iterator[Any]) -> None:
     """
     if isinstance(batches, Generator):
         batches.close()
-    shut_down = getattr(batches, "_shutdown_workers", None)
-    if shut_down is not None and not getattr(batches, "_persistent_workers", False):
-        shut_down()
+    is_kept = getattr(batches, "_persistent_workers", False)
+    if hasattr(batches, "_shutdown_workers") and not is_kept:
+        _end_workers(batches)
+
+
+def expect_no_signal(batches: Any) -> None:
+    """Let torch raise an error of a worker's death where a batch is read, and nowhere else.
+
+    Otherwise it raises in whatever the main thread does when the signal of that death comes, such
+    as the clean-up after another error. A read that waits notices the death within five seconds.
+
+    Args:
+        batches: a loader's iterator. Nothing happens to one without worker processes.
+    """
+    if getattr(batches, "_worker_pids_set", False):
+        torch._C._remove_worker_pids(id(batches))
+        batches._worker_pids_set = False
+
+
+def _end_workers(iterator: Any) -> None:
+    """End the worker processes of an iterator of torch, and see them gone."""
+    expect_no_signal(iterator)
+    iterator._shutdown_workers()
+    # Torch has sent SIGTERM to those that were not gone in time, and does not insist.
+    workers = getattr(iterator, "_workers", ())
+    for worker in workers:
+        worker.join(_TERMINATED_SECONDS)
+    for worker in workers:
+        worker.kill()
+        worker.join(_KILLED_SECONDS)
 
 
 class EpochOf(Generic[BatchT]):

@@ -15,7 +15,7 @@ from gapless.device.find import find_device
 from gapless.errors import noted_on
 from gapless.pipeline.batch_mover import DEFAULT_MAX_IN_FLIGHT, BatchMover
 from gapless.pipeline.host_waits import HostWaits
-from gapless.pipeline.loaders import end_loader, has_fresh_memory
+from gapless.pipeline.loaders import end_loader, expect_no_signal, has_fresh_memory
 from gapless.pipeline.transfer import shared_lane
 from gapless.pipeline.tree import flatten
 
@@ -222,6 +222,7 @@ class _Source:
         self._batches = iter(loader)
         # What is an iterator itself was not started here, and its owner may go on with it.
         self._is_own = self._batches is not loader
+        expect_no_signal(self._batches)
 
     def take(self) -> list[Any]:
         """Return the next batch in a list, or an empty list at the end."""

@@ -9,10 +9,10 @@ from multiprocessing.util import get_temp_dir
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from gapless.errors import LoaderError
+from gapless.pipeline.loaders import expect_no_signal
 
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def _start_workers(loader: DataLoader[Any]) -> Any:
         for worker in getattr(iterator, "_workers", ()):
             worker.kill()
         raise
-    _expect_no_signal(iterator)
+    expect_no_signal(iterator)
     return iterator
 
 
@@ -199,16 +199,6 @@ def _next(batches: Any) -> Any:
         return _END
 
 
-def _expect_no_signal(iterator: Any) -> None:
-    """Let torch raise an error of a worker's death where a batch is read, and nowhere else.
-
-    Otherwise it raises in whatever the main thread does when the signal of that death comes.
-    """
-    if iterator._worker_pids_set:
-        torch._C._remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
-
-
 def _end_workers(iterator: Any, *, are_well: bool) -> None:
     """End worker processes: tell them to, then kill those that are left.
 
@@ -217,7 +207,7 @@ def _end_workers(iterator: Any, *, are_well: bool) -> None:
     """
     workers = iterator._workers
     iterator._shutdown = True
-    _expect_no_signal(iterator)
+    expect_no_signal(iterator)
     if are_well and all(worker.is_alive() for worker in workers):
         iterator._workers_done_event.set()
         for queue in iterator._index_queues:
