@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -51,6 +53,38 @@ def test_numerics_are_restored():
         assert numerics_of_the_process() != before
 
     assert numerics_of_the_process() == before
+
+
+@pytest.mark.parametrize("is_set", [True, False])
+@pytest.mark.parametrize("warns", [True, False])
+def test_determinism_is_as_asked_whatever_it_was(numerics, is_set, warns):
+    """A mode that only warns, which a user may have set, is not enough."""
+    torch.use_deterministic_algorithms(is_set, warn_only=warns)
+
+    for deterministic in (True, False):
+        set_numerics(CPU, "fp32", deterministic=deterministic)
+
+        assert torch.are_deterministic_algorithms_enabled() == deterministic
+        assert not torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def test_the_compiler_is_not_loaded_where_nothing_changes():
+    """Torch would import it, for seconds, before the first sentence of `gapless translate`."""
+    script = """
+import sys
+import gapless
+from gapless.device.numerics import numerics_restored, set_numerics
+with numerics_restored():
+    set_numerics(gapless.find_device("cpu"), "fp32", deterministic=False)
+print("torch._dynamo" in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "False\n"
 
 
 def test_a_workspace_setting_of_the_user_is_kept(numerics, monkeypatch):

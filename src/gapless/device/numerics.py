@@ -54,7 +54,18 @@ def set_numerics(device: Device, precision: str, *, deterministic: bool) -> None
     if deterministic:
         # cuBLAS reads this at its first call; without it two streams may round differently.
         os.environ.setdefault(_CUBLAS_WORKSPACE, ":4096:8")
-    torch.use_deterministic_algorithms(deterministic)
+    _set_deterministic(deterministic, warn_only=False)
+
+
+def _set_deterministic(deterministic: bool, *, warn_only: bool) -> None:
+    """Have torch use deterministic algorithms alone, or any.
+
+    Where that is so already nothing is done: torch would import its compiler, for two seconds.
+    """
+    found = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    if (found, only_warns) != (deterministic, warn_only):
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
 
 
 @contextmanager
@@ -68,7 +79,7 @@ def numerics_restored() -> Iterator[None]:
     try:
         yield
     finally:
-        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        _set_deterministic(deterministic, warn_only=warn_only)
         torch.set_float32_matmul_precision(precision)
         torch.backends.cuda.enable_cudnn_sdp(has_cudnn_attention)
         if workspace is None:
