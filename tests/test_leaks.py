@@ -44,7 +44,7 @@ LEAKS_ON_A_GPU = {
 }
 
 # They share one run of the tests that leak.
-pytestmark = pytest.mark.xdist_group("leaks")
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("leaks")]
 
 # One test for each leak, and a last one that leaks nothing.
 FILE = """

@@ -33,6 +33,15 @@ WITHOUT_EXAMPLE = {
 # The simulated device has no derivatives in forward mode, no streams of torch's and no compiled code.
 ON_A_GPU_ALONE = {"forward_mode", "capture_failed", "compiled"}
 
+# `make test` runs every third example, `make check` the others.
+_ONE_IN = 3
+EXAMPLES_OF_ANY_DEVICE = [
+    pytest.param(kind, example, id=kind, marks=[pytest.mark.slow] if number % _ONE_IN else [])
+    for number, (kind, example) in enumerate(
+        one for one in EXAMPLES if one[0] not in ON_A_GPU_ALONE
+    )
+]
+
 
 def kinds_made():
     """Return the kinds with which a `Refusal` is made anywhere in the source."""
@@ -77,9 +86,7 @@ def test_the_words_of_a_row_without_a_run_stand_in_the_source(words):
     assert [text for text in said if words in text]
 
 
-@pytest.mark.parametrize(
-    ("kind", "example"), [one for one in EXAMPLES if one[0] not in ON_A_GPU_ALONE]
-)
+@pytest.mark.parametrize(("kind", "example"), EXAMPLES_OF_ANY_DEVICE)
 def test_an_example_is_refused_before_and_replayed_after(kind, example):
     """The report says the words of a row; after the edit it names nothing, and steps replay."""
     before, after = example

@@ -372,10 +372,11 @@ def test_a_mistake_in_a_real_process(process, tmp_path):
         (3_000, [], "gapless/vocab/"),
         (20_000, ["--epochs", "2"], "r/checkpoints/epoch-0001: File too large; none was saved"),
         # Long enough for the log to fill the disk before the first checkpoint.
-        (
+        pytest.param(
             8_000,
             ["--batch-size", "1", "--epochs", "1", "--data", "long.tsv"],
             "File too large; none was saved",
+            marks=pytest.mark.slow,
         ),
     ],
     ids=["vocabulary", "checkpoint", "log"],

@@ -14,7 +14,7 @@ from hazards.themes import CAPTURED_CASES
 # Of all cases, one in so many is run by `make test`. `make hazards` runs each once on the simulated
 # device, half of them on one that is late; `make check` runs a third of those, and one in four where nothing
 # is captured; a GPU runs all (`tests/gpu`).
-_ONE_IN = 24
+_ONE_IN = 48
 _ONE_IN_ON_THE_CPU = 4
 
 _LATE = ("lazy", "random")

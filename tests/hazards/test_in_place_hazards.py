@@ -13,7 +13,7 @@ from hazards.themes import IN_PLACE_CASES
 
 # Of all cases, one in so many is run by `make test`. `make hazards` runs all, half under each schedule;
 # `make check` runs a third of those, and one in four where nothing is captured; a GPU runs all (`tests/gpu`).
-_ONE_IN = 24
+_ONE_IN = 48
 _ONE_IN_ON_THE_CPU = 4
 
 
