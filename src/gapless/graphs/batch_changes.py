@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from operator import is_
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from gapless.graphs.reach import entries_of
 from gapless.graphs.results import Results, has_own_gradient
+from gapless.graphs.versions import version_of
 from gapless.pipeline.containers import PLAIN, Container, container_of, containers_in
 from gapless.pipeline.tree import flatten
 
@@ -33,7 +35,8 @@ class BatchWatch:
         self._tree = tree
         self._containers = list(containers_in(tree.value))
         self._parts = [_parts(container) for container in self._containers]
-        self._versions = [_version(leaf) for leaf in tree.leaves]
+        self._versions = [version_of(leaf) for leaf in tree.leaves]
+        self._marks = [_marks_of(leaf) for leaf in tree.leaves]
 
     def changes(self, others: Sequence[torch.Tensor] = ()) -> BatchChanges:
         """Return what is different now.
@@ -49,9 +52,21 @@ class BatchWatch:
         leaves = [
             number
             for number, leaf in enumerate(self._tree.leaves)
-            if _version(leaf) != self._versions[number]
+            if version_of(leaf) != self._versions[number]
         ]
-        return BatchChanges(self._tree, self._containers, changed, leaves, others=others)
+        return BatchChanges(
+            self._tree, self._containers, changed, leaves, others=others, marked=self._marked()
+        )
+
+    def _marked(self) -> str | None:
+        """Return what was put on a tensor of the batch, None if nothing was."""
+        for leaf, before in zip(self._tree.leaves, self._marks, strict=True):
+            now = _marks_of(leaf)
+            if now.gradient is not before.gradient:
+                return "the gradient of a tensor"
+            if not _same_parts(now.attributes, before.attributes):
+                return "an attribute of a tensor"
+        return None
 
 
 class BatchChanges:
@@ -63,10 +78,10 @@ class BatchChanges:
         changed: the new parts of those that changed, by their numbers.
         written: numbers of the tensors that the step wrote into.
         others: tensors that were there before the step.
+        marked: what it put on a tensor of the batch, None if nothing.
 
     Attributes:
-        unsupported: type of a changed container that cannot be changed here, None if there is
-            none.
+        unsupported: what was changed that cannot be changed here, None if there is nothing.
         puts_gradients: whether a tensor that was put into the batch holds its gradient.
     """
 
@@ -78,8 +93,10 @@ class BatchChanges:
         written: list[int],
         *,
         others: Sequence[torch.Tensor],
+        marked: str | None = None,
     ) -> None:
         self._leaves = tree.leaves
+        self._trained = [number for number, leaf in enumerate(tree.leaves) if leaf.requires_grad]
         self._container_numbers = {id(value): number for number, value in enumerate(containers)}
         # Keeps the ids above from being used again.
         self._containers = containers
@@ -87,11 +104,11 @@ class BatchChanges:
         self._written = written
         self.unsupported = next(
             (
-                type(containers[number]).__qualname__
+                f"a {type(containers[number]).__qualname__}"
                 for number in changed
                 if not _can_change(containers[number])
             ),
-            None,
+            marked,
         )
         put = [part for parts in changed.values() for part in parts.values()]
         tensors = {id(tensor): tensor for part in put for tensor in self._tensors_in(part)}
@@ -106,7 +123,7 @@ class BatchChanges:
         )
 
     def __bool__(self) -> bool:
-        return bool(self._changed or self._written)
+        return bool(self._changed or self._written or self._trained)
 
     @property
     def writes_tensors(self) -> bool:
@@ -121,6 +138,8 @@ class BatchChanges:
         for number in self._written:
             with torch.inference_mode(tree.leaves[number].is_inference()):
                 tree.leaves[number].copy_(self._leaves[number])
+        for number in self._trained:
+            tree.leaves[number].requires_grad_()
         if not self._changed:
             return
         # By the ids of what was put into the captured batch.
@@ -187,5 +206,13 @@ def _change(container: Any, parts: dict[Any, Any]) -> None:
             object.__setattr__(container, name, part)
 
 
-def _version(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version
+class _Marks(NamedTuple):
+    """What a step may put on a tensor, beside new values."""
+
+    attributes: dict[str, Any]
+    gradient: torch.Tensor | None
+
+
+def _marks_of(tensor: torch.Tensor) -> _Marks:
+    gradient = tensor.grad if tensor.is_leaf else None
+    return _Marks(dict(entries_of(tensor) or {}), gradient)

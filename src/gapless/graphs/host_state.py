@@ -23,7 +23,7 @@ from torch.nn.parameter import is_lazy
 
 from gapless.graphs.code_kinds import CodeKind, is_foreign, kind_of
 from gapless.graphs.plain_values import is_array, is_plain, same
-from gapless.graphs.reach import BUFFERS, MISSING, Place, entries_of, shown_key
+from gapless.graphs.reach import BUFFERS, HOOK_TABLES, MISSING, Place, entries_of, shown_key
 
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ _DEPTH = 3
 
 # Torch's own entries of modules and optimizers.
 _TABLES = ("_parameters", "_buffers", "_modules")
+
+_GRAD: Any = torch.Tensor.grad
 
 
 class Difference(NamedTuple):
@@ -72,6 +74,18 @@ class Text(str):
 OTHER_MEMORY = Text("other memory")
 
 
+class _Layout(NamedTuple):
+    """What a tensor is beside its values."""
+
+    address: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    requires_grad: bool
+
+    def __str__(self) -> str:
+        return f"shape {self.shape}, strides {self.strides}, requires_grad={self.requires_grad}"
+
+
 class HostState:
     """What stands in all places that a step reaches, as of now.
 
@@ -96,7 +110,9 @@ class HostState:
         self._lists: dict[int, tuple[Any, list[Any], str, str]] = {}
         self._sets: dict[int, tuple[Any, set[Any], str, str]] = {}
         self._inner: dict[int, tuple[Any, Any, Callable[[Any], Any], str, str]] = {}
-        self._addresses: list[tuple[torch.Tensor, int, str, str]] = []
+        self._layouts: list[tuple[torch.Tensor, _Layout, str, str]] = []
+        # Their gradients are the optimizer's affair.
+        self._weights = {id(weight) for weight in _weights_of_optimizers(reach)}
         self._take(reach)
         self._take_of_torch(reach)
 
@@ -164,6 +180,11 @@ class HostState:
         for table in _TABLES:
             if isinstance(entries.get(table), dict):
                 self._take_dict(entries[table], name, "", holder=module)
+        for table in HOOK_TABLES:
+            if isinstance(entries.get(table), dict):
+                self._take_dict(entries[table], f"{name}.{table}", "")
+        if isinstance(module, torch.jit.ScriptModule):
+            self._inner[id(module)] = (module, _of_script(module), _of_script, name, "")
 
     def _take_dict(self, value: dict[Any, Any], name: str, site: str, holder: Any = None) -> None:
         if id(value) in self._dicts or id(value) in self._skip or len(value) > _MOST_ITEMS:
@@ -208,11 +229,25 @@ class HostState:
     def _take_tensor(self, value: torch.Tensor, name: str, site: str) -> None:
         if is_lazy(value):  # a lazy layer's, which has no memory yet
             return
-        address = _address(value)
-        if address is not None:
-            self._addresses.append((value, address, name, site))
+        layout = _layout(value)
+        if layout is not None:
+            self._layouts.append((value, layout, name, site))
+        self._take_attributes(value, name, site)
         if not self._on_device(value) and id(value) not in self._inner:
             self._inner[id(value)] = (value, _version(value), _version, name, site)
+
+    def _take_attributes(self, value: torch.Tensor, name: str, site: str) -> None:
+        entries = entries_of(value)
+        if entries is None or id(entries) in self._dicts:
+            return
+        self._take_dict(entries, name, site, holder=value)
+        for table in HOOK_TABLES:
+            hooks = getattr(value, table, None)
+            if isinstance(hooks, dict):
+                self._take_dict(hooks, f"{name}.{table}", site)
+        if not value.requires_grad and id(value) not in self._weights:
+            grad = Place("slot", value, _GRAD, name=f"{name}.grad", site=site, holder=value)
+            self._places.append((grad, grad.read()))
 
     # --- after ---
 
@@ -251,20 +286,33 @@ class HostState:
                 before, after = _about(before_state), _about(after_state)
                 is_fill = isinstance(thing, functools._lru_cache_wrapper)
                 yield Difference(None, thing, name, site, before, after, is_fill)
-        for tensor, address, name, site in self._addresses:
-            now = _address(tensor)
-            if now != address:
+        for tensor, layout, name, site in self._layouts:
+            now = _layout(tensor)
+            if now is None or now.address != layout.address:
                 before, after = Text("its memory"), OTHER_MEMORY
                 yield Difference(None, tensor, name, site, before, after)
+            elif now != layout:
+                yield Difference(None, tensor, name, site, Text(layout), Text(now))
 
     def _dict_differences(
         self, value: dict[Any, Any], copy: dict[Any, Any], name: str, site: str, holder: Any
     ) -> Iterator[Difference]:
         is_torchs = isinstance(holder, nn.Module) or _is_of_torch(holder)
+        if holder is None and _have_another_order(copy, value):
+            before, after = Text("one order"), Text("another")
+            yield Difference(None, value, name, site, before, after)
         for key in {**copy, **value}:
             # Not the `get` of a user's class.
             before, after = copy.get(key, MISSING), dict.get(value, key, MISSING)
-            if before is after or (is_torchs and key not in self._stored_names):
+            if before is after:
+                continue
+            if is_torchs and key not in self._stored_names:
+                # Torch changes parts of modules, but a part that comes or goes is the user's.
+                is_part = isinstance(holder, nn.Module) and value is not vars(holder)
+                if is_part and (before is MISSING or after is MISSING):
+                    is_fill = before is MISSING
+                    shown = f"{name}.{key}"
+                    yield Difference(None, value, shown, site, before, after, is_fill)
                 continue
             if isinstance(holder, torch.optim.Optimizer) and key in _OF_OPTIMIZERS:
                 continue
@@ -280,8 +328,31 @@ _OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
 
 
 def _is_of_torch(holder: Any) -> bool:
-    """Return whether torch made the class of an object, which then keeps its own accounts."""
-    return holder is not None and type(holder).__module__.partition(".")[0] == "torch"
+    """Return whether torch made the class of an object, which then keeps its own accounts.
+
+    Attributes of a tensor are its user's.
+    """
+    if holder is None or isinstance(holder, torch.Tensor):
+        return False
+    return type(holder).__module__.partition(".")[0] == "torch"
+
+
+def _have_another_order(some: dict[Any, Any], others: dict[Any, Any]) -> bool:
+    """Return whether two dictionaries of the same keys have them in another order."""
+    if len(some) != len(others):
+        return False
+    is_ordered = isinstance(others, collections.OrderedDict)
+    keys = (collections.OrderedDict if is_ordered else dict).__iter__(others)
+    if all(map(same, some, keys)):
+        return False
+    return all(dict.__contains__(others, key) for key in some)
+
+
+def _weights_of_optimizers(reach: Reach) -> Iterator[torch.Tensor]:
+    for value, _ in reach.objects.values():
+        if isinstance(value, torch.optim.Optimizer):
+            for group in value.param_groups:
+                yield from group["params"]
 
 
 def _list_differences(value: Any, items: list[Any], name: str, site: str) -> Iterator[Difference]:
@@ -348,6 +419,20 @@ def _state_by(reader: Callable[[], Any]) -> Callable[[Any], _State]:
     return lambda _: _State("its state", reader())
 
 
+class _Items:
+    """Objects that are compared as `same` does."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Items) or len(self._items) != len(other._items):
+            return False
+        return all(map(same, self._items, other._items))
+
+
 class _HostBytes:
     """The content of a tensor on the host."""
 
@@ -407,8 +492,10 @@ def _text_length(value: Any) -> _State:
 
 
 def _array_bytes(value: Any) -> _State:
-    if value.nbytes > _MOST_BYTES or value.dtype.hasobject:
+    if value.nbytes > _MOST_BYTES:
         return _State("its content", None)
+    if value.dtype.hasobject:
+        return _State("its content", (value.shape, _Items(list(value.flat))))
     return _State("its content", (value.shape, value.tobytes()))
 
 
@@ -423,6 +510,14 @@ def _version(value: torch.Tensor) -> _State:
         # Tensors of inference mode have no version.
         return _State("its content", None)
     return _State("its content", version)
+
+
+def _of_script(module: Any) -> _State:
+    """Return the attributes of a scripted module, which its compiled code changes."""
+    names = module._concrete_type.get_attributes()
+    values = [module._c.getattr(name) for name in names]
+    plain = [value for value in values if not isinstance(value, torch.Tensor)]
+    return _State("its attributes", _Items(plain))
 
 
 def _position(value: Any) -> _State:
@@ -463,9 +558,9 @@ _STATES: dict[Any, Callable[[Any], Any]] = {
 }
 
 
-def _address(value: torch.Tensor) -> int | None:
+def _layout(value: torch.Tensor) -> _Layout | None:
     try:
-        return value.data_ptr()
+        return _Layout(value.data_ptr(), tuple(value.shape), value.stride(), value.requires_grad)
     except (RuntimeError, NotImplementedError, ValueError):
         # Sparse tensors, weights of lazy modules and other subclasses have no address of their own.
         return None

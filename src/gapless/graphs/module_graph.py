@@ -32,6 +32,7 @@ from gapless.graphs.step_call import at_work
 from gapless.graphs.step_graph import StaticInputs
 from gapless.graphs.step_guards import Failure, failure_of_reads
 from gapless.graphs.tensor_copies import TensorCopies
+from gapless.graphs.versions import count_up
 from gapless.graphs.written_memory import WrittenMemory
 from gapless.pipeline.tree import flatten, has_address, misalignment
 
@@ -210,6 +211,9 @@ class ModuleGraph:
         expected: those in the backward pass.
         host_waits: the door for the wait of a call that runs again.
         repeats: whether a call gives the same bits twice.
+
+    Attributes:
+        counted: tensors whose versions a call counts up, each as often as it does.
     """
 
     changes_batch = False
@@ -249,6 +253,7 @@ class ModuleGraph:
         self._weights = weights
         self._saved = saved
         self._written = written
+        self.counted: list[torch.Tensor] = []
         self._written_memory = WrittenMemory(written)
         # What is written is kept for each run.
         known = set(map(address_of, [*written, *passes.inputs]))
@@ -321,6 +326,7 @@ class ModuleGraph:
         """
         before = TensorCopies(self._written).make() if self._written else []
         random = None if self._random is None else self._random.read()
+        count_up(self.counted)
         run = Run(self, inputs, random=random, written=before)
         targets = list(compress(inputs, self._needs_grad))
         edges = _repeated(targets, self.uses) + self._weight_edges

@@ -37,20 +37,6 @@ def hook_refused(text: str) -> Refusal:
     )
 
 
-def asks_of_its_call(site: str) -> Refusal:
-    """Refuse a module whose code asks for what is otherwise in a replay.
-
-    Args:
-        site: file and line.
-    """
-    return Refusal(
-        "replaced_tensor",
-        f"{site} asks for a tensor's address, version or place in autograd's graph, which are "
-        "others in a replay",
-        site=site,
-    )
-
-
 def keeps_unknown(name: str, site: str) -> Refusal:
     """Refuse a module that keeps something from call to call.
 

@@ -35,19 +35,19 @@ from gapless.graphs.module_refusals import (
     RETURNS_OTHERS,
     RUNS_BACKWARD,
     SUBCLASS,
-    asks_of_its_call,
     gradient_outside,
     hook_refused,
     keeps_unknown,
 )
 from gapless.graphs.proof import NotProved, prove
-from gapless.graphs.reach import HOOK_TABLES
-from gapless.graphs.refusal import Refused
+from gapless.graphs.reach import HOOK_TABLES, entries_of
+from gapless.graphs.refusal import Refused, asks_of_its_call
 from gapless.graphs.rehearsal import Rehearsal
 from gapless.graphs.seen_calls import Given, SeenCalls, note_gradients
 from gapless.graphs.step_call import at_work
 from gapless.graphs.touched import TouchWatch
 from gapless.graphs.trial import Tried, why_it_failed
+from gapless.graphs.versions import VersionsBefore, version_of
 from gapless.graphs.weight_guards import WeightsInPlace
 from gapless.pipeline.tree import flatten, has_address
 
@@ -180,7 +180,10 @@ class ModuleTrial:
         with AT_WORK, self._runs.side.use() as caller:
             tried = self._rehearsed(tree, reads, watched, seen.given, weights, caller)
         seen.watched = self._watch.num_runs
+        versions = VersionsBefore(reads.tensors)
         tried.out = self._work(tree)
+        if isinstance(tried.graph, ModuleGraph):
+            tried.graph.counted = versions.counted()
         return tried
 
     def _seen_of(self, tree: Tree) -> SeenCalls:
@@ -403,9 +406,13 @@ def _uses_others(first: TouchWatch, second: TouchWatch, known: set[int]) -> bool
     return bool(others - some - known)
 
 
-def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[int, bool]]:
+def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
     """Return what shows that a call has changed its arguments."""
-    return [(0 if leaf.is_inference() else leaf._version, leaf.requires_grad) for leaf in leaves]
+    return [(version_of(leaf), leaf.requires_grad, *_attributes_of(leaf)) for leaf in leaves]
+
+
+def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
+    return tuple((name, id(value)) for name, value in (entries_of(tensor) or {}).items())
 
 
 def _is_as_before(tree: Tree) -> bool:

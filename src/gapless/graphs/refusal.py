@@ -376,6 +376,20 @@ def forward_mode(site: str) -> Refusal:
     )
 
 
+def asks_of_its_call(site: str) -> Refusal:
+    """Refuse a step, or a module, whose code asks for what is otherwise in a replay.
+
+    Args:
+        site: file and line.
+    """
+    return Refusal(
+        "replaced_tensor",
+        f"{site} asks for a tensor's address, version or place in autograd's graph, which are "
+        "others in a replay",
+        site=site,
+    )
+
+
 def _change_of(write: HostWrite) -> str:
     if write.before == write.after:
         return "is work of the host, which a replay would skip"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.addresses import share_memory
+from gapless.graphs.versions import count_up
 
 
 if TYPE_CHECKING:
@@ -49,6 +50,7 @@ class StepGraph:
         reads: what the step's code reads.
         held: tensors that the graph reads or writes, whose memory must stay.
         written: the memory among them that it writes.
+        counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
         changes_batch: whether the step changes its batch.
@@ -70,6 +72,7 @@ class StepGraph:
         reads: ReadGuards,
         held: Sequence[torch.Tensor],
         written: WrittenMemory,
+        counted: list[torch.Tensor],
     ) -> None:
         self.guards = guards
         self.reads = reads
@@ -83,6 +86,7 @@ class StepGraph:
         self._changes = changes
         self._held = held
         self._written = written
+        self._counted = counted
         self.changes_batch = bool(changes)
         self._writes_batch = changes.writes_tensors
         self._keeps = bool(kept)
@@ -143,6 +147,7 @@ class StepGraph:
         self.updates.before_replay()
         self._graph.replay()
         self._gradients.hand_out()
+        count_up(self._counted)
 
     def _own_results(self, leaves: list[torch.Tensor]) -> Any:
         if not self._keeps:

@@ -30,6 +30,7 @@ from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
 from gapless.graphs.step_guards import StepGuards
 from gapless.graphs.touched import TouchWatch
+from gapless.graphs.versions import VersionsBefore
 from gapless.graphs.weight_guards import (
     GradientsInPlace,
     GraphGradients,
@@ -194,14 +195,19 @@ class Trial:
         outs: list[Tree] = []
         reserved_before: list[int] = []
         updates: list[CapturedUpdates] = []
+        counted: list[torch.Tensor] = []
+        states = [part for each in self._optimizers for part, _ in _tensors_of(each, {})]
+        there = [*reads.tensors, *[weight for weight, _ in before], *states]
 
         def queue(cut: Cut) -> None:
             # Read here: torch gives back free memory before a capture begins.
             reserved_before.append(self._device.reserved_memory_bytes())
 
+            versions = VersionsBefore(there)
             with self._updates.during_capture(cut) as captured:
                 updates.append(captured)
                 out = flatten(self._work(static.value))
+                counted.extend(versions.counted())
                 kept.end_capture(captured.outside)
             captured.on_update = kept.fill_updated
             if out.unknown:
@@ -237,6 +243,7 @@ class Trial:
             batch=batch,
             before=before,
             kept=kept,
+            counted=counted,
         )
 
     def _generators(self, watched: Watched) -> list[torch.Generator]:
@@ -259,6 +266,7 @@ class Trial:
         batch: BatchWatch,
         before: Gradients,
         kept: KeptTensors,
+        counted: list[torch.Tensor],
     ) -> StepGraph:
         # What the step's code reaches is compared where its reads are.
         weights = [weight for weight, _ in before if not reads.compares(weight)]
@@ -294,6 +302,7 @@ class Trial:
             reads=reads,
             held=others,
             written=written,
+            counted=counted,
         )
 
     # --- proof ---
@@ -521,10 +530,10 @@ _WRITES_BEHIND_ITS_BATCH = Refusal(
 )
 
 
-def _changes_batch(kind: str) -> Refusal:
+def _changes_batch(what: str) -> Refusal:
     return Refusal(
         "changes_batch",
-        f"the step changes a {kind} of its batch, which cannot be done again for a replay; "
+        f"the step changes {what} of its batch, which cannot be done again for a replay; "
         "change a copy",
     )
 

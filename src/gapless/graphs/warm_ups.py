@@ -13,6 +13,7 @@ from gapless.graphs.batch_reads import ReadWatch
 from gapless.graphs.host_watch import HostRun
 from gapless.graphs.refusal import (
     Refusal,
+    asks_of_its_call,
     forward_mode,
     host_draw,
     host_read,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 # A plain value that is new in every batch makes each batch a key of its own. Keys are only
 # counted up to here, so that memory stays bounded.
 _MAX_KEYS = 10_000
+
+# A graph would keep what it was in the capture.
+_COUNTED = frozenset(["_version"])
 
 # From here on the first run of a kind is not looked at, and does not count.
 _NUM_LOOKED_AT_ONCE = 50
@@ -167,6 +171,8 @@ class WarmUps:
         refusals += [] if objection is None else [Refusal("update", objection)]
         refusals += [host_write(write) for write in host.writes]
         refusals += [forward_mode(site) for site in host.forward_modes]
+        asks = self._host_watch.site_of_name(_COUNTED) if is_last else None
+        refusals += [] if asks is None else [asks_of_its_call(asks)]
         if touched is not None:
             refusals += [host_draw(site) for site in dict.fromkeys(touched.host_draws)]
         too_many = self._too_many_keys()
