@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 import gapless
+from gapless.errors import BatchError
 from gapless.pipeline.tree import flatten
 
 
@@ -554,3 +555,14 @@ def test_an_error_that_is_held_does_not_keep_the_pass():
 
     assert closed == ["generator"]
     assert held.value.__traceback__ is not None
+
+
+def test_a_batch_that_leads_to_itself_is_refused():
+    """In one line, after the batches before it."""
+    batch = {"x": torch.ones(1)}
+    batch["self"] = batch
+    batches = iter(gapless.prefetch([torch.zeros(1), batch], "cpu"))
+
+    next(batches)
+    with pytest.raises(BatchError, match="leads to itself"):
+        next(batches)

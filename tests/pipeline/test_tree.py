@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import copy
 import dataclasses
 import enum
 import types
@@ -163,3 +164,91 @@ def test_a_read_only_mapping_fails_loudly():
     """A mapping that cannot be rebuilt raises instead of keeping its tensors where they are."""
     with pytest.raises(BatchError, match="cannot rebuild a mappingproxy"):
         flatten(types.MappingProxyType({"x": torch.ones(1)})).map(torch.clone)
+
+
+def test_one_tensor_twice_stays_one():
+    """Attention asks whether its query is its key."""
+    x, other = torch.ones(2), torch.zeros(2)
+
+    first, second, third = flatten((x, {"again": x}, other)).map(torch.clone).leaves
+
+    assert first is second is not third
+    assert first is not x
+
+
+def test_a_key_tells_one_tensor_from_two():
+    x = torch.ones(2)
+    once, twice = flatten((x, x.clone())), flatten((x, x))
+
+    assert once.key() != twice.key()
+    assert twice.key() == flatten((once.leaves[1], once.leaves[1])).key()
+    assert once.difference(twice) == "which of its tensors are the same one"
+
+
+def test_a_key_tells_tensors_of_inference_mode():
+    with torch.inference_mode():
+        inferred = torch.ones(2)
+
+    assert flatten(inferred).key() != flatten(torch.ones(2)).key()
+
+
+class Rounded(float):
+    def __repr__(self):
+        return "about 1"
+
+
+class Hidden(str):
+    def __repr__(self):
+        return "***"
+
+
+class Phase(enum.Enum):
+    FIRST, LAST = 1, 2
+
+    def __repr__(self):
+        return "<a phase>"
+
+
+class Listed(list):
+    pass
+
+
+class Named(dict):
+    pass
+
+
+def noted(kind, note):
+    value = kind()
+    value.note = note
+    return value
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Rounded(1.1), Rounded(1.2)),
+        (Hidden("a"), Hidden("b")),
+        (Phase.FIRST, Phase.LAST),
+        (noted(Listed, 1), noted(Listed, 2)),
+        (noted(Named, [1, 2]), noted(Named, [1, 3])),
+        (noted(Named, {"a": (1,)}), noted(Named, {"a": (2,)})),
+        (noted(Named, {1, 2}), noted(Named, {1, 3})),
+    ],
+)
+def test_a_key_tells_plain_values_apart(one, other):
+    """By what they are, not by the text of a user's class, and with attributes beside parts."""
+    assert flatten(one).key() != flatten(other).key()
+    assert flatten(one).key() == flatten(copy.copy(one)).key()
+
+
+def test_attributes_that_are_not_plain_are_no_part_of_a_key():
+    """As those of a tokenizer, which are new objects in each batch."""
+    assert flatten(noted(Named, [object()])).key() == flatten(noted(Named, [object()])).key()
+
+
+def test_a_batch_that_leads_to_itself_is_refused():
+    batch = {"x": torch.ones(1)}
+    batch["self"] = batch
+
+    with pytest.raises(BatchError, match="a batch, a dict, leads to itself"):
+        flatten(batch)

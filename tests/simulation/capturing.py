@@ -943,6 +943,25 @@ def a_kept_tensor_that_is_to_have_gradients(device):
     assert step.report.num_replays > 0
 
 
+@scenario(num_seeds=VERY_FEW)
+def a_step_that_goes_by_the_version_of_a_tensor(device):
+    """A graph would go by the version that the tensor had in the capture."""
+    x, rows = put(device, (torch.ones(1), torch.ones(1)))
+    known = {}
+
+    def by_version(batch):
+        if known.get("version") != rows._version:
+            known["version"], known["twice"] = rows._version, rows * 2.0
+        return batch * known["twice"]
+
+    step = gapless.capture(by_version, device=device)
+    found = [read_back(device, step(x)).item() for _ in range(6)]
+    rows.add_(1.0)
+    found += [read_back(device, step(x)).item() for _ in range(3)]
+    assert found == [2.0] * 6 + [4.0] * 3
+    assert "version" in step.report.refusal.text
+
+
 class DTensor(torch.nn.Parameter):
     """A weight of which each rank has a part, as far as its name goes."""
 

@@ -9,6 +9,8 @@ import torch
 from torch.autograd import forward_ad
 from torch.nn.utils import parametrize
 
+from gapless.device.float32_precision import readers_of_float32_precision
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,7 +34,6 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
             "torch.are_deterministic_algorithms_enabled()",
             torch.are_deterministic_algorithms_enabled,
         ),
-        ("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision),
         ("torch.autograd.set_multithreading_enabled", _multithreading()),
         ("torch.is_anomaly_enabled()", torch.is_anomaly_enabled),
         ("torch function modes", _kinds_of_modes),
@@ -40,6 +41,7 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         ("torch.nn.utils.parametrize.cached", keeps_parametrizations),
         ("torch.backends.mha.get_fastpath_enabled()", backends.mha.get_fastpath_enabled),
     ]
+    known += readers_of_float32_precision(device_type)
     for kind in dict.fromkeys((device_type, "cpu")):
         known += [
             (f"autocast of {kind}", partial(torch.is_autocast_enabled, kind)),
@@ -49,21 +51,30 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
         "torch.backends.cudnn.enabled": "_get_cudnn_enabled",
         "torch.backends.cudnn.benchmark": "_get_cudnn_benchmark",
         "torch.backends.cudnn.deterministic": "_get_cudnn_deterministic",
-        "torch.backends.cudnn.allow_tf32": "_get_cudnn_allow_tf32",
-        "torch.backends.cuda.matmul.allow_tf32": "_get_cublas_allow_tf32",
         "flash attention": "_get_flash_sdp_enabled",
         "memory efficient attention": "_get_mem_efficient_sdp_enabled",
         "attention by plain operations": "_get_math_sdp_enabled",
         "cuDNN's attention": "_get_cudnn_sdp_enabled",
+        "attention that reduces in half precision": "_get_math_sdp_allow_fp16_bf16_reduction",
+        "torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction": (
+            "_get_cublas_allow_fp16_reduced_precision_reduction"
+        ),
+        "torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction": (
+            "_get_cublas_allow_bf16_reduced_precision_reduction"
+        ),
+        "torch.backends.cuda.matmul.allow_fp16_accumulation": "_get_cublas_allow_fp16_accumulation",
     }
     for name, function in optional.items():
         reader = getattr(of_c, function, None)
         if reader is not None:
             known.append((name, reader))
-    if hasattr(backends.cuda.matmul, "allow_fp16_reduced_precision_reduction"):
-        reader = getattr(of_c, "_get_cublas_allow_fp16_reduced_precision_reduction", None)
+    for name in ("blas", "linalg"):
+        reader = getattr(of_c, f"_get_{name}_preferred_backend", None)
         if reader is not None:
-            known.append(("torch.backends.cuda.matmul.allow_fp16_reduced...", reader))
+            preferred = f"torch.backends.cuda.preferred_{name}_library()"
+            known.append((preferred, partial(_number_of, reader)))
+    if hasattr(of_c, "_get_sdp_priority_order"):
+        known.append(("the order of attention's kernels", _order_of_attention))
     return [(name, reader) for name, reader in known if _can_read(reader)]
 
 
@@ -97,6 +108,15 @@ def _multithreading() -> Callable[[], Any]:
 def _saved_tensors_hooks() -> Callable[[], Any]:
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return _nothing if top is None else partial(top, True)
+
+
+def _number_of(reader: Callable[[], Any]) -> int:
+    """Return the number of an enumeration of torch, which makes a new object for each answer."""
+    return int(reader())
+
+
+def _order_of_attention() -> tuple[int, ...]:
+    return tuple(torch._C._get_sdp_priority_order())
 
 
 def _nothing() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, get_args
 
 import torch
 
+from gapless.device.float32_precision import float32_precision_restored
 from gapless.device.precision import Precision
 from gapless.errors import DeviceError
 
@@ -73,14 +74,13 @@ def numerics_restored() -> Iterator[None]:
     """Restore what `set_numerics` sets, as it was before the body; not the random states."""
     deterministic = torch.are_deterministic_algorithms_enabled()
     warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
-    precision = torch.get_float32_matmul_precision()
     has_cudnn_attention = torch.backends.cuda.cudnn_sdp_enabled()
     workspace = os.environ.get(_CUBLAS_WORKSPACE)
     try:
-        yield
+        with float32_precision_restored():
+            yield
     finally:
         _set_deterministic(deterministic, warn_only=warn_only)
-        torch.set_float32_matmul_precision(precision)
         torch.backends.cuda.enable_cudnn_sdp(has_cudnn_attention)
         if workspace is None:
             os.environ.pop(_CUBLAS_WORKSPACE, None)

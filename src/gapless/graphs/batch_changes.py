@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from operator import is_
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -36,7 +36,7 @@ class BatchWatch:
         self._containers = list(containers_in(tree.value))
         self._parts = [_parts(container) for container in self._containers]
         self._versions = [version_of(leaf) for leaf in tree.leaves]
-        self._marks = [_marks_of(leaf) for leaf in tree.leaves]
+        self._attributes = [_attributes_of(leaf) for leaf in tree.leaves]
 
     def changes(self, others: Sequence[torch.Tensor] = ()) -> BatchChanges:
         """Return what is different now.
@@ -60,13 +60,9 @@ class BatchWatch:
 
     def _marked(self) -> str | None:
         """Return what was put on a tensor of the batch, None if nothing was."""
-        for leaf, before in zip(self._tree.leaves, self._marks, strict=True):
-            now = _marks_of(leaf)
-            if now.gradient is not before.gradient:
-                return "the gradient of a tensor"
-            if not _same_parts(now.attributes, before.attributes):
-                return "an attribute of a tensor"
-        return None
+        now = map(_attributes_of, self._tree.leaves)
+        are_same = all(map(_same_parts, now, self._attributes))
+        return None if are_same else "an attribute of a tensor"
 
 
 class BatchChanges:
@@ -97,6 +93,9 @@ class BatchChanges:
     ) -> None:
         self._leaves = tree.leaves
         self._trained = [number for number, leaf in enumerate(tree.leaves) if leaf.requires_grad]
+        gradients = [(number, tree.leaves[number].grad) for number in self._trained]
+        # In the memory of the graph.
+        self._gradients = [(number, one) for number, one in gradients if one is not None]
         self._container_numbers = {id(value): number for number, value in enumerate(containers)}
         # Keeps the ids above from being used again.
         self._containers = containers
@@ -130,6 +129,13 @@ class BatchChanges:
         """Whether the step wrote into tensors of its batch."""
         return bool(self._written)
 
+    def can_apply(self, tree: Tree) -> bool:
+        """Return whether another batch can be changed in the same way.
+
+        A gradient that is there already would be added to.
+        """
+        return all(tree.leaves[number].grad is None for number, _ in self._gradients)
+
     def apply(self, tree: Tree) -> None:
         """Change another batch of the same kind in the same way.
 
@@ -140,6 +146,8 @@ class BatchChanges:
                 tree.leaves[number].copy_(self._leaves[number])
         for number in self._trained:
             tree.leaves[number].requires_grad_()
+        for number, gradient in self._gradients:
+            tree.leaves[number].grad = gradient.detach().clone()
         if not self._changed:
             return
         # By the ids of what was put into the captured batch.
@@ -206,13 +214,5 @@ def _change(container: Any, parts: dict[Any, Any]) -> None:
             object.__setattr__(container, name, part)
 
 
-class _Marks(NamedTuple):
-    """What a step may put on a tensor, beside new values."""
-
-    attributes: dict[str, Any]
-    gradient: torch.Tensor | None
-
-
-def _marks_of(tensor: torch.Tensor) -> _Marks:
-    gradient = tensor.grad if tensor.is_leaf else None
-    return _Marks(dict(entries_of(tensor) or {}), gradient)
+def _attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
+    return dict(entries_of(tensor) or {})

@@ -230,10 +230,10 @@ class CapturedFunction:
         if self._runs_as_written:
             return
         with self._side.use():
-            moved = [tree.value for tree in prefetch(batches, self._device).trees()]
+            moved = list(prefetch(batches, self._device).trees())
             for captured in self._all_captured():
                 size = self._settings.steps_per_launch if captured is self._group else None
-                calls = [self._trees.of((batch,) * (size or 1), {}) for batch in moved]
+                calls = [self._trees.of(_alike(tree, size or 1), {}) for tree in moved]
                 captured.capture_ahead(calls, snapshot=snapshot(), only_these=True)
         self._settings.tell(self.report, self._name)
 
@@ -565,6 +565,11 @@ def capture(
             "optimizer"
         )
     return made(step)
+
+
+def _alike(tree: Tree, count: int) -> tuple[Any, ...]:
+    """Return so many batches like one; no two of them share a tensor."""
+    return (tree.value, *[tree.map(torch.clone).value for _ in range(count - 1)])
 
 
 def _check_options_in_place(example_inputs: object, steps_per_launch: object) -> None:

@@ -88,6 +88,7 @@ class CodeReads:
         whole: chains whose value is used in another way than by an attribute or a constant item.
         stores: what it may change.
         names: attribute names that it stores, and its constant strings.
+        stores_any_name: whether it may store attributes by names that stand nowhere in it.
         getters: attributes of attributes that `operator.attrgetter` is made for, or `str.format`.
         walked: chains that a loop goes on from, again and again.
         given: functions that are called, or given to one, each with all that the call is given.
@@ -97,12 +98,15 @@ class CodeReads:
     whole: set[Chain] = field(default_factory=set)
     stores: list[Store] = field(default_factory=list)
     names: set[str] = field(default_factory=set)
+    stores_any_name: bool = False
     getters: list[tuple[str, ...]] = field(default_factory=list)
     walked: set[Chain] = field(default_factory=set)
     given: dict[Chain, set[Chain]] = field(default_factory=dict)
 
 
 _GETS = ("get", "setdefault")
+
+_STORING = frozenset(Chain("global", name) for name in ("setattr", "delattr", "vars"))
 
 # Methods of modules that return its parts.
 _PARTS = frozenset(
@@ -568,6 +572,9 @@ class _Follower:
     def _call_by_name(self, names: frozenset[Chain], arguments: list[_Value]) -> bool:
         """Follow a call of a built-in function that leads to attributes; say whether it is one."""
         first = arguments[0] if arguments else _UNKNOWN
+        if names & _STORING:
+            name = arguments[1] if len(arguments) > 1 else _UNKNOWN
+            self._out.stores_any_name |= not isinstance(name.constant, str)
         if Chain("global", "getattr") in names or Chain("global", "hasattr") in names:
             self._attribute_by_name(first, arguments[1] if len(arguments) > 1 else _UNKNOWN)
         elif Chain("global", "vars") in names and arguments:

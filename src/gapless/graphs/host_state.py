@@ -27,7 +27,7 @@ from gapless.graphs.reach import BUFFERS, HOOK_TABLES, MISSING, Place, entries_o
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Container, Iterator
 
     from gapless.graphs.reach import Reach
 
@@ -86,6 +86,13 @@ class _Layout(NamedTuple):
         return f"shape {self.shape}, strides {self.strides}, requires_grad={self.requires_grad}"
 
 
+class EveryName:
+    """All names that there are."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
 class HostState:
     """What stands in all places that a step reaches, as of now.
 
@@ -103,7 +110,7 @@ class HostState:
         skip: set[int],
     ) -> None:
         self._on_device = on_device
-        self._stored_names: set[str] = set()
+        self._stored_names: Container[str] = ()
         self._skip = skip
         self._places: list[tuple[Place, Any]] = []
         self._dicts: dict[int, tuple[dict[Any, Any], dict[Any, Any], str, str, Any]] = {}
@@ -167,6 +174,10 @@ class HostState:
     def _take_optimizer(self, value: torch.optim.Optimizer, name: str) -> None:
         for index, group in enumerate(value.param_groups):
             self._take_dict(group, f"{name}.param_groups[{index}]", "")
+        for table in _HOOKS_OF_OPTIMIZERS:
+            hooks = vars(value).get(table)
+            if isinstance(hooks, dict):
+                self._take_dict(hooks, f"{name}.{table}", "")
         if is_foreign(type(value)):
             return
         self._take_dict(vars(value), name, "", holder=value)
@@ -251,7 +262,7 @@ class HostState:
 
     # --- after ---
 
-    def differences(self, stored_names: set[str]) -> Iterator[Difference]:
+    def differences(self, stored_names: Container[str]) -> Iterator[Difference]:
         """Return what differs now.
 
         Args:
@@ -307,9 +318,8 @@ class HostState:
             if before is after:
                 continue
             if is_torchs and key not in self._stored_names:
-                # Torch changes parts of modules, but a part that comes or goes is the user's.
-                is_part = isinstance(holder, nn.Module) and value is not vars(holder)
-                if is_part and (before is MISSING or after is MISSING):
+                # Torch changes attributes of modules, but no parts.
+                if isinstance(holder, nn.Module) and value is not vars(holder):
                     is_fill = before is MISSING
                     shown = f"{name}.{key}"
                     yield Difference(None, value, shown, site, before, after, is_fill)
@@ -324,6 +334,7 @@ class HostState:
                 yield Difference(place, owner, shown, site, before, after, is_fill)
 
 
+_HOOKS_OF_OPTIMIZERS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 _OF_OPTIMIZERS = {"state", "_opt_called", "_step_count", "param_groups"}
 
 

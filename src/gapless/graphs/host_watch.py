@@ -38,7 +38,14 @@ from gapless.graphs.code_kinds import (
     site_of,
 )
 from gapless.graphs.code_reads import reads_of
-from gapless.graphs.host_state import OTHER_MEMORY, Difference, HostState, RandomStates, Text
+from gapless.graphs.host_state import (
+    OTHER_MEMORY,
+    Difference,
+    EveryName,
+    HostState,
+    RandomStates,
+    Text,
+)
 from gapless.graphs.plain_values import (
     is_number_like,
     is_tensor_tree,
@@ -57,11 +64,11 @@ from gapless.graphs.reach import (
     shown_key,
 )
 from gapless.graphs.read_guards import ReadGuards
-from gapless.pipeline.containers import container_of
+from gapless.pipeline.containers import container_of, tensors_inside
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator
+    from collections.abc import Callable, Collection, Container, Iterator
 
     from gapless.graphs.code_reads import Chain, Store
 
@@ -289,7 +296,16 @@ class HostWatch:
             write = HostWrite(name, site, before, after, advice)
             writes.setdefault((name, site), write)
 
-        for difference in before.differences(_stored_names(reach)):
+        differences = list(before.differences(_stored_names(reach)))
+        # What a place kept before is gone from it, whatever was done to that.
+        left_behind = {
+            id(tensor)
+            for difference in filter(self._is_kept, differences)
+            for tensor in tensors_inside(difference.before)
+        }
+        for difference in differences:
+            if id(_changed_object(difference)) in left_behind:
+                continue
             name, site = stores.name_and_site(difference)
             if self._is_kept(difference):
                 assert difference.place is not None
@@ -323,6 +339,12 @@ class HostWatch:
             # A dictionary that grows is no place to copy to.
             return before is None or place.holder is not None or _is_variable(place)
         return is_tensor_tree(before, self._on_device) and same_but_tensors(before, after)
+
+
+def _changed_object(difference: Difference) -> Any:
+    """Return whose attribute has changed, or what has changed in itself."""
+    place = difference.place
+    return difference.owner if place is None or place.holder is None else place.holder
 
 
 def _generators_used(changed: list[str], profile: _Profile, stores: _Stores) -> list[str]:
@@ -389,10 +411,12 @@ def _advice(difference: Difference) -> str:
     return "change it in `on_host`, or outside the step"
 
 
-def _stored_names(reach: Reach) -> set[str]:
+def _stored_names(reach: Reach) -> Container[str]:
     names: set[str] = set()
     for executed in reach.codes.values():
         if executed.kind is CodeKind.USER:
+            if executed.reads.stores_any_name or "__dict__" in executed.code.co_names:
+                return EveryName()
             names |= executed.reads.names
     return names
 

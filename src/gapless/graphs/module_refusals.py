@@ -70,6 +70,13 @@ OWN_WEIGHT = Refusal(
     "the module is given one of its own weights, which gets gradients as both; use it within",
     name="an argument",
 )
+TWICE = Refusal(
+    "gradient_outside",
+    "two arguments share memory and need gradients, which a graph would not sum as autograd does; "
+    "give the tensor once, or capture the step",
+    name="an argument given twice",
+    is_of_call=True,
+)
 RETURNS_OTHERS = Refusal(
     "result",
     "the module returns a tensor that shares memory with another one, or with what it is given; return a clone",

@@ -35,6 +35,7 @@ from gapless.graphs.module_refusals import (
     RETURNS_OTHERS,
     RUNS_BACKWARD,
     SUBCLASS,
+    TWICE,
     gradient_outside,
     hook_refused,
     keeps_unknown,
@@ -429,6 +430,9 @@ def _objections_to_memory(
     touched = watched.touched
     if touched is not None and any(address_of(one) in watched.known for one in touched.written):
         return [CHANGES_INPUT]
+    wanted = [leaf for leaf in tree.leaves if leaf.requires_grad]
+    if len(wanted) > 1 and share_memory(wanted):
+        return [TWICE]
     places = {address_of(other) for other in others if has_address(other)}
     if any(leaf.requires_grad and address_of(leaf) in places for leaf in tree.leaves):
         return [OWN_WEIGHT]

@@ -91,8 +91,10 @@ class Rehearsal:
         Raises:
             Refused: the call returns what no graph can.
         """
+        # One that is given twice stays one.
+        detached = {id(leaf): leaf.detach() for leaf in static.leaves}
         inputs = [
-            leaf.detach().requires_grad_(needs)
+            detached[id(leaf)].requires_grad_(needs)
             for leaf, needs in zip(static.leaves, self._needs_grad, strict=True)
         ]
         standing = (

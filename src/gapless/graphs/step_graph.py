@@ -100,6 +100,8 @@ class StepGraph:
         """
         if any(map(_requires_grad, tree.leaves)) or not self.may_overwrite(tree.leaves):
             return False
+        if self.changes_batch and not self._changes.can_apply(tree):
+            return False
         return not (self._writes_batch and share_memory(tree.leaves))
 
     def may_overwrite(self, leaves: Sequence[torch.Tensor]) -> bool:

@@ -333,7 +333,8 @@ class Trial:
         def left(out: Any, batch: Tree) -> list[Any]:
             """Return all that a run leaves behind, beside the memory that it found."""
             gradients = [weight.grad for weight, _ in before]
-            return [out, gradients, [path.get() for path in kept.paths], batch.leaves]
+            of_batch = [leaf.grad for leaf in batch.leaves if leaf.is_leaf]
+            return [out, gradients, of_batch, [path.get() for path in kept.paths], batch.leaves]
 
         def replay() -> Any:
             batch = batches.pop()

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.pipeline.tree import ALIGNMENT, has_alignment, misalignment
+from gapless.pipeline.tree import ALIGNMENT, has_alignment, misalignment, twins_among
 
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ _TensorGuards: Any = getattr(_of_compiler, "TensorGuards", None)
 def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
     """Return a function that takes as many tensors and says whether they are alike.
 
-    They are if type, dtype, device, shape, strides, alignment and `requires_grad` are the same, and the
-    modes of torch that dispatch operations are those of now. None if torch has no such function, or not
+    They are if type, dtype, device, shape, strides, alignment and `requires_grad` are the same, those
+    that were one tensor are one, and the modes of torch that dispatch operations are those of now. None if torch has no such function, or not
     for these tensors.
 
     Sync: Does not block the host.
@@ -38,10 +38,13 @@ def comparison_with(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | No
     places = [number for number, tensor in enumerate(tensors) if has_alignment(tensor)]
     wanted = [misalignment(tensors[number]) for number in places]
 
+    twins = twins_among(tensors)
+
     def are_alike(*others: torch.Tensor) -> bool:
         return (
             check(*others)
             and [others[number].data_ptr() % ALIGNMENT for number in places] == wanted
+            and twins_among(others) == twins
         )
 
-    return are_alike if places else check
+    return are_alike if places or len(tensors) > 1 else check

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
-from gapless.errors import noted_on
-from gapless.pipeline.containers import tensors_inside
+from gapless.errors import BatchError, noted_on
+from gapless.pipeline.containers import endless, tensors_inside
 from gapless.pipeline.host_memory import is_plain, page_locked_copy
 from gapless.pipeline.move import BatchWalk, takes_non_blocking
 from gapless.pipeline.streams import EventPool
@@ -159,7 +159,7 @@ class BatchMover:
         """Start to move a batch.
 
         Raises:
-            BatchError: a container in it cannot be rebuilt.
+            BatchError: a container in it cannot be rebuilt, or leads to itself.
             Exception: what an object raises that moves itself.
 
         Sync: Does not block the host, unless too many copies are under way ("staging"), or
@@ -170,6 +170,8 @@ class BatchMover:
         self._last = staged = StagedBatch(device.current_stream(), lane)
         try:
             staged.value = self._walk.move(batch)
+        except RecursionError:
+            raise BatchError(endless(batch)) from None
         finally:
             self._mark_ends(staged)
         # After this batch's memory was allocated, not before: so its copy waits for the reads of

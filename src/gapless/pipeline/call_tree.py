@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from gapless.errors import BatchError
 from gapless.pipeline.alike_tensors import comparison_with
 from gapless.pipeline.step import Call
-from gapless.pipeline.tree import Tree, flatten, shape_of
+from gapless.pipeline.tree import Tree, flatten, left_alone, shape_of
 
 
 if TYPE_CHECKING:
@@ -52,7 +53,10 @@ class CallTrees:
         form = form_of(args, kwargs, leaves)
         call = Call(args, kwargs)
         if form is None:
-            return flatten(call)
+            try:
+                return flatten(call)
+            except BatchError:
+                return left_alone(call, (*args, *kwargs.values())[0])
         tree = Tree(call, leaves, [], None, form)
         tree.known_key = self._key_of(tree, form)
         return tree

@@ -80,6 +80,14 @@ def _new_container(kind: type) -> Container | None:
     return None
 
 
+def endless(batch: Any) -> str:
+    """Return what is wrong with a batch in whose containers a walk finds no end."""
+    return (
+        f"a batch, a {type(batch).__qualname__}, leads to itself or is nested too deeply; give what "
+        "the step needs of it as a tuple or a dict"
+    )
+
+
 def has_own_to(kind: type) -> bool:
     """Return whether values of this type move themselves, as `value.to(device)`.
 
@@ -128,7 +136,7 @@ def _list_with_parts(value: Any, parts: Sequence[Any]) -> Any:
 
 def _with_attributes(twin: Any, value: Any) -> Any:
     """Return a twin that was made past the constructor, which may take or do anything."""
-    for name, attribute in _attributes(value):
+    for name, attribute in attributes_of(value):
         object.__setattr__(twin, name, attribute)
     return twin
 
@@ -175,7 +183,7 @@ def _own_attributes(value: Any, twin: Any) -> None:
     if attributes is value:  # items that are attributes as well: `self.__dict__ = self`
         twin.__dict__ = twin
         return
-    for name, attribute in _attributes(value):
+    for name, attribute in attributes_of(value):
         if isinstance(attribute, MutableMapping | list):
             object.__setattr__(twin, name, copy.copy(attribute))
 
@@ -227,10 +235,10 @@ def tensors_inside(value: Any) -> list[torch.Tensor]:
 def _inner_parts(value: Any) -> list[Any]:
     container = container_of(type(value))
     parts = [] if container is None else container.parts(value)
-    return parts + [attribute for _, attribute in _attributes(value)]
+    return parts + [attribute for _, attribute in attributes_of(value)]
 
 
-def _attributes(value: Any) -> list[tuple[str, Any]]:
+def attributes_of(value: Any) -> list[tuple[str, Any]]:
     """Return the attributes that an object holds, in slots and in its `__dict__`."""
     names = [name for kind in type(value).__mro__ for name in _slots(kind)]
     in_slots = [(name, getattr(value, name)) for name in names if hasattr(value, name)]

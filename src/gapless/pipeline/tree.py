@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
-from gapless.pipeline.containers import PLAIN, container_of
+from gapless.errors import BatchError
+from gapless.pipeline.containers import PLAIN, attributes_of, container_of, endless
 from gapless.pipeline.step import Call
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 
     from gapless.pipeline.containers import Container
 
@@ -72,15 +73,19 @@ class Tree:
     def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> Tree:
         """Return a batch of the same structure with `change(tensor)` for every tensor.
 
+        A tensor that stands in it twice is changed once: code may ask whether two are the same.
+
         Sync: Does not block the host, unless `change` does.
         """
-        return self.with_leaves([change(leaf) for leaf in self.leaves])
+        changed = {key: change(leaf) for key, leaf in {id(e): e for e in self.leaves}.items()}
+        return self.with_leaves([changed[id(leaf)] for leaf in self.leaves])
 
     def key(self) -> Hashable:
         """Return what two batches share if one graph can take both.
 
         That is the types of their containers, the names of their parts, all plain values, and
-        the shape, strides, alignment, dtype and device of every tensor.
+        the shape, strides, alignment, dtype and device of every tensor, whether it is one of inference
+        mode, and which of them are the same one.
 
         Sync: Does not block the host.
         """
@@ -88,11 +93,11 @@ class Tree:
             return self.known_key
         tensors = tuple(
             [
-                (shape_of(leaf), _stride_of(leaf), misalignment(leaf), leaf.dtype, leaf.device)
+                (shape_of(leaf), _stride_of(leaf), misalignment(leaf), *_kind_of(leaf))
                 for leaf in self.leaves
             ]
         )
-        return (self.structure(), tensors)
+        return (self.structure(), tensors, twins_among(self.leaves))
 
     def structure(self) -> Hashable:
         """Return the part of the key that does not depend on tensors.
@@ -110,19 +115,45 @@ class Tree:
         """Return in a few words where the key of another batch differs from this one's."""
         found = next(self._nodes().differences(other._nodes(), "batch"), None)
         if found is None:
-            return OF_SHAPE
+            are_alike = twins_among(self.leaves) == twins_among(other.leaves)
+            return OF_SHAPE if are_alike else "which of its tensors are the same one"
         return _named_as_called(found) if isinstance(self.value, Call) else found
 
 
 def flatten(value: Any) -> Tree:
     """Walk a batch and return it with its tensors.
 
+    Raises:
+        BatchError: a container is a part of itself.
+
     Sync: Does not block the host.
     """
     leaves: list[torch.Tensor] = []
     unknown: list[Any] = []
-    root = _node_of(value, leaves, unknown)
+    try:
+        root = _node_of(value, leaves, unknown)
+    except RecursionError:
+        raise BatchError(endless(value)) from None
     return Tree(value, leaves, unknown, root)
+
+
+def left_alone(value: Any, unknown: Any) -> Tree:
+    """Return a tree for a value that nobody looks into.
+
+    Args:
+        value: as it will be handed on.
+        unknown: what in it nobody can look into.
+    """
+    return Tree(value, [], [unknown], _UnknownNode(value))
+
+
+def twins_among(tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
+    """Return for each tensor the number of the first that is the same one; () if all are others.
+
+    Attention asks whether its query is its key, and takes another way if so.
+    """
+    ids = list(map(id, tensors))
+    return () if len(set(ids)) == len(ids) else tuple(map(ids.index, ids))
 
 
 def has_address(tensor: torch.Tensor) -> bool:
@@ -159,6 +190,10 @@ def misalignment(tensor: torch.Tensor) -> int:
 
 def _stride_of(tensor: torch.Tensor) -> Hashable:
     return tensor.stride() if has_address(tensor) else tensor.layout
+
+
+def _kind_of(tensor: torch.Tensor) -> tuple[Hashable, ...]:
+    return tensor.dtype, tensor.device, tensor.is_inference()
 
 
 def _named_as_called(found: str) -> str:
@@ -218,7 +253,7 @@ class _PlainNode:
         return self.value, self
 
     def key(self) -> Hashable:
-        return (type(self.value), repr(self.value))
+        return (type(self.value), _text_of(self.value))
 
     def differences(self, other: _Node, where: str) -> Iterator[str]:
         if self.key() != other.key():
@@ -263,12 +298,15 @@ class _SequenceNode:
         return value, _SequenceNode(value, self.container, nodes)
 
     def key(self) -> Hashable:
-        return (type(self.value), *[part.key() for part in self.parts])
+        kind = type(self.value)
+        own = () if kind in (list, tuple) else _plain_attributes(self.value)
+        return (kind, *own, *[part.key() for part in self.parts])
 
     def differences(self, other: _Node, where: str) -> Iterator[str]:
         if not isinstance(other, _SequenceNode) or len(self.parts) != len(other.parts):
             yield f"what is in {where}"
             return
+        yield from _differences_of_attributes(self.value, other.value, where)
         for number, (part, its) in enumerate(zip(self.parts, other.parts, strict=True)):
             yield from part.differences(its, f"{where}[{number}]")
 
@@ -291,31 +329,62 @@ class _NamedNode:
 
     def key(self) -> Hashable:
         parts = [(repr(name), part.key()) for name, part in self.parts.items()]
-        return (type(self.value), *self._attributes(), *parts)
-
-    def _attributes(self) -> list[tuple[str, Hashable]]:
-        """Return plain attributes beside the parts; a step may decide by them as well."""
-        attributes = getattr(self.value, "__dict__", {})
-        return [
-            (name, (type(value), repr(value)))
-            for name, value in attributes.items()
-            if isinstance(value, _PLAIN_ATTRIBUTE) and name not in self.parts
-        ]
+        return (type(self.value), *_plain_attributes(self.value, self.parts), *parts)
 
     def differences(self, other: _Node, where: str) -> Iterator[str]:
         if not isinstance(other, _NamedNode) or self.parts.keys() != other.parts.keys():
             yield f"what is in {where}"
             return
-        ours, theirs = dict(self._attributes()), dict(other._attributes())
-        if ours.keys() != theirs.keys():
-            yield f"what is in {where}"
-        for name, value in ours.items():
-            if value != theirs.get(name, value):
-                yield f"{where}.{name} ({type(getattr(other.value, name)).__name__})"
+        yield from _differences_of_attributes(self.value, other.value, where, self.parts)
         is_mapping = isinstance(self.value, Mapping)
         for name, part in self.parts.items():
             place = f"{where}[{name!r}]" if is_mapping else f"{where}.{name}"
             yield from part.differences(other.parts[name], place)
+
+
+def _text_of(value: Any) -> str:
+    """Return a text that two plain values of one type share only if they are equal, NaN included."""
+    if isinstance(value, enum.Enum):
+        return value.name
+    # A user's class may show less of a value than there is.
+    kind: Any = next((one for one in _PLAIN_ATTRIBUTE if isinstance(value, one)), type(value))
+    text: str = kind.__repr__(value)
+    return text
+
+
+def _plain_attributes(value: Any, parts: Collection[Any] = ()) -> list[tuple[str, Hashable]]:
+    """Return plain attributes beside the parts; a step may decide by them as well."""
+    found = [(name, _plain_key(part)) for name, part in attributes_of(value) if name not in parts]
+    return [(name, key) for name, key in found if key is not None]
+
+
+_MOST_ITEMS = 100
+_DEPTH = 3
+
+
+def _plain_key(value: Any, depth: int = _DEPTH) -> Hashable | None:
+    """Return what two attributes share if they are equal; None for what is not plain all through."""
+    if isinstance(value, _PLAIN_ATTRIBUTE):
+        return (type(value), _text_of(value))
+    kind = type(value)
+    if kind not in (list, tuple, set, frozenset, dict) or not depth or len(value) > _MOST_ITEMS:
+        return None
+    items = value.items() if kind is dict else value
+    keys = [_plain_key(item, depth - 1) for item in items]
+    if None in keys:
+        return None
+    return (kind, frozenset(keys) if kind in (set, frozenset) else tuple(keys))
+
+
+def _differences_of_attributes(
+    value: Any, other: Any, where: str, parts: Collection[Any] = ()
+) -> Iterator[str]:
+    ours, theirs = dict(_plain_attributes(value, parts)), dict(_plain_attributes(other, parts))
+    if ours.keys() != theirs.keys():
+        yield f"what is in {where}"
+    for name, attribute in ours.items():
+        if attribute != theirs.get(name, attribute):
+            yield f"{where}.{name} ({type(getattr(other, name)).__name__})"
 
 
 def _node_of(value: Any, leaves: list[torch.Tensor], unknown: list[Any]) -> _Node:

@@ -1,0 +1,62 @@
+"""How precisely float32 products are computed: torch has an old way to set it, and a new one.
+
+Where both were used, torch raises for everybody who asks in the old way. So they are asked for in the
+new way, which knows what was set in either.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+_OPERATIONS = ("matmul", "conv", "rnn")
+_BACKENDS = ("cuda", "mkldnn")
+
+# Before they were there, torch had the old way alone.
+_get: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+_set: Any = getattr(torch._C, "_set_fp32_precision_setter", None)
+
+
+def readers_of_float32_precision(device_type: str) -> list[tuple[str, Callable[[], Any]]]:
+    """Return the names of these settings, and functions that read them.
+
+    Args:
+        device_type: such as "cuda".
+    """
+    if _get is None:
+        return [
+            ("torch.get_float32_matmul_precision()", torch.get_float32_matmul_precision),
+            ("torch.backends.cudnn.allow_tf32", torch._C._get_cudnn_allow_tf32),
+            ("torch.backends.cuda.matmul.allow_tf32", torch._C._get_cublas_allow_tf32),
+        ]
+    return [
+        (f"the float32 precision of {backend}'s {operation}", partial(_get, backend, operation))
+        for backend in (["cuda"] if device_type == "cuda" else _BACKENDS)
+        for operation in _OPERATIONS
+    ]
+
+
+@contextmanager
+def float32_precision_restored() -> Iterator[None]:
+    """Restore the precision of products of matrices, as it was before the body."""
+    new = {} if _get is None else {backend: _get(backend, "matmul") for backend in _BACKENDS}
+    try:
+        old = torch.get_float32_matmul_precision()
+    except RuntimeError:  # set in both ways, which do not agree
+        old = None
+    try:
+        yield
+    finally:
+        if old is not None:
+            torch.set_float32_matmul_precision(old)
+        for backend, precision in new.items():
+            if _get(backend, "matmul") != precision:
+                _set(backend, "matmul", precision)
