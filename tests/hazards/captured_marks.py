@@ -130,9 +130,8 @@ def prediction_at_the_batch(place):
     return found, state(model, optimizer)
 
 
-@captured_case("The batch gets gradients, for an attack.", expect=CAPTURED)
-def gradients_of_the_batch(place):
-    model, found = mlp(place), []
+def attack_on(place, model):
+    """Return a captured step that leaves the gradient of its features at them."""
 
     def step(x, y):
         x.requires_grad_()
@@ -140,7 +139,13 @@ def gradients_of_the_batch(place):
         loss.backward()
         return loss.detach()
 
-    step = place.capture(step)
+    return place.capture(step)
+
+
+@captured_case("The batch gets gradients, for an attack.", expect=CAPTURED)
+def gradients_of_the_batch(place):
+    model, found = mlp(place), []
+    step = attack_on(place, model)
     for x, y in batches(place, NUM):
         found += [kept(step(x, y)), kept(x.grad), x.requires_grad]
     return found, state(model)
@@ -151,14 +156,7 @@ def gradients_of_the_batch(place):
 )
 def gradients_of_the_batch_add_up(place):
     model, found = mlp(place), []
-
-    def step(x, y):
-        x.requires_grad_()
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        return loss.detach()
-
-    step, data = place.capture(step), list(batches(place, 6))
+    step, data = attack_on(place, model), list(batches(place, 6))
     for epoch in range(5):
         for x, y in data:
             found += [kept(step(x, y)), kept(x.grad)]
