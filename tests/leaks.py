@@ -22,6 +22,7 @@ from torch.nn.modules import module as modules
 from torch.optim import optimizer as optimizers
 from torch.utils import _python_dispatch
 
+from float32_settings import float32_settings, set_float32_settings
 from gapless.device.find import find_device
 
 
@@ -175,9 +176,9 @@ GUARDS = [
         torch.backends.cuda.enable_cudnn_sdp,
     ),
     Guard(
-        "float32 matmul precision",
-        torch.get_float32_matmul_precision,
-        torch.set_float32_matmul_precision,
+        "float32 precision",
+        float32_settings,
+        set_float32_settings,
     ),
     Guard("grad mode", torch.is_grad_enabled, torch.set_grad_enabled),
     Guard("function mode", _function_modes, _exit_function_modes),

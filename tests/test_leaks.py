@@ -31,7 +31,7 @@ LEAKS = {
     "dtype": "default dtype (torch.float32 became torch.float64)",
     "determinism": "deterministic algorithms (False became True)",
     "attention": "attention by cuDNN",
-    "precision": "float32 matmul precision",
+    "precision": "float32 precision",
     "grad": "grad mode (True became False)",
     "function_mode": "function mode",
     "dispatch_mode": "dispatch mode",

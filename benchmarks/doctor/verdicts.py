@@ -64,12 +64,12 @@ def overhead_of(steps: list[tuple[float, str]]) -> dict[str, float | None]:
     """Return what watching costs, from the ms and the phase of each step in their order.
 
     Steps before the watching are the reference; a phase's first step, in which it is put in or taken
-    out, and the script's first ten stand for nothing.
+    out, and the script's first ten, with the doctor's early look, stand for nothing.
     """
     phases: dict[str, list[float]] = {}
     kind, began = "before", False
     for place, (ms, phase) in enumerate(steps):
-        began = began or phase != "plain"
+        began = began or (phase != "plain" and place >= 10)
         now = phase if phase != "plain" else "after" if began else "before"
         if now == kind and place >= 10:
             phases.setdefault(now, []).append(ms)

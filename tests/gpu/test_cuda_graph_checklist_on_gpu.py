@@ -186,7 +186,7 @@ def test_host_tensors_made_in_the_step():
 
 
 def test_page_locked_memory_that_the_loop_fills():
-    """A step copies from page-locked memory of the loop's, which is filled before each call."""
+    """A step copies from page-locked memory of the loop's, which is filled when the copy is over."""
 
     def loop(place):
         trainer, scale = Trainer(place), torch.ones(8).pin_memory()
@@ -196,6 +196,7 @@ def test_page_locked_memory_that_the_loop_fills():
             return trainer.train((x * scale.to("cuda", non_blocking=True), y))
 
         def fill(number):
+            torch.cuda.current_stream().synchronize()
             scale.fill_(1.0 + number / 8)
 
         return losses_of(place, place.capture(step), NUM, before=fill), trainer.state()

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 
 import gapless
+from float32_settings import float32_settings, set_float32_settings
 from hazards import harness
 from hazards.harness import CPU, DEVICES, GPU, SIMULATED, Frozen
 
@@ -419,7 +420,7 @@ def everything_said(report):
 def _process_restored():
     """Put back what loops change of the process."""
     numpy_state, environment = np.random.get_state(), dict(os.environ)  # noqa: NPY002
-    precision, has_grad = torch.get_float32_matmul_precision(), torch.is_grad_enabled()
+    precision, has_grad = float32_settings(), torch.is_grad_enabled()
     deterministic = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -431,7 +432,7 @@ def _process_restored():
             np.random.set_state(numpy_state)  # noqa: NPY002
             os.environ.clear()
             os.environ.update(environment)
-            torch.set_float32_matmul_precision(precision)
+            set_float32_settings(precision)
             torch.set_grad_enabled(has_grad)
             torch.use_deterministic_algorithms(deterministic[0], warn_only=deterministic[1])
 
