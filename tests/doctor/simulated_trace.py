@@ -10,6 +10,7 @@ import itertools
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from gapless.doctor.host_time import host_ms
 from gapless.doctor.seen import MARK, MARK_AFTER, MARK_WITHIN, STEP_MARK, SeenWait
 from gapless.doctor.trace import read_trace
 from gapless.doctor.watched import Watched
@@ -177,6 +178,15 @@ class Machine:
             "cuda_sync", "Stream Wait Event", start, start, correlation=correlation, **said
         )
 
+    def record(self):
+        """Record an event; return when all work of the stream before it will be done."""
+        correlation, start = next(self._correlations), self.now
+        self.now += 1.0
+        self._event(
+            "cuda_runtime", "cudaEventRecordWithFlags", start, self.now, correlation=correlation
+        )
+        return self.free.get(COMPUTE, 0.0)
+
     def wait(self, kind="stream", *, done=None, stream=COMPUTE):
         """Let the host wait for a stream, for the device, or for a time that `launch` returned."""
         name = {
@@ -247,14 +257,19 @@ def step_ms(program, *, num_steps=60, **machine):
     return (ends[1] - ends[0]) / num_steps / 1000
 
 
-def watched(program, *, num_steps=11, event_cost_us=0.0, **noted):
-    """Return what is noted while a program runs: first plain, then with waits seen, then timed."""
+def watched(program, *, num_steps=11, event_cost_us=0.0, timed_return_us=10.0, **noted):
+    """Return what is noted while a program runs: first plain, then with waits seen, then timed.
+
+    `timed_return_us` is how late waits return under the profiler.
+    """
     plain = Machine()
     for _ in range(21):
         plain.step()
         program(plain)
     plain.step()
-    timed = played(program, num_steps=num_steps, event_cost_us=event_cost_us)
+    timed = played(
+        program, num_steps=num_steps, event_cost_us=event_cost_us, return_us=timed_return_us
+    )
     step_ns = [round(us * 1000) + CLOCK_NS for us in timed.steps]
     steps = [after - before for before, after in itertools.pairwise(plain.steps)]
     fields = {
@@ -262,6 +277,7 @@ def watched(program, *, num_steps=11, event_cost_us=0.0, **noted):
         "step_ms": tuple(us / 1000 for us in steps[1:]),
         "seen": tuple(plain.seen),
         "num_seen_steps": 21,
+        "host_ms": host_ms([us / 1000 for us in steps], plain.seen),
         "timed": tuple(timed.seen),
         "trace": read_trace(timed.events, step_ns=step_ns),
     }

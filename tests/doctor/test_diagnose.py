@@ -26,7 +26,7 @@ def planted(exposed, *, waits=True, device_us=10_000.0):
     return program
 
 
-@pytest.mark.parametrize("cost_us", [0.0, 3.0])
+@pytest.mark.parametrize("cost_us", [0.0, 3.0, 9.0])
 @pytest.mark.parametrize("exposed", [0.1, 0.3, 0.6])
 def test_a_planted_wait_is_reported_with_what_it_exposes_and_gains(exposed, cost_us):
     """What removing it saves, within a tenth or 2 % of the step, with its line and its count."""
@@ -76,6 +76,53 @@ def test_noise_of_the_host_and_the_device_leaves_the_gain_right(exposed, seed):
     assert finding.gain_ms == pytest.approx(saved, rel=0.1, abs=0.02 * plain)
     if not exposed:
         assert finding.share <= 0.01
+
+
+def of_many_operations(exposed, *, waits=True):
+    """The device bounds the step, behind whose work most of the host's is hidden."""
+
+    def program(machine):
+        for _ in range(100):
+            with machine.operation("aten::mm"):
+                machine.host(5.0)
+                machine.launch(100.0)
+        if waits:
+            with machine.seeing("item", "Tensor.item", 12):
+                machine.item()
+        machine.host(10_000.0 * exposed / (1 - exposed))
+
+    return program
+
+
+@pytest.mark.parametrize("exposed", [0.0, 0.1, 0.6])
+def test_a_dear_profiler_leaves_the_gain_right_where_its_cost_is_hidden(exposed):
+    """What an event costs is measured by the host's own time, which hidden work does not blur."""
+    plain = step_ms(of_many_operations(exposed))
+    saved = plain - step_ms(of_many_operations(exposed, waits=False))
+
+    (finding,) = diagnose(watched(of_many_operations(exposed), event_cost_us=8.0)).findings
+
+    assert finding.gain_ms == pytest.approx(saved, rel=0.05, abs=0.01 * plain)
+
+
+def test_what_the_profiler_adds_behind_a_wait_is_not_gained_without_it():
+    """A plain step has no room for it."""
+    plain = step_ms(planted(0.1))
+    saved = plain - step_ms(planted(0.1, waits=False))
+
+    (finding,) = diagnose(watched(planted(0.1), timed_return_us=700.0)).findings
+
+    assert finding.gain_ms == pytest.approx(saved, rel=0.05)
+
+
+def test_plain_steps_in_which_the_host_ran_ahead_do_not_lower_a_gain():
+    """They are shorter than the device's work, and tell nothing of how long steps take."""
+    plain = step_ms(planted(0.3))
+    saved = plain - step_ms(planted(0.3, waits=False))
+
+    (finding,) = diagnose(watched(planted(0.3), step_ms=(7.0, 7.0))).findings
+
+    assert finding.gain_ms == pytest.approx(saved, rel=0.1)
 
 
 @pytest.mark.parametrize(

@@ -103,6 +103,23 @@ def test_noise_of_steps_that_the_device_bounds_is_no_cost_of_the_profiler():
     assert as_it_is - without == pytest.approx(saved, rel=0.05)
 
 
+def test_a_wait_for_an_event_is_for_work_before_one_that_was_recorded():
+    """Of this step's twenty pieces some are done by then, but no event was recorded behind them."""
+    done = [0.0]
+
+    def program(machine):
+        for _ in range(20):
+            machine.host(60.0)
+            machine.launch(200.0)
+        machine.wait("event", done=done[0])
+        done[0] = machine.record()
+        machine.host(5_000.0)
+
+    recording = recorded(program)
+
+    assert {act.until for act in recording.acts if act.wait is not None} == {21}
+
+
 ACTS = st.lists(
     st.one_of(
         st.tuples(st.just("host"), st.floats(0, 3000)),

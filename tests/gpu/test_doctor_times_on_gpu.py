@@ -1,12 +1,15 @@
 """The doctor's times on a GPU: what the profiler's trace holds there, joined with lines and played again."""
 
 import inspect
+import os
 import time
 
 import pytest
 import torch
 
+from gapless.doctor import cupti
 from gapless.doctor.backward_lines import BackwardLinesPass
+from gapless.doctor.cupti import CUPTI_REMAINS
 from gapless.doctor.diagnose import diagnose
 from gapless.doctor.join import join
 from gapless.doctor.replay import play, record
@@ -237,3 +240,30 @@ def test_launch_bound_steps_are_told_from_waits():
 
     assert "GAP017" in {one.code for one in found.findings}
     assert found.steps.num_launches > 300
+
+
+@pytest.mark.parametrize("version", ["12.8", "13.0"])
+def test_graphs_and_profiles_go_on_after_the_driver_library_is_let_go(monkeypatch, version):
+    """A graph from before is replayed, new ones are captured, and each profile sees all kernels."""
+    monkeypatch.setattr(cupti, "cuda_version", lambda: version)
+    square = torch.randn(64, 64, device="cuda")
+    torch.mm(square, square)
+    torch.cuda.synchronize()
+    kept, seen = [], []
+    for _ in range(3):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            result = torch.mm(square, square)
+        kept.append((graph, result))
+        times = TimesPass(has_device=True)
+        times.start()
+        for one, _ in kept:
+            one.replay()
+        torch.cuda.synchronize()
+        times.stop()
+        seen.append(len(times.trace.works))
+        assert (CUPTI_REMAINS in times.notes) == (version == "12.8")
+
+    torch.testing.assert_close(kept[0][1], square @ square)
+    assert seen == [seen[0], 2 * seen[0], 3 * seen[0]]
+    assert "TEARDOWN_CUPTI" not in os.environ

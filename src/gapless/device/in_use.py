@@ -26,7 +26,7 @@ def name_of_device() -> str:
     return torch.cuda.get_device_name() if is_gpu_in_use() else "cpu"
 
 
-def driver_version() -> str:
+def cuda_version() -> str:
     """Return the version of CUDA that torch was built for; empty if it was built for none."""
     return torch.version.cuda or ""
 

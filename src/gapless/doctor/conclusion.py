@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, get_args
 from gapless import __version__
 from gapless.doctor.diagnose import diagnose
 from gapless.doctor.done_once import say_done_once, split_done_once
+from gapless.doctor.host_time import host_ms
 from gapless.doctor.phases import Phase, longest
 from gapless.doctor.script_files import files_of_the_script
 from gapless.doctor.static.look import findings_in
@@ -90,6 +91,7 @@ def _watched(watch: Watch) -> Watched:
         step_ms=tuple(ns / 1e6 for ns in plain.step_ns) if plain else (),
         seen=tuple(seen),
         num_seen_steps=sites.num_steps if sites else 0,
+        host_ms=host_ms([ns / 1e6 for ns in sites.step_ns], seen) if sites else None,
         timed=tuple(_of(times, "waits", ())),
         trace=_of(times, "trace", None),
         forward_lines=_of(backward, "lines", {}),

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from statistics import mean, median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,7 @@ from gapless.doctor.causes import CODE_OF
 from gapless.doctor.codes import cause_text, mend_text
 from gapless.doctor.drawn import draw
 from gapless.doctor.exposed import busy_us, charge_gaps
+from gapless.doctor.host_time import HOST_COSTS, host_ms
 from gapless.doctor.join import Joined, join
 from gapless.doctor.replay import HostInterval, event_cost, play, record
 from gapless.doctor.trace import find_allocations, node_around, operation_around
@@ -38,12 +40,10 @@ if TYPE_CHECKING:
     from gapless.records.finding import Site
     from gapless.records.timeline import Timeline
 
-# What loses host time without a wait for the device.
-_HOST_COSTS = ("loader", "gc", "shapes", "launch")
 # Host time that is told by its beginning and its end, not by a call of the runtime.
 _NAMED_KINDS: dict[str, HostKind] = {"loader": "loader", "collective": "collective", "gc": "gc"}
 # A wait that may also go by without a blocking call of the runtime.
-_MAY_NOT_BLOCK = (*_HOST_COSTS, "query", "empty_cache", "collective", "unknown")
+_MAY_NOT_BLOCK = (*HOST_COSTS, "query", "empty_cache", "collective", "unknown")
 
 # Batches come in ever new shapes if more than so many of at least so many have one of their own.
 _LEAST_BATCHES = 10
@@ -74,6 +74,9 @@ _OF_OPERATION: dict[str, Cause] = {
     "aten::copy_": "copy",
 }
 
+
+# Plain steps that are shorter than without waits by such a share of them were not held up by the device.
+_RAN_AHEAD = 0.02
 
 # Threads of one pool, and those that a loop starts anew in each step, differ in a number alone:
 # "asyncio_1", "ThreadPoolExecutor-0_3", "Thread-12 (log)".
@@ -305,7 +308,9 @@ class _Diagnosing:
             self._step_ms = recorded_ms
             self._notes.append("No plain steps were timed: times are those under the profiler.")
         else:
-            self._cost_us = event_cost(recording, step_ms=self._step_ms)
+            self._cost_us = event_cost(
+                recording, step_ms=self._step_ms, slower_ms=self._slower_ms()
+            )
         played = self._played = play(recording, event_cost_us=self._cost_us, keep_spans=True)
         self._note_difference(recorded_ms, played.step_ms)
         self._charge(played, recording, groups)
@@ -315,6 +320,22 @@ class _Diagnosing:
         self._note_unknown()
         self._waited(played, recording, groups)
         self._gains(played, recording, groups)
+
+    def _slower_ms(self) -> float | None:
+        """Return by how much the host works longer in a step under the profiler; None if not known."""
+        trace, without = self._trace, self._watched.host_ms
+        if trace is None or without is None:
+            return None
+        steps = [(end - start) / 1000.0 for start, end in pairwise(trace.steps)]
+        # A call that might have held waits, and did not, is none.
+        owners = set(self._joined.owners)
+        seen = [
+            one
+            for place, one in enumerate(self._watched.timed)
+            if one.end_ns is not None or place in owners
+        ]
+        under = host_ms(steps, seen)
+        return None if under is None else max(0.0, under - without)
 
     def _note_difference(self, recorded_ms: float, played_ms: float) -> None:
         plain = self._step_ms or recorded_ms
@@ -372,7 +393,7 @@ class _Diagnosing:
         for key, group in groups.items():
             if key == _OF_ALLOCATIONS:
                 self._count_allocations(group, recording)
-            if key.cause in _HOST_COSTS:
+            if key.cause in HOST_COSTS:
                 continue
             of_round = [place for place in group.waits if place in played.wait_us]
             us: float
@@ -421,7 +442,9 @@ class _Diagnosing:
             )
             return max(0.0, played.step_ms - without.step_ms)
 
-        self._all_waits_ms = gain({wait for wait in chain if self._is_wait(wait)}, set())
+        all_waits_ms = gain({wait for wait in chain if self._is_wait(wait)}, set())
+        scale = self._scale_of_gains(played.step_ms, all_waits_ms)
+        self._all_waits_ms = scale * all_waits_ms
         most = sorted(groups.items(), key=lambda one: -(one[1].charged_ms or 0.0))
         most.sort(key=lambda one: -(one[1].waited_ms or 0.0) - (one[1].charged_ms or 0.0))
         for key, group in most[:_MAX_PLAYED]:
@@ -429,7 +452,20 @@ class _Diagnosing:
                 group.gain_ms = gain(set(), group.owners)
                 group.charged_ms = group.charged_ms or 0.0
             elif group.waits & chain:
-                group.gain_ms = gain(group.waits & chain, set())
+                group.gain_ms = scale * gain(group.waits & chain, set())
+
+    def _scale_of_gains(self, played_ms: float, all_waits_ms: float) -> float:
+        """Return the share of the played gains that plain steps have room for.
+
+        A plain step cannot become shorter than it would be without any wait, and what the profiler
+        adds behind a wait is not gained without it. Where plain steps are shorter than that already,
+        the host ran ahead of the device in them, and their length says nothing.
+        """
+        without_ms = played_ms - all_waits_ms
+        plain_ms = self._step_ms or played_ms
+        if not all_waits_ms or plain_ms < (1.0 - _RAN_AHEAD) * without_ms:
+            return 1.0
+        return min(1.0, max(0.0, plain_ms - without_ms) / all_waits_ms)
 
     def _is_wait(self, place: int) -> bool:
         return self._joined.waits[place].kind not in ("free", "host allocation")
@@ -441,8 +477,7 @@ class _Diagnosing:
             (self._finding(key, group), group)
             for key, group in groups.items()
             # What came in the first recorded step alone, the profiler may have caused itself.
-            if group.per_step > 0.0
-            and (key.cause not in _HOST_COSTS or self._is_worth(key, group))
+            if group.per_step > 0.0 and (key.cause not in HOST_COSTS or self._is_worth(key, group))
         ]
         found += [(finding, _Group()) for finding in self._of_the_whole_step()]
         return sorted(

@@ -19,7 +19,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from gapless.doctor.exposed import DeviceSpan, HostSpan, union
-from gapless.doctor.trace import Call, find_waits_of_streams
+from gapless.doctor.trace import Call, find_recorded_events, find_waits_of_streams
 
 
 if TYPE_CHECKING:
@@ -32,10 +32,11 @@ if TYPE_CHECKING:
 _QUEUE_LENGTH = 1000
 
 # What the profiler and our marks cost the host for each event that is recorded: usually, how far that
-# may be from it, and at most.
+# may be from it, and at most; and at most where it was measured.
 _EVENT_COST_US = 1.0
 _EVENT_COST_SPREAD_US = 1.5
 _MAX_EVENT_COST_US = 6.0
+_MAX_MEASURED_COST_US = 20.0
 # So much steps of two windows differ by chance.
 _BY_CHANCE = 0.01
 # The clocks of the host and the device differ by so much at most.
@@ -242,6 +243,8 @@ class _Recorder:
         # By their end, to find what was done when a wait returned.
         self._by_end = sorted(range(len(self._queue)), key=lambda i: self._ends[i])
         self._sorted_ends = [self._ends[i] for i in self._by_end]
+        self._num_streams = len({self._groups[one][0].stream for one in self._queue})
+        self._recorded = [call.start_us for call in find_recorded_events(self._trace)]
         self._stream_ends()
         self._wait_for_events()
         idle = [
@@ -427,6 +430,10 @@ class _Recorder:
         latest_end = max(self._ends[:count])
         if wait.kind in ("device", "free") and latest_end <= wait.end_us + _SKEW_US:
             return -1
+        if wait.kind == "event":
+            last = self._last_recorded(wait)
+            if last is not None:
+                return last
         stream = self._stream_of(wait)
         if stream is not None:
             for i in range(count - 1, -1, -1):
@@ -443,6 +450,22 @@ class _Recorder:
             return self._groups[wait.copy or 0][0].stream
         said = self._trace.synchronisations.get(wait.correlation)
         return said.stream if said is not None and said.stream >= 0 else None
+
+    def _last_recorded(self, wait: Wait) -> int | None:
+        """Return the last work before the latest event that was recorded and done when a wait returned.
+
+        Which event a wait is for the driver does not tell; work behind all events cannot be it.
+        """
+        for recorded in reversed(self._recorded[: bisect_left(self._recorded, wait.start_us)]):
+            last: dict[int, int] = {}  # of each stream
+            for i in range(bisect_left(self._called, recorded) - 1, -1, -1):
+                last.setdefault(self._groups[self._queue[i]][0].stream, i)
+                if len(last) == self._num_streams:
+                    break
+            done = [i for i in last.values() if self._ends[i] <= wait.end_us + _SKEW_US]
+            if done:
+                return max(done, key=lambda i: self._ends[i])
+        return None
 
     def _done_last(self, wait: Wait, *, count: int) -> int | None:
         """Return the work queued before a wait that was done last when the wait returned."""
@@ -527,20 +550,16 @@ class _Player:
         self._device: list[DeviceSpan] = []
         self._wait_us: dict[int, float] = defaultdict(float)
 
-    def _shorter(self, us: float, num_events: int) -> float:
-        """Take the profiler's cost off host time, but never more than most of it."""
-        return max(0.1 * us, us - self._cost * num_events)
-
     def _pause_of(self, act: Act) -> float:
         left_out = sum(
             end - start for _, owner, start, end in act.named if owner in self._without_named
         )
-        return self._shorter(act.pause_us - left_out, act.num_events)
+        return _shorter(act.pause_us - left_out, self._cost * act.num_events)
 
     def play(self, num_rounds: int) -> Played:
         """Go through all rounds."""
         acts = [
-            (act, self._pause_of(act), self._shorter(act.call_us, 1))
+            (act, self._pause_of(act), _shorter(act.call_us, self._cost))
             for act in self._recording.acts
         ]
         done: list[float] = []
@@ -632,13 +651,26 @@ class _Player:
         return done + act.return_us
 
 
-def event_cost(recording: Recording, *, step_ms: float) -> float:
-    """Return what an event cost the host, so that the recording played takes as long as plain steps.
+def _shorter(us: float, cost_us: float) -> float:
+    """Take the profiler's cost off host time, but never more than most of it."""
+    return max(0.1 * us, us - cost_us)
 
-    In a step that is bound by the device the cost hardly shows; there it is near the usual one and not
-    read out of noise: what is least likely by chance, of the cost and of the difference that is left,
-    counts most.
+
+def event_cost(recording: Recording, *, step_ms: float, slower_ms: float | None = None) -> float:
+    """Return what an event cost the host, in us.
+
+    Where it is known by how much the host was slower under the profiler, that is what all events cost.
+    Else the cost is chosen so that the recording played takes as long as plain steps. In a step that is
+    bound by the device the cost hardly shows in that; there it is near the usual one and not read out
+    of noise: what is least likely by chance, of the cost and of the difference that is left, counts most.
+
+    Args:
+        recording: the steps.
+        step_ms: of a plain step.
+        slower_ms: by which the host worked longer in a step for being recorded; None if not known.
     """
+    if slower_ms is not None:
+        return _measured_cost(recording, _host_ms(recording, 0.0) - slower_ms)
 
     def unlikely(cost_us: float) -> float:
         played = play(recording, num_rounds=3, event_cost_us=cost_us).step_ms
@@ -655,3 +687,26 @@ def event_cost(recording: Recording, *, step_ms: float) -> float:
         else:
             low = first
     return (low + high) / 2
+
+
+def _measured_cost(recording: Recording, host_ms: float) -> float:
+    """Return the cost with which the host works so long in a step."""
+    low, high = 0.0, _MAX_MEASURED_COST_US
+    for _ in range(20):
+        middle = (low + high) / 2
+        if _host_ms(recording, middle) > host_ms:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+def _host_ms(recording: Recording, event_cost_us: float) -> float:
+    """Return how long the host works in a recorded step; its waits for the device are left out."""
+    us = sum(
+        _shorter(act.pause_us, event_cost_us * act.num_events)
+        + (_shorter(act.call_us, event_cost_us) if act.wait is None else 0.0)
+        for act in recording.acts
+        if not act.aside
+    )
+    return us / recording.num_steps / 1000.0

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.doctor.cupti import CUPTI_REMAINS, cupti_let_go, is_cupti_let_go
 from gapless.doctor.other_profilers import reason_in, running_profiler
 from gapless.doctor.profiler_output import profiler_output
 from gapless.doctor.seen import STEP_MARK
@@ -85,7 +86,7 @@ class TimesPass:
         try:
             # Torch 2.11 says so whenever a profiler starts, also where there is but one cycle.
             is_mute = FilterInFront("ignore", message=".*Profiler clears events")
-            with profiler_output(self._said), is_mute, no_line_warns_anew():
+            with cupti_let_go(), profiler_output(self._said), is_mute, no_line_warns_anew():
                 self._profiler = self._new_profiler()
                 self._profiler.start()
         except Exception as error:
@@ -143,10 +144,13 @@ class TimesPass:
             self._give_way = None
         if profiler is None:
             return
+        if self._has_device and not is_cupti_let_go():
+            self.notes.append(CUPTI_REMAINS)
         self.recompilations = max(0, _num_compiled() - self._graphs_before)
         try:
             with profiler_output(self._said), tempfile.TemporaryDirectory() as folder:
-                profiler.stop()
+                with cupti_let_go():
+                    profiler.stop()
                 if keep:
                     path = Path(folder) / "trace.json"
                     profiler.export_chrome_trace(str(path))

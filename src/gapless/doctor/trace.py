@@ -44,6 +44,12 @@ _STAGED = ("cudaMemcpyAsync", "cudaMemcpy2DAsync", "cuMemcpyHtoDAsync_v2", "cuMe
 # Take long, but do not wait for the device's work.
 _ALLOCATING = ("cudaMalloc", "cudaMallocManaged", "cuMemCreate", "cuMemMap", "cuMemSetAccess")
 _WAITS_OF_STREAMS = ("cudaStreamWaitEvent", "cuStreamWaitEvent")
+_RECORDING = (
+    "cudaEventRecord",
+    "cudaEventRecordWithFlags",
+    "cuEventRecord",
+    "cuEventRecordWithFlags",
+)
 _POLLING = ("cudaEventQuery", "cudaStreamQuery", "cuEventQuery", "cuStreamQuery")
 # The driver takes so much pageable memory into its command buffer, and goes on at once.
 _MAX_INLINE_COPY_BYTES = 64 << 10
@@ -437,6 +443,11 @@ def find_allocations(trace: Trace) -> tuple[Call, ...]:
 def find_waits_of_streams(trace: Trace) -> tuple[Call, ...]:
     """Return the calls that let a stream wait for an event, in order of time."""
     return tuple(call for call in trace.calls if call.name in _WAITS_OF_STREAMS)
+
+
+def find_recorded_events(trace: Trace) -> tuple[Call, ...]:
+    """Return the calls that record an event, in order of time."""
+    return tuple(call for call in trace.calls if call.name in _RECORDING)
 
 
 def find_polls(trace: Trace) -> tuple[Call, ...]:

@@ -27,6 +27,8 @@ class Watched:
         step_ms: of each step of the plain window, in order; nothing was installed in it.
         seen: waits of the sites window.
         num_seen_steps: of that window.
+        host_ms: that the host works in a step of that window, its waits for the device left out; None
+            where that is not known.
         timed: waits of the times window, in the order of their marks.
         trace: of the times window; None where there was no profiler.
         forward_lines: lines of the forward pass whose nodes of the backward pass were seen.
@@ -41,6 +43,7 @@ class Watched:
     step_ms: tuple[float, ...] = ()
     seen: tuple[SeenWait, ...] = ()
     num_seen_steps: int = 0
+    host_ms: float | None = None
     timed: tuple[SeenWait, ...] = ()
     trace: Trace | None = None
     forward_lines: Mapping[NodeKey, Site] = field(default_factory=dict)
