@@ -78,6 +78,35 @@ def test_noise_of_the_host_and_the_device_leaves_the_gain_right(exposed, seed):
         assert finding.share <= 0.01
 
 
+def test_a_wait_that_had_begun_before_it_was_watched_is_of_the_same_finding():
+    """Torch's warning tells of it by the name of the method alone."""
+    wait = SeenWait(
+        cause="item",
+        call="Tensor.item",
+        site=Site(path="train.py", line=3),
+        thread="main",
+        step=1,
+        start_ns=0,
+        end_ns=1_000_000,
+    )
+    begun_before = replace(wait, call="item", step=0, end_ns=None)
+    elsewhere = replace(begun_before, site=Site(path="train.py", line=4))
+
+    found = diagnose(
+        Watched(
+            has_device=True,
+            step_ms=(5.0, 5.0),
+            seen=(begun_before, wait, elsewhere),
+            num_seen_steps=2,
+        )
+    ).findings
+
+    assert [(str(one.site), one.call, one.per_step) for one in found] == [
+        ("train.py:3", "Tensor.item", 1.0),
+        ("train.py:4", "item", 0.5),
+    ]
+
+
 def of_many_operations(exposed, *, waits=True):
     """The device bounds the step, behind whose work most of the host's is hidden."""
 

@@ -196,7 +196,7 @@ def test_page_locked_memory_that_the_loop_fills():
             return trainer.train((x * scale.to("cuda", non_blocking=True), y))
 
         def fill(number):
-            torch.cuda.current_stream().synchronize()
+            torch.cuda.synchronize()
             scale.fill_(1.0 + number / 8)
 
         return losses_of(place, place.capture(step), NUM, before=fill), trainer.state()

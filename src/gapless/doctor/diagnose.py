@@ -161,7 +161,7 @@ class _Diagnosing:
     """The state of one diagnosis."""
 
     def __init__(self, watched: Watched) -> None:
-        self._watched = watched
+        watched = self._watched = _with_full_names(watched)
         self._notes = list(watched.notes)
         trace = watched.trace
         if trace is not None and (not trace.works or len(trace.steps) < 2):
@@ -675,6 +675,24 @@ class _Diagnosing:
             if CODE_OF["launch"] in codes
             else None,
         )
+
+
+def _with_full_names(watched: Watched) -> Watched:
+    """Return what was noted with one name for a call of a line.
+
+    A wait that had begun before it was watched is known by torch's warning alone: as "item", where the
+    others of its line are "Tensor.item".
+    """
+    full = {
+        (one.site, one.call.rpartition(".")[2]): one.call
+        for one in (*watched.seen, *watched.timed)
+        if "." in one.call
+    }
+
+    def named(waits: Sequence[SeenWait]) -> tuple[SeenWait, ...]:
+        return tuple(replace(one, call=full.get((one.site, one.call), one.call)) for one in waits)
+
+    return replace(watched, seen=named(watched.seen), timed=named(watched.timed))
 
 
 def _key_of(seen: SeenWait) -> _Key:
