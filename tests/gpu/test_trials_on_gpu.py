@@ -132,6 +132,7 @@ def test_windows_of_captured_parts_have_the_losses_as_written():
         step_ended=lambda optimizer: None,
         num_windows=3,
         num_steps=10,
+        least_s=0.0,
     )
     turns.start()
 

@@ -67,7 +67,7 @@ class Doctor:
             [variant],
             synchronize=lambda: None,
             step_ended=self.step_ended,
-            **{"num_windows": 2, "num_steps": 4, **options},
+            **{"num_windows": 2, "num_steps": 4, "least_s": 0.0, **options},
         )
         self._handle = register_optimizer_step_post_hook(
             gapless_hook(lambda *args: self.step_ended(args[0]))

@@ -75,6 +75,7 @@ def turns_of(*variants):
         step_ended=lambda optimizer: None,
         num_windows=3,
         num_steps=5,
+        least_s=0.0,
     )
 
 

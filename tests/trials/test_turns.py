@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from gapless.doctor.turns import Turns
 from gapless.doctor.variant import those_for
 from gapless.records.finding import Finding
@@ -100,6 +102,19 @@ def test_both_sides_are_measured_by_turns():
     assert trial.details == ("all was well",)
     assert "".join(script.sides) == ("A" * 6 + "B" * 6) * 3
     assert script.num_waits == 2 * 2 * 3
+
+
+def test_quick_steps_have_longer_windows():
+    """The host's hiccups are shorter than a window; a script of few steps is still measured."""
+    script = Script(
+        FakeVariant(), written=0.0625, changed=0.001, behind=0.0, num_windows=2, num_steps=4
+    )
+
+    (trial,) = script.run(1000)
+
+    assert "".join(script.sides) == ("A" * (2 + 4) + "B" * (2 + 12)) * 2
+    assert trial.steps_per_second.median == pytest.approx(1000)
+    assert trial.baseline.median == pytest.approx(16)
 
 
 def test_steps_before_a_variant_has_settled_are_in_no_window():

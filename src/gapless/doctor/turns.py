@@ -22,6 +22,9 @@ _NUM_SETTLING = 2
 # A variant that is not what it is to be by then is measured as it is.
 _MOST_SETTLING = 100
 
+# A window of quick steps has so many times as many at most.
+_MOST_TIMES = 3
+
 # Fewer windows of a side have no spread.
 _FEWEST_WINDOWS = 2
 
@@ -42,6 +45,7 @@ class Turns:
         now: the time in seconds.
         num_windows: of each side.
         num_steps: of a window.
+        least_s: seconds of a window; it has up to three times as many steps where they are quick.
 
     Attributes:
         is_over: whether all of them have been measured.
@@ -56,6 +60,7 @@ class Turns:
         now: Callable[[], float] = perf_counter,
         num_windows: int = 5,
         num_steps: int = 20,
+        least_s: float = 0.2,
     ) -> None:
         self._variants = variants
         self._synchronize = synchronize
@@ -63,6 +68,7 @@ class Turns:
         self._now = now
         self._num_windows = num_windows
         self._num_steps = num_steps
+        self._least_s = least_s
         self._trials: list[Trial] = []
         self.is_over = False
         # Goes on at the end of each step.
@@ -140,9 +146,13 @@ class Turns:
         self._synchronize()
         begin = self._now()
         yield from _steps(self._num_steps)
+        num_steps = self._num_steps
+        while self._now() - begin < self._least_s and num_steps < _MOST_TIMES * self._num_steps:
+            yield
+            num_steps += 1
         self._synchronize()
         finish()
-        return self._num_steps / (self._now() - begin)
+        return num_steps / (self._now() - begin)
 
 
 @dataclass
