@@ -33,8 +33,12 @@ def names() -> list[str]:
 
 def measure(options: Options) -> Iterator[dict[str, Any]]:
     """Yield what was found of each loop at each share of the step that is exposed."""
-    shares = EXPOSED[-2:] if options.is_small else EXPOSED
-    for name in options.chosen(names()):
+    of_all = EXPOSED[-2:] if options.is_small else EXPOSED
+    chosen = options.chosen([f"{name} {exposed:g}" for name in names() for exposed in of_all])
+    for name in names():
+        shares = [exposed for exposed in of_all if f"{name} {exposed:g}" in chosen]
+        if not shares:
+            continue
         times = _times(PLANTED / f"{name}.py", shares, options)
         for exposed, with_wait, without in zip(shares, times[::2], times[1::2], strict=True):
             found = _found(PLANTED / f"{name}.py", exposed, with_wait, without, options)

@@ -162,6 +162,20 @@ def test_a_planted_loop_is_judged_by_what_leaving_its_wait_out_saves(monkeypatch
     assert rights(device="cpu") == [None, None]
 
 
+def test_a_planted_case_is_chosen_by_its_loop_or_by_its_loop_and_share(monkeypatch, tmp_path):
+    """As the table names it."""
+    monkeypatch.setattr(
+        planted, "in_turns", lambda commands, **_: [[10.0] for _ in range(len(commands))]
+    )
+    monkeypatch.setattr(planted, "run_doctor", lambda *_, **__: session())
+
+    def names(*cases):
+        return [one["name"] for one in planted.measure(options(tmp_path, cases=cases))]
+
+    assert names("item 0.6") == ["item 0.6"]
+    assert names("item", "nonzero 0.3") == ["item 0.3", "item 0.6", "nonzero 0.3"]
+
+
 def test_a_published_script_says_which_variants_mend_its_first_finding(monkeypatch, tmp_path):
     """And the step that is left after the predicted gain."""
     first = finding(40, path="mnist.py", code="GAP017", exposed_ms=8.0, gain_ms=5.0)
