@@ -35,8 +35,8 @@ lint: $(VENV)/.installed-test
 mutants: $(VENV)/.installed-test  ## Remove every ordering operation in turn; all must be noticed.
 	cd tests && PYTHONPATH=.:../src ../$(BIN)/python -m simulation.mutants
 
-hazards: $(VENV)/.installed-test  ## Every loop of users on the simulated device; make check runs a third.
-	GAPLESS_ALL_HAZARDS=1 $(PYTEST) tests/hazards -k simulated_device
+hazards: $(VENV)/.installed-test  ## Every loop of users on the simulated device; make check runs some.
+	GAPLESS_ALL_CASES=1 $(PYTEST) tests/hazards -k simulated_device
 
 sweep: $(VENV)/.installed-test  ## Every scenario under every scheduler and 200 seeds.
 	cd tests && PYTHONPATH=.:../src ../$(BIN)/python -m simulation.sweep --seeds 200 --jobs 2

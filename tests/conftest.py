@@ -21,6 +21,7 @@ from gapless.nmt.model.transformer import ModelSizes, Transformer
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.translation_step import TranslationStep
 from leaks import no_leaks, pytest_runtest_call  # noqa: F401  # pytest finds them here
+from share_of_cases import pytest_collection_modifyitems  # noqa: F401  # likewise
 
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ def copy(killed, tmp_path):
 @pytest.mark.slow
 def test_every_kind_of_damage(launcher, tmp_path):
     """A sample of the cases of `python -m faults.run_damage`, from every file of a run."""
-    _, wrong = run_cases([launcher], tmp_path, 45, report=lambda *_, **__: None)
+    _, wrong = run_cases([launcher], tmp_path, 24, report=lambda *_, **__: None)
 
     assert wrong == []
 

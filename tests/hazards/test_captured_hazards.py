@@ -7,20 +7,17 @@ import itertools
 import pytest
 
 from hazards.captured_harness import CPU, SIMULATED, judge
-from hazards.share import ONE_IN
 from hazards.themes import CAPTURED_CASES
 
 
 # Of all cases, one in so many is run by `make test`. `make hazards` runs each once on the simulated
-# device, half of them on one that is late; `make check` runs a third of those, and one in four where nothing
-# is captured; a GPU runs all (`tests/gpu`).
+# device, half of them on one that is late; a GPU runs all (`tests/gpu`).
 _ONE_IN = 48
-_ONE_IN_ON_THE_CPU = 4
 
 _LATE = ("lazy", "random")
 
 
-def cases_on(kind, *, one_in):
+def cases_on(kind, *, one_in=1):
     cases = [case for case in CAPTURED_CASES if kind in case.devices]
     return [
         pytest.param(case, id=str(case), marks=[pytest.mark.slow] if number % _ONE_IN else [])
@@ -33,17 +30,17 @@ def cases_of_a_late_device():
     cases = [case for case in CAPTURED_CASES if SIMULATED in case.devices]
     return [
         pytest.param(case, scheduler, id=f"{case}-{scheduler}")
-        for case, scheduler in zip(cases[1 :: 2 * ONE_IN], itertools.cycle(_LATE), strict=False)
+        for case, scheduler in zip(cases[1::2], itertools.cycle(_LATE), strict=False)
     ]
 
 
-@pytest.mark.parametrize("case", cases_on(CPU, one_in=_ONE_IN_ON_THE_CPU))
+@pytest.mark.parametrize("case", cases_on(CPU))
 def test_on_the_cpu(case):
     """The loop gives what it gives as written."""
     assert judge(case, CPU) == []
 
 
-@pytest.mark.parametrize("case", cases_on(SIMULATED, one_in=2 * ONE_IN))
+@pytest.mark.parametrize("case", cases_on(SIMULATED, one_in=2))
 def test_on_the_simulated_device(case):
     """The loop gives what it gives as written, and is captured or refused as expected."""
     assert judge(case, SIMULATED, scheduler="asap", seed=0) == []

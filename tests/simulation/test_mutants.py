@@ -49,9 +49,6 @@ def witnesses(tmp_path_factory, worker_id):
 
 KNOWN = concepts.by_place(concepts.read())
 
-# `make check` removes one operation in three, `make mutants` each.
-_ONE_IN = 3
-
 
 def name_of(mutant):
     """Return what a test of a mutant is called: its concept."""
@@ -61,7 +58,7 @@ def name_of(mutant):
 
 @pytest.mark.slow
 @pytest.mark.timeout(540)
-@pytest.mark.parametrize("mutant", find_mutants()[::_ONE_IN], ids=name_of)
+@pytest.mark.parametrize("mutant", find_mutants(), ids=name_of)
 def test_a_removed_operation_is_noticed(mutant, witnesses):
     """A scenario fails without it: values, counts or bounds are wrong, or accesses unordered."""
     names = witnesses[str(mutant.place)]
