@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
+from hypothesis import settings
 
 from gapless.device.find import find_device
 from gapless.device.numerics import numerics_restored, seed_everything, set_numerics
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 
 # What is made until all tests are collected stays.
 gc.disable()
+
+# How long an example takes says nothing on a machine that does other things as well.
+settings.register_profile("gapless", deadline=None)
+settings.load_profile("gapless")
 
 
 def pytest_collection_finish():
