@@ -63,7 +63,7 @@ def both(tmp_path):
         assert ours == plain
         return plain
 
-    run.folder = work
+    run.folder, run.runner = work, runner
     return run
 
 
@@ -153,7 +153,13 @@ def test_a_file_of_the_script_shadows_a_module_that_we_have_loaded(both):
         "import sys\nsys.exit(True)\n",
         "import sys\nsys.exit(['a', 1])\n",
         "import sys\nsys.exit(0.0)\n",
+        "import sys\nsys.exit(2**70)\n",
+        "import sys\nsys.exit(-2**70)\n",
+        "import sys\nsys.stderr = None\nsys.exit('lost?')\n",
+        "import sys\nclass T:\n    def __str__(self):\n        1 / 0\nsys.exit(T())\n",
         "class E(SystemExit):\n    pass\nraise E(3)\n",
+        "import sys\nsys.excepthook = None\n1 / 0\n",
+        "import sys\ndef hook(*seen):\n    raise KeyError('hook')\nsys.excepthook = hook\n1 / 0\n",
         "import sys\nsys.excepthook = lambda *seen: print('hook', seen[0])\n1 / 0\n",
         "import sys\nsys.excepthook = lambda *seen: sys.exit(9)\n1 / 0\n",
         "import atexit, sys\natexit.register(lambda: print(type(sys.last_value)))\n1 / 0\n",
@@ -175,6 +181,23 @@ def test_a_script_ends_as_it_does_under_python(both, source):
     (both.folder / "s.py").write_text(source)
 
     both("s.py")
+
+
+def test_a_script_may_come_through_a_pipe(both):
+    """As `<(...)` of a shell gives one."""
+    (both.folder / "s.sh").write_text(
+        """for run in "$@"; do "$PYTHON" $run <(echo 'print(1, __name__)'); done"""
+    )
+    done = subprocess.run(
+        ["bash", "s.sh", "", both.runner],
+        cwd=both.folder,
+        env={**environment(), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert (done.stdout, done.stderr) == ("1 __main__\n" * 2, "")
 
 
 def test_flags_of_python_hold(both):

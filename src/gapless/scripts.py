@@ -16,6 +16,7 @@ import sys
 import threading
 import traceback
 import zipimport
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.machinery import SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
@@ -40,6 +41,9 @@ _SOME_PYTHONS_SET: dict[str, Callable[[], object]] = {
 _LOADED_AT_START = ("encodings", "gapless", "sitecustomize", "usercustomize")
 
 # The former `__main__`: its globals are used until the process ends.
+# What C takes for the code of an exit has 64 bits.
+_LONG = 1 << 63
+
 _former_main: list[ModuleType] = []
 
 
@@ -158,7 +162,8 @@ def _prepare(program: Program) -> tuple[CodeType, ModuleType]:
     if program.is_module:
         return _prepare_module(program, main), main
     path = _absolute(program.target)
-    if Path(path).is_file() and not _is_archive(path):
+    is_pipe = Path(path).exists() and not Path(path).is_file() and not Path(path).is_dir()
+    if is_pipe or (Path(path).is_file() and not _is_archive(path)):
         return _prepare_file(program, path, main), main
     return _prepare_folder(program, path, main), main
 
@@ -266,7 +271,7 @@ def _forget_shadowed(folder: str) -> None:
 def _ended_by(error: BaseException) -> Ending:
     """Tell what ended the program, as Python does, and return the ending."""
     if isinstance(error, SystemExit):
-        return Ending(code=_exit_code(error.code))
+        return Ending(code=_exit_code(_code_of(error)))
     trace = error.__traceback__
     while trace is not None and _is_below_the_script(trace):
         trace = trace.tb_next
@@ -276,28 +281,46 @@ def _ended_by(error: BaseException) -> Ending:
     try:
         sys.excepthook(type(error), error, trace)
     except SystemExit as exit:
-        return Ending(code=_exit_code(exit.code))
+        return Ending(code=_exit_code(_code_of(exit)))
     except BaseException as second:
         _say("Error in sys.excepthook:")
-        traceback.print_exception(second)
+        second.__context__ = None
+        own = second.__traceback__
+        traceback.print_exception(second.with_traceback(own.tb_next if own else None))
         _say("\nOriginal exception was:")
         traceback.print_exception(error)
     return Ending(code=-signal.SIGINT if isinstance(error, KeyboardInterrupt) else 1)
+
+
+def _code_of(exit: SystemExit) -> object:
+    """Return what a program ends with; a class of its own may fail to say, and ends as one that failed."""
+    try:
+        return exit.code
+    except Exception:
+        return 1
 
 
 def _exit_code(code: object) -> int:
     if code is None:
         return 0
     if isinstance(code, int):
-        return code & 0xFF
-    _say(str(code))
+        return code & 0xFF if -_LONG <= code < _LONG else 0xFF
+    try:
+        text = str(code)
+    except Exception:
+        text = ""
+    _say(text)
     return 1
 
 
 def _say(text: str) -> None:
-    if sys.stderr is not None:
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
+    if sys.stderr is None:
+        with suppress(OSError):
+            os.write(2, f"{text}\n".encode())
+        return
+    sys.stderr.write(text)
+    sys.stderr.write("\n")
+    sys.stderr.flush()
 
 
 def _is_below_the_script(trace: TracebackType) -> bool:

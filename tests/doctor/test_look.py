@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
@@ -50,7 +52,13 @@ def test_a_finding_says_where_what_and_what_to_write_instead(tmp_path, monkeypat
 
 @pytest.mark.parametrize(
     "bad",
-    [b"x = (\n", b"\xff\xfe\x00 torch", b"torch = '\x00'\n", b"# coding: nonsense\n\xe9 torch\n"],
+    [
+        b"x = (\n",
+        b"\xff\xfe\x00 torch",
+        b"torch = '\x00'\n",
+        b"# coding: nonsense\n\xe9 torch\n",
+        b"# coding: rot13\n\xe9 torch\n",
+    ],
 )
 def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, bad):
     """And the others are looked at."""
@@ -64,14 +72,63 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path, monkeypatch, bad):
     assert [one.startswith("a.py") for one in seen.unread] == [True]
 
 
-def test_a_file_nested_too_deep_is_named(tmp_path, monkeypatch):
+@pytest.mark.parametrize("depth", [5000, 100_000])
+def test_a_file_nested_too_deep_is_named(tmp_path, monkeypatch, depth):
     """It does not end the look at the others."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, a="import torch\nx = " + "-" * 5000 + "1\n", b=WAITS)
+    write(tmp_path, a="import torch\nx = " + "-" * depth + "1\n", b=WAITS)
 
     seen = look_at([Path()])
 
     assert len(seen.findings) == len(seen.unread) == 1
+
+
+def test_what_is_no_file_to_read_holds_nobody_up(tmp_path, monkeypatch):
+    """A pipe with a name is left alone in a folder and named where it is asked for; so are odd links."""
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.py")
+    Path("x.py").symlink_to("y.py")
+    Path("y.py").symlink_to("x.py")
+    write(tmp_path, b=WAITS)
+
+    everything, asked = look_at([Path()]), look_at([Path("pipe.py")])
+
+    assert len(everything.findings) == 1
+    assert [one.split(" ", 1)[0] for one in everything.unread] == ["x.py", "y.py"]
+    assert (everything.num_files, asked.num_files) == (1, 0)
+    assert asked.unread == ("pipe.py is no regular file.",)
+
+
+def test_a_notebook_is_named_as_one(tmp_path, monkeypatch):
+    """Its JSON is Python's syntax as well, and holds no call."""
+    monkeypatch.chdir(tmp_path)
+    Path("n.ipynb").write_text('{"cells": []}')
+
+    (said,) = look_at([Path("n.ipynb")]).unread
+
+    assert "is a notebook" in said
+    assert "nbconvert" in said
+
+
+def test_lines_are_those_of_python(tmp_path, monkeypatch):
+    """A form feed, or a separator of Unicode, ends none."""
+    monkeypatch.chdir(tmp_path)
+    Path("a.py").write_text("# \x0c \u2028 \x1c\n" + WAITS, encoding="utf-8")
+
+    (found,) = look_at([Path("a.py")]).findings
+
+    assert found.site.source == "torch.cuda.synchronize()"
+
+
+def test_nothing_is_warned_of(tmp_path, monkeypatch):
+    """What Python has to say of a text, whoever runs it hears."""
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path, a='x = "\\d"\n' + WAITS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        seen = look_at([Path("a.py")])
+
+    assert len(seen.findings) == 1
 
 
 def test_a_file_of_another_encoding_is_read(tmp_path):

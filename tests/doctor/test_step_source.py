@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import sys
+
 import pytest
+import torch
 
 from gapless.doctor.step_source import Caller, StepSource
+from gapless.doctor.steps import StepHooks
 
 
 ADAM = Caller("optimizer", "AdamW.step", 1)
@@ -110,3 +115,40 @@ def test_what_was_asked_for_is_the_step(asked, chosen):
 
     assert source.chosen == chosen
     assert ended == [2 if chosen == ADAM else int(chosen is not None)] * 3
+
+
+class Slots:
+    """An object that holds its function in a slot."""
+
+    __slots__ = ("step",)
+
+
+class Raises:
+    """A property that raises."""
+
+    @property
+    def step(self):
+        raise LookupError
+
+
+@pytest.mark.parametrize(
+    "asked", ["slots.step", "raises.step", "datetime.datetime.now", "none.at.all"]
+)
+def test_a_function_that_cannot_be_counted_harms_no_script(monkeypatch, asked):
+    """Then there is no step, and the report says so."""
+    main = sys.modules["__main__"]
+    slots = Slots()
+    slots.step = print
+    for name, value in {"slots": slots, "raises": Raises(), "datetime": dt}.items():
+        monkeypatch.setattr(main, name, value, raising=False)
+    weight = torch.ones((), requires_grad=True)
+    source = StepSource(asked)
+    hooks = StepHooks(source, on_step=lambda: None)
+    hooks.install()
+    try:
+        (weight * 2).backward()
+    finally:
+        hooks.remove()
+
+    assert weight.grad == 2
+    assert slots.step is print

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import os
+from argparse import ArgumentTypeError
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -276,12 +278,36 @@ def _check(options: Namespace) -> None:
     if options.diff is None and options.module is None and not options.script:
         what = "a path after --static" if options.static else "a script, or -m and a module"
         raise UsageError(f"nothing to look at: expected {what}; see gapless doctor --help")
+    if options.warm_up is not None and options.warm_up < 0:
+        raise UsageError(f"--warm-up must be 0 or more, but is {options.warm_up}")
+    if options.step == "":
+        raise UsageError("--step names what a step is, but is ''; see gapless doctor --help")
     _names_of_variants(options.tries or "")
-    outputs = [options.out, options.html, options.perfetto, options.save]
-    for name in filter(None, outputs):
+    _check_outputs(options)
+
+
+def _check_outputs(options: Namespace) -> None:
+    """Refuse reports that cannot be written, and those that would take the place of something.
+
+    Raises:
+        UsageError: such a file is named.
+    """
+    script = options.script if options.static else options.script[: options.module is None]
+    read = [*(options.diff or ()), *script]
+    taken = {Path(name).resolve() for name in read if name and Path(name).is_file()}
+    reports: set[Path] = set()
+    for name in (options.out, options.html, options.perfetto, options.save):
+        if name is None:
+            continue
+        if not name:
+            raise UsageError("cannot write a report to '': expected the name of a file")
         _check_writable(Path(name))
-        if outputs.count(name) > 1:
+        path = Path(name).resolve()
+        if path in taken:
+            raise UsageError(f"cannot write {name}: it is what is looked at; name another file")
+        if path in reports and not path.is_char_device():
             raise UsageError(f"two reports cannot go to one file: {name}")
+        reports.add(path)
 
 
 def _given(options: Namespace) -> set[str]:
@@ -290,9 +316,9 @@ def _given(options: Namespace) -> set[str]:
         "m": options.module is not None,
         "diff": options.diff is not None,
     }
-    for name in ("static", "exact", "step", "stop_after", "save", "html", "perfetto"):
+    for name in ("static", "exact", "stop_after"):
         names[name] = getattr(options, name)
-    for name in ("warm_up", "steps", "format"):
+    for name in ("step", "save", "html", "perfetto", "warm_up", "steps", "format"):
         names[name] = getattr(options, name) is not None
     return {_flag(name) for name, is_given in names.items() if is_given}
 
@@ -306,13 +332,15 @@ def _check_writable(path: Path) -> None:
         raise UsageError(f"cannot write {path}: it is a folder")
     if not path.parent.is_dir():
         raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise UsageError(f"cannot write {path}: permission denied")
 
 
 def _codes(text: str) -> frozenset[str]:
     """Return the codes that the value of --fail-on names.
 
     Raises:
-        UsageError: one of them is none.
+        ArgumentTypeError: one of them is none.
     """
     known = sorted(set(CODE_OF.values()))
     if text == "any":
@@ -320,8 +348,8 @@ def _codes(text: str) -> frozenset[str]:
     codes = [code.strip().upper() for code in text.split(",")]
     for code in codes:
         if code not in known:
-            raise UsageError(
-                f"--fail-on: {code!r} is no code; expected any, or codes from {known[0]} to "
-                f"{known[-1]} with commas between them"
+            raise ArgumentTypeError(
+                f"{code!r} is no code; expected any, or codes from {known[0]} to {known[-1]} with "
+                "commas between them"
             )
     return frozenset(codes)

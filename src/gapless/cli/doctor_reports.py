@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, TextIO
 
 from gapless.cli.output import print_result, terminal_columns, write
 from gapless.cli.parser import UsageError
+from gapless.errors import UserError
 from gapless.records.session_difference import SessionDifference
 from gapless.records.timeline import Timeline
 from gapless.report.difference_json import difference_json
@@ -20,7 +21,7 @@ from gapless.report.session_text import session_text
 
 if TYPE_CHECKING:
     from argparse import Namespace
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gapless.records.finding import Finding, Session
 
@@ -42,6 +43,7 @@ class Reports:
     def __init__(self, options: Namespace) -> None:
         self._options = options
         self._text = ""
+        self._unwritten: list[str] = []
         # As they are meant where the script begins; it may go to another folder.
         self._paths = {
             name: Path(getattr(options, name)).absolute()
@@ -63,6 +65,7 @@ class Reports:
                 self._write_all(session)
         except Exception as error:
             problem = f"{type(error).__name__}: {error}"
+        self._text += "".join(f"gapless: warning: {reason}\n" for reason in self._unwritten)
         if problem:
             self._text += f"gapless: warning: the doctor failed, the script did not: {problem}\n"
         return () if session is None else session.findings
@@ -78,23 +81,32 @@ class Reports:
             from gapless.doctor.private import private
 
             session = private(session)
-        self._write_report(session)
-        if "save" in self._paths:
-            _put(self._paths["save"], session_json(session))
-        if "html" in self._paths:
-            from gapless.report.html.session_page import session_page
+        form = self._options.format
+        if not self._put("out", lambda: _formatted(session, form, to_file=True)):
+            # Also where it could not be written: what was seen is not lost.
+            self._text = _formatted(session, form, to_file=False)
+        self._put("save", lambda: session_json(session))
+        self._put("html", lambda: _page(session))
+        timeline = session.timeline or Timeline(lanes=(), end_us=0.0)
+        self._put("perfetto", lambda: perfetto_json(timeline, session.findings))
 
-            _put(self._paths["html"], session_page(session))
-        if "perfetto" in self._paths:
-            timeline = session.timeline or Timeline(lanes=(), end_us=0.0)
-            _put(self._paths["perfetto"], perfetto_json(timeline, session.findings))
+    def _put(self, name: str, make: Callable[[], str]) -> bool:
+        """Write a report if it is asked for, whatever became of the others; return whether it was."""
+        path = self._paths.get(name)
+        if path is None:
+            return False
+        try:
+            _put(path, make())
+        except OSError as error:
+            self._unwritten.append(f"cannot write {path}: {error.strerror or error}")
+            return False
+        return True
 
-    def _write_report(self, session: Session) -> None:
-        text = _formatted(session, self._options.format, to_file="out" in self._paths)
-        if "out" in self._paths:
-            _put(self._paths["out"], text)
-        else:
-            self._text = text
+
+def _page(session: Session) -> str:
+    from gapless.report.html.session_page import session_page
+
+    return session_page(session)
 
 
 def _formatted(session: Session, form: str, *, to_file: bool) -> str:
@@ -130,12 +142,24 @@ def _put(path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
 
 
+def write_report(path: Path, text: str) -> None:
+    """Write a report to a file.
+
+    Raises:
+        UserError: it cannot be written; names the file and says why.
+    """
+    try:
+        _put(path, text)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error
+
+
 def write_difference(options: Namespace) -> tuple[Finding, ...]:
     """Report what has changed between two saved sessions, and return what is new.
 
     Raises:
-        UserError: a file is no session, or one of a newer gapless.
-        OSError: a file cannot be read or written.
+        UserError: a file is no session, or one of a newer gapless; or a report cannot be written.
+        OSError: a file cannot be read.
     """
     before, after = (_read(name) for name in options.diff)
     if options.private:
@@ -146,12 +170,12 @@ def write_difference(options: Namespace) -> tuple[Finding, ...]:
     if options.html is not None:
         from gapless.report.html.difference_page import difference_page
 
-        _put(Path(options.html), difference_page(difference))
+        write_report(Path(options.html), difference_page(difference))
     text = _difference(difference, options.format, to_file=options.out is not None)
     if options.out is None:
         print_result(text.rstrip("\n"))
     else:
-        _put(Path(options.out), text)
+        write_report(Path(options.out), text)
     return difference.new
 
 

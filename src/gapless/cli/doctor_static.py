@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless import __version__
-from gapless.cli.doctor_reports import sarif_of
+from gapless.cli.doctor_reports import sarif_of, write_report
 from gapless.cli.output import print_result, write
 from gapless.cli.parser import UsageError
 from gapless.doctor.static.look import look_at
+from gapless.errors import UserError
 from gapless.records.finding import Session
 from gapless.report.session_json import session_json
 from gapless.report.static_text import static_text
@@ -27,6 +28,7 @@ def look(options: Namespace) -> tuple[Finding, ...]:
 
     Raises:
         UsageError: a path is not there.
+        UserError: no file could be looked at, or the report cannot be written.
     """
     paths = [Path(name) for name in options.script]
     for path in paths:
@@ -50,7 +52,9 @@ def look(options: Namespace) -> tuple[Finding, ...]:
     if options.out is None:
         print_result(text.rstrip("\n"))
     else:
-        Path(options.out).write_text(text, encoding="utf-8")
+        write_report(Path(options.out), text)
+    if seen.unread and not seen.num_files:
+        raise UserError("no file could be looked at; the warnings above say why")
     return seen.findings
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from functools import wraps
+from inspect import getattr_static
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.data import dataloader
 
 from gapless.device.in_use import graph_class
 from gapless.doctor.step_source import Caller, Kind, StepSource
-from gapless.unnoticed import Patches, unseen
+from gapless.unnoticed import Patches, is_of_signal_handler, unseen
 
 
 if TYPE_CHECKING:
@@ -138,16 +139,20 @@ class StepHooks:
         asked = self._source.asked
         if asked in _KINDS or any(one.kind == "function" for one in self._source.calls):
             return
-        owner, name = _owner_of(asked)
-        function = getattr(owner, name, None)
-        is_function = callable(function) and not isinstance(function, type)
-        if is_function and not getattr(function, "_is_counted_by_the_doctor", False):
-            self._count(owner, name, function)
+        try:
+            owner, name = _owner_of(asked)
+            function = getattr(owner, name, None)
+            is_function = callable(function) and not isinstance(function, type)
+            if is_function and not getattr(function, "_is_counted_by_the_doctor", False):
+                self._count(owner, name, function)
+        except Exception as error:  # of a property, or of a class that nobody can change
+            if is_of_signal_handler(error):
+                raise
 
     def _count(self, owner: Any, name: str, function: Any) -> None:
         counted: Any = self._counted("function", self._source.asked)(function)
         counted._is_counted_by_the_doctor = True
-        is_static = isinstance(vars(owner).get(name), staticmethod)
+        is_static = isinstance(getattr_static(owner, name, None), staticmethod)
         self._patches.put(owner, name, staticmethod(counted) if is_static else counted)
 
 

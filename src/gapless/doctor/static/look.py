@@ -15,6 +15,7 @@ from gapless.doctor.codes import cause_text, mend_text
 from gapless.doctor.static.allowances import allowed_lines
 from gapless.doctor.static.flow import Flow
 from gapless.records.finding import Finding, Site
+from gapless.unnoticed import FilterInFront, no_line_warns_anew
 
 
 if TYPE_CHECKING:
@@ -75,7 +76,7 @@ def look_at(paths: Iterable[Path]) -> StaticLook:
     return StaticLook(
         findings=tuple(finding for findings, _ in looks for finding in findings),
         unread=tuple(reason for _, reason in looks if reason),
-        num_files=len(files),
+        num_files=sum(not reason for _, reason in looks),
     )
 
 
@@ -91,7 +92,8 @@ def python_files(paths: Iterable[Path]) -> list[Path]:
                 name for name in folders if name[0] != "." and name not in _SKIPPED_FOLDERS
             )
             chosen = [one for one in names if one.endswith(".py") and not _TEST.fullmatch(one)]
-            files.update((Path(folder, name), None) for name in sorted(chosen))
+            found = [Path(folder, name) for name in sorted(chosen)]
+            files.update((one, None) for one in found if not _waits_for_a_writer(one))
     return list(files)
 
 
@@ -106,13 +108,14 @@ def findings_of(source: str, path: str) -> list[Finding]:
         SyntaxError: the text is not Python, or has a null byte.
         RecursionError: its expressions are nested too deep.
     """
-    tree = ast.parse(source)
+    tree = _parsed(source)
     if ".backward()" in source and not _NAMES_A_DEVICE.search(source):
         return []  # a script that trains on the host
     waits = Flow(makes_on_host="set_default_" not in source).waits(tree)
     if not waits:
         return []
-    lines = source.splitlines()
+    # Lines as Python counts them: a form feed, or a separator of Unicode, ends none.
+    lines = source.replace("\r\n", "\n").replace("\r", "\n").split("\n")
     allowed = allowed_lines(source, tree)
     findings = []
     for wait in waits:
@@ -136,20 +139,41 @@ def findings_of(source: str, path: str) -> list[Finding]:
 
 def _look_at_file(path: Path) -> tuple[list[Finding], str]:
     """Return what was found in a file, and why it could not be looked at, or nothing."""
+    if _waits_for_a_writer(path):
+        return [], f"{_shown(path)} is no regular file."
+    if path.suffix == ".ipynb":
+        return [], (
+            f"{_shown(path)} is a notebook, not Python: "
+            "`jupyter nbconvert --to script` makes a script of it."
+        )
     try:
         source = _read(path)
         if not _holds_tensors(source, path):
-            ast.parse(source)  # a file that does not parse is named, whatever it holds
+            _parsed(source)  # a file that does not parse is named, whatever it holds
             return [], ""
         return findings_of(source, _shown(path)), ""
-    except (OSError, UnicodeError) as error:
+    except (OSError, UnicodeError, LookupError) as error:
         return [], f"{_shown(path)} cannot be read: {error}."
     except (SyntaxError, ValueError) as error:
         line = getattr(error, "lineno", None)
         where = f":{line}" if line else ""
         return [], f"{_shown(path)}{where} does not parse: {getattr(error, 'msg', error)}."
-    except RecursionError:
+    except (RecursionError, MemoryError):  # the parser says the latter
         return [], f"{_shown(path)} is nested too deep to be looked at."
+
+
+def _parsed(source: str) -> ast.Module:
+    """Return the syntax tree of a text, without what Python warns of in it: that is the script's own."""
+    with FilterInFront("ignore"), no_line_warns_anew():
+        return ast.parse(source)
+
+
+def _waits_for_a_writer(path: Path) -> bool:
+    """Whether reading a file may wait for ever, as of a pipe that has a name."""
+    try:
+        return path.is_fifo() or path.is_socket()
+    except OSError:
+        return False
 
 
 def _num_cores() -> int:
@@ -182,5 +206,5 @@ def _shown(path: Path) -> str:
     """Return a path as short as it can be from the working directory."""
     try:
         return str(path.resolve().relative_to(Path.cwd()))
-    except ValueError:
+    except (ValueError, OSError, RuntimeError):  # also links that go round in a circle
         return str(path)
