@@ -52,23 +52,55 @@ def print(*args, **kwargs):  # a script may have one of its own
     """Print as the built-in function does, which it is not."""
 
 
+def two_parts(x):
+    sys.stdout.write(f"a {x:.3f} "
+                     f"b {x}\n")  # fmt: skip
+
+
+def sum_of_texts(x):
+    sys.stderr.write("a " + f"{x:.3f}" + " b" + f"{x}" + "\n")
+
+
+def choice(x):
+    sys.stderr.write(f"{x}\n" if x is not None else "none\n")
+
+
+def form(x):
+    sys.stdout.write("{:.3f} {a}\n".format(x, a=x))  # noqa: UP032
+
+
+def f_string(x):
+    sys.stdout.write(f"loss {x:.3f}\n")
+
+
+def text(x):
+    sys.stdout.write(str(x))
+
+
+def text_of_an_object(x):
+    sys.stdout.write(f"{Meter(x)}\n")
+
+
+def text_of_a_function(x):
+    sys.stdout.write(shown(x))
+
+
 WRITTEN = {
-    "f-string": lambda x: sys.stdout.write(f"loss {x:.3f}\n"),
-    "two parts": lambda x: sys.stdout.write(f"a {x:.3f} "
-                                            f"b {x}\n"),
-    "sum of texts": lambda x: sys.stderr.write("a " + f"{x:.3f}" + " b" + f"{x}" + "\n"),
-    "choice": lambda x: sys.stderr.write(f"{x}\n" if x is not None else "none\n"),
-    "form": lambda x: sys.stdout.write("{:.3f} {a}\n".format(x, a=x)),  # noqa: UP032
-    "str": lambda x: sys.stdout.write(str(x)),
-    "text of an object": lambda x: sys.stdout.write(f"{Meter(x)}\n"),
-    "text of a function": lambda x: sys.stdout.write(shown(x)),
+    **{
+        one.__name__: one
+        for one in (
+            *(f_string, two_parts, sum_of_texts, choice, form),
+            *(text, text_of_an_object, text_of_a_function),
+        )
+    },
     "log": lambda x: log.info(f"loss {x:.3f}"),  # noqa: G004
     "root log": lambda x: logging.debug(f"loss {x:.3f}"),  # noqa: G004, LOG015
     "level": lambda x: log.log(logging.INFO, f"loss {x}"),  # noqa: G004
-}  # fmt: skip
+}
 
 USED_OTHERWISE = {
     "kept": lambda x: [f"{x}"],
+    "counted": lambda x: [sys.stdout.write(f"{x}")],
     "own print": lambda x: print(f"{x}"),
     "changed": lambda x: sys.stdout.write(f"{x}".upper()),
     "wider": lambda x: sys.stdout.write(f"{x!s:>10}"),

@@ -11,12 +11,14 @@ import builtins
 import logging
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from multiprocessing.process import BaseProcess
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from gapless.trials.late_number import is_late, without_late
@@ -35,6 +37,12 @@ if TYPE_CHECKING:
 # Stands for a late number in a text; Unicode has these two for a program's own use alone.
 _MARK = re.compile("\ufdd0(\\d+)\ufdd1")
 
+# Functions of `os` after which nothing is written any more, or that write past the streams.
+_LEAVE_OR_WRITE = (
+    *("_exit", "abort", "execv", "execve", "kill", "killpg", "posix_spawn", "posix_spawnp"),
+    *("forkpty", "system", "write", "writev", "dup2"),
+)
+
 # More is written before anything else is held.
 _MOST_HELD = 10_000
 
@@ -44,7 +52,8 @@ class _Held:
     """Something to be done when numbers are there."""
 
     do: Callable[[], object]
-    numbers: list[LateNumber] = field(default_factory=list)
+    # No list: late numbers in lists are replaced by plain ones.
+    numbers: tuple[LateNumber, ...] = ()
 
 
 class HeldOutput:
@@ -88,13 +97,17 @@ class HeldOutput:
         put(builtins, "input", self._after_all(builtins.input))
         put(subprocess.Popen, "__init__", self._after_all(subprocess.Popen.__init__))
         put(os, "fork", self._alone(os.fork))
-        put(os, "system", self._after_all(os.system))
+        for name in _LEAVE_OR_WRITE:
+            if hasattr(os, name):
+                put(os, name, self._after_all(getattr(os, name)))
+        put(signal, "raise_signal", self._after_all(signal.raise_signal))
+        put(BaseProcess, "start", self._after_all(BaseProcess.start))
         self._reads.texts = self._mark
         atexit.register(self.stop)
 
     def _hold_back(self, stream: Any) -> None:
         put = self._patches.put
-        put(stream, "write", self._writer(stream.write))
+        put(stream, "write", self._writer(stream))
         put(stream, "flush", self._flusher(stream.flush))
         raw = getattr(stream, "buffer", None)
         if raw is not None and hasattr(raw, "__dict__"):
@@ -105,12 +118,14 @@ class HeldOutput:
 
         Sync: Blocks the host until all late numbers are there.
         """
-        if os.getpid() == self._pid:
-            self.finish()
-        self._reads.texts = None
-        self._patches.take_out()
-        self._marked.clear()
-        atexit.unregister(self.stop)
+        try:
+            if os.getpid() == self._pid:
+                self.finish()
+        finally:
+            self._reads.texts = None
+            self._patches.take_out()
+            self._marked.clear()
+            atexit.unregister(self.stop)
 
     def finish(self) -> None:
         """Write everything that is held back.
@@ -133,8 +148,14 @@ class HeldOutput:
                 self._do_all()
 
     def _do_all(self) -> None:
+        problem: Exception | None = None
         while self._queue and all(late.number is not None for late in self._queue[0].numbers):
-            self._do(self._queue.popleft().do)
+            try:
+                self._do(self._queue.popleft().do)
+            except Exception as error:  # the others are written all the same
+                problem = problem or error
+        if problem is not None:
+            raise problem
 
     def _do(self, call: Callable[..., Any], *args: Any) -> Any:
         before, self._is_writing = self._is_writing, True
@@ -175,7 +196,9 @@ class HeldOutput:
 
     # --- in the place of what writes ---
 
-    def _writer(self, write: Callable[[str], Any]) -> Callable[[str], Any]:
+    def _writer(self, stream: Any) -> Callable[[str], Any]:
+        write = stream.write
+
         def write_in_order(text: str) -> Any:
             with self._lock:
                 if self._is_writing or not isinstance(text, str):
@@ -183,6 +206,7 @@ class HeldOutput:
                 numbers = self._numbers_in(text) if "\ufdd0" in text else []
                 if not numbers and not self._queue:
                     return self._do(write, text)
+                _check_encodable(text, stream)
                 self._hold(lambda: write(self._filled_in(text)), numbers)
                 return len(text)
 
@@ -220,7 +244,7 @@ class HeldOutput:
         return fork_alone
 
     def _hold(self, do: Callable[[], object], numbers: list[LateNumber]) -> None:
-        self._queue.append(_Held(do, numbers))
+        self._queue.append(_Held(do, tuple(numbers)))
         if len(self._queue) > _MOST_HELD:
             self.finish()
         else:
@@ -236,7 +260,7 @@ class HeldOutput:
             if not numbers:
                 return handle(logger, record)
             outputs = self._outputs_of(logger, record)
-            if outputs is None:
+            if outputs is None or not _can_be_formatted(record):
                 self._fill_record(record)
                 return handle(logger, record)
             for output in outputs:
@@ -252,8 +276,13 @@ class HeldOutput:
         Who logs in another thread has that, and waits for ours.
         """
         self._fill_record(record)
-        output.stream.write(output.format(record) + output.terminator)
-        output.stream.flush()
+        try:
+            output.stream.write(output.format(record) + output.terminator)
+            output.stream.flush()
+        except RecursionError:
+            raise
+        except Exception:
+            output.handleError(record)
 
     def _fill_record(self, record: logging.LogRecord) -> None:
         if isinstance(record.msg, str):
@@ -282,6 +311,36 @@ class HeldOutput:
         is_plain = type(handler) in (logging.StreamHandler, type(logging.lastResort))
         stream = getattr(handler, "stream", None)
         return is_plain and any(stream is one for one in self._streams)
+
+
+def _check_encodable(text: str, stream: Any) -> None:
+    """Raise now what writing a text will raise because of its letters.
+
+    Raises:
+        UnicodeEncodeError: as the stream would.
+    """
+    encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None)
+    if encoding and not text.isascii():
+        _MARK.sub("0", text).encode(encoding, errors or "strict")
+
+
+def _can_be_formatted(record: logging.LogRecord) -> bool:
+    """Return whether a record has the arguments that its text asks for, whatever late ones turn out to be."""
+    if not record.args:
+        return True
+    try:
+        _ = str(record.msg) % _with_zeros(record.args)
+    except Exception:
+        return False
+    return True
+
+
+def _with_zeros(args: Any) -> Any:
+    if isinstance(args, dict):
+        return {key: _with_zeros(each) for key, each in args.items()}
+    if isinstance(args, tuple):
+        return tuple(map(_with_zeros, args))
+    return args.kind() if is_late(args) else args
 
 
 def _late_in(args: Any) -> list[LateNumber]:

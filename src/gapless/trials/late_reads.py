@@ -7,7 +7,7 @@ import sys
 from collections import Counter, deque
 from functools import partial
 from pathlib import Path
-from types import CellType
+from types import CellType, MemberDescriptorType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -49,6 +49,9 @@ _NOT_COMPILED = (
     *("forcing_line", "held_output", "late_number", "late_reads", "late_tensor"),
     *("number_names", "reads", "text_uses"),
 )
+
+# The flag of a class that was made while the program ran.
+_IS_OF_PYTHON = 1 << 9
 
 # Lines that are named in a sentence.
 _MOST_LINES = 5
@@ -133,11 +136,15 @@ class LateReads:
         self._reads.finish()
 
     def close(self) -> None:
-        """Put Python's own numbers in the place of late ones in lists, dictionaries and objects."""
+        """Put Python's own numbers in the place of late ones in lists, dictionaries and objects.
+
+        Where some cannot be replaced, functions of libraries go on to take them.
+        """
         self.stop()
         if self._takers is not None:
-            _put_plain_numbers()
-            self._takers.take_out()
+            # Those that nobody can replace are still handed to libraries.
+            if not _put_plain_numbers():
+                self._takers.take_out()
             self._takers = None
 
     # --- reads ---
@@ -161,8 +168,9 @@ class LateReads:
             with unseen:
                 if args or kwargs:
                     return read(tensor, *args, **kwargs)
-                if type(tensor) is LateTensor and not tensor.dim():
-                    return tensor.number
+                if type(tensor) is LateTensor:
+                    number = None if tensor.dim() else tensor.number
+                    return read(tensor) if number is None else number
                 if not self._may_be_late(tensor) or (is_list and tensor.dim() > 1):
                     self._count_condition(tensor, "reads a condition from")
                     return read(tensor)
@@ -254,7 +262,7 @@ class LateReads:
     def _number(self, value: Any) -> LateNumber | None:
         """Return the late number that is to be converted, None if it is something else."""
         if type(value) is LateTensor:
-            value = value.late
+            value = value.number
         if is_late(value):
             late: LateNumber = value
             return late if late.number is None else None
@@ -316,14 +324,26 @@ def _times(count: int) -> str:
 # --- afterwards ---
 
 
-def _put_plain_numbers() -> None:
+def _put_plain_numbers() -> int:
     """Put Python's own numbers and torch's own tensors in the place of late ones, all over the process.
 
-    Not where nobody can: in tuples, sets and the local names of functions that run.
+    Not where nobody can: in tuples, sets and the local names of functions that run. Return how many
+    are left there.
     """
-    late = [each for each in gc.get_objects() if is_late(each) or type(each) is LateTensor]
-    if not late:
-        return
+    _replace_late_ones()
+    return len(_late_ones())
+
+
+def _late_ones() -> list[Any]:
+    return [each for each in gc.get_objects() if is_late(each) or type(each) is LateTensor]
+
+
+def _replace_late_ones() -> None:
+    """Force all late numbers, and put plain ones in their place where that can be done.
+
+    Sync: Blocks the host until they are there.
+    """
+    late = _late_ones()
     plain = {id(each): _plain(each) for each in late}
     for holder in gc.get_referrers(*late):
         if holder is late:
@@ -339,11 +359,26 @@ def _put_plain_into(holder: Any, plain: dict[int, Any]) -> None:
                 holder[number] = plain[id(each)]
     elif isinstance(holder, CellType):
         holder.cell_contents = plain[id(holder.cell_contents)]
+    for name in _slots_of(holder):
+        if id(each := getattr(holder, name, None)) in plain:
+            setattr(holder, name, plain[id(each)])
     names = holder if isinstance(holder, dict) else getattr(holder, "__dict__", None)
     if isinstance(names, dict):
         for name, each in list(names.items()):
             if id(each) in plain:
                 names[name] = plain[id(each)]
+
+
+def _slots_of(holder: Any) -> list[str]:
+    """Return the names of slots that classes of the script gave an object."""
+    kinds = () if is_late(holder) else type(holder).__mro__
+    return [
+        name
+        for kind in kinds
+        if kind.__flags__ & _IS_OF_PYTHON
+        for name, value in vars(kind).items()
+        if isinstance(value, MemberDescriptorType)
+    ]
 
 
 def _plain(each: Any) -> Any:

@@ -119,10 +119,12 @@ class RecordedBatches:
             recorded = self._recorded.setdefault(_loader_of(iterator), _Recorded())
             if not self._is_full:
                 return self._record(recorded, make(iterator))
+            if recorded.batches and not self.refusal and recorded.is_changed:
+                self.refusal = "the script changes its batches in place"
             if not recorded.batches or self.refusal or not self._takes_place(iterator):
                 return make(iterator)
             self._num_handed += 1
-            return self._handed_out(recorded)
+            return recorded.next().copy()
 
         return next_data
 
@@ -134,12 +136,6 @@ class RecordedBatches:
         except Exception as error:  # whatever the batch consists of
             self.refusal = f"a batch cannot be copied: {type(error).__name__}: {error}"
         return batch
-
-    def _handed_out(self, recorded: _Recorded) -> Any:
-        batch = recorded.next()
-        if batch.is_changed:
-            self.refusal = "the script changes its batches in place"
-        return batch.copy()
 
     def _takes_place(self, iterator: Any) -> bool:
         """Take away the next batch that nobody has begun to make; return False if there is none."""
@@ -186,6 +182,11 @@ class _Recorded:
         return len(self.batches) >= _MOST_BATCHES or (
             self.num_bytes >= _MOST_BYTES and len(self.batches) >= _FEWEST_BATCHES
         )
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether the next batch is not as the loader gave it any more."""
+        return self.batches[self.num_handed % len(self.batches)].is_changed
 
     def add(self, batch: Any) -> None:
         kept = _Batch(batch)

@@ -94,7 +94,8 @@ def goes_to_output(frame: FrameType | None, streams: Sequence[Any]) -> bool:
             return False
         end = _end_of_text(start, source, is_text=is_result)
         if isinstance(end, _TakenBy):
-            return _is_output(end, frame, streams)
+            is_alone = isinstance(source.parents.get(end.call), ast.Expr)
+            return _is_output(end, frame, streams, is_alone=is_alone)
         if end is None:
             return False
         name, frame = frame.f_code.co_name, frame.f_back
@@ -239,8 +240,17 @@ def _is_simple_form(form: Any) -> bool:
 # --- the call that takes it ---
 
 
-def _is_output(taken: _TakenBy, frame: FrameType, streams: Sequence[Any]) -> bool:
-    """Return whether a call writes a text to an output, and does nothing else with it."""
+def _is_output(
+    taken: _TakenBy, frame: FrameType, streams: Sequence[Any], *, is_alone: bool
+) -> bool:
+    """Return whether a call writes a text to an output, and does nothing else with it.
+
+    Args:
+        taken: the call.
+        frame: that makes it.
+        streams: the outputs.
+        is_alone: whether nobody uses what it returns; `write` returns how many characters there were.
+    """
     function = taken.call.func
     if isinstance(function, ast.Name):
         return function.id == "print" and _is_print(taken.call, frame, streams)
@@ -248,7 +258,7 @@ def _is_output(taken: _TakenBy, frame: FrameType, streams: Sequence[Any]) -> boo
         return False
     target = _value_of(function.value, frame)
     if function.attr == "write":
-        return _is_among(target, streams)
+        return is_alone and _is_among(target, streams)
     if function.attr not in _LOG_CALLS or taken.place != int(function.attr == "log"):
         return False
     return _is_of_logging(logging.root if target is logging else target, function.attr)
