@@ -18,18 +18,7 @@ from gapless.doctor.turns import Turns
 from gapless.records.finding import Finding
 from gapless.trials.late_number import is_late
 from gapless.trials.late_reads import LateReads
-from late_device import LateDevice
-
-
-class LateCopies(LateDevice):
-    """Takes all tensors of this process for the device's: their copies are late."""
-
-    def needs_copy(self, tensor):
-        return False
-
-    def copy(self, target, source):
-        found = source.clone()
-        self._queue(self.current_stream(), lambda: target.copy_(found))
+from late_device import LateCopies
 
 
 class Holder:
