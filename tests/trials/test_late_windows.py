@@ -18,7 +18,7 @@ from gapless.doctor.turns import Turns
 from gapless.records.finding import Finding
 from gapless.trials.late_number import is_late
 from gapless.trials.late_reads import LateReads
-from late_device import LateCopies
+from late_device import LateCopies, LateDevice
 
 
 class Holder:
