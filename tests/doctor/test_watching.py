@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
 import pytest
@@ -213,6 +214,23 @@ def test_without_a_step_the_report_says_so(model):
         model(torch.randn(2, 4))
 
     assert any("--step" in note for note in watched.session.notes)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"num_steps": 0}, "`num_steps` must be a whole number of 1 or more, but is 0"),
+        ({"num_steps": 1.5}, "`num_steps` must be a whole number of 1 or more, but is 1.5"),
+        ({"warm_up": -3}, "`warm_up` must be a whole number of 0 or more, but is -3"),
+        ({"warm_up": "a"}, "`warm_up` must be a whole number of 0 or more, but is 'a'"),
+        ({"step": ""}, "`step` names what a step is, but is ''"),
+        ({"step": None}, "`step` names what a step is, but is None"),
+    ],
+)
+def test_what_cannot_be_watched_is_refused(given, said):
+    """Before the body begins."""
+    with pytest.raises(UserError, match=f"^{re.escape(said)}$"), gapless.doctor.watch(**given):
+        pytest.fail("the body runs")
 
 
 def test_an_exception_of_the_body_is_the_bodys(model):

@@ -35,6 +35,9 @@ def watch(*, step: str = "auto", warm_up: int = 10, num_steps: int = 20) -> Iter
     Yields:
         What was seen, once the body is over.
 
+    Raises:
+        UserError: an argument cannot be.
+
     Sync: Does not block the host, but for what the body does.
     """
     from gapless.doctor.notebook import watched_body

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gapless.errors import UserError
+
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,3 +36,18 @@ class WatchSettings:
     is_exact: bool = False
     variants: Callable[[], Sequence[Variant]] | None = None
     tries_all: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what is no number of steps and no name.
+
+        Raises:
+            UserError: a setting cannot be; names it.
+        """
+        step: object = self.step
+        if not isinstance(step, str) or not step:
+            raise UserError(f"`step` names what a step is, but is {step!r}")
+        for name, value, least in (("warm_up", self.warm_up, 0), ("num_steps", self.num_steps, 1)):
+            if type(value) is not int or value < least:
+                raise UserError(
+                    f"`{name}` must be a whole number of {least} or more, but is {value!r}"
+                )
