@@ -159,6 +159,7 @@ def test_a_file_of_the_script_shadows_a_module_that_we_have_loaded(both):
         "import sys\nclass T:\n    def __str__(self):\n        1 / 0\nsys.exit(T())\n",
         "class E(SystemExit):\n    pass\nraise E(3)\n",
         "import sys\nsys.excepthook = None\n1 / 0\n",
+        "import sys\ndel sys.excepthook\n1 / 0\n",
         "import sys\ndef hook(*seen):\n    raise KeyError('hook')\nsys.excepthook = hook\n1 / 0\n",
         "import sys\nsys.excepthook = lambda *seen: print('hook', seen[0])\n1 / 0\n",
         "import sys\nsys.excepthook = lambda *seen: sys.exit(9)\n1 / 0\n",

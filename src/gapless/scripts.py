@@ -278,6 +278,9 @@ def _ended_by(error: BaseException) -> Ending:
     error = error.with_traceback(trace)
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, trace
     sys.last_exc = error  # type: ignore[attr-defined,unused-ignore]
+    if not hasattr(sys, "excepthook"):
+        _say("sys.excepthook is missing")
+        sys.excepthook = sys.__excepthook__
     try:
         sys.excepthook(type(error), error, trace)
     except SystemExit as exit:
