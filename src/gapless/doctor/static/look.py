@@ -143,8 +143,7 @@ def _look_at_file(path: Path) -> tuple[list[Finding], str]:
         return [], f"{_shown(path)} is no regular file."
     if path.suffix == ".ipynb":
         return [], (
-            f"{_shown(path)} is a notebook, not Python: "
-            "`jupyter nbconvert --to script` makes a script of it."
+            f"{_shown(path)} is a notebook, not Python: jupyter's nbconvert makes a script of it."
         )
     try:
         source = _read(path)
