@@ -286,6 +286,10 @@ def _check(options: Namespace) -> None:
     _check_outputs(options)
 
 
+# A report takes the place of no such file: the script may import it, or a folder that is looked at hold it.
+_SOURCES = (".py", ".pyc", ".ipynb")
+
+
 def _check_outputs(options: Namespace) -> None:
     """Refuse reports that cannot be written, and those that would take the place of something.
 
@@ -303,8 +307,8 @@ def _check_outputs(options: Namespace) -> None:
             raise UsageError("cannot write a report to '': expected the name of a file")
         _check_writable(Path(name))
         path = Path(name).resolve()
-        if path in taken:
-            raise UsageError(f"cannot write {name}: it is what is looked at; name another file")
+        if path in taken or (path.suffix in _SOURCES and path.exists()):
+            raise UsageError(f"cannot write {name}: it is there already, and no report")
         if path in reports and not path.is_char_device():
             raise UsageError(f"two reports cannot go to one file: {name}")
         reports.add(path)
