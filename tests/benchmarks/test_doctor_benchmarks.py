@@ -122,6 +122,15 @@ def test_a_script_that_was_not_watched_has_no_overhead():
     assert overhead_of([(10.0, "plain")] * 30)["sites_overhead"] is None
 
 
+def test_the_early_look_is_not_the_beginning_of_the_watching():
+    """Plain steps behind it are still the reference."""
+    steps = [(10.0, "plain")] * 3 + [(12.0, "sites")] * 3 + [(10.0, "plain")] * 20
+    found = overhead_of(steps + [(11.0, "sites")] * 5)
+
+    assert found["before_ms"] == 10.0
+    assert found["sites_overhead"] == pytest.approx(0.1)
+
+
 def test_a_trial_is_found_by_a_word_of_its_name():
     """One that was refused says why."""
     ran = {

@@ -260,7 +260,7 @@ class HeldOutput:
             if not numbers:
                 return handle(logger, record)
             outputs = self._outputs_of(logger, record)
-            if outputs is None or not _can_be_formatted(record):
+            if outputs is None:
                 self._fill_record(record)
                 return handle(logger, record)
             for output in outputs:
@@ -322,25 +322,6 @@ def _check_encodable(text: str, stream: Any) -> None:
     encoding, errors = getattr(stream, "encoding", None), getattr(stream, "errors", None)
     if encoding and not text.isascii():
         _MARK.sub("0", text).encode(encoding, errors or "strict")
-
-
-def _can_be_formatted(record: logging.LogRecord) -> bool:
-    """Return whether a record has the arguments that its text asks for, whatever late ones turn out to be."""
-    if not record.args:
-        return True
-    try:
-        _ = str(record.msg) % _with_zeros(record.args)
-    except Exception:
-        return False
-    return True
-
-
-def _with_zeros(args: Any) -> Any:
-    if isinstance(args, dict):
-        return {key: _with_zeros(each) for key, each in args.items()}
-    if isinstance(args, tuple):
-        return tuple(map(_with_zeros, args))
-    return args.kind() if is_late(args) else args
 
 
 def _late_in(args: Any) -> list[LateNumber]:

@@ -29,8 +29,8 @@ _OF_NO_PARTS = (
     *(str, bytes, int, float, complex, type(None)),
 )
 
-# Functions of torch that take Python's numbers alone.
-_MAKERS = ("tensor", "as_tensor", "asarray", "manual_seed")
+# Functions that make tensors of Python's numbers.
+_MAKERS = ("tensor", "as_tensor", "asarray")
 
 # On which the functions of `statistics` are built that ask for the types of numbers.
 _OF_STATISTICS = ("_sum", "_ss")
