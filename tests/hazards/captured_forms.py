@@ -1056,7 +1056,7 @@ def compiled_model(place):
 
 
 @captured_case(
-    "A compiled model sees another size, and compiles again.", expect=EITHER, devices=(GPU,)
+    "A compiled model sees another size, and compiles again.", expect=CAPTURED, devices=(GPU,)
 )
 def compiled_model_of_two_sizes(place):
     torch.compiler.reset()
@@ -1167,6 +1167,51 @@ def _returning(place, make, *, expect_num=16):
 @captured_case("The step returns nothing.", expect=CAPTURED)
 def returns_nothing(place):
     return _returning(place, lambda loss, scores: None)
+
+
+@captured_case("The step returns tensors of its batch beside its loss.", expect=CAPTURED)
+def tensors_of_the_batch_returned(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    def train(one):
+        x, y = one
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        return loss, y, {"x": x, "again": y}
+
+    step = place.capture(train)
+    results = []
+    for one in batches(place, 16):
+        loss, y, rest = step(one)
+        is_own = (y is one[1], rest["x"] is one[0], rest["again"] is y)
+        results.append((kept(loss), kept(y), is_own))
+    return results, state(model, optimizer)
+
+
+@captured_case(
+    "Torch's compiler notes on a batch and a result which sizes change.", expect=CAPTURED
+)
+def notes_of_the_compiler(place):
+    model = mlp(place)
+    optimizer = sgd(model)
+
+    def train(one):
+        x, y = one
+        optimizer.zero_grad()
+        torch._dynamo.maybe_mark_dynamic(x, 0)
+        scores = model(x)
+        loss = F.cross_entropy(scores, y)
+        loss.backward()
+        optimizer.step()
+        torch._dynamo.maybe_mark_dynamic(scores, 0)
+        return loss, scores
+
+    step = place.capture(train)
+    losses = [kept(step(one)[0]) for one in batches(place, 16)]
+    return losses, state(model, optimizer)
 
 
 @captured_case("The step returns a named tuple.", expect=CAPTURED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from gapless.graphs.reach import entries_of
+from gapless.graphs.reach import put_on
 from gapless.graphs.results import Results, has_own_gradient
 from gapless.graphs.versions import version_of
 from gapless.pipeline.containers import PLAIN, Container, container_of, containers_in
@@ -36,7 +36,7 @@ class BatchWatch:
         self._containers = list(containers_in(tree.value))
         self._parts = [_parts(container) for container in self._containers]
         self._versions = [version_of(leaf) for leaf in tree.leaves]
-        self._attributes = [_attributes_of(leaf) for leaf in tree.leaves]
+        self._attributes = [put_on(leaf) for leaf in tree.leaves]
 
     def changes(self, others: Sequence[torch.Tensor] = ()) -> BatchChanges:
         """Return what is different now.
@@ -60,7 +60,7 @@ class BatchWatch:
 
     def _marked(self) -> str | None:
         """Return what was put on a tensor of the batch, None if nothing was."""
-        now = map(_attributes_of, self._tree.leaves)
+        now = map(put_on, self._tree.leaves)
         are_same = all(map(_same_parts, now, self._attributes))
         return None if are_same else "an attribute of a tensor"
 
@@ -212,7 +212,3 @@ def _change(container: Any, parts: dict[Any, Any]) -> None:
             object.__delattr__(container, name)
         for name, part in parts.items():
             object.__setattr__(container, name, part)
-
-
-def _attributes_of(tensor: torch.Tensor) -> dict[str, Any]:
-    return dict(entries_of(tensor) or {})

@@ -23,7 +23,15 @@ from torch.nn.parameter import is_lazy
 
 from gapless.graphs.code_kinds import CodeKind, is_foreign, kind_of
 from gapless.graphs.plain_values import is_array, is_plain, same
-from gapless.graphs.reach import BUFFERS, HOOK_TABLES, MISSING, Place, entries_of, shown_key
+from gapless.graphs.reach import (
+    BUFFERS,
+    HOOK_TABLES,
+    MISSING,
+    Place,
+    entries_of,
+    is_note_of_compiler,
+    shown_key,
+)
 
 
 if TYPE_CHECKING:
@@ -316,6 +324,8 @@ class HostState:
             # Not the `get` of a user's class.
             before, after = copy.get(key, MISSING), dict.get(value, key, MISSING)
             if before is after:
+                continue
+            if isinstance(holder, torch.Tensor) and is_note_of_compiler(key):
                 continue
             if is_torchs and key not in self._stored_names:
                 # Torch changes attributes of modules, but no parts.

@@ -41,7 +41,7 @@ from gapless.graphs.module_refusals import (
     keeps_unknown,
 )
 from gapless.graphs.proof import NotProved, prove
-from gapless.graphs.reach import HOOK_TABLES, entries_of
+from gapless.graphs.reach import HOOK_TABLES, put_on
 from gapless.graphs.refusal import Refused, asks_of_its_call
 from gapless.graphs.rehearsal import Rehearsal
 from gapless.graphs.seen_calls import Given, SeenCalls, note_gradients
@@ -413,7 +413,7 @@ def _states_of(leaves: Sequence[torch.Tensor]) -> list[tuple[Any, ...]]:
 
 
 def _attributes_of(tensor: torch.Tensor) -> tuple[tuple[str, int], ...]:
-    return tuple((name, id(value)) for name, value in (entries_of(tensor) or {}).items())
+    return tuple((name, id(value)) for name, value in put_on(tensor).items())
 
 
 def _is_as_before(tree: Tree) -> bool:

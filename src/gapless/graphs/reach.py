@@ -1290,6 +1290,21 @@ def entries_of(value: Any) -> dict[str, Any] | None:
     return entries if isinstance(entries, dict) else None
 
 
+def is_note_of_compiler(name: object) -> bool:
+    """Return whether an attribute of a tensor is a note of torch's compiler for itself.
+
+    It says which sizes change, for example. Compiled code leaves such notes on what it is given and
+    on what it returns.
+    """
+    return isinstance(name, str) and ("_dynamo_" in name or name == "_specialize_on")
+
+
+def put_on(tensor: torch.Tensor) -> dict[str, Any]:
+    """Return the attributes that code has put on a tensor, the compiler's notes left out."""
+    entries = entries_of(tensor) or {}
+    return {name: one for name, one in entries.items() if not is_note_of_compiler(name)}
+
+
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents

@@ -9,6 +9,7 @@ import torch
 
 from gapless.graphs.addresses import address_of
 from gapless.graphs.gradient_graph import used_up
+from gapless.graphs.reach import put_on
 from gapless.graphs.tensor_copies import TensorCopies
 from gapless.pipeline.containers import container_of, containers_in, tensors_inside
 
@@ -159,7 +160,7 @@ def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
         seen.add(id(container))
     there = set(map(id, others))
     for leaf in out.leaves:
-        if id(leaf) not in there and getattr(leaf, "__dict__", None):
+        if id(leaf) not in there and put_on(leaf):
             return leaf
     new = [torch.empty(0) for _ in out.leaves]
     known = set(map(id, new))

@@ -339,7 +339,7 @@ class Trial:
         def replay() -> Any:
             batch = batches.pop()
             spoilt.spoil()
-            found = left(graph.replay(batch, is_own=False), batch)
+            found = left(graph.replay(batch, is_own=True), batch)
             spoilt.level()
             return found
 
