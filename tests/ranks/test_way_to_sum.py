@@ -136,7 +136,7 @@ def test_gradients_that_are_kept_are_not_copied(monkeypatch, way, expected):
     sent = SimpleNamespace(wait=lambda: None)
     monkeypatch.setattr(dist, "all_reduce", lambda *_, **__: sent)
     weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
-    gradients = summing(weights, way, group=None, agree=lambda value: [value])
+    gradients = summing(weights, way, group=None, last_group=None, agree=lambda value: [value])
     counts = []
     for _ in range(3):
         gradients.start()
@@ -150,6 +150,38 @@ def test_gradients_that_are_kept_are_not_copied(monkeypatch, way, expected):
 
     assert counts[0] > 0
     assert counts[1:] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("most_channels", "expected"),
+    [
+        (None, ["send 0", "send 1", "send 2", "backward ends", "wait 0", "wait 1", "wait 2"]),
+        # Kernels of two groups that run at a time could wait for each other.
+        (4, ["send 0", "send 1", "backward ends", "wait 0", "wait 1", "send 2 apart"]),
+    ],
+)
+def test_when_buckets_are_sent(monkeypatch, most_channels, expected):
+    """Each during the backward pass; a last one with a group of its own when the others are done."""
+    said = []
+
+    def all_reduce(memory, *, group, async_op):
+        number = sum(one.startswith("send") for one in said)
+        said.append(f"send {number}" + (" apart" if group == "last" else ""))
+        return SimpleNamespace(wait=lambda: said.append(f"wait {number}"))
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    way = WayToSum(bucket_bytes=8, most_channels=most_channels)
+    last = "some" if way.last == way else "last"
+    weights = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
+    gradients = summing(weights, way, group="some", last_group=last, agree=lambda value: [value])
+    for _ in range(2):
+        said.clear()
+        gradients.start()
+        sum(weight.sum() for weight in weights).backward()
+        said.append("backward ends")
+        gradients.finish()
+
+    assert said[: len(expected)] == expected
 
 
 # --- in processes ---
@@ -166,8 +198,11 @@ def check_way(ended, name, *, captures):
         if captures:
             # As the group itself says.
             way = way_program.WAYS[name]
-            assert found["nccl"][0] == way.has_priority
-            assert way.most_channels in (None, found["nccl"][1])
+            expected = [way.has_priority, way.most_channels or UNDEFINED]
+            if way.last == way:
+                assert found["nccl"] == {"main": expected, "beside": None}
+            else:
+                assert found["nccl"] == {"main": [False, UNDEFINED], "beside": expected}
 
 
 @pytest.mark.parametrize("world", [1, 2])

@@ -37,6 +37,7 @@ WAYS = {
         bucket_bytes=SMALL_BUCKET, has_priority=True, most_channels=4
     ),
     "buckets in place": WayToSum(bucket_bytes=SMALL_BUCKET),
+    "buckets of few channels in place": WayToSum(bucket_bytes=SMALL_BUCKET, most_channels=2),
     "flat in place": WayToSum(),
     "bf16": WayToSum(sends_bf16=True),
     "bf16 in buckets": WayToSum(bucket_bytes=SMALL_BUCKET, sends_bf16=True),
@@ -123,7 +124,9 @@ def trained(plan, ranks, name, device, *, holds):
 
 
 def settings_of(group, device):
-    """Return what NCCL was told, as the group itself says."""
+    """Return what NCCL was told, as the group itself says; None if there is no such group."""
+    if group is None:
+        return None
     options = group._get_backend(device.torch_device).options
     return [options.is_high_priority_stream, options.config.max_ctas]
 
@@ -142,7 +145,8 @@ def main():
         "captured": trained("captured", ranks, name, device, holds=holds),
     }
     if device.is_accelerator:
-        found["nccl"] = settings_of(ranks.main, device)
+        groups = {"main": ranks.main, "beside": ranks._beside}
+        found["nccl"] = {name: settings_of(group, device) for name, group in groups.items()}
     print(json.dumps(found), flush=True)
     ranks.end()
 

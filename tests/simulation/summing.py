@@ -31,7 +31,9 @@ class Layers:
         self._keeps_gradients = keeps_gradients
 
     def sum_gradients(self, way):
-        self._gradients = summing(self.weights, way, group=None, agree=TwoRanks().agree)
+        group, agree = object(), TwoRanks().agree
+        last = group if way.last == way else object()
+        self._gradients = summing(self.weights, way, group=group, last_group=last, agree=agree)
 
     def forward(self, batch):
         x, y = batch
@@ -86,11 +88,16 @@ class Sent:
 
 
 def collectives_on(device):
-    """Return what takes the place of `all_reduce`: the other rank sends the same."""
-    stream = device.create_stream()
+    """Return what takes the place of `all_reduce`: the other rank sends the same.
+
+    Each group has a stream of its own.
+    """
+    streams = {}
 
     def all_reduce(memory, *, group, async_op=False):
-        del group
+        if group not in streams:
+            streams[group] = device.create_stream()
+        stream = streams[group]
         if not async_op:
             memory.mul_(2)
             return None
@@ -128,4 +135,5 @@ def _sum_scenario(name, way, *, keeps_gradients=False):
 
 _sum_scenario("ranks_that_sum_at_once", WayToSum())
 _sum_scenario("ranks_that_sum_in_buckets", WayToSum(bucket_bytes=700), keeps_gradients=True)
+_sum_scenario("ranks_that_sum_the_last_bucket_apart", WayToSum(bucket_bytes=700, most_channels=4))
 _sum_scenario("ranks_that_send_bf16", WayToSum(bucket_bytes=700, sends_bf16=True))

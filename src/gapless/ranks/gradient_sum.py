@@ -37,6 +37,7 @@ def summing(
     way: WayToSum,
     *,
     group: dist.ProcessGroup,
+    last_group: dist.ProcessGroup,
     agree: Callable[[list[int]], list[list[int]]],
 ) -> GradientSum:
     """Return what sums the gradients of parameters in this way.
@@ -45,6 +46,7 @@ def summing(
         params: in the same order on all ranks; those that need no gradient are left out.
         way: the same on all ranks.
         group: of the ranks, on the device of the parameters.
+        last_group: for the last bucket; may be the same.
         agree: returns what all ranks give it, in the order of ranks; blocks the host.
 
     Sync: Blocks the host on a GPU, which allocates memory.
@@ -54,6 +56,7 @@ def summing(
     return BucketSum(
         params,
         group=group,
+        last_group=last_group,
         agree=agree,
         bucket_bytes=way.bucket_bytes,
         sends_bf16=way.sends_bf16,
@@ -120,9 +123,13 @@ class BucketSum:
     sent strictly in that order, so that all ranks send the same ones at the same time. The first
     update is summed after its backward pass.
 
+    The last bucket may have a group of its own. It is sent when all others are summed: kernels of two
+    groups that run at a time could wait for each other.
+
     Args:
         params: in the same order on all ranks; those that need no gradient are left out.
         group: of the ranks, on the device of the parameters.
+        last_group: for the last bucket; may be the same.
         agree: returns what all ranks give it, in the order of ranks; blocks the host.
         bucket_bytes: size above which a bucket takes no further parameter.
         sends_bf16: gradients of fp32 are sent and summed as bf16.
@@ -133,12 +140,14 @@ class BucketSum:
         params: Iterable[torch.nn.Parameter],
         *,
         group: dist.ProcessGroup,
+        last_group: dist.ProcessGroup,
         agree: Callable[[list[int]], list[list[int]]],
         bucket_bytes: int,
         sends_bf16: bool = False,
     ) -> None:
         self._weights = [weight for weight in params if weight.requires_grad]
         self._group = group
+        self._last_group = last_group
         self._agree = agree
         self._bucket_bytes = bucket_bytes
         self._sends_bf16 = sends_bf16
@@ -176,10 +185,11 @@ class BucketSum:
             self._make_buckets()
         # What got no gradient in this pass has one of an earlier batch.
         while len(self._sent) < len(self._buckets):
+            if self._is_next_apart():
+                self._wait_for(self._sent)
             self._send_next()
-        for work, bucket in zip(self._sent, self._buckets, strict=True):
-            with named_as_lost("gradients"):
-                work.wait()
+        self._wait_for(self._sent)
+        for bucket in self._buckets:
             bucket.take_sum()
         # As before the update: a captured step must leave nothing on the host.
         self._forget()
@@ -213,13 +223,28 @@ class BucketSum:
             return  # `finish` says so
         self._num_missing[place] -= 1
         while len(self._sent) < len(self._buckets) and not self._num_missing[len(self._sent)]:
+            if self._is_next_apart():
+                return  # `finish` sends it
             self._send_next()
+
+    def _is_next_apart(self) -> bool:
+        """Return whether the next bucket is the last one, and has a group of its own."""
+        is_last = len(self._sent) == len(self._buckets) - 1
+        return is_last and self._last_group is not self._group
 
     def _send_next(self) -> None:
         bucket = self._buckets[len(self._sent)]
+        group = self._last_group if self._is_next_apart() else self._group
         bucket.take_gradients(self._trained.numbers)
         with named_as_lost("gradients"):
-            self._sent.append(dist.all_reduce(bucket.sent, group=self._group, async_op=True))
+            self._sent.append(dist.all_reduce(bucket.sent, group=group, async_op=True))
+
+    @staticmethod
+    def _wait_for(sent: Sequence[Any]) -> None:
+        """Let the current stream wait for sums."""
+        with named_as_lost("gradients"):
+            for work in sent:
+                work.wait()
 
     def _make_buckets(self) -> None:
         """Lay the parameters out in the order in which rank 0 made their gradients."""

@@ -1,14 +1,15 @@
 """Several ranks over torch's process groups.
 
-There are three groups, since the collectives of a group are matched by their order:
+There are three groups, since the collectives of a group are matched by their order, or four:
 
     main    gradients and losses, on the device: NCCL on GPUs, gloo on a CPU
+    beside  buckets of gradients during the backward pass, where these take fewer multiprocessors
     side    what ranks agree on and share, on the host: gloo
     pulse   the heartbeat, in threads of its own: gloo
 
 `side` comes first, as the process's default group: over it two ranks on one GPU are found out, with
-which NCCL would not start. `main` comes last, with the first sum of gradients, which says how NCCL
-is to sum; it connects at once, because a capture must not be what connects it.
+which NCCL would not start. `main` and `beside` come last, with the first sum of gradients, which says
+how NCCL is to sum; they connect at once, because a capture must not be what connects them.
 
 Groups on the host connect within a limit: until the heartbeat beats, nobody tells of a rank that has
 died. No collective has a time limit of its own: rank 0 may prepare data for hours while the others
@@ -112,6 +113,7 @@ class TorchRanks:
         _set_pg_timeout(_NO_LIMIT, self.side)
         self._device = device
         self._main: dist.ProcessGroup | None = None
+        self._beside: dist.ProcessGroup | None = None
         with named_as_lost("start"):
             self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world).start()
             self._until_end = ExitStack()
@@ -137,7 +139,12 @@ class TorchRanks:
             here.
         """
         way = WayToSum() if way is None else way
-        return summing(params, way, group=self._connected(way), agree=self.agree)
+        main = self._connected(way.last)
+        if way.last == way:
+            return summing(params, way, group=main, last_group=main, agree=self.agree)
+        if self._beside is None:
+            self._beside = self._connect(way)
+        return summing(params, way, group=self._beside, last_group=main, agree=self.agree)
 
     def gather_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Return the tensors of all ranks, stacked along a new first dimension.
@@ -216,9 +223,12 @@ class TorchRanks:
     def _connected(self, way: WayToSum) -> dist.ProcessGroup:
         """Return the group on the device; make it first, if nobody has."""
         if self._main is None:
-            with named_as_lost("start"), self._pulse.pause():
-                self._main = _group_on(self._device, way)
+            self._main = self._connect(way)
         return self._main
+
+    def _connect(self, way: WayToSum) -> dist.ProcessGroup:
+        with named_as_lost("start"), self._pulse.pause():
+            return _group_on(self._device, way)
 
 
 def _store_of(launch: Launch) -> Store:

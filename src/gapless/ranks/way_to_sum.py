@@ -16,10 +16,15 @@ class WayToSum:
             their bits.
         has_priority: on GPUs, sums that run during the backward pass go before its own kernels.
         most_channels: on GPUs, most blocks of threads that NCCL takes from the other kernels; None:
-            as many as it wants.
+            as many as it wants. The last bucket, beside which nothing runs, has as many in any case.
     """
 
     bucket_bytes: int | None = None
     sends_bf16: bool = False
     has_priority: bool = False
     most_channels: int | None = None
+
+    @property
+    def last(self) -> WayToSum:
+        """How the last bucket is summed."""
+        return WayToSum() if self.bucket_bytes is not None and self.most_channels else self

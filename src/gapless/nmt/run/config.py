@@ -327,7 +327,7 @@ class TrainConfig:
     sum_channels: int | None = _setting(
         "several GPUs",
         None,
-        "most channels of NCCL, each of which takes a multiprocessor; none: as NCCL chooses",
+        "most channels of NCCL beside a backward pass, each of which takes a multiprocessor; none: as NCCL chooses",
         at_least=1,
         compare=False,
     )
