@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 from typing import get_args
@@ -43,12 +44,21 @@ EXAMPLES_OF_ANY_DEVICE = [
 ]
 
 
+@functools.cache
+def nodes_of(room=""):
+    """Return all parts of the syntax trees of the source, or of a room of it."""
+    return [
+        node
+        for path in sorted((SRC / room).glob("*.py" if room else "**/*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
 def kinds_made():
     """Return the kinds with which a `Refusal` is made anywhere in the source."""
     calls = [
         node
-        for path in SRC.rglob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of()
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "Refusal"
     ]
     given = [
@@ -78,8 +88,7 @@ def test_the_words_of_a_row_without_a_run_stand_in_the_source(words):
     said = [
         node.value
         for room in ("graphs", "integrations")
-        for path in (SRC / room).glob("*.py")
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for node in nodes_of(room)
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
     ]
 

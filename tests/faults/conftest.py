@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -15,7 +16,8 @@ _ONE_IN = 3
 
 
 def pytest_collection_modifyitems(items):
-    own = [item for item in items if Path(__file__).parent in item.path.parents]
+    folder = f"{Path(__file__).parent}{os.sep}"
+    own = [item for item in items if str(item.path).startswith(folder)]
     quick = [item for item in own if item.get_closest_marker("slow") is None]
     for number, item in enumerate(sorted(quick, key=lambda item: item.nodeid)):
         if number % _ONE_IN:

@@ -70,11 +70,15 @@ class Running:
 
     @property
     def out(self):
-        return self._out.read_text(encoding="utf-8", errors="replace")
+        return self._read(self._out)
 
     @property
     def err(self):
-        return self._err.read_text(encoding="utf-8", errors="replace")
+        return self._read(self._err)
+
+    def _read(self, file):
+        # What was given to the process in its place is read by who gave it.
+        return file.read_text(encoding="utf-8", errors="replace") if file.exists() else ""
 
     @property
     def code(self):
@@ -140,15 +144,26 @@ class Running:
 
 
 def all_processes():
-    """Yield number, parent and session of every process that is not a zombie."""
-    for folder in Path("/proc").glob("[0-9]*"):
+    """Yield number, parent and session of every process that is not a zombie.
+
+    Tests look again and again until a process is gone, so this does without `Path` and text.
+    """
+    with os.scandir("/proc") as folders:
+        numbers = [folder.name for folder in folders if folder.name.isdecimal()]
+    for number in numbers:
         try:
-            stat = (folder / "stat").read_text(encoding="utf-8", errors="replace")
+            file = os.open(f"/proc/{number}/stat", os.O_RDONLY)
         except OSError:
             continue
-        state, parent, _, session, *_ = stat.rpartition(")")[2].split()
-        if state not in "ZX":
-            yield int(folder.name), int(parent), int(session)
+        try:
+            stat = os.read(file, 4096)
+        except OSError:
+            continue
+        finally:
+            os.close(file)
+        state, parent, _, session, _ = stat.rpartition(b")")[2].split(maxsplit=4)
+        if state not in b"ZX":
+            yield int(number), int(parent), int(session)
 
 
 class Launcher:
@@ -228,8 +243,6 @@ class Launcher:
                     for name, given in (("out", stdout), ("err", stderr))
                 ),
             ]
-            for name in ("out", "err"):
-                (folder / f".{number}.{name}").touch()
             start = self._start_anew if real else self._fork
             pid, poll = start(arguments, folder, files, ignored, before, module, variables)
         running = Running(pid, folder=folder, number=number, poll=poll)

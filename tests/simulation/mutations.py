@@ -78,7 +78,26 @@ def context(*names):
 
 def written(kind, *codes):
     """Find what is written so."""
-    return lambda node: isinstance(node, kind) and ast.unparse(node) in codes
+    wanted = [_alone(ast.parse(code).body[0], kind) for code in codes]
+    return lambda node: isinstance(node, kind) and any(_alike(node, one) for one in wanted)
+
+
+def _alone(node, kind):
+    """Return a statement, or the expression that it consists of if that is what is looked for."""
+    return node if isinstance(node, kind) else node.value
+
+
+def _alike(one, other):
+    """Whether two parts of syntax trees are the same code: quicker than to write both out."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if not isinstance(one, ast.AST):
+        return one == other
+    return isinstance(one, ast.expr_context) or all(
+        _alike(getattr(one, name, None), getattr(other, name, None)) for name in one._fields
+    )
 
 
 def flagged(name):
@@ -260,6 +279,10 @@ class Mutant:
         return f"{at.module}:{self.line}  {at.function}  {self.done}  {at.code}"
 
 
+# Most nodes of a tree; none of them is an operation.
+_LEAVES = (ast.expr_context, ast.Name, ast.Constant)
+
+
 class Mutator(ast.NodeTransformer):
     """Find the ordering operations of a module, and change the one of that number.
 
@@ -276,6 +299,8 @@ class Mutator(ast.NodeTransformer):
         self._counts = Counter()
 
     def visit(self, node):
+        if isinstance(node, _LEAVES):
+            return node
         for kind in KINDS:
             if kind.finds(node) and self._note(node, kind) == self._chosen:
                 return ast.fix_missing_locations(ast.copy_location(kind.change(node), node))
