@@ -20,26 +20,31 @@ PLAIN, GAPLESS, CAPTURED = (
 
 
 @pytest.fixture(scope="module")
-def plain():
-    return run(PLAIN)
+def plain(launcher_of_session, tmp_path_factory):
+    return run(PLAIN, launcher_of_session, tmp_path_factory.mktemp("plain"))
 
 
-def run(script):
+def run(script, launcher, folder):
     """Return what a script prints on a machine without a GPU."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(
-        [sys.executable, script], env=environment, capture_output=True, text=True, check=True
-    ).stdout
+    options = {"module": "faults.as_python", "CUDA_VISIBLE_DEVICES": ""}
+    done = launcher.run(script, folder=folder, **options)
+    done.check_done()
+    return done.out
 
 
 def test_the_gapless_loop_prints_what_the_plain_one_prints(plain):
-    """Twelve digits of every epoch's mean loss are equal."""
-    assert run(GAPLESS) == plain != ""
+    """Twelve digits of every epoch's mean loss are equal, by a Python of its own."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run(
+        [sys.executable, GAPLESS], env=environment, capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == plain != ""
 
 
-def test_the_captured_loop_prints_the_same_losses_and_what_was_captured(plain):
+def test_the_captured_loop_prints_the_same_losses_and_what_was_captured(plain, launcher, tmp_path):
     """Without a GPU nothing is captured, and the last line says so."""
-    *losses, report = run(CAPTURED).splitlines()
+    *losses, report = run(CAPTURED, launcher, tmp_path).splitlines()
 
     assert plain.splitlines() == losses
     assert report.startswith("captured 0 graphs")
@@ -55,21 +60,15 @@ def test_three_lines_of_the_loop_differ():
     assert len([line for line in new if "import" not in line and "print" not in line]) == 3
 
 
-def test_the_workload_example_is_identical_under_two_plans():
+def test_the_workload_example_is_identical_under_two_plans(launcher, tmp_path):
     """The command in its own text says that the default plan changes no bit of it."""
     script = ROOT / "examples" / "workload_classifier.py"
     (line,) = [line for line in script.read_text().splitlines() if "gapless verify --" in line]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    # As from the root of the repository.
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
 
-    done = subprocess.run(
-        [sys.executable, "-m", *line.split(), "--steps", "20"],
-        env=environment,
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = launcher.run(*line.split()[1:], "--steps", "20", folder=tmp_path)
 
-    assert done.returncode == 0, done.stderr
-    assert "gapless against a plain loop: bit-identical (20 losses, " in done.stdout
-    assert "batches: 2 passes over 16 for 20 steps" in done.stdout
+    done.check_done()
+    assert "gapless against a plain loop: bit-identical (20 losses, " in done.out
+    assert "batches: 2 passes over 16 for 20 steps" in done.out

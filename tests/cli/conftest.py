@@ -8,7 +8,6 @@ import pty
 import random
 import re
 import subprocess
-import sys
 import threading
 from dataclasses import dataclass
 from pathlib import Path
@@ -75,26 +74,51 @@ def gapless(capsys, monkeypatch, tmp_path, numerics):
     return call
 
 
-@pytest.fixture
-def process(tmp_path):
-    """Run the real command in a process of its own and in the test's folder."""
+@contextlib.contextmanager
+def pipe():
+    """A file to write to; at the end a list has what was written."""
+    receiving, sending = os.pipe()
+    written = []
 
-    def call(*arguments, **options):
-        environment = {
-            **os.environ,
-            "PYTHONPATH": SRC,
-            "XDG_CACHE_HOME": str(tmp_path.parent / f"cache-of-{tmp_path.name}"),
-            "TERM": "xterm",
-            "COLUMNS": "100",
-        }
-        outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        return subprocess.run(
-            [sys.executable, "-m", "gapless", *map(str, arguments)],
-            cwd=tmp_path,
-            env=environment,
-            check=False,
-            **outputs | options,
-        )
+    def receive():
+        with os.fdopen(receiving, encoding="utf-8", errors="surrogateescape") as file:
+            written.append(file.read())
+
+    reader = threading.Thread(target=receive)
+    reader.start()
+    try:
+        with os.fdopen(sending, "wb") as file:
+            yield file, written
+    finally:
+        reader.join()
+
+
+@pytest.fixture
+def process(launcher, tmp_path):
+    """Run the command in a process of its own and in the test's folder; `real=True` starts Python anew.
+
+    Its outputs are pipes; `stderr` may be a terminal, and `stdin` bytes.
+    """
+
+    def call(*arguments, stdin=b"", stderr=None, **options):
+        given = tmp_path.with_name(f"stdin-of-{tmp_path.name}")
+        given.write_bytes(stdin)
+        with contextlib.ExitStack() as opened:
+            source = opened.enter_context(given.open("rb"))
+            out, printed = opened.enter_context(pipe())
+            err, said = opened.enter_context(pipe())
+            if stderr is not None:
+                err = opened.enter_context(os.fdopen(stderr, "wb", closefd=False))
+            done = launcher.run(
+                *arguments,
+                folder=tmp_path,
+                stdin=source,
+                stdout=out,
+                stderr=err,
+                XDG_CACHE_HOME=tmp_path.with_name(f"cache-of-{tmp_path.name}"),
+                **options,
+            )
+        return subprocess.CompletedProcess(arguments, done.code, *printed, *said)
 
     return call
 

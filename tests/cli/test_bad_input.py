@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
-import resource
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
@@ -349,16 +347,16 @@ def test_a_checkpoint_that_is_broken(gapless, tiny_run, tmp_path):
 
 def test_standard_input_that_is_not_utf8(tiny_run, process):
     """The real command names the byte of its standard input that is not UTF-8."""
-    done = process("translate", tiny_run, input=b"cat\n\xfe\n", text=False)
+    done = process("translate", tiny_run, stdin=b"cat\n\xfe\n")
 
     assert done.returncode == 2
-    assert b"standard input is not UTF-8: byte 0xfe at offset 4, line 2" in done.stderr
-    assert b"Traceback" not in done.stderr
+    assert "standard input is not UTF-8: byte 0xfe at offset 4, line 2" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_mistake_in_a_real_process(process, tmp_path):
     """The real command prints a mistake as one line on standard error and exits with 2."""
-    done = process("train", "--plan", "fast")
+    done = process("train", "--plan", "fast", real=True)
 
     assert done.returncode == 2
     assert done.stdout == ""
@@ -388,12 +386,9 @@ def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
     data = [] if "--data" in flags else ["--data", str(tiny_data)]
     arguments = ["train", *data, "--vocab-size", "300", "--run-dir", "r"]
 
-    def limit():
-        # Every file may hold so many bytes: the same as a disk without room for more.
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
-
-    done = process(*arguments, *TINY, *flags, preexec_fn=limit)
+    # Every file may hold so many bytes: the same as a disk without room for more.
+    limit = f"import resource as r; r.setrlimit(r.RLIMIT_FSIZE, ({limit_bytes}, {limit_bytes}))"
+    done = process(*arguments, *TINY, *flags, before=limit, ignored=["SIGXFSZ"])
 
     assert done.returncode == 2, done.stderr
     *warnings, error = done.stderr.splitlines()

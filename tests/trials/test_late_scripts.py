@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 
 RUNNER = Path(__file__).with_name("late_script.py")
-PATHS = [str(RUNNER.parents[1]), *filter(None, [os.environ.get("PYTHONPATH")])]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join(PATHS), "PYTHONIOENCODING": "ascii"}
 
 LOSSES = """
 import torch
@@ -135,23 +130,23 @@ for loss in losses:
 }
 
 
-def run(tmp_path, way, name):
+def run(launcher, tmp_path, way, name):
     """Return the exit code and all that was written, of both outputs."""
     script = tmp_path / f"{name}.py"
     script.write_text(LOSSES + SCRIPTS[name], encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, RUNNER, way, script],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-        timeout=120,
-        env=ENVIRONMENT,
-    )
-    return done.returncode, done.stdout
+    with (tmp_path / way).open("wb") as file:
+        done = launcher.run(
+            *(RUNNER, way, script),
+            folder=tmp_path,
+            module="faults.as_python",
+            stdout=file,
+            stderr=file,
+            PYTHONIOENCODING="ascii",
+        )
+    return done.code, (tmp_path / way).read_bytes()
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
-def test_a_script_prints_and_ends_as_it_is_written(tmp_path, name):
+def test_a_script_prints_and_ends_as_it_is_written(launcher, tmp_path, name):
     """The same bytes and the same exit code."""
-    assert run(tmp_path, "late", name) == run(tmp_path, "written", name)
+    assert run(launcher, tmp_path, "late", name) == run(launcher, tmp_path, "written", name)
