@@ -1,4 +1,8 @@
-"""Which cases of the slow tests `make check` runs: of each test a share, so that more cases take no longer."""
+"""Which cases `make test` and `make check` run: of some tests a share, so that more cases take no longer.
+
+Of a test marked `quick_cases(8)` eight cases are quick, and the others are slow; `quick_tests(30)` of a
+file says so of all its tests together. Of each slow test `make check` runs 24 cases.
+"""
 
 from __future__ import annotations
 
@@ -20,20 +24,47 @@ def spread(items, most):
     return [items[number * (len(items) - 1) // (most - 1)] for number in range(most)]
 
 
-@pytest.hookimpl(trylast=True)
+@pytest.hookimpl(wrapper=True)
 def pytest_collection_modifyitems(config, items):
-    """Leave the other cases out, where nothing but "the slow tests" was asked for."""
+    """Make all but a share of some tests' cases slow; leave some slow ones out.
+
+    None is left out where more was asked for than "the slow tests".
+    """
+    for name, parts in (("quick_cases", _of_each_test), ("quick_tests", _of_each_file)):
+        for cases in parts(item for item in items if not item.get_closest_marker("slow")):
+            if mark := cases[0].get_closest_marker(name):
+                quick = {id(item) for item in spread(cases, *mark.args)}
+                for item in cases:
+                    if id(item) not in quick:
+                        item.add_marker(pytest.mark.slow)
+    result = yield
     asks_for_more = (
         os.environ.get(ALL_CASES) == "1"
         or config.option.markexpr != "slow"
         or config.option.keyword
         or any("::" in argument for argument in config.args)
     )
-    if asks_for_more:
-        return
-    of_test = defaultdict(list)
+    if not asks_for_more:
+        kept = {id(item) for cases in _of_each_test(items) for item in spread(cases, MOST_CASES)}
+        config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
+        items[:] = [item for item in items if id(item) in kept]
+    return result
+
+
+def _of_each_test(items):
+    """Return the cases of each test, in the order of their names."""
+    return _parts(
+        items, lambda item: (item.path, getattr(item, "originalname", item.name), item.parent)
+    )
+
+
+def _of_each_file(items):
+    """Return all cases of all tests of each file, in the order of their names."""
+    return _parts(items, lambda item: item.path)
+
+
+def _parts(items, part_of):
+    found = defaultdict(list)
     for item in sorted(items, key=lambda item: item.nodeid):
-        of_test[item.path, getattr(item, "originalname", item.name), item.parent].append(item)
-    kept = {id(item) for cases in of_test.values() for item in spread(cases, MOST_CASES)}
-    config.hook.pytest_deselected(items=[item for item in items if id(item) not in kept])
-    items[:] = [item for item in items if id(item) in kept]
+        found[part_of(item)].append(item)
+    return found.values()

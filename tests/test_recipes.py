@@ -22,12 +22,14 @@ def recipe(name, *marks):
     if name in recipes.FRAMEWORKS:
         absent = not recipes.is_installed(name)
         marks += (pytest.mark.slow, pytest.mark.skipif(absent, reason="its framework is absent"))
-    return pytest.param(name, marks=marks)
+    # What a script does on the simulated device, two tests look at: in one process.
+    return pytest.param(name, marks=(pytest.mark.xdist_group(f"recipe {name}"), *marks))
 
 
 every_recipe = pytest.mark.parametrize("name", list(map(recipe, recipes.NAMES)))
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("name", [recipe(name, *SLOW.get(name, ())) for name in recipes.NAMES])
 def test_both_scripts_compute_the_same_on_a_cpu(name):
     """Every printed digit and every bit of every weight is the same; only the report is more."""
@@ -47,6 +49,7 @@ def simulated_run(name, kind):
     return run, list(device.report.races)
 
 
+@pytest.mark.quick_cases(6)
 @every_recipe
 def test_both_scripts_compute_the_same_on_the_simulated_device(name):
     """Every bit is the same where steps are replayed, and nothing is refused."""
@@ -64,6 +67,7 @@ def page(name):
     return (recipes.PAGES / f"{name}.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.quick_cases(6)
 @every_recipe
 def test_the_page_shows_how_the_scripts_differ_and_what_the_report_says(name):
     """The first block is the difference of the files, the second the report; else run `-m recipes`."""

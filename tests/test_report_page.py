@@ -95,6 +95,7 @@ def test_the_words_of_a_row_without_a_run_stand_in_the_source(words):
     assert [text for text in said if words in text]
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(("kind", "example"), EXAMPLES_OF_ANY_DEVICE)
 def test_an_example_is_refused_before_and_replayed_after(kind, example):
     """The report says the words of a row; after the edit it names nothing, and steps replay."""

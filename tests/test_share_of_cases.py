@@ -1,4 +1,4 @@
-"""A share of the cases of slow tests, spread over all of them."""
+"""A share of the cases of some tests, spread over all of them."""
 
 import subprocess
 import sys
@@ -23,6 +23,25 @@ def test_many(case):
 @pytest.mark.parametrize("case", range(3))
 def test_few(case):
     pass
+
+@pytest.mark.quick_cases(5)
+@pytest.mark.parametrize("case", range(40))
+def test_mostly_slow(case):
+    pass
+"""
+
+
+OF_ONE_FILE = """
+import pytest
+
+pytestmark = pytest.mark.quick_tests(3)
+
+@pytest.mark.parametrize("case", range(9))
+def test_many(case):
+    pass
+
+def test_one():
+    pass
 """
 
 
@@ -39,19 +58,23 @@ def test_a_share_has_the_first_and_the_last_and_no_item_twice(num_items, most):
 @pytest.mark.parametrize(
     ("options", "all_cases", "expected"),
     [
-        (["-m", "slow"], "0", 24 + 3),
-        (["-m", "slow"], "1", 100 + 3),
-        (["-m", "slow", "-k", "test_many"], "0", 100),
-        ([], "0", 100 + 3),
+        (["-m", "not slow"], "0", 5 + 3),
+        (["-m", "slow"], "0", 24 + 3 + 24 + 7),
+        (["-m", "slow"], "1", 100 + 3 + 35 + 7),
+        (["-m", "slow", "-k", "test_made_up and test_many"], "0", 100),
+        ([], "0", 100 + 3 + 40 + 10),
     ],
 )
 def test_all_cases_run_where_they_are_asked_for(
     tmp_path, monkeypatch, options, all_cases, expected
 ):
-    """By name, or by the variable; a test of few cases always has all."""
+    """By name, or by the variable; a test of few cases always has all, one marked otherwise so many."""
     (tmp_path / "test_made_up.py").write_text(MANY)
+    (tmp_path / "test_of_one_file.py").write_text(OF_ONE_FILE)
     (tmp_path / "conftest.py").write_text("from share_of_cases import *\n")
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = slow\n")
+    (tmp_path / "pytest.ini").write_text(
+        "[pytest]\nmarkers =\n  slow\n  quick_cases\n  quick_tests\n"
+    )
     monkeypatch.setenv(ALL_CASES, all_cases)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
 

@@ -146,6 +146,7 @@ def test_the_figures_of_an_epoch_account_for_its_waits_and_its_time(tiny_run):
     assert {(line["busy_share"], line["gap_share"]) for line in epochs} == {(None, None)}
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize("plan", PLANS)
 def test_the_summary_counts_the_waits_of_a_hundred_batches(
     gapless, tmp_path, expected_waits, plan

@@ -12,7 +12,7 @@ from faults.runs import train_options, write_data
 
 
 # Of the tests with processes, one in so many is run by `make test`; `make check` runs the others.
-_ONE_IN = 3
+_ONE_IN = 5
 
 
 def pytest_collection_modifyitems(items):

@@ -18,6 +18,8 @@ from gapless.testing.simulated.simulation import SimulatedGraph
 from toy_steps import Training, batches, read_back
 
 
+pytestmark = pytest.mark.quick_tests(8)
+
 READY, NOT_YET, NEVER = Readiness.READY, Readiness.NOT_YET, Readiness.NEVER
 
 

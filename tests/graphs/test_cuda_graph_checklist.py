@@ -22,6 +22,8 @@ from hazards.captured_models import Trainer, batch, batches, kept, losses_of, ml
 from judged import refusals_of, wrong_with
 
 
+pytestmark = pytest.mark.quick_tests(30)
+
 NUM = 14
 
 
@@ -472,6 +474,7 @@ def words_of(trainer_of):
     return [re.sub(r"\w+\.py:\d+", "train.py:12", text) for text in refusals_of(loop)]
 
 
+@pytest.mark.quick_cases(5)
 @pytest.mark.parametrize(
     "trainer_of",
     [

@@ -66,6 +66,7 @@ def num_graphs_of(model):
     )
 
 
+@pytest.mark.slow
 def test_300_shapes_are_right_bounded_and_told_of_in_one_line(device):
     """The first have graphs, the others run as written; padding is advised with its gain."""
     plain, model = model_on(device), gapless.capture(model_on(device), device=device, max_graphs=5)

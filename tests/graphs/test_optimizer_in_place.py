@@ -29,6 +29,9 @@ from toy_steps import on
 from update_loops import INSIDE, OUTSIDE
 
 
+pytestmark = pytest.mark.quick_tests(70)
+
+
 @pytest.fixture(params=["asap", "lazy"])
 def device(request):
     with SimulatedDevice(scheduler=request.param) as device, device.allow_waits():
@@ -50,6 +53,7 @@ def reasons(loop):
 # --- what is captured ---
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", INSIDE)
 def test_steps_are_replays(device, name):
     """With the same bits, and each weight keeps the gradient that the loop gave to it."""
@@ -59,6 +63,7 @@ def test_steps_are_replays(device, name):
     assert (report.num_graphs, report.proved, report.refusals) == (1, 1, [])
 
 
+@pytest.mark.quick_cases(8)
 @pytest.mark.parametrize("name", sorted(OUTSIDE.keys() - {"of others", "AdamW, foreach"}))
 def test_an_update_with_new_numbers_at_every_step_runs_as_written(device, name):
     """The report says why, and so does a warning."""
@@ -214,6 +219,7 @@ CHANGES = [
 ]
 
 
+@pytest.mark.quick_cases(12)
 @pytest.mark.parametrize("change", [*CHANGES, replace_a_weight])
 @pytest.mark.parametrize("make", [momentum, adamw])
 def test_a_change_between_two_steps(device, make, change):
@@ -230,6 +236,7 @@ def test_a_change_between_two_steps(device, make, change):
     assert report.refusals == []
 
 
+@pytest.mark.quick_cases(6)
 @pytest.mark.parametrize("change", [*CHANGES, change_an_attribute])
 def test_a_change_of_a_users_own_optimizer(device, change):
     """What its code reads is guarded as any code of the user is."""
@@ -534,6 +541,7 @@ def no_warnings():
 # --- schedulers and scalers ---
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("make", [momentum, Signs])
 @pytest.mark.parametrize("is_made_before", [True, False])
 def test_a_scheduler_is_content(device, make, is_made_before):

@@ -16,6 +16,8 @@ from gapless.records.replay_times import NUM_PAIRS
 from gapless.testing import SimulatedDevice
 
 
+pytestmark = pytest.mark.quick_tests(8)
+
 # Calls after which all is decided: those before replays, and pairs with a call to read each.
 ENOUGH = 3 + pay_off.NUM_BEFORE + NUM_PAIRS * (2 * pay_off.NUM_IN_WINDOW + 2) + 10
 

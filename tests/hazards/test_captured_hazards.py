@@ -12,7 +12,7 @@ from hazards.themes import CAPTURED_CASES
 
 # Of all cases, one in so many is run by `make test`. `make hazards` runs each once on the simulated
 # device, half of them on one that is late; a GPU runs all (`tests/gpu`).
-_ONE_IN = 48
+_ONE_IN = 96
 
 _LATE = ("lazy", "random")
 

@@ -12,7 +12,7 @@ from hazards.themes import IN_PLACE_CASES
 
 # Of all cases, one in so many is run by `make test`. `make hazards` runs all, half under each schedule; a GPU
 # runs all (`tests/gpu`).
-_ONE_IN = 48
+_ONE_IN = 96
 
 
 def cases_on(kind):

@@ -9,8 +9,8 @@ from simulation.registry import Scenario
 from simulation.scenarios import SCENARIOS, RaceError, run, schedules
 
 
-# `make test` runs everything as late as it may, `make check` also as soon, and in six random orders;
-# `make sweep` takes two hundred.
+# `make test` runs many of them as late as it may, `make check` also as soon, and in six random orders;
+# `make sweep` takes all, in two hundred.
 NUM_SEEDS = 6
 
 
@@ -36,6 +36,7 @@ def more_schedules(name):
     return [one for one in schedules(name, range(NUM_SEEDS)) if one not in quick]
 
 
+@pytest.mark.quick_cases(90)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_scenario(name):

@@ -25,6 +25,9 @@ from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.validation import score_pairs
 
 
+pytestmark = pytest.mark.quick_tests(26)
+
+
 class Silent:
     """Watches a run, and sends a signal to this process after some batches."""
 
@@ -112,6 +115,7 @@ def resume(run, *, flags=None, **watch):
     return Trainer.resume(config, run, observer=Silent(**watch)).train()
 
 
+@pytest.mark.quick_cases(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("batches", [3, 14, 20])
 def test_an_interrupted_run_goes_on_with_the_same_bits(settings, tmp_path, batches, number):
@@ -437,7 +441,7 @@ def kill(settings, run, *, after, files=1):
     assert done.returncode == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("batches", [20, 40])
+@pytest.mark.parametrize("batches", [20, pytest.param(40, marks=pytest.mark.slow)])
 def test_a_killed_run_goes_on_from_the_last_saved_epoch(settings, tmp_path, batches):
     """A killed run resumes from its last state, which may be some epochs old."""
     whole = train(settings, tmp_path / "whole")
@@ -591,6 +595,7 @@ def check_alike(whole, parts, of_whole, of_parts):
 
 
 # An epoch has 7 updates.
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("ends", [(3, 5), (10, 12), (10, 14), (10, 17), (7, 17), (3, 10, 11, 30)])
 def test_a_run_that_ended_by_its_updates_goes_on_to_more(settings, tmp_path, ends):
     """A run that ended inside an epoch takes the rest of it, as if it had never ended."""

@@ -29,9 +29,22 @@ def expected(name):
     return as_bits(results), state
 
 
+def under_each_schedule():
+    """Return each program under each schedule, of which `make test` runs one in turn."""
+    return [
+        pytest.param(
+            name,
+            *schedule,
+            id=f"{name}-{schedule[0]}-{schedule[1]}",
+            marks=[] if place % len(SCHEDULES) == number else [pytest.mark.slow],
+        )
+        for place, name in enumerate(PROGRAMS)
+        for number, schedule in enumerate(SCHEDULES)
+    ]
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize(("scheduler", "seed"), SCHEDULES)
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize(("name", "scheduler", "seed"), under_each_schedule())
 def test_a_program_gives_the_cpus_bits(name, scheduler, seed):
     """Values, dtypes, shapes and the random generator equal the CPU's, without races."""
     results, state = expected(name)
