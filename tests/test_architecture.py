@@ -130,7 +130,9 @@ def names_in(tree):
     attributes = {
         node.attr
         for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == "torch"
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == "torch"
     }
     modules = {
         ".".join(module.split(".")[:2])

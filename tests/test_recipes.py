@@ -49,7 +49,7 @@ def simulated_run(name, kind):
     return run, list(device.report.races)
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(4)
 @every_recipe
 def test_both_scripts_compute_the_same_on_the_simulated_device(name):
     """Every bit is the same where steps are replayed, and nothing is refused."""
@@ -67,7 +67,7 @@ def page(name):
     return (recipes.PAGES / f"{name}.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.quick_cases(6)
+@pytest.mark.quick_cases(4)
 @every_recipe
 def test_the_page_shows_how_the_scripts_differ_and_what_the_report_says(name):
     """The first block is the difference of the files, the second the report; else run `-m recipes`."""

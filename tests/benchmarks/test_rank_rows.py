@@ -14,7 +14,7 @@ from benchmarks.ranks.rows import SILENT
 from ranks.groups import fork_ranks
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: rank rows")
 
 PROGRAM = Path(__file__).with_name("rank_rows_program.py")
 

@@ -11,7 +11,7 @@ import pytest
 from checkpoint.stores import check_is, list_problems, load_newest, save_steps
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: store processes")
 
 
 @pytest.fixture

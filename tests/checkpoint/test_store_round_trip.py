@@ -374,7 +374,7 @@ def test_loaded_tensors_belong_to_the_caller(tmp_path):
     check_is(load_newest(tmp_path / "store").checkpoint, 1)
 
 
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("processes: store round trip")
 def test_loaded_tensors_do_not_need_their_file(launcher, tmp_path):
     """A file that is cut off after the load, as a later save may do, does not reach the tensors.
 

@@ -58,6 +58,7 @@ def write_as(form, data, target):
     return ["--columns", "zh,en"] if ending == "tsv" else []
 
 
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize(
     "form", ["folder", "folder.gz", "tsv", "tsv.gz", "json", "json.gz", "jsonl", "jsonl.gz"]
 )

@@ -7,7 +7,7 @@ import pytest
 from checkpoint.damage import flip, remove, truncate
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: average")
 
 TRANSLATE = ["--device", "cpu", "red dog"]
 MISHAPS = {

@@ -10,7 +10,7 @@ from faults.injected import SLOW
 from faults.runs import check_same_run, newest_step, train_options, write_data
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: changed data")
 
 SPLITS = {"train": "train", "val": "valid", "test": "test"}
 

@@ -12,7 +12,7 @@ from faults.runs import check_same_run, newest_step, train_options
 from faults.small_disk import SmallDisk
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: full disk")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from faults.runs import UPDATES, check_same_run, checkpoints, newest_step, train
 from faults.trials import run_trial
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: kill")
 
 PLANS = ["blocking", "deferred-loss", "events-interval", "four-stream", "full", "captured", "auto"]
 

@@ -12,7 +12,7 @@ from faults.runs import SIZES, UPDATES, train_options, write_data
 from gapless.checkpoint.store import write_checkpoint
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: lines of text")
 
 CPU = ["--device", "cpu"]
 

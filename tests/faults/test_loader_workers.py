@@ -12,7 +12,7 @@ from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import check_same_run, newest_step, train_options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: loader workers")
 
 
 @pytest.fixture

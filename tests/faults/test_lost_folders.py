@@ -14,7 +14,7 @@ from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import check_same_run, newest_step, train_options, write_data
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: lost folders")
 
 
 def replace_by_file(folder):

@@ -12,7 +12,7 @@ import safetensors.torch
 from faults.runs import newest_step, train_options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: non finite")
 
 # Weights explode within a few updates.
 EXPLODING = ["--lr", "1e18", "--clip-norm", "0", "--warmup", "1", "--schedule", "constant"]

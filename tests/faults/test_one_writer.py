@@ -13,7 +13,7 @@ from faults.injected import SLOW
 from faults.runs import check_same_run, newest_step, train_options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: one writer")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from faults.run_damage import run_cases
 from faults.runs import check_same_run, checkpoints, newest_step, train_options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: run damage")
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from faults.processes import LIMIT_OF_FAULTS
 from faults.runs import UPDATES, check_same_run, newest_step, train_options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: signals")
 
 CODES = {signal.SIGTERM: 143, signal.SIGINT: 130, signal.SIGHUP: 129}
 

@@ -21,7 +21,7 @@ def thirds_of(number, **growth):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("processes: soak")
 def test_every_fault(launcher, tmp_path):
     """A run that everything happens to ends as one that nothing interrupted."""
     soak = Soak(launcher, tmp_path, seed=1, kilobytes=16_000)

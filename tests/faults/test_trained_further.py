@@ -11,7 +11,7 @@ from faults.injected import SLOW
 from faults.runs import UPDATES, check_same_run, newest_step, tensors_in, train_options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: trained further")
 
 
 @pytest.fixture

@@ -18,6 +18,9 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import on, read_back
 
 
+pytestmark = pytest.mark.quick_tests(75)
+
+
 @pytest.fixture(params=["asap", "lazy", "random"])
 def device(request):
     with (

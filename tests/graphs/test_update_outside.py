@@ -30,6 +30,9 @@ from update_loops import (
 )
 
 
+pytestmark = pytest.mark.quick_tests(45)
+
+
 @pytest.fixture
 def device():
     with (

@@ -15,16 +15,34 @@ from gapless.nmt.run.translation_step import TranslationStep
 from gapless.plans import PLANS
 
 
+# A hundred batches under each plan are trained once, for two tests.
+in_one_process = pytest.mark.xdist_group("a hundred batches")
+_trained = {}
+
+
+@pytest.fixture
+def a_hundred_batches(train_tiny):
+    """Train so many under a plan, with a loader like that of its users."""
+
+    def train(plan):
+        if plan not in _trained:
+            _trained[plan] = train_tiny(plan=plan, workers=1 if plan == "full" else 0)
+        return _trained[plan]
+
+    return train
+
+
+@in_one_process
 @pytest.mark.parametrize("plan", PLANS)
-def test_waits_of_a_hundred_batches_are_as_declared(train_tiny, expected_waits, plan):
+def test_waits_of_a_hundred_batches_are_as_declared(a_hundred_batches, expected_waits, plan):
     """Over 100 batches the host asks for the waits of its plan, as on a GPU."""
-    result = train_tiny(plan=plan).result
+    result = a_hundred_batches(plan).result
 
     counts = {reason: total.count for reason, total in result.waits.by_reason.items()}
     assert expected_waits[plan] == counts
 
 
-@pytest.mark.quick_cases(5)
+@pytest.mark.quick_cases(4)
 @pytest.mark.parametrize("plan", PLANS)
 def test_a_last_partial_interval_is_waited_for_once(train_tiny, expected_waits, plan):
     """Over 95 batches the interval plans wait ceil(95 / 10) times, and lose no loss."""
@@ -41,12 +59,13 @@ def test_a_last_partial_interval_is_waited_for_once(train_tiny, expected_waits, 
     assert len(result.losses) == 95
 
 
-def test_all_plans_give_the_same_bits(train_tiny):
-    """Losses and weights after 120 batches with dropout do not depend on the plan."""
-    reference = train_tiny(plan="blocking", num_batches=120)
+@in_one_process
+def test_all_plans_give_the_same_bits(a_hundred_batches):
+    """Losses and weights after 100 batches with dropout do not depend on the plan."""
+    reference = a_hundred_batches("blocking")
 
     for plan in PLANS:
-        run = train_tiny(plan=plan, num_batches=120, workers=1 if plan == "full" else 0)
+        run = a_hundred_batches(plan)
         assert reference.result.losses == run.result.losses, plan
         assert all(map(torch.equal, reference.weights, run.weights)), plan
 

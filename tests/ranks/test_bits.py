@@ -20,7 +20,7 @@ from ranks.runs import (
 )
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: bits")
 
 # For three ranks on machines with two cores.
 EIGHT_CORES = "import os; os.sched_getaffinity, os.cpu_count = lambda _: set(range(8)), lambda: 8"

@@ -10,7 +10,7 @@ from ranks.groups import fork_ranks
 from ranks.runs import IN_BUCKETS, options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: faults")
 
 # The one that `make test` runs; that all ranks agree on an end is tested in `test_room.py`.
 QUICK = {"rank 1 is killed"}

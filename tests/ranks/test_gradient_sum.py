@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import subprocess
@@ -13,6 +14,9 @@ import torch
 
 from ranks import sum_program as program
 
+
+# The two ranks are started once.
+pytestmark = pytest.mark.xdist_group("two ranks that sum")
 
 WORLD = 2
 SECONDS = 120
@@ -121,6 +125,12 @@ def test_sums_of_bf16_are_others(of_ranks):
     assert of_ranks[0][fp32] != of_ranks[0][bf16]
 
 
+@functools.cache
+def steps_alone():
+    """Return the steps that one rank takes, which are the same for each way."""
+    return program.steps_of_translation(None)
+
+
 @pytest.mark.parametrize("way", program.WAYS)
 @pytest.mark.usefixtures("numerics")
 def test_ranks_take_the_steps_of_translation_that_one_takes(of_ranks, way):
@@ -129,7 +139,7 @@ def test_ranks_take_the_steps_of_translation_that_one_takes(of_ranks, way):
     The loss that is not finite is one of rank 1.
     """
     torch.use_deterministic_algorithms(True)
-    alone = program.steps_of_translation(None)
+    alone = steps_alone()
     steps = [found["steps"][way] for found in of_ranks]
     reports = sorted(report for found in steps for report in found["reports"])
     padding = 5

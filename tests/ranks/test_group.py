@@ -11,7 +11,7 @@ from gapless.errors import EXIT_PEER_LOST
 from ranks.groups import torchrun
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: group")
 
 PROGRAM = Path(__file__).with_name("group_program.py")
 

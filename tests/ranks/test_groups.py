@@ -9,7 +9,7 @@ import pytest
 from ranks.groups import HungError, torchrun
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: groups")
 
 LOOP = Path(__file__).with_name("gloo_loop.py")
 

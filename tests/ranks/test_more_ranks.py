@@ -12,7 +12,7 @@ from ranks.faults import SLOW
 from ranks.runs import SAVE_EVERY, options
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes: more ranks")]
 
 # For machines with fewer cores than ranks.
 EIGHT_CORES = """

@@ -7,7 +7,7 @@ import pytest
 from ranks.runs import options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: nonfinite")
 
 # This rank reads its first losses late, as one may whose device is behind.
 LATE = """

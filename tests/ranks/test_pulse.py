@@ -12,7 +12,7 @@ from gapless.errors import EXIT_PEER_LOST
 from ranks.pulse_program import AT_UPDATE
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: pulse")
 
 PROGRAM = Path(__file__).with_name("pulse_program.py")
 UNCAUGHT = Path(__file__).with_name("uncaught_program.py")

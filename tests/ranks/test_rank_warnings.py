@@ -138,7 +138,7 @@ def test_a_forked_process_shows_its_own(shown, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("processes")
+@pytest.mark.xdist_group("processes: rank warnings")
 def test_warnings_of_real_ranks_are_shown_once(fork, data, tmp_path):
     plant = "import warnings; warnings.warn('planted in {}')"
     both = at_update(plant.format("both"))

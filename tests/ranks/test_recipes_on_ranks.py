@@ -11,7 +11,7 @@ import recipes
 from ranks import recipe_program
 
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("processes: recipes on ranks")]
 
 PROGRAM = Path(recipe_program.__file__)
 

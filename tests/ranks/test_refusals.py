@@ -12,7 +12,7 @@ from ranks.groups import fork_ranks
 from ranks.runs import options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: refusals")
 
 # Nobody waits for another that has refused.
 LIMIT = 60

@@ -15,7 +15,7 @@ from ranks.faults import GONE
 from ranks.groups import torchrun
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: room")
 
 LOOP = Path(__file__).with_name("room_loop.py")
 VALUES = Path(__file__).with_name("room_values.py")

@@ -9,7 +9,7 @@ import pytest
 from ranks.runs import options
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: start")
 
 NEVER_COMES = """
 import time

@@ -13,7 +13,7 @@ from ranks.groups import fork_ranks
 from ranks.user_loops import LOOPS
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: user loops")
 
 
 # On a CPU nothing is captured: there these loops show that captures do no harm.

@@ -19,7 +19,7 @@ from gapless.ranks.group import _group_on
 from ranks import way_program
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: way to sum")
 
 
 # Of NCCL, for what nobody chose.

@@ -141,6 +141,7 @@ def lines_of(module):
     return ast.unparse(parse(module)).splitlines()
 
 
+@pytest.mark.quick_cases(60)
 @pytest.mark.parametrize("mutant", find_mutants(), ids=name_of)
 def test_a_mutant_differs_in_one_place(mutant):
     """Each mutant is its module with that operation changed, and nothing else."""

@@ -14,7 +14,7 @@ from faults.runs import SIZES, write_data
 from terminal.sessions import Session
 
 
-pytestmark = pytest.mark.xdist_group("processes")
+pytestmark = pytest.mark.xdist_group("processes: terminal")
 
 # A run whose validation never ends, as if a disk or a device did not answer.
 STUCK = """

@@ -193,6 +193,7 @@ def run(tmp_path):
     return train
 
 
+@pytest.mark.quick_cases(3)
 @pytest.mark.parametrize("plan", ["gapless", "blocking", "full"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_a_run_that_skips(run, poison, plan, accumulate):
