@@ -20,6 +20,9 @@ from gapless.testing.simulated.simulated_device import SimulatedDevice
 from toy_steps import CutsItsBatch, Scales, Training, WrapsItsBatch, batches, on, train
 
 
+pytestmark = pytest.mark.quick_tests(20)
+
+
 @pytest.fixture
 def device():
     with SimulatedDevice(scheduler="asap") as device, device.allow_waits():

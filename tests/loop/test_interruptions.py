@@ -17,6 +17,9 @@ from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.step import StepLoss
 
 
+pytestmark = pytest.mark.quick_tests(12)
+
+
 SRC = Path(gapless.__file__).parent
 ENGINE = tuple(f"{SRC / room}/" for room in ("pipeline", "graphs", "loop"))
 

@@ -19,6 +19,9 @@ from gapless.nmt.run.trainer import Trainer
 from tiny_run import tiny_config
 
 
+pytestmark = pytest.mark.quick_tests(14)
+
+
 class Listener:
     """Keeps what a run notes, and its warnings of what it does not learn."""
 

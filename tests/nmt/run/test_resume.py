@@ -25,7 +25,7 @@ from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.validation import score_pairs
 
 
-pytestmark = pytest.mark.quick_tests(26)
+pytestmark = pytest.mark.quick_tests(20)
 
 
 class Silent:
