@@ -10,11 +10,6 @@ from hazards.in_place_known import xfail_marks
 from hazards.themes import IN_PLACE_CASES
 
 
-# Of all cases, one in so many is run by `make test`. `make hazards` runs all, half under each schedule; a GPU
-# runs all (`tests/gpu`).
-_ONE_IN = 96
-
-
 def cases_on(kind):
     cases = [case for case in IN_PLACE_CASES if kind in case.devices]
     return [pytest.param(case, id=str(case), marks=xfail_marks(case, kind)) for case in cases]
@@ -32,7 +27,9 @@ def test_on_the_cpu(case):
     assert judge(case, CPU) == []
 
 
-@pytest.mark.parametrize("case", cases_on(SIMULATED)[::_ONE_IN])
+# `make hazards` runs all of them, and a GPU does (`tests/gpu`).
+@pytest.mark.quick_cases(12)
+@pytest.mark.parametrize("case", cases_on(SIMULATED))
 def test_on_the_simulated_device(case):
     """The loop gives what it gives as written, and is captured or refused as expected."""
     assert judge(case, SIMULATED, scheduler="asap", seed=0) == []
@@ -61,7 +58,7 @@ def judged_where_the_loop_holds(case, scheduler):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", in_turns(SIMULATED)[::_ONE_IN])
+@pytest.mark.parametrize("case", in_turns(SIMULATED)[::8])
 def test_on_the_simulated_device_in_turns(case):
     """It gives the same whichever of its calls are replays."""
     assert judge_in_turns(case, SIMULATED, scheduler="asap", seed=0) == []
