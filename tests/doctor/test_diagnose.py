@@ -499,6 +499,34 @@ def test_without_a_trace_waits_have_their_own_durations_and_nothing_exposed():
     assert "without the profiler nobody knows" in diagnosis.verdict
 
 
+@pytest.mark.parametrize("thread", ["main", "feeder"])
+@pytest.mark.parametrize("late_ms", [0.4, 0.6, 0.9, 3.0])
+def test_the_loader_keeps_up_where_no_finding_says_that_it_is_late(late_ms, thread):
+    """The verdict and the findings have one threshold; a step here takes 10 ms."""
+    seen = [
+        SeenWait(
+            cause="loader",
+            call="next",
+            site=Site(path="train.py", line=3),
+            thread=thread,
+            step=step,
+            start_ns=0,
+            end_ns=round(late_ms * 1e6),
+        )
+        for step in range(2)
+    ]
+
+    diagnosis = diagnose(
+        Watched(has_device=False, step_ms=(10.0, 10.0), seen=tuple(seen), num_seen_steps=2)
+    )
+
+    is_late = [finding.code for finding in diagnosis.findings] == ["GAP016"]
+    assert is_late == (late_ms > 0.5)
+    assert ("keeps up" in diagnosis.verdict) == (not is_late)
+    takes = f"The loader takes {late_ms:.2f} ms" if late_ms < 1 else "The loader takes 3.0 ms"
+    assert diagnosis.verdict.startswith(takes) == (is_late and thread == "main")
+
+
 def test_a_trace_that_cannot_be_read_costs_only_the_times():
     """Lines and counts are there all the same, and a note."""
     noted = watched(planted(0.3))

@@ -646,7 +646,6 @@ class _Diagnosing:
             has_device=self._watched.has_device,
             step_ms=self._step_ms,
             busy_share=None if steps is None else steps.busy_share,
-            data_ms=0.0 if steps is None else steps.data_ms or 0.0,
             idle_ms=dict(self._causes),
             all_waits_ms=self._all_waits_ms,
             num_launches=self._num_launches() or 0.0,

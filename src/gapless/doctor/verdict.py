@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gapless.doctor.causes import CODE_OF
+
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -26,7 +28,6 @@ class Figures:
         has_device: whether the script uses an accelerator.
         step_ms: of a step; None where none was timed.
         busy_share: share of the step in which the device has work; None where not measured.
-        data_ms: the host waited for the loader.
         idle_ms: of the device, by cause.
         all_waits_ms: that a step is predicted to become shorter by without all its waits.
         num_launches: a step.
@@ -35,7 +36,6 @@ class Figures:
     has_device: bool
     step_ms: float | None = None
     busy_share: float | None = None
-    data_ms: float = 0.0
     idle_ms: Mapping[str, float] = field(default_factory=dict)
     all_waits_ms: float = 0.0
     num_launches: float = 0.0
@@ -54,14 +54,16 @@ def verdict_of(figures: Figures, findings: Sequence[Finding]) -> str:
 
 
 def _without_times(figures: Figures, findings: Sequence[Finding]) -> str:
-    step = figures.step_ms or 0.0
-    if step and figures.data_ms >= 0.1 * step:
+    # What is too little for a finding is too little for the verdict.
+    late = [finding for finding in findings if finding.code == CODE_OF["loader"]]
+    if late_ms := sum(finding.waited_ms or 0.0 for finding in late if finding.thread == "main"):
         return (
-            f"The loader takes {_ms(figures.data_ms)} of {_ms(step)} a step in which the script does "
-            "nothing else."
+            f"The loader takes {_ms(late_ms)} of {_ms(figures.step_ms or 0.0)} a step in which the "
+            "script does nothing else."
         )
     if not figures.has_device:
-        return "No accelerator was used, so there is no wait for one; the loader keeps up."
+        loader = "" if late else "; the loader keeps up"
+        return f"No accelerator was used, so there is no wait for one{loader}."
     if findings:
         return (
             "The lines below make the host wait; without the profiler nobody knows how much of that "
