@@ -62,6 +62,51 @@ def test_a_search_without_result(gapless, tiny_run, monkeypatch):
     assert outcome.out == "\n\n"
 
 
+class Keyboard(io.TextIOWrapper):
+    """Standard input of somebody who sits at a terminal."""
+
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize("kind", [Keyboard, io.TextIOWrapper])
+def test_whoever_is_to_type_is_told(gapless, tiny_run, monkeypatch, kind):
+    """A terminal that waits in silence looks as if the command hung; a pipe needs no word."""
+    monkeypatch.setattr(sys, "stdin", kind(io.BytesIO(b"cat\ndog 2.\n")))
+
+    outcome = gapless("translate", tiny_run)
+
+    told = "reading sentences from the keyboard, one a line; Ctrl-D ends\n"
+    assert outcome.err.startswith(told) == (kind is Keyboard)
+    assert outcome.out.count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "others", "is_told"),
+    [
+        ("sentences.txt", [], True),
+        ("my text.txt", [], True),
+        ("sentences.txt", ["cat"], False),
+        ("dog 2.", [], False),
+        ("cat " * 200, [], False),
+    ],
+)
+def test_the_name_of_a_file_in_place_of_a_sentence_is_told(
+    gapless, tiny_run, tmp_path, monkeypatch, name, others, is_told
+):
+    """It would be translated itself."""
+    monkeypatch.chdir(tmp_path)
+    for file in ("sentences.txt", "my text.txt"):
+        (tmp_path / file).write_text("cat\n")
+
+    outcome = gapless("translate", tiny_run, name, *others)
+
+    quoted = "'my text.txt'" if " " in name else name
+    expected = f"{name} is a file; to translate its lines, use --file {quoted}\n"
+    assert (expected in outcome.err) == is_told
+    assert outcome.code == 0
+
+
 def start(tiny_run):
     source = str(Path(gapless.__file__).parents[1])
     return subprocess.Popen(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING, cast
 
 from gapless.cli.decode_options import add_decode_options, decode_settings, make_translator
 from gapless.cli.extras import require_extra
-from gapless.cli.output import print_result, warn
+from gapless.cli.output import fitting, print_result, warn, write
 from gapless.cli.parser import whole_number
 from gapless.errors import UserError
 
@@ -57,6 +59,7 @@ def run(options: Namespace) -> int:
     """Print the translations."""
     if options.file is not None and options.text:
         raise UserError("give sentences or --file, not both")
+    _warn_of_file(options.text or [])
     require_extra("nmt", "gapless translate")
     from gapless.nmt.run.score import longest_source
 
@@ -88,7 +91,19 @@ def _lines(text: list[str], file: Path | None) -> Iterator[list[str]]:
     elif file is not None:
         yield read_lines(file)
     elif sys.stdin is not None:
+        if sys.stdin.isatty():
+            told = "reading sentences from the keyboard, one a line; Ctrl-D ends"
+            write(sys.stderr, f"{fitting(told, sys.stderr)}\n")
         yield from arriving_lines(cast("ByteStream", sys.stdin.buffer), name="standard input")
+
+
+def _warn_of_file(text: list[str]) -> None:
+    """Warn if the only sentence is the name of a file."""
+    # A sentence may be longer than the name of a file can be, or hold what no name does.
+    with contextlib.suppress(OSError, ValueError):
+        if len(text) == 1 and Path(text[0]).is_file():
+            name = shlex.quote(text[0])
+            warn(f"{text[0]} is a file; to translate its lines, use --file {name}")
 
 
 def _line(number: int, translation: Translation, *, with_score: bool) -> str:
