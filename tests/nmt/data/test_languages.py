@@ -13,6 +13,7 @@ from gapless.nmt.data.languages import (
     find_language,
     language_of_writing,
     matching_name,
+    near_name,
     tokenizer_of_writing,
     written_in,
 )
@@ -122,6 +123,33 @@ def test_any_text_is_a_language_or_none(name, is_declared):
 def test_a_side_is_found_by_its_name_or_its_language(wanted, names, expected):
     """Where two names are of one language, nobody chooses."""
     assert expected == matching_name(wanted, names)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "names", "expected"),
+    [
+        ("Englsh", [], "English"),
+        ("Deutch", [], "Deutsch"),
+        ("中闻", ["en", "zh"], "中文"),
+        ("英吾", [], "英语"),
+        ("sentence_2", ["sentence2"], "sentence2"),
+        ("English", ["Englisch"], None),
+        ("zz", ["en", "zh"], None),
+        ("x-y-z", [], None),
+    ],
+)
+def test_a_misspelt_name_has_one_that_is_near(wanted, names, expected):
+    """Of a language that many speak, or of the names that are there."""
+    assert near_name(wanted, names) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [("英文原文", "en"), ("中文译文", "zh"), ("英语（原文）", "en"), ("德语句子", "de")],
+)
+def test_a_chinese_word_beside_a_language_changes_nothing(name, tag):
+    """No space stands between them."""
+    assert find_language(name).tag == tag
 
 
 # --- text ---

@@ -259,6 +259,158 @@ def test_marks_and_row_numbers_belong_to_a_header(tmp_path, header):
     assert read(path, columns=columns).src == [src for src, _ in rows]
 
 
+ROWS_OF_TEXT = [
+    ("A dog barks.", "狗叫。"),
+    ("Is it a cat?", "是猫吗？"),
+    ("A tree grows!", "树在长！"),
+    ('He said "no."', "他说“不。”"),
+    ("We go home.", "我们回家。"),
+    ("It is late.", "很晚了。"),
+]
+
+
+def write_rows(path, *heads, columns=2):
+    rows = [(*row, "x y")[:columns] for row in ROWS_OF_TEXT]
+    if columns == 3:
+        rows = [(str(n), *row[:2]) for n, row in enumerate(rows)]
+    path.write_text("\n".join([*heads, *map("\t".join, rows), ""]), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        *("编号\t英文\t中文", "条目\t英文\t中文", "ID 1\tEnglish\tChinese", "条目\ten\tzh"),
+        *("条目\t英文原文\t中文译文", "条目\t英语（原文）\t译文"),
+    ],
+)
+@pytest.mark.parametrize("columns", [None, ("_", "en", "zh")])
+def test_two_names_of_languages_are_a_header_whatever_stands_beside_them(
+    tmp_path, header, columns
+):
+    """Other columns may be called anything, in any language."""
+    path = write_rows(tmp_path / "p.tsv", header, columns=3)
+
+    pairs = read(path, columns=columns)
+
+    assert list(zip(pairs.src, pairs.tgt, strict=True)) == ROWS_OF_TEXT
+    assert pairs.notes == ()
+
+
+def test_columns_leave_out_a_header_by_the_cells_that_they_name(tmp_path):
+    """What stands above the other columns may look like no name."""
+    path = write_rows(tmp_path / "p.tsv", "条目？\t原句\t译句", columns=3)
+
+    assert read(path, columns=("_", "en", "zh")).src == [src for src, _ in ROWS_OF_TEXT]
+
+
+def test_two_languages_that_were_not_asked_for_are_named(tmp_path):
+    """The first two columns would be read, one of which holds no sentences of theirs."""
+    path = write_rows(tmp_path / "p.tsv", "条目\t法文\t中文", columns=3)
+
+    assert "has the columns '条目', '法文', '中文', but no 'en'" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    "header",
+    ["原文\t译文", "源语言\t目标语言", "源文\t目标", "src\ttgt", "Quelle\tZiel", "英文\t译文"],
+)
+def test_words_for_source_and_target_are_a_header(tmp_path, header):
+    """They say which column is which side, in either order."""
+    turned = "\t".join(header.split("\t")[::-1])
+    rows = [(tgt, src) for src, tgt in ROWS_OF_TEXT]
+    other = tmp_path / "turned.tsv"
+    other.write_text("\n".join([turned, *map("\t".join, rows), ""]), encoding="utf-8")
+
+    for path in (write_rows(tmp_path / "p.tsv", header), other):
+        pairs = read(path)
+        assert list(zip(pairs.src, pairs.tgt, strict=True)) == ROWS_OF_TEXT
+
+
+@pytest.mark.parametrize("first", ["text\t文本", "target\t目标", "Translation\t翻译"])
+def test_a_word_for_columns_and_its_translation_are_a_pair(tmp_path, first):
+    """A list of words may begin with any."""
+    path = tmp_path / "p.tsv"
+    path.write_text(f"{first}\ndog\t狗\n", encoding="utf-8")
+
+    assert len(read(path)) == 2
+
+
+@pytest.mark.parametrize(
+    ("first", "is_told"),
+    [
+        ("Satz\tÜbersetzung", True),
+        ("A dog\t狗", True),
+        ("A dog.\t狗", False),
+        ("2 dogs\t两只狗", False),
+        ("A dog that is called by a very long name\t狗", False),
+    ],
+)
+def test_a_first_row_that_may_name_the_columns_is_told(tmp_path, first, is_told):
+    """It is read as a pair, and nobody else would say so."""
+    path = write_rows(tmp_path / "p.tsv", first)
+
+    pairs = read(path)
+
+    assert len(pairs) == len(ROWS_OF_TEXT) + 1
+    cells = ", ".join(map(repr, first.split("\t")))
+    expected = f"{path} line 1 is read as a pair, {cells}, and the rows after it are sentences"
+    assert [note.startswith(expected) for note in pairs.notes] == [True] * is_told
+
+
+def test_a_list_of_words_has_no_first_row_that_is_told(tmp_path):
+    """All of its rows are a few words."""
+    path = tmp_path / "p.tsv"
+    path.write_text("".join(f"{word}\t{word} {word}\n" for word in WORDS))
+
+    assert read(path).notes == ()
+
+
+@pytest.mark.parametrize("columns", [None, ("en", "zh")])
+def test_one_column_for_both_sides_is_named_with_the_other_one(tmp_path, columns):
+    """`--tgt 英语` leaves the default source, which is the same column."""
+    heads = ["en\tzh"] if columns is None else []
+    path = write_rows(tmp_path / "p.tsv", *heads)
+
+    message = refusal(path, tgt="英语", columns=columns)
+
+    assert "source 'en' and target '英语' would both be the column 'en' of 'en', 'zh'" in message
+    assert "as in `src=en` `tgt=zh` or `src=zh` `tgt=en`" in message
+
+
+def test_one_language_for_both_sides_is_refused_without_a_header(tmp_path):
+    """Text of the first column would be called by the language of the second."""
+    path = tmp_path / "p.tsv"
+    path.write_text("狗。\tA dog.\n", encoding="utf-8")
+
+    message = refusal(path, tgt="英语")
+
+    assert "source and target would both be English, as 'en' and '英语' are; give both" in message
+    assert read(path, src="zh", tgt="英语").src == ["狗。"]
+
+
+def test_columns_are_found_by_their_language(tmp_path):
+    """As they are in a header."""
+    path = write_rows(tmp_path / "p.tsv")
+
+    assert read(path, src="英文", tgt="Chinese", columns=("en", "zh")).tgt[0] == "狗叫。"
+    assert read(path, src="Chinese", tgt="英文", columns=("en", "zh")).src[0] == "狗叫。"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "meant"), [("Englsh", "English"), ("中闻", "中文"), ("sentense2", "sentence2")]
+)
+@pytest.mark.parametrize("columns", [None, ("sentence1", "sentence2")])
+def test_a_misspelt_side_has_a_hint(tmp_path, wanted, meant, columns):
+    """At a language, or at a name of the file's own."""
+    path = write_rows(tmp_path / "p.tsv", "sentence1\tsentence2")
+
+    message = refusal(path, src="sentence1", tgt=wanted, columns=columns)
+
+    assert repr(wanted) in message
+    assert f" (did you mean {meant}?); " in message
+
+
 def test_a_title_above_the_header_is_no_pair(tmp_path):
     """Where no header follows, a row of one cell is a pair without translation."""
     path = tmp_path / "p.tsv"
@@ -415,6 +567,26 @@ def test_sides_in_files_are_found_by_their_language(tmp_path):
     (tmp_path / "train.zh-CN").write_text("狗。\n", encoding="utf-8")
 
     assert read(tmp_path) == load_split(tmp_path, split="train", src="eng", tgt="zh-CN")
+
+
+def test_the_file_of_one_side_that_is_missing_is_named(tmp_path):
+    """Whoever has one file need not name it."""
+    (tmp_path / "train.en").write_text("A dog.\n")
+    assert "train.zh, the file of the target side, is missing: add it, or" in refusal(tmp_path)
+
+    (tmp_path / "train.en").rename(tmp_path / "train.zh")
+    assert "train.en, the file of the source side, is missing: add it, or" in refusal(tmp_path)
+
+    (tmp_path / "train.zh").unlink()
+    assert "it holds nothing; name the sides with `src` and `tgt`" in refusal(tmp_path)
+
+
+def test_one_file_for_both_sides_is_named(tmp_path):
+    """`--tgt 英语` leaves the default source, which is the same file."""
+    for side in ("en", "zh"):
+        (tmp_path / f"train.{side}").write_text("A dog.\n")
+
+    assert "both sides would be train.en; name the sides" in refusal(tmp_path, tgt="英语")
 
 
 def test_files_that_hold_no_text_are_refused(tmp_path):

@@ -259,9 +259,10 @@ def load_split(
     if found:
         pairs = _read(found[0], src=src, tgt=tgt, columns=columns, checks=checks)
         return replace(pairs, notes=(*pairs.notes, *_note_not_read(path, found)))
-    sides = [_find_side(path, name, side) for name in _names(path, split) for side in (src, tgt)]
-    if split == "train" or any(sides):
-        raise _missing_split(path, split, src=src, tgt=tgt)
+    sides = [[_find_side(path, name, side) for side in (src, tgt)] for name in _names(path, split)]
+    there = next((pair for pair in sides if any(pair)), [None, None])
+    if split == "train" or any(there):
+        raise _missing_split(path, split, there, src=src, tgt=tgt)
     return None
 
 
@@ -323,10 +324,30 @@ def _find_side(folder: Path, name: str, side: str) -> Path | None:
     return found
 
 
-def _missing_split(folder: Path, split: str, *, src: str, tgt: str) -> DataError:
+def _missing_split(
+    folder: Path, split: str, there: Sequence[Path | None], *, src: str, tgt: str
+) -> DataError:
+    """Return that a split has no table and lacks a side or both.
+
+    Args:
+        folder: with the text.
+        split: that is missing.
+        there: the files of the source and the target side, as far as they are there.
+        src: name of the source side.
+        tgt: name of the target side.
+    """
     present = ", ".join(sorted(path.name for path in folder.iterdir())[:12]) or "nothing"
     looks_like_it = _sides_of_other_names(folder, src=src, tgt=tgt) if split == "train" else []
     advice = "name the sides with `src` and `tgt`"
+    first, second = there
+    if first is not None and second is not None:
+        advice = f"both sides would be {first.name}; {advice}"
+    elif first is not None or second is not None:
+        lacks, flag, side = (tgt, "tgt", "target") if second is None else (src, "src", "source")
+        advice = (
+            f"{split}.{lacks}, the file of the {side} side, is missing: add it, or name the {side} side "
+            f"that is there with `{flag}`"
+        )
     if looks_like_it:
         advice = (
             f"give {' and '.join(looks_like_it[0])} the names {split}.{src} and {split}.{tgt}"

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections import Counter
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -51,12 +52,16 @@ AMBIGUOUS = {
 }
 
 # Names of columns. Some of them are codes of small languages as well.
-SOURCE_WORDS = frozenset(("source", "src"))
-TARGET_WORDS = frozenset(("target", "tgt", "trg"))
+_SOURCE_WORDS_CHINESE = ("原文", "源文", "源语言", "源语", "源句", "原句", "源文本")
+_TARGET_WORDS_CHINESE = ("译文", "目标", "目标语言", "目标语", "译句", "目标文本", "翻译")
+_COLUMN_WORDS_CHINESE = ("句子", "文本", "内容", "备注")
+SOURCE_WORDS = frozenset(("source", "src", "quelle", *_SOURCE_WORDS_CHINESE))
+TARGET_WORDS = frozenset(("target", "tgt", "trg", "ziel", *_TARGET_WORDS_CHINESE))
 COLUMN_WORDS = frozenset(
     {
         *SOURCE_WORDS,
         *TARGET_WORDS,
+        *_COLUMN_WORDS_CHINESE,
         *("a", "answer", "author", "b", "col", "column", "content", "date", "domain", "first"),
         *("hyp", "in", "index", "inp", "input", "key", "label", "lang", "language", "left"),
         *("licence", "license", "line", "name", "new", "nr", "num", "number", "old", "orig"),
@@ -64,6 +69,24 @@ COLUMN_WORDS = frozenset(
         *("right", "row", "score", "second", "sent", "sentence", "side", "split", "sub", "text"),
         *("time", "to", "translated", "translation", "txt", "url", "value", "x", "y"),
     }
+)
+
+# They stand beside a name without a space, as in 英文原文.
+_BESIDE_A_NAME = re.compile(
+    "|".join(
+        sorted(
+            (*_SOURCE_WORDS_CHINESE, *_TARGET_WORDS_CHINESE, *_COLUMN_WORDS_CHINESE),
+            key=len,
+            reverse=True,
+        )
+    )
+)
+
+# Languages whose names are proposed for one that is misspelt.
+_OFTEN_MEANT = (
+    *("ar", "bn", "cs", "da", "de", "el", "en", "es", "fa", "fi", "fr", "he", "hi", "hu", "id"),
+    *("it", "ja", "ko", "ms", "nl", "no", "pl", "pt", "ro", "ru", "sv", "th", "tr", "uk", "ur"),
+    *("vi", "zh"),
 )
 
 # A language with fewer speakers is not what a short name of a column means.
@@ -185,6 +208,7 @@ def find_language(name: str, *, is_declared: bool = False) -> Language | None:
 
 def _words(name: str) -> list[str]:
     text = unicodedata.normalize("NFKC", name).casefold()
+    text = _BESIDE_A_NAME.sub(r" \g<0> ", text)
     return [word for word in re.split(r"[\s_\-(),:/|]+", text) if word]
 
 
@@ -262,6 +286,31 @@ def matching_name(wanted: str, names: Sequence[str]) -> str | None:
     same = [name for name, found in spoken.items() if found.tag == language.tag]
     same = same or [name for name, found in spoken.items() if found.family == language.family]
     return same[0] if len(same) == 1 else None
+
+
+def near_name(wanted: str, names: Sequence[str] = ()) -> str | None:
+    """Return what a name was probably meant to be, None if it is a language or near to none.
+
+    Args:
+        wanted: a name of a side, such as Englsh.
+        names: of columns, keys or files, which are looked at beside names of languages.
+    """
+    if find_language(wanted) is not None:
+        return None
+    known = {name.casefold(): name for code in _OFTEN_MEANT for name in _names_of(code)}
+    known |= {name.casefold(): name for name in names}
+    # One of two Chinese characters is half of a name.
+    cutoff = 0.6 if wanted.isascii() else 0.5
+    near = get_close_matches(wanted.strip().casefold(), list(known), n=1, cutoff=cutoff)
+    return known[near[0]] if near else None
+
+
+def _names_of(code: str) -> tuple[str, ...]:
+    """Return the English, the Chinese and the own name of a language, and what else it is called."""
+    language = _parsed(code)
+    informal = [name for name, meant in _INFORMAL.items() if meant == code and len(name) > 1]
+    names = language.display_name(), language.display_name("zh"), language.autonym()
+    return (*names, *(name for name in informal if not name.isascii()))
 
 
 # --- text ---

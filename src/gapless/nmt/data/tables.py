@@ -22,13 +22,14 @@ from gapless.nmt.data.languages import (
     TARGET_WORDS,
     find_language,
     matching_name,
+    near_name,
 )
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
 from gapless.nmt.data.text_files import check_text, read_lines, read_text
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
     from pathlib import Path
 
 
@@ -61,7 +62,20 @@ _DECLARED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
 _AROUND_A_NAME = " \t\"'#*:"
 
 # Names of a column that counts rows; pandas and spreadsheets leave it without one.
-_NAMES_OF_NUMBERS = frozenset(("", "№", "no.", "nr.", "s.no", "s.no.", "sno", "idx", "unnamed: 0"))
+_NAMES_OF_NUMBERS = frozenset(
+    {
+        *("", "№", "no.", "nr.", "s.no", "s.no.", "sno", "idx", "unnamed: 0"),
+        *("编号", "序号", "行号", "編號", "序號"),
+    }
+)
+
+# Longer cells are text. Shorter names of languages are words as well, such as no and it.
+_LONGEST_NAME, _LONGEST_CODE = 30, 3
+
+# Where so many rows are sentences, a first row of a few words may name the columns.
+_FEWEST_SENTENCES, _SENTENCES_SHARE = 5, 0.95
+_ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")
+_AFTER_AN_END = " \t\"')”’»」』）"
 
 # Titles may stand above a header.
 _MOST_TITLES = 5
@@ -123,6 +137,7 @@ class Table:
         if not src:
             raise DataError(f"{self.path} holds no pair")
         notes = [self._note_unread(unread, of=len(src))] if unread else []
+        notes += self._note_header(src, tgt)
         if _ending(self.path) == ".tsv":
             notes += self._note_quotes(src, tgt)
         return Sides(src=src, tgt=tgt, notes=tuple(notes))
@@ -134,6 +149,22 @@ class Table:
             f"have text after it, such as {place} with {quoted([text])}; take tabs out of sentences, or "
             "name the columns to read with `columns`"
         )
+
+    def _note_header(self, src: list[str], tgt: list[str]) -> list[str]:
+        """Return a line if the first row alone is a few words where all others are sentences."""
+        first, *others = zip(src, tgt, strict=True)
+        ended = sum(all(map(_is_ended, row)) for row in others)
+        if (
+            len(others) < _FEWEST_SENTENCES
+            or ended < _SENTENCES_SHARE * len(others)
+            or not all(map(_may_be_name, first))
+        ):
+            return []
+        place = next(place for place, _ in self.rows())
+        return [
+            f"{self.path} {place} is read as a pair, {quoted(first)}, and the rows after it are sentences; "
+            "if it names the columns, take it out"
+        ]
 
     def _note_quotes(self, src: list[str], tgt: list[str]) -> list[str]:
         """Return a line if cells are quoted as in CSV: all of them, or some with quotes inside."""
@@ -215,12 +246,8 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
     Raises:
         DataError: anything about the file or its content that cannot be used.
     """
-    for side in (src, tgt):
-        if columns is not None and side not in columns:
-            raise DataError(
-                f"side {side!r} is not among the columns {' and '.join(map(repr, columns))}; "
-                "`columns` names the first columns of the file, in order"
-            )
+    if columns is not None:
+        src, tgt = _as_in_columns(columns, src=src, tgt=tgt)
     ending = _ending(path)
     if ending not in ENDINGS:
         raise DataError(
@@ -232,6 +259,26 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
         return _delimited(path, rows, src=src, tgt=tgt, columns=columns)
     items = _json_items(path, ending)
     return _of_json(path, items, src=src, tgt=tgt, columns=columns)
+
+
+def _as_in_columns(columns: tuple[str, ...], *, src: str, tgt: str) -> tuple[str, str]:
+    """Return the names that the sides have in `columns`.
+
+    Raises:
+        DataError: they are not two of them.
+    """
+    found = []
+    for side in (src, tgt):
+        name = matching_name(side, columns)
+        if name is None:
+            raise DataError(
+                f"side {side!r} is not among the columns {' and '.join(map(repr, columns))}"
+                f"{_hint(side, columns)}; `columns` names the first columns of the file, in order"
+            )
+        found.append(name)
+    if found[0] == found[1]:
+        raise DataError(_one_for_both(found[0], columns, src=src, tgt=tgt, kind="columns"))
+    return found[0], found[1]
 
 
 def _ending(path: Path) -> str:
@@ -249,14 +296,15 @@ def _delimited(
     tgt: str,
     columns: tuple[str, ...] | None,
 ) -> Table:
-    titles, begin = _begin(rows)
+    titles, begin = _begin(rows, src=src, tgt=tgt)
     if not begin:
         raise DataError(f"{path} holds no pair")
     first = begin[0]
-    has_header = _is_header(first) or _are_names(begin, {src, tgt})
+    has_header = _begins_with_header(begin, src=src, tgt=tgt)
     width = 2
     if columns is not None:
         names, at, width = None, (columns.index(src), columns.index(tgt)), len(columns)
+        has_header = has_header or _is_header([first[n] for n in at if n < len(first)])
         if has_header:
             _check_header(path, first, at=at, sides=(src, tgt))
     elif has_header:
@@ -264,7 +312,7 @@ def _delimited(
         at = _find_sides(path, names, src=src, tgt=tgt, kind="columns")
         width = len(first)
     else:
-        _check_unnumbered(path, src=src, tgt=tgt)
+        _check_unnamed(path, src=src, tgt=tgt)
         names, at = None, (0, 1)
 
     def below_header() -> Iterator[_Row]:
@@ -283,7 +331,9 @@ def _delimited(
     )
 
 
-def _begin(rows: Callable[[], Iterator[_Row]]) -> tuple[int, list[list[str]]]:
+def _begin(
+    rows: Callable[[], Iterator[_Row]], *, src: str, tgt: str
+) -> tuple[int, list[list[str]]]:
     """Return how many rows of one cell stand above a header, and the two rows that follow them.
 
     Where no header follows, such rows are like others.
@@ -291,7 +341,7 @@ def _begin(rows: Callable[[], Iterator[_Row]]) -> tuple[int, list[list[str]]]:
     looked_at = [[cell.strip() for cell in cells] for _, cells in islice(rows(), _MOST_TITLES + 2)]
     filled = [sum(map(bool, cells)) > 1 for cells in looked_at]
     titles = filled.index(True) if True in filled else 0
-    if titles and not _is_header(looked_at[titles]):
+    if titles and not _begins_with_header(looked_at[titles : titles + 2], src=src, tgt=tgt):
         titles = 0
     return titles, looked_at[titles : titles + 2]
 
@@ -317,11 +367,11 @@ def _check_header(
             )
 
 
-def _check_unnumbered(path: Path, *, src: str, tgt: str) -> None:
-    """Refuse numbers in place of names: without a header the first two columns would be read.
+def _check_unnamed(path: Path, *, src: str, tgt: str) -> None:
+    """Refuse names that cannot be those of the first two columns, which are read without a header.
 
     Raises:
-        DataError: a side is named by a number.
+        DataError: a side is named by a number, or both are by one language.
     """
     for side in (src, tgt):
         if side.isdecimal():
@@ -329,6 +379,12 @@ def _check_unnumbered(path: Path, *, src: str, tgt: str) -> None:
                 f"{path} has no names of columns, so {side!r} names none; name the columns in order, as "
                 f"in `columns={UNNAMED},en,zh` with `src=en` `tgt=zh`"
             )
+    source, target = find_language(src), find_language(tgt)
+    if source is not None and target is not None and source.tag == target.tag:
+        raise DataError(
+            f"source and target would both be {source.name}, as {src!r} and {tgt!r} are; "
+            "give both `src` and `tgt`, the language of the first column and that of the second"
+        )
 
 
 def _find_sides(
@@ -341,44 +397,106 @@ def _find_sides(
     """
     found = _sides_in(names, src=src, tgt=tgt)
     if found is None:
-        missing = [side for side in (src, tgt) if matching_name(side, names) is None]
+        named = [matching_name(side, names) for side in (src, tgt)]
+        if named[0] is not None and named[0] == named[1]:
+            why = _one_for_both(named[0], names, src=src, tgt=tgt, kind=kind)
+            raise DataError(f"{where}: {why}")
+        missing = [side for side, name in zip((src, tgt), named, strict=True) if name is None]
+        hints = [f"{side!r}{_hint(side, names)}" for side in missing or [tgt]]
         raise DataError(
             f"{where} has the {kind} {', '.join(map(repr, names))}, but no "
-            f"{' and '.join(map(repr, missing or [tgt]))}; name two of them with `src` and `tgt`"
+            f"{' and '.join(hints)}; name two of them with `src` and `tgt`"
         )
     return found
+
+
+def _hint(side: str, names: Sequence[str]) -> str:
+    near = near_name(side, names)
+    return "" if near is None else f" (did you mean {near}?)"
+
+
+def _one_for_both(name: str, names: Sequence[str], *, src: str, tgt: str, kind: str) -> str:
+    """Return that both sides are found under one name, and how to name two."""
+    others = [shlex.quote(other) for other in names if other not in (name, UNNAMED)]
+    one = shlex.quote(name)
+    advice = "with two of the " + kind
+    if len(others) == 1:
+        advice = f"as in `src={one}` `tgt={others[0]}` or `src={others[0]}` `tgt={one}`"
+    return (
+        f"source {src!r} and target {tgt!r} would both be the {kind.removesuffix('s')} {name!r} of "
+        f"{', '.join(map(repr, names))}; give both `src` and `tgt`, {advice}"
+    )
 
 
 def _sides_in(names: Sequence[str], *, src: str, tgt: str) -> tuple[int, int] | None:
     """Return which of the names are those of the sides, None if they are not two of them."""
     first, second = matching_name(src, names), matching_name(tgt, names)
     if first is None or second is None:
-        source = [name for name in names if name.casefold() in SOURCE_WORDS]
-        target = [name for name in names if name.casefold() in TARGET_WORDS]
-        if len(source) == len(target) == 1:
-            first, second = source[0], target[0]
+        source, target = _only_of(names, SOURCE_WORDS), _only_of(names, TARGET_WORDS)
+        if source is not None and target is not None:
+            first, second = source, target
+        else:
+            first, second = first or source, second or target
     if first is None or second is None or first == second:
         return None
     return names.index(first), names.index(second)
 
 
-def _are_names(rows: list[list[str]], sides: set[str]) -> bool:
-    """Return whether the first of two rows names both sides, which the second does not."""
-    wanted = {side.casefold() for side in sides}
-    found = [wanted & {_bare(cell).casefold() for cell in cells} for cells in rows]
-    return found[0] == wanted and wanted not in found[1:]
+def _only_of(names: Sequence[str], words: Collection[str]) -> str | None:
+    found = [name for name in names if name.casefold() in words]
+    return found[0] if len(found) == 1 else None
+
+
+def _begins_with_header(rows: list[list[str]], *, src: str, tgt: str) -> bool:
+    """Return whether the first of up to two rows is a header.
+
+    Its cells are all names of columns, or two of them name the sides or languages, which two cells of
+    the second row do not: labels stand in every row.
+    """
+    return _is_header(rows[0]) or (
+        _names_two(rows[0], src=src, tgt=tgt)
+        and not any(_names_two(cells, src=src, tgt=tgt) for cells in rows[1:])
+    )
+
+
+def _names_two(cells: Sequence[str], *, src: str, tgt: str) -> bool:
+    """Return whether two cells name the sides, or two languages that no short word means."""
+    names = [name if len(name := _bare(cell)) <= _LONGEST_NAME else "" for cell in cells]
+    if {src, tgt} <= {*cells, *names} or _sides_in(names, src=src, tgt=tgt) is not None:
+        return True
+    words = [name for name in names if not name.isascii() or len(name) > _LONGEST_CODE]
+    return len({found.family for word in words if (found := find_language(word))}) > 1
 
 
 def _is_header(cells: Sequence[str]) -> bool:
     """Return whether the cells of a row are names of columns, such as id, source, zh or Chinese."""
     names = [name for cell in cells if (name := _bare(cell)).casefold() not in _NAMES_OF_NUMBERS]
-    languages = [found.family for name in names if (found := find_language(name)) is not None]
-    is_word_and_translation = len(languages) == 2 and len(set(languages)) == 1
     return (
         len(set(names)) == len(names) > 1
         and all(_is_name(name) for name in names)
-        and not is_word_and_translation
+        and not _is_word_and_translation(names)
     )
+
+
+def _is_word_and_translation(names: Sequence[str]) -> bool:
+    """Return whether names are one word in two languages, such as Chinese and 中文, or text and 文本."""
+    languages = [found.family for name in names if (found := find_language(name)) is not None]
+    if len(languages) == 2 and len(set(languages)) == 1:
+        return True
+    scripts = {name.isascii() for name in names}
+    words = {name.casefold() for name in names}
+    are_sides = words & SOURCE_WORDS and words & TARGET_WORDS
+    return len(words) == len(scripts) == 2 and words <= COLUMN_WORDS and not are_sides
+
+
+def _is_ended(cell: str) -> bool:
+    """Return whether a cell ends as a sentence does."""
+    return cell.rstrip(_AFTER_AN_END).endswith(_ENDS)
+
+
+def _may_be_name(cell: str) -> bool:
+    cell = cell.strip()
+    return 0 < len(cell) <= _LONGEST_NAME and re.fullmatch(r"(?:[^\W\d]|[ -])+", cell) is not None
 
 
 def _bare(cell: str) -> str:
@@ -561,7 +679,7 @@ def _of_json(
         at = _find_sides(f"{path} {place}", names, src=src, tgt=tgt, kind="keys")
     else:
         if columns is None:
-            _check_unnumbered(path, src=src, tgt=tgt)
+            _check_unnamed(path, src=src, tgt=tgt)
         columns = columns or (src, tgt)
         at = columns.index(src), columns.index(tgt)
 

@@ -13,6 +13,7 @@ from gapless.nmt.data.languages import (
     find_language,
     language_of_writing,
     looks,
+    near_name,
     tokenizer_of_writing,
     written_in,
 )
@@ -174,7 +175,10 @@ def _may_be(language: Language, writing: str) -> bool:
 def _unknown(name: str, writing: str | None) -> LanguageError:
     suggestion = language_of_writing(writing)
     tokenizer = tokenizer_of_writing(writing or "")
-    why = f" ({AMBIGUOUS[name.casefold()]})" if name.casefold() in AMBIGUOUS else ""
+    near = near_name(name)
+    why = "" if near is None else f" (did you mean {near}?)"
+    if name.casefold() in AMBIGUOUS:
+        why = f" ({AMBIGUOUS[name.casefold()]})"
     shows = f"its text {looks(writing)}: " if writing else ""
     return LanguageError(
         f"the language of the target side {name!r} is not known{why}, and BLEU depends on it; {shows}"
