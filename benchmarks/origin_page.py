@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -53,6 +54,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "none": "Nothing on this page is measured yet. What is known so far is from other measurements: "
         "[results](.).",
         "some": "Measured so far: {}. Not yet: {}.",
+        "all": "",
         "folded": "{} claims, none of them measured yet on this workload.",
         "set": "by construction: a plan waits and reads where its settings say",
         "bits": "measured elsewhere: the same bits after 250 batches, for all plans",
@@ -67,6 +69,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "claim": "| claim | {} |",
         "apart": "Timed in another call than the others: {}.",
         "problem": "Not measured, {}: {}.",
+        "rounds": "The time limit allowed {done} of {total} rounds.",
         "spread": "Rounds differ by more than 10 %, read with care: {}.",
         "sentences": "sentences a batch",
         "every": "every {}",
@@ -85,6 +88,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "how": "尚未测量：`{}`",
         "none": "下面各表尚未测量；已测的结论只有「先说结论」里的几条，来自别的测量。",
         "some": "下面的表中，已测量的是 {}，尚未测量的是 {}。",
+        "all": "下面各表都已测量：{}。",
         "folded": "{} 条说法，都尚未在这个工作负载上测量。",
         "set": "按构造如此：方案在设定的地方等待和读取",
         "bits": "在别处测过：250 个 batch 之后，所有方案逐位相同",
@@ -98,6 +102,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "claim": "| 原文 | {} |",
         "apart": "与其他方案不在同一次运行中计时：{}。",
         "problem": "未能测量 {}：{}。",
+        "rounds": "因为限时，{total} 轮里只做了 {done} 轮。",
         "spread": "各轮相差超过 10 %，读数须谨慎：{}。",
         "sentences": "每 batch 句数",
         "every": "每 {} 个",
@@ -223,7 +228,7 @@ with the interval as its only difference; bold: the fastest, and those whose rou
 
 
 def state_lines(files: Files, language: Language) -> Iterator[str]:
-    """Say what is measured and what is not; nothing once all of it is."""
+    """Say what is measured and what is not; in English nothing once all of it is."""
     words = _WORDS[language]
     measured = [name for name in _shown(files) if _results(files, name) is not None]
     missing = [name for name in _shown(files) if name not in measured]
@@ -232,6 +237,8 @@ def state_lines(files: Files, language: Language) -> Iterator[str]:
         yield words["none"]
     elif missing:
         yield words["some"].format(comma.join(measured), comma.join(missing))
+    elif words["all"]:
+        yield words["all"].format(comma.join(measured))
 
 
 def plans_lines(found: Mapping[str, Any] | None, language: Language, name: str) -> Iterator[str]:
@@ -309,7 +316,9 @@ def _percent(value: float | None, na: str) -> str:
 
 
 def _notes(found: Mapping[str, Any], words: dict[str, str]) -> Iterator[str]:
-    yield from found.get("notes", [])
+    for note in found.get("notes", []):
+        rounds = _ROUNDS.fullmatch(note)
+        yield words["rounds"].format(**rounds.groupdict()) if rounds else note
     apart = [row["plan"] for row in found["rows"] if row["facts"] != found["facts"]]
     if apart:
         yield words["apart"].format(", ".join(apart))
@@ -318,6 +327,10 @@ def _notes(found: Mapping[str, Any], words: dict[str, str]) -> Iterator[str]:
         yield words["spread"].format(", ".join(unsteady))
     for what, problem in found.get("problems", {}).items():
         yield words["problem"].format(what, problem)
+
+
+# What `gapless.compare` says of rounds that were left out.
+_ROUNDS = re.compile(r"The time limit allowed (?P<done>\d+) of (?P<total>\d+) rounds\.")
 
 
 def _is_unsteady(spread: Mapping[str, Any]) -> bool:

@@ -115,6 +115,19 @@ def test_the_chinese_page_is_filled_between_its_marks():
     assert filled(once, files) == once
 
 
+def test_the_chinese_page_is_chinese_where_all_is_measured():
+    """Its first part is not empty, and what was noted of the rounds is in its language."""
+    page = "<!-- measured: state -->\n<!-- end -->\n<!-- measured: plans -->\n<!-- end -->\n"
+    found = file_of(notes=["The time limit allowed 4 of 5 rounds."])
+
+    text = filled(page, {"fp32": found, "bf16": found})
+
+    assert text.startswith("<!-- measured: state -->\n\n下面各表都已测量：fp32、bf16。\n")
+    assert "因为限时，5 轮里只做了 4 轮。" in text
+    assert "time limit" not in text
+    assert "The time limit allowed 4 of 5 rounds." in page_text({"fp32": found})
+
+
 @pytest.mark.parametrize(
     "page", ["<!-- measured: plans -->\n", "<!-- measured: x -->\n<!-- end -->"]
 )
