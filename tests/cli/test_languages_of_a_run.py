@@ -65,6 +65,13 @@ def test_names_of_columns_lead_to_a_question(gapless, table):
     outcome.check_refused("'target' is not known", "--tgt-language zh", "--score-tokenizer zh")
 
 
+def test_a_misspelt_language_has_a_hint(gapless, table):
+    """Without a header nothing else says what was meant."""
+    outcome = gapless("train", *table(), "--tgt", "中闻", *FLAGS)
+
+    outcome.check_refused("'中闻' is not known (did you mean 中文?)", "--tgt-language zh")
+
+
 def test_whoever_sits_at_the_terminal_answers(gapless, table, answers):
     """What is no language is asked again; the answer is kept with the run."""
     words = [*table("source", "target"), "--src", "source", "--tgt", "target"]
