@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 
 import pytest
@@ -83,6 +84,24 @@ def test_an_argument_too_many_is_named():
     """A command without arguments takes none."""
     with pytest.raises(UsageError, match="unexpected argument 'x'; see gapless plans --help"):
         command_parser("plans").parse(["x"])
+
+
+@pytest.mark.parametrize(
+    ("argument", "said"),
+    [
+        ("pairs.tsv", "if it holds the pairs, write --data pairs.tsv"),
+        ("nowhere.tsv", "see gapless train --help"),
+        ("—data", "options begin with two hyphens: --data"),
+        ("－－data", "options begin with two hyphens: --data"),
+    ],
+)
+def test_what_an_unexpected_argument_was_meant_to_be(tmp_path, monkeypatch, argument, said):
+    """A file of text, or an option whose hyphens a keyboard or a page has changed."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pairs.tsv").touch()
+
+    with pytest.raises(UsageError, match=re.escape(f"{argument!r}; {said}")):
+        command_parser("train").parse([argument])
 
 
 def test_every_setting_of_a_run_is_an_option_of_train():

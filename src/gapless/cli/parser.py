@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import shlex
 from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gapless.cli.output import print_result
@@ -120,10 +122,19 @@ class Parser(argparse.ArgumentParser):
                 hint = _hint(name, self._option_string_actions)
                 raise UsageError(f"unknown option {name}; {hint or f'see {self.prog} --help'}")
         if unknown:
-            raise UsageError(f"unexpected argument {unknown[0]!r}; see {self.prog} --help")
+            raise UsageError(f"unexpected argument {unknown[0]!r}; {self._meant_by(unknown[0])}")
         if rest and self._rest is not None:
             setattr(options, self._rest[0], rest)
         return options
+
+    def _meant_by(self, argument: str) -> str:
+        """Return what to do about an argument that is neither option nor expected."""
+        without_dashes = argument.lstrip("\u2010\u2011\u2012\u2013\u2014\u2015\uff0d")
+        if without_dashes != argument:
+            return f"options begin with two hyphens: --{without_dashes}"
+        if "--data" in self._option_string_actions and Path(argument).exists():
+            return f"if it holds the pairs, write --data {shlex.quote(argument)}"
+        return f"see {self.prog} --help"
 
     def leave_rest(self, dest: str, *, ends_after: str, unless: Collection[str]) -> None:
         """Leave what follows the first argument that is no option to somebody else.

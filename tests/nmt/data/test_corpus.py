@@ -123,6 +123,17 @@ def test_the_validation_split_has_four_names(tmp_path, form, name):
     assert as_pairs(PAIRS) == load_split(folder, split="val", src="en", tgt="zh")
 
 
+@pytest.mark.parametrize("names", [("train.TSV",), ("Train.tsv.GZ",), ("TRAIN.EN", "Train.zh")])
+def test_capital_letters_of_a_name_mean_nothing(tmp_path, names):
+    """As some systems write the names of files."""
+    form = "tsv" if len(names) == 1 else "folder"
+    folder = write_split(tmp_path / "d", form, PAIRS, packed=names[0].endswith("GZ"))
+    for path, name in zip(sorted(folder.iterdir()), names, strict=True):
+        path.rename(folder / name)
+
+    assert as_pairs(PAIRS) == load_split(folder, split="train", src="en", tgt="zh")
+
+
 def test_names_of_a_published_data_set_are_found(tmp_path):
     """The files of Multi30k's task 1 load as they are named when they are fetched."""
     sides = {"src": "lc.norm.tok.en", "tgt": "lc.norm.tok.de"}

@@ -308,17 +308,24 @@ def _names(folder: Path, split: str) -> list[str]:
 
 
 def _find(folder: Path, name: str, endings: Sequence[str]) -> Path | None:
-    paths = (folder / (name + ending + packed) for ending in endings for packed in ("", ".gz"))
-    # What is there and is no file, such as a link that leads nowhere, is named when it is read.
-    return next((path for path in paths if path.is_symlink() or path.exists()), None)
+    """Return a file by its name and one of its endings, in small or capital letters."""
+    # What is no file, such as a link that leads nowhere, is named when it is read.
+    there = {path.name: path for path in sorted(folder.iterdir())}
+    alike = {written.casefold(): path for written, path in there.items()}
+    for wanted in (name + ending + packed for ending in endings for packed in ("", ".gz")):
+        found = there.get(wanted) or alike.get(wanted.casefold())
+        if found is not None:
+            return found
+    return None
 
 
 def _find_side(folder: Path, name: str, side: str) -> Path | None:
     """Return the file of a side, whose ending is its name or a name of the same language."""
     found = _find(folder, name, (f".{side}",))
     if found is None:
-        files = [path.name.removesuffix(".gz") for path in folder.glob(f"{name}.*")]
-        endings = sorted({file.removeprefix(f"{name}.") for file in files} - {name})
+        files = [path.name.casefold().removesuffix(".gz") for path in folder.iterdir()]
+        begin = f"{name}."
+        endings = sorted({file.removeprefix(begin) for file in files if file.startswith(begin)})
         ending = matching_name(side, endings)
         found = None if ending is None else _find(folder, name, (f".{ending}",))
     return found
