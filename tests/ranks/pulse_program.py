@@ -101,6 +101,11 @@ def waits(pulse):
     hang()
 
 
+def is_stopped_in_a_short_pause(pulse):
+    with pulse.pause(may_be_silent=False):
+        is_stopped(pulse)
+
+
 def pauses(pulse):
     with pulse.pause():
         time.sleep(3.0)
@@ -114,7 +119,10 @@ HARMS = {
     "nothing": nothing,
     "hangs_at_the_end": nothing,
     "sees_the_error": is_killed,
-    **{one.__name__: one for one in (is_killed, is_stopped, is_stopped_in_a_pause)},
+    **{
+        one.__name__: one
+        for one in (is_killed, is_stopped, is_stopped_in_a_pause, is_stopped_in_a_short_pause)
+    },
     **{one.__name__: one for one in (raises, waits, pauses)},
 }
 

@@ -116,6 +116,16 @@ def test_a_rank_that_is_silent_in_a_pause_is_given_up_at_a_stop(fork, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_rank_that_is_silent_in_a_pause_that_lets_it_beat_is_given_up(fork):
+    """As in a validation: whatever a rank does there, its heartbeat has the interpreter too."""
+    limits = ("silent_seconds=1", "still_seconds=2")
+    ended = fork(PROGRAM, "is_stopped_in_a_short_pause", 1, *limits).end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [EXIT_PEER_LOST, -signal.SIGKILL]
+    assert "rank 1 is silent" in ended.err
+
+
+@pytest.mark.slow
 def test_ranks_that_stand_still_end_with_their_stacks(fork):
     """One line names the rank that is behind; both show where they are."""
     ended = fork(PROGRAM, "waits", 1, "still_seconds=1.5").end(limit=LIMIT)

@@ -264,6 +264,52 @@ def losses_sent_by_one_rank_more_often(place):
 
 
 @loop(expected=[REFUSED])
+def losses_read_in_another_order(place):
+    """Two objects are read in an order that differs by rank, as that of a set of their names may."""
+    both = [gapless.DeferredLoss(place.device, ranks=True) for _ in range(2)]
+    for number in range(4):
+        for place_of_one, losses in enumerate(both):
+            losses.add(torch.tensor(100.0 * place_of_one + number, device=place.device))
+    order = both if place.rank == 0 else reversed(both)
+    return f"means of {[losses.mean() for losses in order]}"
+
+
+@loop(expected=[REFUSED])
+def losses_of_a_rank_without_steps(place):
+    """A rank has none, as with an empty shard."""
+    losses = gapless.DeferredLoss(place.device, ranks=True)
+    for number in range(3 * place.rank):
+        losses.add(torch.tensor(float(number), device=place.device))
+    return f"a mean of {losses.mean()}"
+
+
+@loop(expected=[REFUSED])
+def losses_of_one_step_more_after_a_mean(place):
+    """A rank adds another step after all have read."""
+    losses = gapless.DeferredLoss(place.device, ranks=True)
+    losses.add(torch.tensor(1.0, device=place.device))
+    losses.mean()
+    if place.rank:
+        losses.add(torch.tensor(2.0, device=place.device))
+    return f"a mean of {losses.mean()}"
+
+
+@loop()
+def losses_after_a_reset_that_was_refused(place):
+    """The next epoch begins anew."""
+    losses = gapless.DeferredLoss(place.device, ranks=True)
+    for number in range(5 + place.rank):
+        losses.add(torch.tensor(float(number), device=place.device))
+    try:
+        losses.reset()
+    except gapless.errors.RanksDifferError:
+        losses.add(torch.tensor(float(place.rank), device=place.device))
+        mean = losses.mean()
+        return SAME if mean == (place.world - 1) / 2 else f"a mean of {mean}"
+    return "not refused"
+
+
+@loop(expected=[REFUSED])
 def losses_of_other_names(place):
     """Ranks add other values."""
     losses = gapless.DeferredLoss(place.device, ranks=True)

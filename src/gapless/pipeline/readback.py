@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, overload
 
 from gapless.device.find import find_device
-from gapless.errors import LossError, UserError, noted_on
+from gapless.errors import LossError, RanksDifferError, UserError, noted_on
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.loss_agreement import LossAgreement
 from gapless.pipeline.loss_history import LossHistory
@@ -233,12 +233,12 @@ class DeferredLoss:
         """
         with self._lock:
             start, end = self._num_flushed(), self._read.num_added
+            if self._agreement is not None and not self._device.is_accelerator:
+                self._agreement.compare("sends", end, answer=None)
             if start == end:
                 return
             if self._agreement is not None and self._device.is_accelerator:
                 self._agreement.note_gathered(start, end)
-            elif self._agreement is not None:
-                self._agreement.compare(end, answer=None)
             done = self._copy(start, end) if self._writers else None
             self._pending.append(_PendingCopy(done=done, end=end))
             self._writers = []
@@ -364,17 +364,30 @@ class DeferredLoss:
         """Forget all values and their names, so that the next `add` is step 0.
 
         Raises:
+            RanksDifferError: as of `mean`; all is forgotten then.
             Exception: what `on_values` raises; nothing is forgotten then.
 
-        Sync: Blocks the host once, if values are still on the device ("loss_read").
+        Sync: Blocks the host once, if values are still on the device ("loss_read"); with `ranks=True`
+            also until all ranks are here ("agreement").
         """
         while True:
-            self.drain()
+            try:
+                self.drain()
+            except RanksDifferError:
+                self._forget()
+                raise
             with self._lock:
                 # Another thread may have added since.
                 if self._read.num_read == self._read.num_added:
                     self._read = LossHistory()
                     return
+
+    def _forget(self) -> None:
+        """Forget all values, those on their way among them."""
+        with self._lock:
+            self._read = LossHistory()
+            self._pending.clear()
+            self._writers = []
 
     def _write(self, numbers: list[torch.Tensor | float]) -> None:
         ring = self._ring
@@ -464,7 +477,7 @@ class DeferredLoss:
         answer = None
         if self._device.is_accelerator and self._ring is not None:
             answer = self._ring.take_part
-        self._agreement.compare(self._read.num_added, answer=answer)
+        self._agreement.compare("reads", self._read.num_added, answer=answer)
 
     def _wait(self, reason: str) -> None:
         with self._lock:

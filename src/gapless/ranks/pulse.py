@@ -72,6 +72,7 @@ class _Beat(NamedTuple):
     Attributes:
         updates: done so far.
         is_paused: whether it does something else than updates, and says so.
+        may_be_silent: whether what it does may hold the interpreter, so that no beat comes.
         ends: whether it has nothing more to do.
         why: it ends before its time: one of the reasons above.
         about: number of the rank that the reason is about.
@@ -82,6 +83,7 @@ class _Beat(NamedTuple):
 
     updates: int = 0
     is_paused: bool = True
+    may_be_silent: bool = True
     ends: bool = False
     why: int = _NOTHING
     about: int = 0
@@ -90,7 +92,7 @@ class _Beat(NamedTuple):
     pid: int = 0
 
 
-_FORMAT = struct.Struct("<q??q4q")
+_FORMAT = struct.Struct("<q???q4q")
 
 
 @dataclass
@@ -176,9 +178,9 @@ class Pulse:
         self._peers = {peer: _Peer() for peer in range(world) if peer != rank}
         # Notified when the own beat changes, and when something has happened to a peer.
         self._changed = threading.Condition()
-        self._own = _Beat(is_paused=False, host=_host(), pid=os.getpid())
+        self._own = _Beat(is_paused=False, may_be_silent=False, host=_host(), pid=os.getpid())
         self._num_told = 0
-        self._num_pauses = 0
+        self._num_pauses = self._num_silent_pauses = 0
         self._updates = 0
         self._moved_at = monotonic()
         self._slowest_seconds = 0.0
@@ -210,24 +212,35 @@ class Pulse:
         self._updates, self._moved_at = updates, now
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def pause(self, *, may_be_silent: bool = True) -> Iterator[None]:
         """Tell the others that this rank is alive in the body, though it does no updates.
+
+        Args:
+            may_be_silent: whether the body may hold the interpreter for long, so that no beat comes
+                from this rank. Otherwise a rank without a beat is lost, after as long as ranks may
+                stand still.
 
         Sync: Blocks the host until the others know, for a quarter of a second or so: what follows
             may keep this rank from telling them.
         """
         with self._changed:
             self._num_pauses += 1
-            if self._num_pauses == 1:
-                self._tell(is_paused=True)
+            self._num_silent_pauses += may_be_silent
+            is_new = self._num_pauses == 1 or (may_be_silent and self._num_silent_pauses == 1)
+            if is_new:
+                self._tell_of_pauses()
                 self._changed.wait_for(self._is_known, _SECONDS_TO_KNOW)
         try:
             yield
         finally:
             with self._changed:
                 self._num_pauses -= 1
+                self._num_silent_pauses -= may_be_silent
                 self._moved_at = monotonic()
-                self._tell(is_paused=self._num_pauses > 0)
+                self._tell_of_pauses()
+
+    def _tell_of_pauses(self) -> None:
+        self._tell(is_paused=self._num_pauses > 0, may_be_silent=self._num_silent_pauses > 0)
 
     def note_stop(self) -> None:
         """Take a silent rank for lost though it said that it pauses: this one is asked to stop.
@@ -401,10 +414,10 @@ class Pulse:
         return None
 
     def _is_silent(self, peer: _Peer, now: float) -> bool:
-        if peer.beat.is_paused and not self._is_stop_asked:
+        if peer.beat.may_be_silent and not self._is_stop_asked:
             return False
         # A library that is loaded, or a model that is built, may hold the interpreter for long.
-        has_begun = peer.beat.updates > 0
+        has_begun = peer.beat.updates > 0 and (not peer.beat.is_paused or self._is_stop_asked)
         limit = self._silent_seconds if has_begun else self._silent_at_start
         return now - peer.heard_at > limit
 

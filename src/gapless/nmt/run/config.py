@@ -329,6 +329,7 @@ class TrainConfig:
         None,
         "most channels of NCCL beside a backward pass, each of which takes a multiprocessor; none: as NCCL chooses",
         at_least=1,
+        at_most=_MOST,
         compare=False,
     )
 
