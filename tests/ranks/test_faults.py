@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 
+from faults.runs import newest_step
 from ranks.fault_table import try_fault
 from ranks.faults import FAULTS
-from ranks.groups import fork_ranks
-from ranks.runs import IN_BUCKETS, options
+from ranks.groups import fork_ranks, torchrun
+from ranks.runs import IN_BUCKETS, SAVE_EVERY, options
 
 
 pytestmark = pytest.mark.xdist_group("processes: faults")
@@ -57,6 +60,26 @@ def test_a_killed_rank_trains_again(launcher, data, undisturbed, tmp_path):
     tried = try_fault(fault, launcher, tmp_path / "fault", data, undisturbed, restarts=True)
 
     assert tried.wrong == [], tried.text
+
+
+@pytest.mark.slow
+def test_a_killed_torchrun_leaves_no_rank(data, tmp_path):
+    """The ranks stop as at a SIGTERM: after the same update, with a state."""
+    run = tmp_path / "run"
+    group = torchrun(*options(data, run, epochs=500), folder=tmp_path / "ranks")
+    try:
+        group.until(lambda: newest_step(run) >= SAVE_EVERY, what="a first state")
+        before = newest_step(run)
+        group.ask_to_end(signal.SIGKILL)
+        for rank in range(group.world):
+            group.until_gone(rank)
+    finally:
+        group.stop()
+
+    # Saved as it ended: a run saves at every tenth update, and ends after any.
+    assert newest_step(run) >= before
+    told = [*(tmp_path / "ranks").glob("logs/*/attempt_0/0/std*.log")]
+    assert any("stopped after" in path.read_text() for path in told)
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ wait.
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -118,7 +119,8 @@ class TorchRanks:
         self._main: dist.ProcessGroup | None = None
         self._beside: dist.ProcessGroup | None = None
         with named_as_lost("start"):
-            self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world).start()
+            parent = os.getppid() if launch.has_agent else None
+            self._pulse = Pulse(_gloo(), rank=self.rank, world=self.world, parent=parent).start()
             self._until_end = ExitStack()
             self._until_end.enter_context(errors_end_all(self._pulse))
             self._until_end.enter_context(heartbeat_tells(self._pulse.let_tell))

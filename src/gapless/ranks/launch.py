@@ -33,6 +33,7 @@ class Launch:
         local_rank: number of the process on its host, which is also that of its GPU.
         local_world: number of processes on its host.
         attempt: how often torchrun has started all of them anew, from 0 on.
+        has_agent: whether torchrun itself started it, as its parent.
     """
 
     rank: int = 0
@@ -40,6 +41,7 @@ class Launch:
     local_rank: int = 0
     local_world: int = 1
     attempt: int = 0
+    has_agent: bool = False
 
 
 def read_launch(environment: Mapping[str, str]) -> Launch:
@@ -61,6 +63,7 @@ def read_launch(environment: Mapping[str, str]) -> Launch:
         local_rank=_number(environment, "LOCAL_RANK", high=local_world - 1),
         local_world=local_world,
         attempt=_number(environment, "TORCHELASTIC_RESTART_COUNT", missing=0),
+        has_agent="TORCHELASTIC_RUN_ID" in environment,
     )
 
 

@@ -160,6 +160,8 @@ class Pulse:
             is after `still_seconds`.
         still_seconds: without an update, after which all are, if that is more than 20 times the
             longest that one took. Before the first update nobody stands still.
+        parent: process that started this one; when it is gone, nobody could end this one any more,
+            so that it gets a SIGTERM. None: nobody is looked after.
     """
 
     def __init__(
@@ -170,10 +172,12 @@ class Pulse:
         world: int,
         silent_seconds: float = SILENT_SECONDS,
         still_seconds: float = STILL_SECONDS,
+        parent: int | None = None,
     ) -> None:
         self._group = group
         self._rank = rank
         self._silent_seconds, self._still_seconds = silent_seconds, still_seconds
+        self._parent = parent
         self._silent_at_start = max(silent_seconds, still_seconds)
         self._peers = {peer: _Peer() for peer in range(world) if peer != rank}
         # Notified when the own beat changes, and when something has happened to a peer.
@@ -379,6 +383,7 @@ class Pulse:
             while not all(peer.has_ended for peer in self._peers.values()):
                 self._changed.wait(_BEAT_SECONDS)
                 now = monotonic()
+                self._look_after_parent()
                 self._allow_for(now - looked_at)
                 looked_at = now
                 end = self._reason_to_end(now)
@@ -386,6 +391,11 @@ class Pulse:
                     self._is_ending = True
                     return end
         return None
+
+    def _look_after_parent(self) -> None:
+        if self._parent is not None and os.getppid() != self._parent:
+            self._parent = None
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def _allow_for(self, seconds: float) -> None:
         """Take nothing amiss that was not heard while this process itself was held up."""
