@@ -295,6 +295,25 @@ def losses_of_one_step_more_after_a_mean(place):
 
 
 @loop()
+def losses_without_weight_that_are_not_finite(place):
+    """The last rank has an empty batch, whose mean over no tokens is no number."""
+    losses = gapless.DeferredLoss(place.device, ranks=True, warn_nonfinite=False)
+    is_empty = place.rank == place.world - 1
+    for value, weight in (
+        (1.0, 4.0),
+        (float("nan") if is_empty else 11.0, 0.0 if is_empty else 4.0),
+    ):
+        losses.add(
+            torch.tensor(value, device=place.device),
+            weight=torch.tensor(weight, device=place.device),
+        )
+    mean = losses.mean()
+    others = 4.0 * (place.world - 1)
+    expected = (4.0 * place.world + 11.0 * others) / (4.0 * place.world + others)
+    return SAME if mean == expected else f"a mean of {mean}, not {expected}"
+
+
+@loop()
 def losses_after_a_reset_that_was_refused(place):
     """The next epoch begins anew."""
     losses = gapless.DeferredLoss(place.device, ranks=True)

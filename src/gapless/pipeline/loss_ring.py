@@ -41,6 +41,8 @@ class LossRing:
         num_rows: in the ring.
         num_columns: numbers in a row; the last is the weight of the others.
         ranks: that write the same rows; None: the process trains alone.
+        skips_together: whether a value that is not finite and has no weight means that all ranks have
+            skipped the step, so that it has no part in means. Otherwise it has none on its rank.
 
     Attributes:
         rows: the device's memory.
@@ -56,7 +58,9 @@ class LossRing:
         num_rows: int,
         num_columns: int,
         ranks: Peers | None = None,
+        skips_together: bool = True,
     ) -> None:
+        self._skips_together = skips_together
         self.num_columns = num_columns
         self._ranks = ranks
         self._gathered: list[torch.Tensor] = []
@@ -159,7 +163,9 @@ class LossRing:
         columns: list[list[float]] = [[] for _ in range(self.num_columns)]
         for first, last in self._ranges(start, end):
             of_ranks = [rows[first:last].t().tolist() for rows in self._host_rows]
-            copied = of_ranks[0] if self._ranks is None else _mean_of_ranks(of_ranks)
+            copied = of_ranks[0]
+            if self._ranks is not None:
+                copied = _mean_of_ranks(of_ranks, skips_together=self._skips_together)
             for column, late, on_host in zip(columns, copied, self._on_host, strict=True):
                 column += _merged(late, on_host[first:last])
         return columns
@@ -194,17 +200,27 @@ def _copy(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
                 target.copy_(source)
 
 
-def _mean_of_ranks(of_ranks: list[list[list[float]]]) -> list[list[float]]:
+def _mean_of_ranks(
+    of_ranks: list[list[list[float]]], *, skips_together: bool
+) -> list[list[float]]:
     """Return the columns of weighted means over ranks, and the sums of weights.
 
-    What is not finite on one rank is not on average: it keeps its value, and its weight if that is
-    zero, so that it has no part in other means either.
+    What is not finite on one rank is not on average. Without a weight it has no part in the mean; or,
+    where ranks skip together, it keeps its value and its weight, so that the step has none.
     """
     *values, weights = [
         list(zip(*columns, strict=True)) for columns in zip(*of_ranks, strict=True)
     ]
+    if not skips_together:
+        means = [list(map(_mean_with_weight, column, weights)) for column in values]
+        return [*means, list(map(math.fsum, weights))]
     means = [list(map(_mean, column, weights)) for column in values]
     return [*means, list(map(_weight, zip(*values, strict=True), weights))]
+
+
+def _mean_with_weight(values: tuple[float, ...], weights: tuple[float, ...]) -> float:
+    pairs = [pair for pair in zip(values, weights, strict=True) if pair[1]]
+    return _mean(*zip(*pairs, strict=True)) if pairs else values[0]
 
 
 def _mean(values: tuple[float, ...], weights: tuple[float, ...]) -> float:

@@ -393,7 +393,11 @@ class DeferredLoss:
         ring = self._ring
         if ring is None or ring.num_columns != len(numbers):
             ring = LossRing(
-                self._device, num_rows=_ROWS, num_columns=len(numbers), ranks=self._ranks
+                self._device,
+                num_rows=_ROWS,
+                num_columns=len(numbers),
+                ranks=self._ranks,
+                skips_together=self._agreement is None,
             )
             self._device.record_stream(ring.rows, self._stream)
             self._ring, self._writers = ring, []
