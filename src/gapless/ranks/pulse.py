@@ -481,7 +481,8 @@ class Pulse:
         what = self._what(end)
         if not is_error:
             return f"gapless: rank {self._rank} ends: {what}\n"
-        return f"gapless: error: {what}; all ranks end without saving, go on from the last checkpoint\n"
+        then = "go on from the last checkpoint" if self._updates else "no update was done"
+        return f"gapless: error: {what}; all ranks end without saving, {then}\n"
 
     def _what(self, end: _End) -> str:
         counts, about = self._counts(), end.about
