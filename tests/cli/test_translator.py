@@ -140,3 +140,19 @@ def test_evaluation_writes_what_it_compared(gapless, tiny_run, tiny_data, tmp_pa
             assert path.read_bytes() == (tiny_data / f"test.{side}").read_bytes()
         hypotheses = (Path(folder) / "hypotheses.test.txt").read_text("utf-8")
         assert hypotheses.count("\n") == 12
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"beam": 2.0}, "`beam` must be a whole number, but is 2.0"),
+        ({"beam": True}, "`beam` must be a whole number, but is True"),
+        ({"batch": 1.5}, "`batch` must be a whole number, but is 1.5"),
+        ({"max_length": "5"}, "`max_length` must be a whole number, but is '5'"),
+        ({"beam": 1_000_000}, "`beam` must be at most 1,024, but is 1,000,000"),
+    ],
+)
+def test_settings_that_no_search_can_have(translator, settings, said):
+    """A line names them; a beam beyond reason would fill the memory."""
+    with pytest.raises(UserError, match=said):
+        translator.translate(LINES, **settings)

@@ -337,10 +337,12 @@ def test_pairs_that_repeat_others_are_counted(tmp_path):
     assert (corpus.num_repeated, corpus.notes) == (1, ())
 
 
-def test_a_test_set_that_is_trained_on_is_told(tmp_path):
-    """Its scores would be those of memory."""
+@pytest.mark.parametrize("seen", ["a29", " a29 ", "A29"])
+def test_a_test_set_that_is_trained_on_is_told(tmp_path, seen):
+    """Its scores would be those of memory; outer spaces and capitals make no other sentence."""
     rows = [(f"a{n}", f"b{n}") for n in range(40)]
-    for split, part in (("train", rows[:30]), ("val", rows[29:]), ("test", rows[30:])):
+    val = [(seen, "b29"), *rows[30:]]
+    for split, part in (("train", rows[:30]), ("val", val), ("test", rows[30:])):
         write_sides(tmp_path, part, split=split)
 
     (note,) = load_corpus(tmp_path, src="en", tgt="zh").notes

@@ -97,6 +97,16 @@ def test_special_ids_are_zero_to_three(subwords):
     assert subwords.decode([BOS, *ids, EOS, PAD, PAD]) == "the cat"
 
 
+def test_a_cache_that_cannot_be_written_is_told(tmp_path):
+    """As in a container whose home is read-only: the vocabulary is made all the same."""
+    (tmp_path / "file").touch()
+
+    with pytest.warns(RuntimeWarning, match="cache folder .* cannot be written .*XDG_CACHE_HOME"):
+        vocab = train_subwords(TEXT, size=340, model="bpe", cache=tmp_path / "file" / "cache")
+
+    assert len(vocab) == 340
+
+
 def test_a_size_is_met_exactly(tmp_path):
     """The vocabulary has as many entries as were asked for."""
     assert len(train_subwords(TEXT, size=340, model="bpe", cache=tmp_path)) == 340

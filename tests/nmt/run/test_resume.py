@@ -399,6 +399,14 @@ def test_a_run_may_stop_many_times(settings, tmp_path):
     assert [step for step, _ in read_losses(tmp_path / "parts")] == list(range(whole["batches"]))
 
 
+def test_a_resumed_run_takes_no_first_weights(settings, tmp_path):
+    """It goes on with its own, so that weights of another run would mean nothing."""
+    train(settings, tmp_path / "run", interrupt_after=3, number=signal.SIGTERM)
+
+    with pytest.raises(UserError, match="`init_from` is other, but a resumed run goes on"):
+        resume(tmp_path / "run", flags={"init_from": "other"})
+
+
 KILLED = """
 import json, os, signal, sys, time
 from pathlib import Path

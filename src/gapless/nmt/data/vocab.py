@@ -9,6 +9,7 @@ import hashlib
 import io
 import os
 import re
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -206,8 +207,16 @@ def train_subwords(
     if kept is not None:
         return SubwordVocab(kept)
     proto = _train_or_fit(sentences, size=size, model=model, nearest=nearest or size is None)
-    folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / _cache_name(key, proto), proto)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        replace_file(folder / _cache_name(key, proto), proto)
+    except OSError as error:
+        warnings.warn(
+            f"the vocabulary is not kept for other runs: the cache folder {folder} cannot be written "
+            f"({error.strerror}); XDG_CACHE_HOME names another",
+            RuntimeWarning,
+            stacklevel=2,
+        )
     return SubwordVocab(proto)
 
 

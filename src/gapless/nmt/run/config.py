@@ -34,6 +34,9 @@ _MOST = 2**31 - 1
 # Powers of a length beyond these overflow.
 MOST_PENALTY = 10
 
+# Hypotheses of every sentence of a batch lie in memory together.
+MOST_BEAM = 1024
+
 # The value of `tgt_language` that leaves it to the text.
 AUTO = "auto"
 
@@ -379,7 +382,12 @@ class TrainConfig:
         compare=False,
     )
     beam: int = _setting(
-        "decoding", 5, "hypotheses of the final decoding", at_least=1, at_most=_MOST, compare=False
+        "decoding",
+        5,
+        "hypotheses of the final decoding",
+        at_least=1,
+        at_most=MOST_BEAM,
+        compare=False,
     )
     length_penalty: float = _setting(
         "decoding",

@@ -14,7 +14,7 @@ from gapless.checkpoint.lock import RunLock
 from gapless.checkpoint.manifest import Content
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
-from gapless.errors import RunFolderError
+from gapless.errors import RunFolderError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
@@ -447,6 +447,11 @@ def _read_saved(config: TrainConfig, run_dir: Path, *, world: int) -> _Saved:
     saved, state = load_state(run_dir, on_damaged=notes.append)
     _check_state(state, path=saved.path)
     begun = read_config(run_dir)
+    if config.init_from != begun.init_from:
+        raise UserError(
+            f"`init_from` is {config.init_from}, but a resumed run goes on with its own weights; leave it "
+            "out, or begin a new run"
+        )
     notes += changed_files(run_dir) + changed_numerics(state["numerics"])
     notes += changed_world(state["layout"], world=world)
     resolved = resolve_resumed(config, state["layout"], world=world)

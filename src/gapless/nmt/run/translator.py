@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,7 @@ from gapless.nmt.data.text_files import check_text
 from gapless.nmt.model.decode import Decoder, DecodeSettings
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.build import load_model
-from gapless.nmt.run.config import MOST_PENALTY
+from gapless.nmt.run.config import MOST_BEAM, MOST_PENALTY
 from gapless.nmt.run.score import longest_source, translate_lines
 from gapless.pipeline.host_waits import HostWaits
 
@@ -152,9 +153,13 @@ class Translator:
         """
         config = self.config
         beam = config.beam if beam is None else beam
-        for name, value in (("beam", beam), ("batch", batch)):
+        for name, value in (("beam", beam), ("batch", batch), ("max_length", max_length)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
+                raise UserError(f"`{name}` must be a whole number, but is {value!r}")
             if value is not None and value < 1:
                 raise UserError(f"`{name}` must be at least 1, but is {value}")
+        if beam > MOST_BEAM:
+            raise UserError(f"`beam` must be at most {MOST_BEAM:,}, but is {beam:,}")
         if not 1 <= n_best <= beam:
             raise UserError(f"`n_best` must be 1 to the beam, which is {beam}, but is {n_best}")
         penalty = config.length_penalty if length_penalty is None else length_penalty
