@@ -132,6 +132,14 @@ def test_sides_that_are_exchanged_are_refused(gapless, table):
     )
 
 
+@pytest.mark.parametrize(("turned", "columns"), [(True, "en,zh"), (False, "zh,en")])
+def test_columns_name_the_sides_too(gapless, table, turned, columns):
+    """Whoever names the columns in another order than they have is told, without `--tgt` as well."""
+    outcome = gapless("train", *table(turned=turned), "--columns", columns, *FLAGS)
+
+    outcome.check_refused("would be Chinese, but its text is written in Latin letters")
+
+
 @pytest.mark.parametrize(("turned", "tokenizer"), [(False, "zh"), (True, "13a")])
 def test_with_no_flag_at_all_the_text_decides(gapless, table, turned, tokenizer):
     """A table without header is trained from its first column to its second, and scored so."""

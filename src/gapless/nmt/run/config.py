@@ -593,7 +593,7 @@ def make_config(flags: Mapping[str, Any], *, file: Path | None = None) -> TrainC
     given = settings_given(flags, file=file)
     is_demo = given.get("data") is None
     settings: dict[str, Any] = {**(DEMO if is_demo else {}), **given}
-    if not is_demo and "tgt" not in given:
+    if not is_demo and "tgt" not in given and "columns" not in given:
         # Nobody said that it is Chinese.
         settings.setdefault("tgt_language", AUTO)
     config = TrainConfig(**settings)
