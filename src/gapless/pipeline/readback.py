@@ -386,7 +386,7 @@ class DeferredLoss:
         """Forget all values, those on their way among them."""
         with self._lock:
             self._read = LossHistory()
-            self._pending.clear()
+            self._pending = deque()
             self._writers = []
 
     def _write(self, numbers: list[torch.Tensor | float]) -> None:
