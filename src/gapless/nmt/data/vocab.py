@@ -5,6 +5,7 @@ Special ids: padding 0, unknown 1, begin 2, end 3.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import io
 import os
@@ -30,6 +31,11 @@ DEFAULT_SIZE = 8000
 
 # Characters of a subword, at most: sentencepiece's own limit.
 LONGEST_SUBWORD = 16
+
+# A cache that nobody can have here; a full disk is another matter, which the run would meet too.
+_NO_SUCH_PLACE = frozenset(
+    (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOENT, errno.ENOTDIR, errno.EEXIST)
+)
 
 
 class Vocab(Protocol):
@@ -211,6 +217,8 @@ def train_subwords(
         folder.mkdir(parents=True, exist_ok=True)
         replace_file(folder / _cache_name(key, proto), proto)
     except OSError as error:
+        if error.errno not in _NO_SUCH_PLACE:
+            raise
         warnings.warn(
             f"the vocabulary is not kept for other runs: the cache folder {folder} cannot be written "
             f"({error.strerror}); XDG_CACHE_HOME names another",
