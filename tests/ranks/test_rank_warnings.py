@@ -24,7 +24,7 @@ class TwoRanks:
         self._is_paused = False
 
     @contextmanager
-    def pause(self, reason):
+    def pause(self, reason, *, may_be_silent):
         self._is_paused = True
         yield
         self._is_paused = False

@@ -308,7 +308,9 @@ def _check_outputs(options: Namespace) -> None:
         _check_writable(Path(name))
         path = Path(name).resolve()
         if path in taken or (path.suffix in _SOURCES and path.exists()):
-            raise UsageError(f"cannot write {name}: it is there already, and no report")
+            raise UsageError(
+                f"cannot write {name}: it is a file of source code; name another file"
+            )
         if path in reports and not path.is_char_device():
             raise UsageError(f"two reports cannot go to one file: {name}")
         reports.add(path)

@@ -81,7 +81,7 @@ class LossAgreement:
         Sync: Blocks the host until all ranks are here ("agreement").
         """
         self._names = names
-        self._compare(_BEGINS, 0, answer=None)
+        self.compare(_BEGINS, 0, answer=None)
 
     def note_gathered(self, start: int, end: int) -> None:
         """Note that the rows of steps `start` to `end` are gathered without a comparison."""
@@ -104,11 +104,6 @@ class LossAgreement:
 
         Sync: Blocks the host until all ranks are here ("agreement").
         """
-        self._compare(call, num_added, answer=answer)
-
-    def _compare(
-        self, call: str, num_added: int, *, answer: Callable[[int, int], None] | None
-    ) -> None:
         gathered = tuple(self._gathered)
         own = _Added(self._number, call, self._names, self._every, num_added, gathered)
         with self._host_waits.blocking("agreement"):

@@ -55,9 +55,6 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 # Until all ranks have come: they start at about the same time, but a host may be slow to import.
 SECONDS_TO_ARRIVE = 300.0
 
-# Pauses in which nothing holds the interpreter for long.
-_NEVER_SILENT = frozenset(("validation", "the final model", "warnings"))
-
 _TO_CONNECT = timedelta(seconds=SECONDS_TO_ARRIVE)
 _NO_LIMIT = timedelta(days=365)
 
@@ -204,9 +201,10 @@ class TorchRanks:
         """
         self._pulse.note_updates(updates)
 
-    def pause(self, reason: str) -> AbstractContextManager[None]:
+    def pause(self, reason: str, *, may_be_silent: bool = True) -> AbstractContextManager[None]:
         """Tell the others that this rank does no updates in the body, and is alive."""
-        return self._pulse.pause(may_be_silent=reason not in _NEVER_SILENT)
+        del reason
+        return self._pulse.pause(may_be_silent=may_be_silent)
 
     def note_stop(self) -> None:
         """Take a rank for lost if it is silent, even in a pause: this one is asked to stop."""

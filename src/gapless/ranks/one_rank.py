@@ -61,9 +61,9 @@ class OneRank:
     def note_updates(self, updates: int) -> None:
         """Tell nobody."""
 
-    def pause(self, reason: str) -> AbstractContextManager[None]:
+    def pause(self, reason: str, *, may_be_silent: bool = True) -> AbstractContextManager[None]:
         """Tell nobody."""
-        del reason
+        del reason, may_be_silent
         return nullcontext()
 
     def note_stop(self) -> None:

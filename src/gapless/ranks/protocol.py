@@ -187,11 +187,13 @@ class Ranks(Peers, Protocol):
         Sync: Does not block the host.
         """
 
-    def pause(self, reason: str) -> AbstractContextManager[None]:
+    def pause(self, reason: str, *, may_be_silent: bool = True) -> AbstractContextManager[None]:
         """Tell the others that this rank does no updates in the body, and is alive.
 
         Args:
             reason: what it does instead, such as "checkpoint".
+            may_be_silent: whether that may hold the interpreter for long, so that the others hear
+                nothing of this rank. Otherwise it is lost when it is silent for a minute.
         """
 
     def note_stop(self) -> None:

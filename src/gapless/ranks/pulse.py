@@ -156,8 +156,8 @@ class Pulse:
         group: of gloo, over all ranks, that nobody else uses.
         rank: of this process.
         world: number of ranks.
-        silent_seconds: without a beat, after which a rank is given up; before its first update it
-            is after `still_seconds`.
+        silent_seconds: without a beat, after which a rank is given up; before its first update, and
+            in a pause, it is after `still_seconds`.
         still_seconds: without an update, after which all are, if that is more than 20 times the
             longest that one took. Before the first update nobody stands still.
         parent: process that started this one; when it is gone, nobody could end this one any more,
@@ -178,7 +178,7 @@ class Pulse:
         self._rank = rank
         self._silent_seconds, self._still_seconds = silent_seconds, still_seconds
         self._parent = parent
-        self._silent_at_start = max(silent_seconds, still_seconds)
+        self._silent_without_updates = max(silent_seconds, still_seconds)
         self._peers = {peer: _Peer() for peer in range(world) if peer != rank}
         # Notified when the own beat changes, and when something has happened to a peer.
         self._changed = threading.Condition()
@@ -427,8 +427,10 @@ class Pulse:
         if peer.beat.may_be_silent and not self._is_stop_asked:
             return False
         # A library that is loaded, or a model that is built, may hold the interpreter for long.
-        has_begun = peer.beat.updates > 0 and (not peer.beat.is_paused or self._is_stop_asked)
-        limit = self._silent_seconds if has_begun else self._silent_at_start
+        is_updating = peer.beat.updates > 0
+        if peer.beat.is_paused and not self._is_stop_asked:
+            is_updating = False
+        limit = self._silent_seconds if is_updating else self._silent_without_updates
         return now - peer.heard_at > limit
 
     def _silent_for(self, number: int) -> float:

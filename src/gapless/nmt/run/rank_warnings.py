@@ -58,7 +58,7 @@ class RankWarnings:
             return
         kept, self._kept = self._kept, {}
         # Another rank may still save its last state.
-        with self._ranks.pause("warnings"):
+        with self._ranks.pause("warnings", may_be_silent=False):
             of_ranks = self._ranks.agree(list(kept))
         for rank, told in enumerate(of_ranks):
             for warned in told:

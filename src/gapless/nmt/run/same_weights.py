@@ -51,5 +51,5 @@ def check_same_weights(
                 raise RanksDifferError(
                     f"after update {updates} the weight {name} of rank {rank} is not that of rank 0, "
                     "expected the same bits on all ranks; no state is saved: go on from the one "
-                    "before; kinds of processors that differ round otherwise, and so may faulty memory"
+                    "before, on processors of one kind, and look for faulty memory if it happens again"
                 )

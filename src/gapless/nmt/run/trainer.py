@@ -495,7 +495,8 @@ class Trainer:
         run = self.run
         self._observer.validating()
         start = perf_counter()
-        with run.ranks.pause("validation"), self._naming_phase("validating", lower=_OF_BATCHES):
+        pause = run.ranks.pause("validation", may_be_silent=False)
+        with pause, self._naming_phase("validating", lower=_OF_BATCHES):
             found = validate(run, on_batch=self._saver.poll)
         seconds = run.ranks.share(perf_counter() - start)
         self._warnings.gather()
@@ -551,7 +552,7 @@ class Trainer:
         ranks = self.run.ranks
         # There is no update any more at the end of which all could agree.
         stop.tell_others(None)
-        with ranks.pause("the final model"):
+        with ranks.pause("the final model", may_be_silent=False):
             scores = self._test(folder, stop)
             stop.number = max(ranks.agree(stop.number or 0)) or None
             self._warnings.gather()
