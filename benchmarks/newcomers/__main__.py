@@ -17,6 +17,7 @@ import tempfile
 import threading
 from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from shutil import rmtree
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 
 # What two runs must share to be compared, and not to be made twice.
-_SAME = ("commit", "hardware", "host", "versions", "jobs", "is_small")
+_SAME = ("commit", "hardware", "host", "versions", "jobs", "gpus", "is_small")
 
 Found = dict[str, Any]
 
@@ -52,7 +53,9 @@ class Records:
     def __init__(self, path: Path | None, facts: Found) -> None:
         self._path = path
         self._facts = facts
-        self.found = [one for one in _read(path) if all(one[at] == facts[at] for at in _SAME)]
+        self.found = [
+            one for one in _read(path) if all(one.get(at, 1) == facts[at] for at in _SAME)
+        ]
 
     def add(self, found: Found) -> None:
         """Keep a run, in the file as well."""
@@ -85,13 +88,18 @@ def _judge_all(options: argparse.Namespace) -> int:
     start = perf_counter()
     device = "cpu" if options.small else options.device
     facts = place_and_time(device, module="benchmarks.newcomers")
-    records = Records(options.json, {**facts, "jobs": options.jobs, "is_small": options.small})
+    gpus = tuple(options.gpus.split(",")) if options.gpus else ()
+    facts |= {"jobs": options.jobs, "gpus": max(1, len(gpus)), "is_small": options.small}
+    records = Records(options.json, facts)
     if options.corpora is None and not options.small:
         raise UserError(
             "the corpora are no part of this project; name their folder with --corpora"
         )
     setting = Setting(
-        device=device, jobs=options.jobs, defaults=small.DEFAULTS if options.small else ()
+        device=device,
+        jobs=options.jobs,
+        gpus=gpus,
+        defaults=small.DEFAULTS if options.small else (),
     )
     wanted = _wanted(options)
 
@@ -120,13 +128,14 @@ def _wanted(options: argparse.Namespace) -> list[str]:
     for part in parts:
         if not any(part in name for name in known):
             raise UserError(f"no case has {part!r} in its name; they are {', '.join(known)}")
-    return [name for name in known if any(part in name for part in parts)]
+    found = [name for part in parts for name in known if part in name]
+    return list(dict.fromkeys(found))
 
 
 def _cuts(options: argparse.Namespace, wanted: list[str]) -> list[cuts.Cut]:
     if options.small:
         return [cut for cut in [small.cut()] if cut.name in wanted]
-    return cuts.load(options.corpora, wanted)
+    return sorted(cuts.load(options.corpora, wanted), key=lambda cut: wanted.index(cut.name))
 
 
 def _teach(
@@ -152,24 +161,31 @@ def _measure(
     tell: Any,
 ) -> None:
     chosen = {cut.name: _configurations(options, cut) for cut in found_cuts}
-    order = Order(found_cuts, chosen, defaults=setting.defaults, jobs=options.jobs)
+    num_places = len(setting.places)
+    order = Order(found_cuts, chosen, defaults=setting.defaults, jobs=num_places)
     order.know(records.found)
     number = itertools.count()
     lock = threading.Lock()
+    free: SimpleQueue[str | None] = SimpleQueue()
+    for gpu in setting.places:
+        free.put(gpu)
 
     def make(run: Run) -> Found:
         with lock:
             own = folder / str(next(number))
-        found = made(run, folder=own, setting=setting)
-        rmtree(own, ignore_errors=True)
-        return found
+        gpu = free.get()
+        try:
+            return made(run, folder=own, setting=setting, gpu=gpu)
+        finally:
+            free.put(gpu)
+            rmtree(own, ignore_errors=True)
 
     def ended(found: Found, num_left: int) -> None:
         records.add(found)
         came = found["problem"] or f"BLEU {found['bleu']:.2f} in {found['seconds']:.0f} s"
         tell(f"{found['cut']}, {found['run']}: {came} ({num_left} left)")
 
-    make_all(order, make, jobs=options.jobs, seconds_left=seconds_left, tell=ended)
+    make_all(order, make, jobs=num_places, seconds_left=seconds_left, tell=ended)
     if len(order):
         tell(f"the time is over; {len(order)} runs wait for the next call")
 
@@ -211,10 +227,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--corpora", type=Path, metavar="FOLDER", help="of the parallel corpora")
     add(
         "--only", default="", metavar="TEXT,TEXT",
-        help=f"cases with one of these in their names, such as {cuts.FIRST_LESSON} or tatoeba-zh-en-500",
+        help=f"cases with one of these in their names, such as {cuts.FIRST_LESSON} or tatoeba-zh-en-500; "
+        "in this order",
     )  # fmt: skip
     add("--configurations", type=int, default=NUM_CONFIGURATIONS, help="how many of them")
-    add("--jobs", type=int, default=1, help="runs beside each other, on one device")
+    add("--jobs", type=int, default=1, help="runs beside each other on a device")
+    add(
+        "--gpus", default="", metavar="GPU,GPU",
+        help="spread the runs over these, named as CUDA_VISIBLE_DEVICES names them",
+    )  # fmt: skip
     add("--device", default="auto")
     add("--json", type=Path, help="file of JSON lines to append to, and to go on from")
     add(

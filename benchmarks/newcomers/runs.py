@@ -38,26 +38,32 @@ class Setting:
 
     Attributes:
         device: as `gapless train` takes it.
-        jobs: runs beside each other, which share the processor's cores.
+        jobs: runs beside each other on a device; those of all devices share the processor's cores.
+        gpus: indices or UUIDs of the devices, as `CUDA_VISIBLE_DEVICES` takes them; empty: one device,
+            which gapless chooses.
         defaults: flags that stand for none, in a trial of the benchmark itself.
     """
 
     device: str
     jobs: int
+    gpus: tuple[str, ...] = ()
     defaults: tuple[str, ...] = ()
+
+    @property
+    def places(self) -> list[str | None]:
+        """The GPU of each run that can be made at the same time; None where none is named."""
+        return list(self.gpus or (None,)) * self.jobs
 
     @property
     def on_device(self) -> list[str]:
         """Flags that choose the device; none where the device is left to gapless."""
         return [] if self.device == "auto" else ["--device", self.device]
 
-    def environment(self, folder: Path) -> dict[str, str]:
+    def environment(self, folder: Path, *, gpu: str | None) -> dict[str, str]:
         """Return the environment of one run, whose caches are its own and empty."""
-        threads = max(1, len(os.sched_getaffinity(0)) // self.jobs)
-        return {
-            **environment(folder),
-            "OMP_NUM_THREADS": str(threads),
-        }
+        threads = max(1, len(os.sched_getaffinity(0)) // len(self.places))
+        found = {**environment(folder), "OMP_NUM_THREADS": str(threads)}
+        return found if gpu is None else {**found, "CUDA_VISIBLE_DEVICES": gpu}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,7 +92,7 @@ class CommandError(Exception):
     """A command failed, or did not end."""
 
 
-def made(run: Run, *, folder: Path, setting: Setting) -> dict[str, Any]:
+def made(run: Run, *, folder: Path, setting: Setting, gpu: str | None = None) -> dict[str, Any]:
     """Make a run in a folder of its own; return its seconds and scores, or its problem.
 
     Seconds are those of the whole command, from its start to its end.
@@ -100,7 +106,7 @@ def made(run: Run, *, folder: Path, setting: Setting) -> dict[str, Any]:
     if run.max_time:
         command += ["--max-time", run.max_time]
     limit = run.seconds * 2 + GRACE_SECONDS if run.max_time else LONGEST_SECONDS
-    environment = setting.environment(folder)
+    environment = setting.environment(folder, gpu=gpu)
     found: dict[str, Any] = {"cut": cut.name, "run": run.name, "flags": list(run.flags)}
     found |= {"max_time": run.max_time, "problem": None}
     try:

@@ -17,6 +17,7 @@ from benchmarks.newcomers import (
     verdicts,
 )
 from benchmarks.newcomers.order import DEFAULTS, Order
+from benchmarks.newcomers.runs import Setting
 
 from gapless.cli.main import run_command
 from gapless.errors import UserError
@@ -41,6 +42,16 @@ def ran(name, **found):
     """Return a run of the cut `c`, as it is kept."""
     flags = {"cut": "c", "run": name, "flags": [], "problem": None, "max_time": None}
     return {**flags, "seconds": 60.0, "choosing_bleu": found.get("bleu"), **found}
+
+
+def failed(run):
+    """Return a run that came to nothing."""
+    return {
+        "cut": run.cut.name,
+        "run": run.name,
+        "max_time": run.max_time,
+        "problem": "exit code 1",
+    }
 
 
 # ------------------------------------------------------------------------------- cuts and grid
@@ -229,6 +240,17 @@ def test_no_run_begins_that_cannot_end_in_time():
     assert len(waiting) == 2
 
 
+def test_runs_are_spread_over_gpus(tmp_path):
+    """So many beside each other on each, and each run sees one of them."""
+    setting = Setting(device="cuda", jobs=2, gpus=("3", "5"))
+
+    seen = [
+        setting.environment(tmp_path, gpu=gpu)["CUDA_VISIBLE_DEVICES"] for gpu in setting.places
+    ]
+
+    assert sorted(seen) == ["3", "3", "5", "5"]
+
+
 # ------------------------------------------------------------------------------------- verdicts
 
 
@@ -305,6 +327,23 @@ def test_a_case_that_there_is_not_is_told(capsys):
         "no case has 'wmt14' in its name; they are first-lesson, tatoeba-zh-en-500-en-zh"
         in message
     )
+
+
+def test_cases_come_in_the_order_in_which_they_are_wanted(tmp_path, monkeypatch):
+    """Whoever has little time names first what matters most."""
+    corpus = tmp_path / "tatoeba-zh-en"
+    corpus.mkdir()
+    text = "".join(f"{source}\t{target}\n" for source, target in pool_of(8_000))
+    for split in ("train", "val", "test"):
+        (corpus / f"{split}.tsv.gz").write_bytes(gzip.compress(text.encode()))
+    begun = []
+    monkeypatch.setattr(judge_command, "made", lambda run, **_: begun.append(run) or failed(run))
+    only = "tatoeba-zh-en-5000-zh-en,tatoeba-zh-en-500-en-zh,tatoeba-zh-en-5000-"
+
+    judge_command.main(["--corpora", str(tmp_path), "--only", only])
+
+    names = ["tatoeba-zh-en-5000-zh-en", "tatoeba-zh-en-500-en-zh", "tatoeba-zh-en-5000-en-zh"]
+    assert [run.cut.name for run in begun] == names
 
 
 @pytest.mark.slow
