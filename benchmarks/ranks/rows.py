@@ -65,6 +65,7 @@ WAYS: dict[str, tuple[str, dict[str, Any]]] = {
         "summed in buckets of high priority by at most 8 channels",
         {"sum": "buckets", "sum_priority": "high", "sum_channels": 8},
     ),
+    "copies": ("summed in buckets that copy engines bring", {"sum": "copies"}),
 }
 
 

@@ -17,6 +17,7 @@ from ranks.faults import FAULTS, SLOW
 from ranks.groups import fork_ranks
 from ranks.runs import (
     IN_BUCKETS,
+    IN_COPIES,
     ONE_SHAPE,
     final_weights,
     kill_when_saved,
@@ -110,6 +111,8 @@ def test_captured_ranks_have_the_bits_of_eager_ones(train, accumulate):
         ["--sum-in-place"],
         [*IN_BUCKETS, "--sum-priority", "high", "--sum-channels", 4],
         [*IN_BUCKETS, "--sum-in-place"],
+        [*IN_COPIES],
+        [*IN_COPIES, "--sum-in-place"],
     ],
     ids=lambda more: " ".join(map(str, more)),
 )
@@ -180,11 +183,12 @@ def test_a_killed_rank_trains_again(trial, launcher, data, undisturbed, tmp_path
 
 
 @pytest.mark.multi_gpu
-def test_a_killed_rank_whose_peer_sums_in_buckets(launcher, data, undisturbed, tmp_path):
-    """Sums are on another stream of the graph than all else."""
+@pytest.mark.parametrize("sums", [IN_BUCKETS, IN_COPIES], ids=["all-reduces", "copies"])
+def test_a_killed_rank_whose_peer_sums_in_buckets(sums, launcher, data, undisturbed, tmp_path):
+    """Sums are on another stream of the graph than all else; the peer waits on its device."""
     [fault] = [one for one in FAULTS if one.name == "rank 1 is killed"]
 
-    more = (*CAPTURED, *IN_BUCKETS)
+    more = (*CAPTURED, *sums)
     tried = try_fault(fault, launcher, tmp_path / "fault", data, undisturbed, more=more)
 
     assert tried.wrong == [], tried.text

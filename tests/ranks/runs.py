@@ -18,6 +18,7 @@ ONE_SHAPE = ["--pack", "--batch-tokens", 32, "--dropout", 0, "--no-compile"]
 
 # Many for a tiny model.
 IN_BUCKETS = ["--sum", "buckets", "--sum-bucket-mib", 0.005]
+IN_COPIES = ["--sum", "copies", "--sum-bucket-mib", 0.005]
 
 
 def options(data, run, *, epochs=4, save_every=SAVE_EVERY, **more):

@@ -23,6 +23,7 @@ from gapless.nmt.run.translation_step import TranslationStep
 from gapless.pipeline.host_waits import HostWaits
 from gapless.pipeline.step import StepLoss
 from gapless.plans import get_plan
+from gapless.ranks.carriers import AllReduces
 from gapless.ranks.gradient_sum import BucketSum, FlatSum, summing
 from gapless.ranks.way_to_sum import WayToSum
 
@@ -151,9 +152,8 @@ def order_of_buckets(agree, *, rank):
     """Return the sizes of what is sent, where ranks make their gradients in other orders."""
     weights = [torch.nn.Parameter(torch.ones(size)) for size in (3, 200, 400)]
     world = dist.group.WORLD
-    gradients = BucketSum(
-        weights, group=world, last_group=world, agree=agree, bucket_bytes=SMALL_BUCKET
-    )
+    carrier = AllReduces(world, world)
+    gradients = BucketSum(weights, carrier=carrier, agree=agree, bucket_bytes=SMALL_BUCKET)
     sent, send = [], dist.all_reduce
 
     def watched(tensor, **kwargs):

@@ -41,6 +41,9 @@ WAYS = {
     "flat in place": WayToSum(),
     "bf16": WayToSum(sends_bf16=True),
     "bf16 in buckets": WayToSum(bucket_bytes=SMALL_BUCKET, sends_bf16=True),
+    "copies": WayToSum(bucket_bytes=SMALL_BUCKET, copies=True),
+    "copies in place": WayToSum(bucket_bytes=SMALL_BUCKET, copies=True),
+    "copies of bf16": WayToSum(bucket_bytes=SMALL_BUCKET, sends_bf16=True, copies=True),
 }
 HELD = []
 

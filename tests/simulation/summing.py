@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from unittest.mock import patch
 
 import torch
 
 from gapless.loop.train_loop import TrainLoop
 from gapless.pipeline.step import StepLoss
+from gapless.ranks import carriers
 from gapless.ranks.gradient_sum import summing
 from gapless.ranks.way_to_sum import WayToSum
 from simulation.registry import scenario
@@ -31,8 +33,8 @@ class Layers:
         self._keeps_gradients = keeps_gradients
 
     def sum_gradients(self, way):
-        group, agree = object(), TwoRanks().agree
-        last = group if way.last == way else object()
+        group, agree = Group(), TwoRanks().agree
+        last = group if way.last == way else Group()
         self._gradients = summing(self.weights, way, group=group, last_group=last, agree=agree)
 
     def forward(self, batch):
@@ -111,6 +113,51 @@ def collectives_on(device):
     return all_reduce
 
 
+class Group:
+    """Of two ranks; this one is the first."""
+
+    def rank(self):
+        return 0
+
+
+def peer_memory_on(device):
+    """Return what takes the place of `PeerMemory`: the other rank sends the same, and sums as well."""
+
+    class Twins:
+        def __init__(self, like, group):
+            self.own, self._twin, self._has_sent = [
+                device.device_buffer(4 * size).view(torch.float32).zero_()
+                for size in (like.numel(), like.numel(), 1)
+            ]
+            self.of_ranks = [self.own, self._twin]
+
+        def meet(self):
+            received = torch.where(self._has_sent > 0, self._twin * 2, self.own)
+            self._twin.copy_(received)
+            self._has_sent.neg_().add_(1)
+
+    return Twins
+
+
+def side_stream_on(device):
+    """Return what takes the place of `SideStream`."""
+
+    class Side:
+        def __init__(self, torch_device):
+            self._stream = device.create_stream()
+
+        @contextmanager
+        def behind_current(self):
+            device.wait_stream(self._stream, device.current_stream())
+            with device.use_stream(self._stream):
+                yield
+
+        def wait(self):
+            device.wait_stream(device.current_stream(), self._stream)
+
+    return Side
+
+
 def _sum_scenario(name, way, *, keeps_gradients=False):
     @scenario(name, num_seeds=1)
     def check(device):
@@ -119,6 +166,8 @@ def _sum_scenario(name, way, *, keeps_gradients=False):
         step = Layers(keeps_gradients=keeps_gradients)
         with (
             patch("torch.distributed.all_reduce", collectives_on(device)),
+            patch.object(carriers, "PeerMemory", peer_memory_on(device)),
+            patch.object(carriers, "SideStream", side_stream_on(device)),
             TrainLoop(plan="captured", device=device, ranks=TwoRanks()) as loop,
         ):
             with loop.on_compute_stream():
@@ -136,4 +185,5 @@ def _sum_scenario(name, way, *, keeps_gradients=False):
 _sum_scenario("ranks_that_sum_at_once", WayToSum())
 _sum_scenario("ranks_that_sum_in_buckets", WayToSum(bucket_bytes=700), keeps_gradients=True)
 _sum_scenario("ranks_that_sum_the_last_bucket_apart", WayToSum(bucket_bytes=700, most_channels=4))
+_sum_scenario("ranks_that_copy_from_each_other", WayToSum(bucket_bytes=700, copies=True))
 _sum_scenario("ranks_that_send_bf16", WayToSum(bucket_bytes=700, sends_bf16=True))

@@ -118,7 +118,8 @@ class DeferredLoss:
             raise UserError(f"`every` must be at least 1, but is {every}")
         self._device = find_device(device)
         self._host_waits = HostWaits(self._device, wait_stats=wait_stats)
-        self._stream = readback_stream or self._device.shared_stream("gapless.readback")
+        name = "gapless.gather" if ranks is True else "gapless.readback"
+        self._stream = readback_stream or self._device.shared_stream(name)
         self._events = EventPool(self._device)
         self._agreement: LossAgreement | None = None
         self._is_connected = False
@@ -432,7 +433,7 @@ class DeferredLoss:
 
     def _copy(self, start: int, end: int) -> Event:
         assert self._ring is not None
-        if self._ranks is not None:
+        if self._ranks is not None and self._agreement is None:
             self._gather(start, end)
         for stream in self._writers:
             written = self._events.record(stream)
@@ -440,6 +441,10 @@ class DeferredLoss:
             # The readback stream has taken its wait; nobody else will wait for this record.
             self._events.give_back(written)
         with self._device.use_stream(self._stream):
+            if self._agreement is not None:
+                # Where ranks differ, this waits until they have compared. So the stream of the loop
+                # must not wait for it: a loop that stands still would never compare.
+                self._ring.gather(start, end, for_stream=self._stream)
             self._ring.copy_to_host(start, end)
         return self._events.record(self._stream)
 

@@ -1,4 +1,4 @@
-"""Flat memory in which gradients lie one after the other, so that one all-reduce sums them all."""
+"""Flat memory in which gradients lie one after the other, so that they are sent and summed at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gapless.errors import RanksError
 
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 
 # Parts begin where vectorised kernels can read them.
@@ -25,6 +25,7 @@ class FlatMemory:
         weights: all that are summed.
         numbers: of those whose gradients lie here, in their order.
         sends_bf16: gradients of fp32 are sent as bf16.
+        zeros_like: returns the memory that is sent, in the shape and dtype of a given tensor.
 
     Attributes:
         sent: what all ranks are to sum between `take_gradients` and `take_sum`.
@@ -38,15 +39,17 @@ class FlatMemory:
         numbers: Sequence[int],
         *,
         sends_bf16: bool = False,
+        zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     ) -> None:
         first = weights[numbers[0]]
         step = _ALIGNMENT_BYTES // first.element_size()
         starts = [0]
         for number in numbers:
             starts.append(starts[-1] + -(-weights[number].numel() // step) * step)
-        self._memory = torch.zeros(starts[-1], dtype=first.dtype, device=first.device)
         is_rounded = sends_bf16 and first.dtype == torch.float32
-        self.sent = self._memory.to(torch.bfloat16) if is_rounded else self._memory
+        dtype = torch.bfloat16 if is_rounded else first.dtype
+        self.sent = zeros_like(first.new_empty(starts[-1], dtype=dtype))
+        self._memory = torch.zeros_like(self.sent, dtype=first.dtype) if is_rounded else self.sent
         self._parts = []
         for number, start in zip(numbers, starts, strict=False):
             view = _view(self._memory, weights[number], start)

@@ -14,11 +14,12 @@ compare which parameters get gradients.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
 from gapless.errors import RanksDifferError, RanksError
+from gapless.ranks.carriers import AllReduces, Carrier, PeerCopies
 from gapless.ranks.flat_memory import FlatMemory, alike, cut
 from gapless.ranks.lost_peers import named_as_lost
 
@@ -53,10 +54,13 @@ def summing(
     """
     if way.bucket_bytes is None:
         return FlatSum(params, group=group, agree=agree, sends_bf16=way.sends_bf16)
+    weights = [weight for weight in params if weight.requires_grad]
+    carrier: Carrier = AllReduces(group, last_group)
+    if way.copies and weights:
+        carrier = PeerCopies(group, like=weights[0])
     return BucketSum(
-        params,
-        group=group,
-        last_group=last_group,
+        weights,
+        carrier=carrier,
         agree=agree,
         bucket_bytes=way.bucket_bytes,
         sends_bf16=way.sends_bf16,
@@ -123,13 +127,9 @@ class BucketSum:
     sent strictly in that order, so that all ranks send the same ones at the same time. The first
     update is summed after its backward pass.
 
-    The last bucket may have a group of its own. It is sent when all others are summed: kernels of two
-    groups that run at a time could wait for each other.
-
     Args:
         params: in the same order on all ranks; those that need no gradient are left out.
-        group: of the ranks, on the device of the parameters.
-        last_group: for the last bucket; may be the same.
+        carrier: sums them.
         agree: returns what all ranks give it, in the order of ranks; blocks the host.
         bucket_bytes: size above which a bucket takes no further parameter.
         sends_bf16: gradients of fp32 are sent and summed as bf16.
@@ -139,15 +139,13 @@ class BucketSum:
         self,
         params: Iterable[torch.nn.Parameter],
         *,
-        group: dist.ProcessGroup,
-        last_group: dist.ProcessGroup,
+        carrier: Carrier,
         agree: Callable[[list[int]], list[list[int]]],
         bucket_bytes: int,
         sends_bf16: bool = False,
     ) -> None:
         self._weights = [weight for weight in params if weight.requires_grad]
-        self._group = group
-        self._last_group = last_group
+        self._carrier = carrier
         self._agree = agree
         self._bucket_bytes = bucket_bytes
         self._sends_bf16 = sends_bf16
@@ -156,7 +154,7 @@ class BucketSum:
         self._buckets: list[FlatMemory] = []
         self._bucket_of: dict[int, int] = {}
         self._num_missing: list[int] = []
-        self._sent: list[Any] = []
+        self._num_sent = 0
         self._is_last_backward = False
         self._hooks = [
             weight.register_post_accumulate_grad_hook(self._hook_of(number))
@@ -184,11 +182,11 @@ class BucketSum:
         if not self._buckets:
             self._make_buckets()
         # What got no gradient in this pass has one of an earlier batch.
-        while len(self._sent) < len(self._buckets):
+        while self._num_sent < len(self._buckets):
             if self._is_next_apart():
-                self._wait_for(self._sent)
+                self._carrier.wait()
             self._send_next()
-        self._wait_for(self._sent)
+        self._carrier.wait()
         for bucket in self._buckets:
             bucket.take_sum()
         # As before the update: a captured step must leave nothing on the host.
@@ -203,7 +201,7 @@ class BucketSum:
     def _forget(self) -> None:
         """Forget what the backward pass of an update has made."""
         self._is_last_backward = False
-        self._order, self._sent = [], []
+        self._order, self._num_sent = [], 0
         self._num_missing = [len(bucket) for bucket in self._buckets]
 
     def _hook_of(self, number: int) -> Callable[[torch.Tensor], None]:
@@ -222,29 +220,22 @@ class BucketSum:
         if place is None:
             return  # `finish` says so
         self._num_missing[place] -= 1
-        while len(self._sent) < len(self._buckets) and not self._num_missing[len(self._sent)]:
+        while self._num_sent < len(self._buckets) and not self._num_missing[self._num_sent]:
             if self._is_next_apart():
                 return  # `finish` sends it
             self._send_next()
 
+    def _is_next_last(self) -> bool:
+        return self._num_sent == len(self._buckets) - 1
+
     def _is_next_apart(self) -> bool:
-        """Return whether the next bucket is the last one, and has a group of its own."""
-        is_last = len(self._sent) == len(self._buckets) - 1
-        return is_last and self._last_group is not self._group
+        return self._is_next_last() and self._carrier.keeps_last_apart
 
     def _send_next(self) -> None:
-        bucket = self._buckets[len(self._sent)]
-        group = self._last_group if self._is_next_apart() else self._group
+        bucket = self._buckets[self._num_sent]
         bucket.take_gradients(self._trained.numbers)
-        with named_as_lost("gradients"):
-            self._sent.append(dist.all_reduce(bucket.sent, group=group, async_op=True))
-
-    @staticmethod
-    def _wait_for(sent: Sequence[Any]) -> None:
-        """Let the current stream wait for sums."""
-        with named_as_lost("gradients"):
-            for work in sent:
-                work.wait()
+        self._carrier.send(bucket, is_last=self._is_next_last())
+        self._num_sent += 1
 
     def _make_buckets(self) -> None:
         """Lay the parameters out in the order in which rank 0 made their gradients."""
@@ -254,7 +245,14 @@ class BucketSum:
         for numbers in cut(self._weights, order, self._bucket_bytes):
             for number in numbers:
                 self._bucket_of[number] = len(self._buckets)
-            self._buckets.append(FlatMemory(self._weights, numbers, sends_bf16=self._sends_bf16))
+            self._buckets.append(
+                FlatMemory(
+                    self._weights,
+                    numbers,
+                    sends_bf16=self._sends_bf16,
+                    zeros_like=self._carrier.zeros_like,
+                )
+            )
 
 
 class _TrainedWeights:

@@ -19,6 +19,7 @@ wait.
 from __future__ import annotations
 
 import os
+import socket
 from contextlib import ExitStack
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -137,10 +138,15 @@ class TorchRanks:
 
         The first way of all says how NCCL is set up, for whatever it sends.
 
+        Raises:
+            UserError: GPUs are to copy from each other, and cannot.
+
         Sync: Blocks the host on a GPU, which allocates memory; the first one until all ranks are
             here.
         """
         way = WayToSum() if way is None else way
+        if way.copies:
+            self._refuse_copies_from_afar()
         main = self._connected(way.last)
         if way.last == way:
             return summing(params, way, group=main, last_group=main, agree=self.agree)
@@ -221,6 +227,21 @@ class TorchRanks:
         """
         leave(self._pulse, dist.destroy_process_group)
         self._until_end.close()
+
+    def _refuse_copies_from_afar(self) -> None:
+        """Raise the same error on all ranks if their devices cannot copy from each other."""
+        if self._device.type == "cpu":
+            raise UserError(
+                'sum="copies" is for GPUs, which copy from each other, but the ranks compute on the CPU; '
+                'take sum="flat"'
+            )
+        hosts = self.agree(socket.gethostname())
+        for rank, host in enumerate(hosts):
+            if host != hosts[0]:
+                raise UserError(
+                    f"rank 0 is on {hosts[0]} and rank {rank} on {host}, expected one host: with "
+                    'sum="copies" GPUs copy from each other; take sum="flat"'
+                )
 
     def _connected(self, way: WayToSum) -> dist.ProcessGroup:
         """Return the group on the device; make it first, if nobody has."""

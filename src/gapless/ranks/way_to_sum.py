@@ -17,12 +17,15 @@ class WayToSum:
         has_priority: on GPUs, sums that run during the backward pass go before its own kernels.
         most_channels: on GPUs, most blocks of threads that NCCL takes from the other kernels; None:
             as many as it wants. The last bucket, beside which nothing runs, has as many in any case.
+        copies: on GPUs of one host, buckets are brought by copy engines instead, which take no
+            multiprocessor; the sum of two ranks has the same bits.
     """
 
     bucket_bytes: int | None = None
     sends_bf16: bool = False
     has_priority: bool = False
     most_channels: int | None = None
+    copies: bool = False
 
     @property
     def last(self) -> WayToSum:

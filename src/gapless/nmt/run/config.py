@@ -295,8 +295,9 @@ class TrainConfig:
     sum: str = _setting(
         "several GPUs",
         "flat",
-        "sum gradients in one piece after the backward pass (flat), or in buckets during it",
-        choices=("flat", "buckets"),
+        "sum gradients in one piece after the backward pass (flat), in buckets during it, or in buckets "
+        "that the GPUs of one host copy from each other (copies)",
+        choices=("flat", "buckets", "copies"),
         compare=False,
     )
     sum_bucket_mib: float = _setting(
@@ -494,10 +495,11 @@ class TrainConfig:
     def way_to_sum(self) -> WayToSum:
         """Return how several ranks sum their gradients."""
         return WayToSum(
-            bucket_bytes=int(self.sum_bucket_mib * 2**20) if self.sum == "buckets" else None,
+            bucket_bytes=None if self.sum == "flat" else int(self.sum_bucket_mib * 2**20),
             sends_bf16=self.sum_precision == "bf16",
             has_priority=self.sum_priority == "high",
             most_channels=self.sum_channels,
+            copies=self.sum == "copies",
         )
 
     def column_names(self) -> tuple[str, ...] | None:
