@@ -19,6 +19,7 @@
     +-- NonFiniteLossError        the loss became NaN or infinite; carries the exact step
     +-- RanksError                the processes that train together cannot go on together
         +-- PeerLostError         one of them is gone or silent: exit code 75
+        +-- RankLeftError         one of them ended before all had met
         +-- RanksDifferError      they hold different weights, or differ in what must be the same
 
     UserWarning
@@ -171,6 +172,20 @@ class RanksError(GaplessError, RuntimeError):
 
 class PeerLostError(RanksError):
     """Another rank is gone or silent; the command line exits with `EXIT_PEER_LOST`."""
+
+
+class RankLeftError(RanksError):
+    """Another rank ended before all ranks had met.
+
+    Attributes:
+        code: that it exits with.
+        is_told: whether another process says so.
+    """
+
+    def __init__(self, message: str, code: int, is_told: bool) -> None:
+        super().__init__(message)
+        self.code = code
+        self.is_told = is_told
 
 
 class RanksDifferError(RanksError):

@@ -128,7 +128,7 @@ def test_a_rank_that_never_comes_is_named(fork):
         PROGRAM,
         "values",
         before=[
-            "import gapless.ranks.group as group; group.SECONDS_TO_ARRIVE = 0.5",
+            "import gapless.ranks.meeting as meeting; meeting.SECONDS_TO_ARRIVE = 0.5",
             "raise SystemExit",
         ],
     ).end()

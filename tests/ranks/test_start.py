@@ -6,15 +6,32 @@ import signal
 
 import pytest
 
+from ranks.groups import torchrun
 from ranks.runs import options
 
 
 pytestmark = pytest.mark.xdist_group("processes: start")
 
+# Far less than ranks wait for one of which they know nothing.
+LIMIT = 60
+
+FAILS = """
+import gapless.cli.train_command as command
+def fails(*_):
+    raise RuntimeError("planted in one rank")
+command._device_name = fails
+"""
+
+DRY_RUN = """
+import gapless.cli.main as main
+run = main.run_command
+main.run_command = lambda arguments: run([*arguments, "--dry-run"])
+"""
+
 NEVER_COMES = """
 import time
 import gapless.ranks.group as group
-group._store_of = lambda launch: time.sleep(100_000)
+group.store_of = lambda launch: time.sleep(100_000)
 """
 
 # Says when it begins to wait for the others.
@@ -23,7 +40,7 @@ import gapless.ranks.group as group
 def told(*place):
     open("waits", "w").close()
     wait(*place)
-wait, group._wait_for_all = group._wait_for_all, told
+wait, group.wait_for_all = group.wait_for_all, told
 """
 
 # The ranks have met, and one dies before they connect.
@@ -33,7 +50,7 @@ import gapless.ranks.group as group
 def met(*place):
     wait(*place)
     os._exit(7)
-wait, group._wait_for_all = group._wait_for_all, met
+wait, group.wait_for_all = group.wait_for_all, met
 """
 
 CONNECTS_IN_A_SECOND = """
@@ -67,3 +84,82 @@ def test_a_rank_that_dies_before_it_connects(fork, data, tmp_path):
     assert [rank.code for rank in ended.ranks] == [1, 7]
     assert len(ended.errors) == 1, ended.err
     assert "rank 0 of 2 cannot reach the others" in ended.errors[0]
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_a_rank_that_only_prints_settings_is_not_waited_for(fork, data, tmp_path, rank):
+    """It is done with exit code 0, at which torchrun ends nobody."""
+    more = [[], []]
+    more[rank] = ["--dry-run"]
+    ended = fork(*options(data, tmp_path / "run"), more=more).end(limit=LIMIT)
+
+    assert ended.ranks[rank].code == 0, ended.text
+    assert ended.ranks[1 - rank].code == 2, ended.text
+    assert ended.err.splitlines() == [
+        f"gapless: error: rank {rank} was started with --dry-run, and trains nothing; start all "
+        "ranks with the same options"
+    ]
+
+
+def test_of_several_ranks_that_wait_one_says_why_not(fork, data, tmp_path):
+    """The line is there once, whoever reads it first."""
+    more = [[], [], ["--dry-run"]]
+    ended = fork(*options(data, tmp_path / "run"), more=more, world=3).end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [2, 2, 0], ended.text
+    assert len(ended.errors) == 1, ended.err
+
+
+@pytest.mark.slow
+def test_torchrun_and_a_rank_that_only_prints_settings(data, tmp_path):
+    """All of the real one are gone, and the line is there once."""
+    ended = torchrun(
+        *options(data, tmp_path / "run"), folder=tmp_path / "ranks", before=["", DRY_RUN]
+    ).end(limit=LIMIT)
+
+    assert ended.code == 1
+    assert len(ended.errors) == 1, ended.err
+    assert "rank 1 was started with --dry-run" in ended.errors[0]
+
+
+def test_an_unknown_option_of_one_rank(fork, data, tmp_path):
+    """It says so when rank 0 does not, and rank 0 ends with it and says no more."""
+    more = [[], ["--bogus"]]
+    ended = fork(*options(data, tmp_path / "run"), more=more).end(limit=LIMIT)
+
+    ended.check_refused("rank 1: unknown option --bogus")
+
+
+@pytest.mark.slow
+def test_torchrun_and_an_unknown_option_of_one_rank(data, tmp_path):
+    """The rank that torchrun ends is not said to be interrupted."""
+    bogus = DRY_RUN.replace("--dry-run", "--bogus")
+    ended = torchrun(
+        *options(data, tmp_path / "run"), folder=tmp_path / "ranks", before=["", bogus]
+    ).end(limit=LIMIT)
+
+    assert ended.code == 1
+    assert len(ended.errors) == 1, ended.err
+    assert ended.ranks[1].code == 2
+    assert "rank 1: unknown option --bogus" in ended.errors[0]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_exception_of_one_rank_before_all_have_met(fork, data, tmp_path, rank):
+    """The traceback is there once, and the other ends with it."""
+    before = ["", ""]
+    before[rank] = FAILS
+    group = fork(
+        *options(data, tmp_path / "run"),
+        before=before,
+        # Of a launcher that ends nobody.
+        GROUP_WORLD_SIZE=2,
+        LOCAL_WORLD_SIZE=1,
+        LOCAL_RANK=0,
+    )
+    ended = group.end(limit=LIMIT)
+
+    assert [one.code for one in ended.ranks] == [1, 1], ended.text
+    assert ended.err.count("Traceback") == 1, ended.err
+    assert len(ended.errors) == 1, ended.err
+    assert "planted in one rank" in ended.ranks[rank].err

@@ -26,12 +26,14 @@ from gapless.cli.output import (
 )
 from gapless.cli.parser import Parser, UsageError, did_you_mean
 from gapless.cli.ranks import (
+    end_behind,
     fail_together,
     is_left_to_first,
     is_told_by_first,
     leave_process,
     of_this_rank,
     speaks_for_all,
+    tell_of_leaving,
 )
 from gapless.cli.signals import Interrupted
 from gapless.device.memory_errors import is_out_of_memory
@@ -40,6 +42,7 @@ from gapless.errors import (
     FirstRankError,
     GaplessError,
     PeerLostError,
+    RankLeftError,
     UserError,
 )
 from gapless.scripts import leave
@@ -199,6 +202,10 @@ def _run_command(name: str, arguments: Sequence[str]) -> int:
         return 0
     try:
         return load_command(name).run(options)
+    except RankLeftError as error:
+        if not error.is_told:
+            _write_error(str(error))
+        return end_behind(error)
     except GaplessError as error:
         message = with_flags(str(error), parser.parameters())
         return _fail(message, code=_code(error), is_told=not isinstance(error, _TOLD_BY_OTHERS))
@@ -233,13 +240,20 @@ def _fail(message: str, *, code: int, is_told: bool = True, trace: Sequence[str]
     """Write a line of error, of several ranks that fail on one alone; return the code."""
 
     def tell(message: str = message) -> None:
-        line = f"gapless: error: {' '.join(message.split())}"
-        write(sys.stderr, f"{''.join(trace)}{fitting(line, sys.stderr)}\n")
+        _write_error(message, trace=trace)
 
     fail_together(tell if is_told else None, code=code)
     # Before the ranks have joined, most make the same mistake, or are interrupted alike.
     if speaks_for_all() or code == 1:
         tell()
-    elif code == _MISTAKE and not is_told_by_first():
+    elif code != _MISTAKE or is_told_by_first():
+        return code
+    else:
         tell(of_this_rank(message))
+    tell_of_leaving(code=code)
     return code
+
+
+def _write_error(message: str, *, trace: Sequence[str] = ()) -> None:
+    line = f"gapless: error: {' '.join(message.split())}"
+    write(sys.stderr, f"{''.join(trace)}{fitting(line, sys.stderr)}\n")

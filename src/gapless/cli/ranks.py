@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from gapless.device.base import Device
+    from gapless.errors import RankLeftError
     from gapless.ranks import Ranks
     from gapless.ranks.launch import Launch
 
@@ -32,6 +33,9 @@ _parted: list[Ranks] = []
 
 # torchrun ends all ranks as soon as one does. The others wait, so that the first can say why.
 _SECONDS_FOR_FIRST_RANK = 3.0
+
+# The launcher is to see a rank that left before those that end because of it.
+_SECONDS_AHEAD, _SECONDS_BEHIND = 0.3, 1.0
 
 
 def speaks_for_all() -> bool:
@@ -82,15 +86,52 @@ def is_told_by_first() -> bool:
     torchrun ends this process then. If nobody does, the mistake is of this rank alone, as where
     hosts differ.
     """
+    return _is_ended_within(_SECONDS_FOR_FIRST_RANK)
+
+
+def _is_ended_within(seconds: float) -> bool:
+    """Wait for a signal that asks this process to end, and return whether one has come."""
     is_ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: is_ended.set())
-    return is_ended.wait(_SECONDS_FOR_FIRST_RANK)
+    return is_ended.wait(seconds)
 
 
 def of_this_rank(message: str) -> str:
     """Return a message that names this rank."""
     return f"rank {_number()}: {message}"
+
+
+def tell_of_leaving(*, code: int, why: str = "") -> None:
+    """Tell ranks that wait for this one that it will not come; nothing happens to a process alone.
+
+    Args:
+        code: that this process exits with.
+        why: it leaves, after "rank N"; empty: it has said so itself.
+
+    Sync: Blocks the host until the others know, two seconds at most.
+    """
+    if _world() == "1" or _joined or _parted:
+        return
+    with suppress(Exception):
+        from gapless.ranks.launch import read_launch
+
+        launch = read_launch(os.environ)
+        is_seen = launch.has_agent and launch.local_world == launch.world
+        if code and launch.rank == 0 and is_seen:
+            # torchrun ends the others at once, and none of them would say so.
+            return
+        from gapless.ranks import meeting
+
+        meeting.tell_of_leaving(launch, code=code, why=why)
+        if code:
+            _is_ended_within(_SECONDS_AHEAD)
+
+
+def end_behind(error: RankLeftError) -> int:
+    """Wait a little for the rank that left, so that the launcher names it; return the exit code."""
+    _is_ended_within(_SECONDS_BEHIND)
+    return error.code or 2
 
 
 def join_ranks(device: str) -> tuple[Ranks, Device | None]:
@@ -104,6 +145,7 @@ def join_ranks(device: str) -> tuple[Ranks, Device | None]:
 
     Raises:
         UserError: several ranks cannot have the devices that they are to have.
+        RankLeftError: a rank ended before all were here.
         RanksError: the others cannot be reached.
 
     Sync: With several ranks, blocks the host until all are here.

@@ -11,7 +11,13 @@ from gapless.checkpoint.files import replace_file
 from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import say, say_wrapped, warn
-from gapless.cli.ranks import join_ranks, part, resume_command, speaks_for_all
+from gapless.cli.ranks import (
+    join_ranks,
+    part,
+    resume_command,
+    speaks_for_all,
+    tell_of_leaving,
+)
 from gapless.cli.setting_options import add_setting_options, given_settings
 from gapless.cli.signals import Signals
 from gapless.cli.written_files import require_writable
@@ -92,7 +98,7 @@ def _train(options: Namespace, signals: Signals) -> int:
     _check_options(options)
     if options.dry_run:
         # It needs no others; all ranks would say the same.
-        return _dry_run(options) if speaks_for_all() else 0
+        return _dry_run_by_first(options)
     device_name = _device_name(options)
     with signals.ending_at_once():
         ranks, device = join_ranks(device_name)
@@ -238,6 +244,15 @@ def _asking(make: Callable[[dict[str, Any]], _Made], flags: dict[str, Any]) -> _
             return make(flags)
         except LanguageError as error:
             flags = {**flags, "tgt_language": ask_language(error)}
+
+
+def _dry_run_by_first(options: Namespace) -> int:
+    code = _dry_run(options) if speaks_for_all() else 0
+    tell_of_leaving(
+        code=code,
+        why="was started with --dry-run, and trains nothing; start all ranks with the same options",
+    )
+    return code
 
 
 def _dry_run(options: Namespace) -> int:

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, _set_pg_timeout
-from torch.distributed.rendezvous import rendezvous
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from gapless.errors import RanksError, UserError
 from gapless.ranks.agreement import GroupAgreement
 from gapless.ranks.gradient_sum import summing
 from gapless.ranks.leaving import errors_end_all, leave
 from gapless.ranks.lost_peers import first_line, heartbeat_tells, named_as_lost
+from gapless.ranks.meeting import SECONDS_TO_ARRIVE, store_of, wait_for_all
 from gapless.ranks.pulse import Pulse
 from gapless.ranks.way_to_sum import WayToSum
 
@@ -41,8 +41,6 @@ from gapless.ranks.way_to_sum import WayToSum
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from contextlib import AbstractContextManager
-
-    from torch.distributed.distributed_c10d import Store
 
     from gapless.ranks.launch import Launch
     from gapless.ranks.protocol import Agreement, Blocking, GradientSum
@@ -52,9 +50,6 @@ T = TypeVar("T")
 
 # Torch 2.13 gave it another name, and warns of this one.
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-# Until all ranks have come: they start at about the same time, but a host may be slow to import.
-SECONDS_TO_ARRIVE = 300.0
 
 _TO_CONNECT = timedelta(seconds=SECONDS_TO_ARRIVE)
 _NO_LIMIT = timedelta(days=365)
@@ -70,13 +65,14 @@ def join_ranks(launch: Launch, device: torch.device, *, uuid: str | None) -> Tor
 
     Raises:
         UserError: two ranks have the same device.
+        RankLeftError: a rank ended before all were here.
         RanksError: not all ranks can be reached.
 
     Sync: Blocks the host until all ranks are here.
     """
     try:
-        store = _store_of(launch)
-        _wait_for_all(store, launch)
+        store = store_of(launch)
+        wait_for_all(store, launch)
         dist.init_process_group(
             "gloo", store=store, rank=launch.rank, world_size=launch.world, timeout=_TO_CONNECT
         )
@@ -252,29 +248,6 @@ class TorchRanks:
     def _connect(self, way: WayToSum) -> dist.ProcessGroup:
         with named_as_lost("start"), self._pulse.pause():
             return _group_on(self._device, way)
-
-
-def _store_of(launch: Launch) -> Store:
-    """Return where ranks find each other, empty at each attempt.
-
-    torchrun keeps one store over attempts, in which new ranks would find the addresses of dead ones.
-    """
-    store, _, _ = next(rendezvous("env://", timeout=timedelta(seconds=SECONDS_TO_ARRIVE)))
-    return PrefixStore(f"gapless/attempt-{launch.attempt}", store)
-
-
-def _wait_for_all(store: Store, launch: Launch) -> None:
-    """Wait until all ranks have come, for a limited time."""
-    keys = [f"rank-{rank}" for rank in range(launch.world)]
-    store.set(keys[launch.rank], "here")
-    try:
-        store.wait(keys, timedelta(seconds=SECONDS_TO_ARRIVE))
-    except dist.DistStoreError as error:
-        missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
-        raise RanksError(
-            f"of {launch.world} ranks {missing} did not come within {SECONDS_TO_ARRIVE:.0f} s; "
-            "look at what they say, and start as many as torchrun was told on every host"
-        ) from error
 
 
 def _gathered(value: T, world: int) -> list[T]:
