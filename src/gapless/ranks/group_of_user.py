@@ -4,8 +4,8 @@ The user's group carries what lies on the device. What the ranks agree on goes o
 beside it, so that it never meets a collective of the loop. There is one such group for each of the
 user's; all ranks make it when they first need it.
 
-A loop that is not ours has no heartbeat. Whoever waits for a rank that does not come gives up after
-the time limit of the user's own group.
+A loop that is not ours has no heartbeat. Whoever waits for a rank that does not come says so after some
+seconds, and gives up after the time limit of the user's own group.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch.distributed as dist
 
 from gapless.errors import PeerLostError, UserError
+from gapless.ranks.long_waits import told_if_long
 from gapless.ranks.lost_peers import first_line, is_of_a_connection
 
 
@@ -82,8 +83,8 @@ def join_ranks_of_user(device: torch.device) -> RanksOfUser:
     """
     main = dist.group.WORLD
     assert main is not None
-    backend = _backend_on(main, device)
-    return RanksOfUser(main, _group_beside(main, limit=backend.options._timeout))
+    limit = _backend_on(main, device).options._timeout
+    return RanksOfUser(main, _group_beside(main, limit=limit), limit=limit)
 
 
 def count_collectives() -> dict[int, tuple[int, int]]:
@@ -128,10 +129,14 @@ class RanksOfUser:
     Args:
         main: the user's group.
         side: the group beside it, on the host.
+        limit: of a wait for others.
     """
 
-    def __init__(self, main: dist.ProcessGroup, side: dist.ProcessGroup) -> None:
+    def __init__(
+        self, main: dist.ProcessGroup, side: dist.ProcessGroup, *, limit: timedelta
+    ) -> None:
         self.world = main.size()
+        self._limit = limit
         self._main = main
         self._side = side
 
@@ -157,7 +162,7 @@ class RanksOfUser:
         Sync: Blocks the host until all ranks are here, but not on the device.
         """
         values: list[Any] = [None] * self.world
-        with _named_as_lost("agree"):
+        with _named_as_lost("agree"), told_if_long(rank=self._main.rank(), limit=self._limit):
             dist.all_gather_object(values, value, group=self._side)
         return values
 
@@ -183,7 +188,7 @@ def _group_beside(main: dist.ProcessGroup, *, limit: timedelta) -> dist.ProcessG
     for known, side in _known:
         if known() is main:
             return side
-    with _named_as_lost("meet"):
+    with _named_as_lost("meet"), told_if_long(rank=main.rank(), limit=limit):
         made: dist.ProcessGroup = dist.new_group(backend="gloo", timeout=limit)
     _known.append((weakref.ref(main), made))
     return made

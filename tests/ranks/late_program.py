@@ -1,0 +1,44 @@
+"""Ranks of a user's loop of which one comes late to read losses: `late` or `early`.
+
+A rank that tells of its wait makes the file `told`. With `late` rank 1 comes when it is there.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch.distributed as dist
+
+import gapless
+from gapless.ranks import long_waits
+
+
+TOLD = Path("told")
+
+
+def main():
+    dist.init_process_group("gloo")
+    losses = gapless.DeferredLoss("cpu", ranks=True)
+    losses.add(float(dist.get_rank()))
+    if sys.argv[1] == "late":
+        long_waits.SECONDS_UNTOLD = 0.2
+        if dist.get_rank() == 1:
+            while not TOLD.exists():
+                time.sleep(0.01)
+            long_waits.SECONDS_UNTOLD = 100.0
+    print(losses.mean())  # all ranks
+    dist.destroy_process_group()
+
+
+def written(text, write=long_waits._write):
+    long_waits.SECONDS_UNTOLD = 100.0
+    write(text)
+    TOLD.touch()
+
+
+long_waits._write = written
+
+if __name__ == "__main__":
+    main()
