@@ -20,6 +20,8 @@ LIMIT = 60
 # The process may use one core.
 ONE_CORE = "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
 
+OTHER_PROCESSOR = "import torch; torch.backends.cpu.get_cpu_capability = lambda: 'OTHER'"
+
 
 @pytest.fixture
 def refused(fork, tmp_path):
@@ -68,6 +70,24 @@ def test_a_seed_that_differs(refused, data, tmp_path):
     """Else each rank would deal other batches."""
     refused(
         *options(data, tmp_path / "run"), more=[["--seed", 1], ["--seed", 2]], parts=("--seed",)
+    )
+
+
+def test_processors_that_differ(refused, data, tmp_path):
+    """Their weights would, which only the first state that is saved would show."""
+    refused(
+        *options(data, tmp_path / "run"),
+        before=["", OTHER_PROCESSOR],
+        parts=("processor", "with OTHER on rank 1", "ATEN_CPU_CAPABILITY"),
+    )
+
+
+def test_versions_that_differ(refused, data, tmp_path):
+    """Of gapless itself, as of torch."""
+    refused(
+        *options(data, tmp_path / "run"),
+        before=["", "import gapless; gapless.__version__ = '0.0'"],
+        parts=("gapless is ", "0.0 on rank 1"),
     )
 
 

@@ -161,7 +161,8 @@ def _start(
     from gapless.nmt.run.first_rank import made_by_first
 
     flags = given_settings(options)
-    check_alike(ranks, {**flags, "config": options.config, "resume": options.resume})
+    given = {**flags, "config": options.config, "resume": options.resume}
+    check_alike(ranks, given, device=device)
     resume = made_by_first(ranks, lambda: _run_to_resume(options))
     return _trainer(flags, options.config, resume, observer, ranks=ranks, device=device)
 

@@ -1,4 +1,4 @@
-"""Whether the ranks of a run were started alike: the same settings, text and libraries."""
+"""Whether the ranks of a run were started alike: the same settings, text, libraries and processors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless import __version__
+from gapless.device.cpu import kernels_of_cpu
 from gapless.errors import UserError
 from gapless.nmt.data.corpus import SPLIT_NAMES
 
@@ -15,19 +17,24 @@ from gapless.nmt.data.corpus import SPLIT_NAMES
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from gapless.device.base import Device
     from gapless.ranks import Ranks
 
+
+# On a CPU, kernels for other instructions round otherwise, so that weights of ranks would differ.
+_PROCESSOR = "the processor"
 
 # Of each end of a file. Rank 0 reads the text for all, so a difference between is none of the run's.
 _COMPARED_BYTES = 1 << 20
 
 
-def check_alike(ranks: Ranks, given: Mapping[str, Any]) -> None:
-    """Check that all ranks were started with the same settings, text and libraries.
+def check_alike(ranks: Ranks, given: Mapping[str, Any], *, device: Device | None = None) -> None:
+    """Check that all ranks were started with the same settings, text, libraries and processors.
 
     Args:
         ranks: of the run.
         given: what this one was started with, by name; None counts as not given.
+        device: on which this rank computes; None: processors are not compared.
 
     Raises:
         UserError: on all ranks, with the first difference.
@@ -36,7 +43,10 @@ def check_alike(ranks: Ranks, given: Mapping[str, Any]) -> None:
     """
     if ranks.world == 1:
         return
-    difference = first_difference(ranks.agree(_described(given)))
+    described = _described(given)
+    if device is not None and not device.is_accelerator:
+        described[_PROCESSOR] = kernels_of_cpu()
+    difference = first_difference(ranks.agree(described))
     if difference is not None:
         raise UserError(difference)
 
@@ -52,11 +62,14 @@ def first_difference(ranks: Sequence[Mapping[str, str]]) -> str | None:
         for name in (*first, *(name for name in other if name not in first)):
             here, there = first.get(name, "missing"), other.get(name, "missing")
             if here != there:
-                return (
-                    f"{name} is {here} on rank 0, but {there} on rank {number}; "
-                    "start all ranks with the same settings, text and libraries"
-                )
+                return f"{name} is {here} on rank 0, but {there} on rank {number}; {_advice(name)}"
     return None
+
+
+def _advice(name: str) -> str:
+    if name == _PROCESSOR:
+        return "take hosts of one kind, or set ATEN_CPU_CAPABILITY on all to the lowest of them"
+    return "start all ranks with the same settings, text and libraries"
 
 
 def _described(given: Mapping[str, Any]) -> dict[str, str]:
@@ -65,7 +78,12 @@ def _described(given: Mapping[str, Any]) -> dict[str, str]:
         for name, value in given.items()
         if value is not None
     }
-    return {"torch": str(torch.__version__), **settings, **_text_in(given.get("data"))}
+    return {
+        "gapless": __version__,
+        "torch": str(torch.__version__),
+        **settings,
+        **_text_in(given.get("data")),
+    }
 
 
 def _text_in(data: str | Path | None) -> dict[str, str]:
