@@ -35,7 +35,22 @@ def main():
         signals.may_raise()
         signals.on_stop = pulse.note_stop
         train(pulse, harm, harmed)
+    if harm.endswith("_when_done"):
+        harm_when_done(pulse, harm, harmed)
     end(pulse, harm)
+
+
+def harm_when_done(pulse, harm, harmed):
+    rank = dist.get_rank()
+    # Nobody is harmed before all have come so far, and know that all is done.
+    dist.barrier()
+    if rank == 0:
+        pulse.note_done()
+    while not pulse._is_all_done():
+        time.sleep(0.01)
+    dist.barrier()
+    if harmed == str(rank):
+        HARMS[harm.removesuffix("_when_done")](pulse)
 
 
 def train(pulse, harm, harmed):
@@ -44,7 +59,7 @@ def train(pulse, harm, harmed):
         for number in range(1, UPDATES + 1):
             add(fails=harm == "sees_the_error")
             pulse.note_updates(number)
-            if number == AT_UPDATE and harmed in (str(rank), "all"):
+            if number == AT_UPDATE and harmed in (str(rank), "all") and harm in HARMS:
                 HARMS[harm](pulse)
             time.sleep(0.01)
     except Exception:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from gapless.errors import EXIT_PEER_LOST
+from gapless.ranks.leaving import leave
 from ranks.pulse_program import AT_UPDATE
 
 
@@ -62,6 +64,55 @@ def test_the_one_that_died_first_is_named(fork):
     assert "gapless: error: rank 1 is gone" in ended.ranks[0].err
     assert "gapless: rank 2 ends: rank 1 is gone" in ended.ranks[2].err
     assert len(ended.err.splitlines()) == 2, ended.err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_that_is_killed_when_all_is_done_ends_nobody(fork, rank):
+    """The others have nothing more to do than to end; the first of them says what happened."""
+    ended = fork(PROGRAM, "is_killed_when_done", rank, world=3).end(limit=LIMIT)
+
+    codes = [0, 0, 0]
+    codes[rank] = -signal.SIGKILL
+    assert [one.code for one in ended.ranks] == codes, ended.text
+    assert ended.out == "done\n" * 2
+    assert ended.err == (
+        f"gapless: rank {rank} is gone after update 30, its process has ended; all was done before, "
+        "and is kept\n"
+    )
+
+
+@pytest.mark.parametrize("has_all", [True, False])
+def test_groups_of_which_a_rank_is_lost_are_left_as_they_are(has_all):
+    """NCCL may wait for the rank where a group is destroyed."""
+    destroyed = []
+
+    leave(SimpleNamespace(end=lambda: has_all), lambda: destroyed.append("groups"))
+
+    assert destroyed == ["groups"] * has_all
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("harm", "still_seconds", "said"),
+    [
+        ("is_stopped", 60, "rank 1 is silent after update 30"),
+        ("waits", 2, "rank 1 does not come to its end"),
+    ],
+)
+def test_a_rank_that_does_not_end_when_all_is_done_holds_nobody_up(
+    fork, harm, still_seconds, said
+):
+    """A rank may hang in what a library does at its end."""
+    limits = ("silent_seconds=1.5", f"still_seconds={still_seconds}")
+    group = fork(PROGRAM, f"{harm}_when_done", 1, *limits)
+    group.until(lambda: group.pid(0), what="rank 0")
+    group.until_gone(0)
+    group.send(1, signal.SIGKILL)
+    ended = group.end(limit=LIMIT)
+
+    assert [one.code for one in ended.ranks] == [0, -signal.SIGKILL], ended.text
+    assert said in ended.err
+    assert ended.err.count("all was done before, and is kept") == 1, ended.err
 
 
 @pytest.mark.slow

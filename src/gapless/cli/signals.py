@@ -109,6 +109,10 @@ class Signals:
         if self._first:
             raise Interrupted(self._first)
 
+    def note_done(self) -> None:
+        """Raise nothing from now on: all is done, and the process is about to end."""
+        self._may_raise = False
+
     @contextmanager
     def ending_at_once(self) -> Iterator[None]:
         """Let a signal end the process at once: the body waits for others where none is read."""

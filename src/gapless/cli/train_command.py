@@ -110,9 +110,10 @@ def _train(options: Namespace, signals: Signals) -> int:
         signals.run_dir = trainer.run.run_dir
         stop = StopRequest(second_raises=False)
         summary = trainer.train(stop=stop)
+        signals.note_done()
     if ranks.is_first:
         _say_end(options, trainer, summary)
-    code = 0 if stop.number is None else 128 + stop.number
+    code = 128 + (stop.number or 0) if summary["interrupted"] else 0
     if ranks.world > 1:
         # The graphs go with it, before the ranks part.
         del trainer

@@ -212,6 +212,11 @@ class TorchRanks:
         """Take a rank for lost if it is silent, even in a pause: this one is asked to stop."""
         self._pulse.note_stop()
 
+    def note_done(self) -> None:
+        """Let nobody need another any more; what rank 0 says counts."""
+        if self.is_first:
+            self._pulse.note_done()
+
     def fail(self, tell: Callable[[], None] | None, *, code: int) -> NoReturn:
         """End all ranks because of an error on this one."""
         self._pulse.fail(tell, code=code)

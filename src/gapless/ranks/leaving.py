@@ -27,7 +27,7 @@ def leave(
     """Leave the other ranks, when no work is queued on the device and no graph is used any more.
 
     The ranks agree that they have ended while the heartbeat still watches over them. Then each lets
-    its last graphs go and destroys its groups, in this order.
+    its last graphs go and destroys its groups, in this order; but not groups of which a rank is lost.
 
     Args:
         pulse: heartbeat of this rank.
@@ -37,7 +37,8 @@ def leave(
 
     Sync: Blocks the host until all ranks are here.
     """
-    pulse.end()
+    if not pulse.end():
+        return
     with _limited(limit_seconds):
         # A graph that is held by a circle of references is let go by the collector alone.
         gc.collect()

@@ -69,6 +69,9 @@ class OneRank:
     def note_stop(self) -> None:
         """Tell nobody."""
 
+    def note_done(self) -> None:
+        """Tell nobody."""
+
     def fail(self, tell: Callable[[], None] | None, *, code: int) -> None:
         """Tell the error; the caller ends the process."""
         del code

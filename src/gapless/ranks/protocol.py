@@ -203,6 +203,14 @@ class Ranks(Peers, Protocol):
         this process even in a pause. May be called at any time, from any thread.
         """
 
+    def note_done(self) -> None:
+        """Tell the heartbeat that all is done and kept: a rank that is lost now is no error.
+
+        All ranks call it, after the last exchange between them; it is so as soon as rank 0 has.
+
+        Sync: With several ranks, blocks the host of rank 0 until the others know, a second at most.
+        """
+
     def fail(self, tell: Callable[[], None] | None, *, code: int) -> None:
         """End all ranks because of an error on this one. With several ranks it does not return.
 

@@ -74,6 +74,7 @@ class _Beat(NamedTuple):
         is_paused: whether it does something else than updates, and says so.
         may_be_silent: whether what it does may hold the interpreter, so that no beat comes.
         ends: whether it has nothing more to do.
+        is_done: whether all that the ranks do together is done and kept.
         why: it ends before its time: one of the reasons above.
         about: number of the rank that the reason is about.
         since: when the failure was, in ns; `_LATER` if another rank says more.
@@ -85,6 +86,7 @@ class _Beat(NamedTuple):
     is_paused: bool = True
     may_be_silent: bool = True
     ends: bool = False
+    is_done: bool = False
     why: int = _NOTHING
     about: int = 0
     since: int = 0
@@ -92,7 +94,7 @@ class _Beat(NamedTuple):
     pid: int = 0
 
 
-_FORMAT = struct.Struct("<q???q4q")
+_FORMAT = struct.Struct("<q????q4q")
 
 
 @dataclass
@@ -107,6 +109,7 @@ class _Peer:
         is_closed: whether its connection is.
         num_heard: how much of what this rank tells it has heard, as a count.
         has_ended: whether it and this rank have told each other that they have nothing more to do.
+        is_told_of: whether it went without that, and this rank has taken note.
     """
 
     beat: _Beat = field(default_factory=_Beat)
@@ -116,6 +119,7 @@ class _Peer:
     is_closed: bool = False
     num_heard: int = 0
     has_ended: bool = False
+    is_told_of: bool = False
 
     def hear(self, beat: _Beat) -> None:
         """Note what came."""
@@ -150,7 +154,8 @@ class Pulse:
 
     A rank that is gone or silent, one that failed, and ranks that all stand still end every rank,
     with `EXIT_PEER_LOST`. The first rank that is left says in one line of error why; the others say
-    that they end. Of ranks that stand still each writes the stacks of its threads.
+    that they end. Of ranks that stand still each writes the stacks of its threads. Once all is done,
+    a rank that is lost ends nobody; the first that is left says so.
 
     Args:
         group: of gloo, over all ranks, that nobody else uses.
@@ -189,18 +194,18 @@ class Pulse:
         self._moved_at = monotonic()
         self._slowest_seconds = 0.0
         self._is_stop_asked = self._has_failed = self._is_ending = False
-        self._threads = [
+        self._talks = [
             threading.Thread(target=self._talk, args=(peer,), name=f"gapless-pulse-{peer}")
             for peer in self._peers
         ]
-        self._threads.append(threading.Thread(target=self._watch, name="gapless-pulse"))
+        self._watcher = threading.Thread(target=self._watch, name="gapless-pulse")
 
     def start(self) -> Self:
         """Begin to beat; every rank has to.
 
         Sync: Does not block the host.
         """
-        for thread in self._threads:
+        for thread in (*self._talks, self._watcher):
             thread.daemon = True
             thread.start()
         return self
@@ -253,16 +258,31 @@ class Pulse:
         """
         self._is_stop_asked = True
 
-    def end(self) -> None:
+    def note_done(self) -> None:
+        """Tell all that what they do together is done and kept, so that nobody needs another any more.
+
+        Sync: Blocks the host until the others know, for a quarter of a second or so.
+        """
+        with self._changed:
+            self._tell(is_done=True)
+            self._changed.wait_for(self._is_known, _SECONDS_TO_KNOW)
+
+    def end(self) -> bool:
         """Stop together with all ranks, so that the first one to leave does not look dead.
 
-        Sync: Blocks the host until all ranks are here. If one of them is lost before, the process
-            ends.
+        Returns:
+            Whether all have. If one of them is lost before, and not all is done, the process ends.
+
+        Sync: Blocks the host until all ranks are here, but those that are lost when all is done.
         """
         with self._changed:
             self._tell(ends=True)
-        for thread in self._threads:
+        self._watcher.join()
+        if not all(peer.has_ended for peer in self._peers.values()):
+            return False
+        for thread in self._talks:
             thread.join()
+        return True
 
     def let_tell(self) -> None:
         """Wait a little before an error of a connection is raised, and let the heartbeat tell of it.
@@ -380,17 +400,38 @@ class Pulse:
         """Return why this process has to end; None when all ranks have agreed on their end."""
         looked_at = monotonic()
         with self._changed:
-            while not all(peer.has_ended for peer in self._peers.values()):
+            while not all(peer.has_ended or peer.is_told_of for peer in self._peers.values()):
                 self._changed.wait(_BEAT_SECONDS)
                 now = monotonic()
                 self._look_after_parent()
                 self._allow_for(now - looked_at)
                 looked_at = now
+                if self._is_all_done():
+                    self._take_note_of_lost(now)
+                    continue
                 end = self._reason_to_end(now)
                 if end is not None and not self._is_ending:
                     self._is_ending = True
                     return end
         return None
+
+    def _is_all_done(self) -> bool:
+        return self._own.is_done or any(peer.beat.is_done for peer in self._peers.values())
+
+    def _take_note_of_lost(self, now: float) -> None:
+        """Wait no longer for ranks that are lost now that all is done."""
+        stands_still = self._seconds_still(now) > self._patience()
+        for number, peer in self._peers.items():
+            is_lost = peer.is_closed or self._is_silent(peer, now)
+            is_behind = stands_still and not peer.beat.ends
+            if peer.has_ended or peer.is_told_of or not (is_lost or is_behind):
+                continue
+            peer.is_told_of = True
+            end = _End(_LOST, number)
+            if any(self._tells_before(other, end) for other in self._peers):
+                continue
+            what = self._what(end) if is_lost else f"rank {number} does not come to its end"
+            _write(f"gapless: {what}; all was done before, and is kept\n")
 
     def _look_after_parent(self) -> None:
         if self._parent is not None and os.getppid() != self._parent:

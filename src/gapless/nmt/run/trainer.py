@@ -208,12 +208,13 @@ class Trainer:
             summary = summarize(
                 run,
                 scores,
-                interrupted=stop.is_set,
+                interrupted=scores is None,
                 warm_up_seconds=self._warm_up_seconds,
                 final_weights=self._final_name,
             )
             folder.write_summary(summary)
-            return summary
+        run.ranks.note_done()
+        return summary
 
     def _declared_compiles(self) -> AbstractContextManager[None]:
         """Return a context in which other ranks know of it when this one compiles."""
@@ -554,9 +555,11 @@ class Trainer:
         stop.tell_others(None)
         with ranks.pause("the final model", may_be_silent=False):
             scores = self._test(folder, stop)
-            stop.number = max(ranks.agree(stop.number or 0)) or None
+            agreed = max(ranks.agree(stop.number or 0))
             self._warnings.gather()
-        return scores
+        # Whoever is asked to stop from here on is done.
+        stop.number = agreed or None
+        return None if agreed else scores
 
     def _test(self, folder: AnyFolder, stop: StopRequest) -> Scores | None:
         """Make and score the final model; None if the run is asked to stop meanwhile."""
