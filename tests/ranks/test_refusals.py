@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import socket
 
 import pytest
 
@@ -139,6 +140,33 @@ def test_an_option_that_does_not_exist(fork, data, tmp_path):
     assert ended.ranks[0].code == 2
     assert ended.ranks[1].code in (2, -signal.SIGTERM, 128 + signal.SIGTERM)
     assert ended.err.count("--bogus") == 1, ended.err
+
+
+@pytest.mark.parametrize("option", ["--config", "--resume"])
+def test_a_host_without_the_settings(fork, own_folders, option):
+    """One of its ranks says so, with the name of the host and what to do."""
+    (own_folders[0] / "run").mkdir()
+    (own_folders[0] / "run" / "config.yaml").write_text("device: cpu\n")
+    path = "run/config.yaml" if option == "--config" else "run"
+    first, second = own_folders
+    ended = fork(*("gapless", "train", option, path), world=3, cwd=[first, second, second]).end(
+        limit=LIMIT
+    )
+
+    ended.check_refused(f"{option} {path} is not there on host {socket.gethostname()}", "--device")
+    assert ended.errors[0].startswith("gapless: error: rank "), ended.err
+
+
+@pytest.mark.slow
+def test_a_host_without_the_run(launcher, data, fork, own_folders, tmp_path):
+    """With the device given rank 0 alone reads the run."""
+    begun = options(data, "run", epochs=1)
+    fork_ranks(launcher, *begun, folder=tmp_path / "begun", cwd=own_folders).end().check_done()
+    resumed = ("gapless", "train", "--resume", "run", "--epochs", 2, "--device", "cpu")
+
+    fork(*resumed, cwd=own_folders).end().check_done()
+
+    assert not (own_folders[1] / "run").exists()
 
 
 @pytest.mark.slow

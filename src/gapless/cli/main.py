@@ -246,11 +246,9 @@ def _fail(message: str, *, code: int, is_told: bool = True, trace: Sequence[str]
     # Before the ranks have joined, most make the same mistake, or are interrupted alike.
     if speaks_for_all() or code == 1:
         tell()
-    elif code != _MISTAKE or is_told_by_first():
-        return code
-    else:
+        tell_of_leaving(code=code)
+    elif code == _MISTAKE and not is_told_by_first() and tell_of_leaving(code=code):
         tell(of_this_rank(message))
-    tell_of_leaving(code=code)
     return code
 
 

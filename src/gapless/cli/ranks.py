@@ -102,17 +102,21 @@ def of_this_rank(message: str) -> str:
     return f"rank {_number()}: {message}"
 
 
-def tell_of_leaving(*, code: int, why: str = "") -> None:
+def tell_of_leaving(*, code: int, why: str = "") -> bool:
     """Tell ranks that wait for this one that it will not come; nothing happens to a process alone.
 
     Args:
         code: that this process exits with.
-        why: it leaves, after "rank N"; empty: it has said so itself.
+        why: it leaves, after "rank N"; empty: it says so itself.
+
+    Returns:
+        Whether no other has left before, as far as this process can know.
 
     Sync: Blocks the host until the others know, two seconds at most.
     """
+    is_first = True
     if _world() == "1" or _joined or _parted:
-        return
+        return is_first
     with suppress(Exception):
         from gapless.ranks.launch import read_launch
 
@@ -120,12 +124,13 @@ def tell_of_leaving(*, code: int, why: str = "") -> None:
         is_seen = launch.has_agent and launch.local_world == launch.world
         if code and launch.rank == 0 and is_seen:
             # torchrun ends the others at once, and none of them would say so.
-            return
+            return is_first
         from gapless.ranks import meeting
 
-        meeting.tell_of_leaving(launch, code=code, why=why)
+        is_first = meeting.tell_of_leaving(launch, code=code, why=why)
         if code:
             _is_ended_within(_SECONDS_AHEAD)
+    return is_first
 
 
 def end_behind(error: RankLeftError) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import socket
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -149,9 +150,24 @@ def _device_name(options: Namespace) -> str:
     from gapless.nmt.run.config import settings_given
     from gapless.nmt.run.folder import settings_file
 
+    flags = given_settings(options)
+    if not speaks_for_all():
+        # Rank 0 reads all else of the file.
+        if flags.get("device") is not None:
+            return str(flags["device"])
+        _check_there(options)
     file = options.config if options.resume is None else settings_file(options.resume)
-    given = settings_given(given_settings(options), file=file)
-    return str(given.get("device", "auto"))
+    return str(settings_given(flags, file=file).get("device", "auto"))
+
+
+def _check_there(options: Namespace) -> None:
+    """Check that this rank, which may be on another host than rank 0, finds its settings."""
+    for name, path in (("--config", options.config), ("--resume", options.resume)):
+        if path is not None and not path.exists():
+            raise UserError(
+                f"{name} {path} is not there on host {socket.gethostname()}, where this rank reads its "
+                "device from it; share it with all hosts, or give --device, and rank 0 alone reads it"
+            )
 
 
 def _start(

@@ -80,13 +80,16 @@ def wait_for_all(store: Store, launch: Launch) -> None:
         raise _left(store, *json.loads(left))
 
 
-def tell_of_leaving(launch: Launch, *, code: int, why: str) -> None:
+def tell_of_leaving(launch: Launch, *, code: int, why: str) -> bool:
     """Tell ranks that wait for this one that it will not come.
 
     Args:
         launch: place of this process.
         code: that it exits with.
-        why: it leaves, after "rank N"; empty: it has said so itself.
+        why: it leaves, after "rank N"; empty: it says so itself.
+
+    Returns:
+        Whether it is the first to leave.
 
     Raises:
         RuntimeError: the store cannot be reached.
@@ -94,7 +97,8 @@ def tell_of_leaving(launch: Launch, *, code: int, why: str) -> None:
     Sync: Blocks the host for two seconds at most.
     """
     store = store_of(launch, seconds=_SECONDS_TO_TELL)
-    store.set(_MET, json.dumps([launch.rank, code, why]))
+    own = json.dumps([launch.rank, code, why])
+    return store.compare_set(_MET, "", own).decode() == own
 
 
 def _left(store: Store, rank: int, code: int, why: str) -> RankLeftError:
