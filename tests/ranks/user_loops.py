@@ -336,6 +336,15 @@ def losses_of_other_names(place):
     return f"a mean of {losses.mean()}"
 
 
+@loop(expected=[REFUSED])
+def losses_of_the_same_names_in_another_order(place):
+    """Ranks add the same values, named in another order: they would be averaged with each other."""
+    losses = gapless.DeferredLoss(place.device, ranks=True)
+    values = {"loss": 1.0, "accuracy": 0.5}
+    losses.add(**(values if place.rank == 0 else dict(reversed(values.items()))))
+    return f"means of {losses.mean()}"
+
+
 @loop()
 def losses_with_one_nan(place):
     """One rank's loss is not a number: the mean is none, on all ranks."""
