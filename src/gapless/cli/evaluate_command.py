@@ -80,12 +80,14 @@ def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
     from gapless.nmt.run.score import evaluate
+    from gapless.nmt.run.trained_on import count_trained_on
 
     translator = make_translator(options)
     config = _with_options(translator.config, options)
     settings = decode_settings(translator, options)
     pairs = _pairs(config, data=options.data, split=options.split)
-    for note in pairs.notes:
+    trained_on = count_trained_on(options.run, pairs.src)
+    for note in (*pairs.notes, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)
     result = evaluate(
@@ -95,6 +97,7 @@ def run(options: Namespace) -> int:
         **asdict(result.scores),
         **_without_width(result, scoring),
         "cut": [number + 1 for number in result.cut],
+        "trained_on": trained_on,
         "max_length": settings.max_length,
         "beam": settings.beam,
         "length_penalty": settings.length_penalty,
@@ -167,6 +170,21 @@ def _pairs(config: TrainConfig, *, data: Path | None, split: str) -> Pairs:
     if found is None:
         raise DataError(f"{data} has no {split} split for {config.src} and {config.tgt}")
     return found
+
+
+def _note_trained_on(count: int | None, options: Namespace, *, of: int) -> list[str]:
+    """Return a line if scores are not of new text, or if nobody can tell."""
+    if count is None:
+        return [
+            f"{options.run} does not say what it was trained on, as it or the run that it starts from is of "
+            f"an earlier version, so nobody can tell which of the {of:,} {options.split} pairs it has seen"
+        ]
+    if not count:
+        return []
+    return [
+        f"{options.run} was trained on {count:,} of these {of:,} sources, so the scores are not of new "
+        "text; score other text with --data, or leave these pairs out"
+    ]
 
 
 def _without_width(result: Evaluation, scoring: Scoring) -> dict[str, Any]:

@@ -154,8 +154,8 @@ def load_corpus(
 
 def _notes_of(pairs: Pairs, *, split: str, train: Pairs) -> tuple[str, ...]:
     """Return what makes scores on a split say less than they seem to, a line each."""
-    known = set(map(_plain, train.src))
-    seen = sum(_plain(source) in known for source in pairs.src)
+    known = set(map(plain, train.src))
+    seen = sum(plain(source) in known for source in pairs.src)
     empty = sum(
         not (src.strip() and tgt.strip()) for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
     )
@@ -172,7 +172,7 @@ def _notes_of(pairs: Pairs, *, split: str, train: Pairs) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _plain(sentence: str) -> str:
+def plain(sentence: str) -> str:
     """Return a sentence without what does not make it another one: outer spaces and capitals."""
     return sentence.strip().casefold()
 

@@ -18,6 +18,7 @@ from gapless.nmt.run.config import make_config
 from gapless.nmt.run.config_file import to_yaml
 from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
 from gapless.nmt.run.task import VOCAB_FILES, Vocabs
+from gapless.nmt.run.trained_on import TRAINED_ON
 
 
 if TYPE_CHECKING:
@@ -290,8 +291,8 @@ def check_unused(path: Path) -> None:
 
 
 def begun_files(path: Path) -> list[Path]:
-    """Return the files of settings and vocabularies that killed processes have not written to the end."""
-    names = (CONFIG, *VOCAB_FILES)
+    """Return the files of a run's begin that killed processes have not written to the end."""
+    names = (CONFIG, *VOCAB_FILES, TRAINED_ON)
     return [found for name in names for found in path.glob(f".{name}.*.tmp") if found.is_file()]
 
 

@@ -42,6 +42,7 @@ from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
+from gapless.nmt.run.trained_on import keep_trained_on
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.nmt.run.update_size import check_shapes, grown_update
 from gapless.pipeline.host_waits import HostWaits
@@ -349,6 +350,9 @@ def _make_folder(run: TrainingRun) -> None:
             path.unlink(missing_ok=True)
         # The folder keeps the settings as asked, so that they serve on another device too.
         write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
+        first = run.config.init_from
+        earlier = None if first is None else Path(first)
+        keep_trained_on(run.run_dir, run.task.corpus.train.src, earlier=earlier)
 
 
 def resumed_run(
@@ -496,6 +500,7 @@ def _check_folder(run: TrainingRun) -> None:
         )
     check_room(run.run_dir, run.config, run.step)
     write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
+    keep_trained_on(run.run_dir, run.task.corpus.train.src, earlier=run.run_dir)
 
 
 def _last_epoch(run: TrainingRun) -> int:

@@ -1,0 +1,71 @@
+"""What a run was trained on, kept small: by it text that a run has seen is told from new text."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from gapless.checkpoint.files import replace_file
+from gapless.nmt.data.corpus import plain
+
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+
+TRAINED_ON = "trained_on.bin"
+
+# Of several billion sentences, two have the same hash by chance about once.
+_HASH = np.dtype("<u8")
+
+
+def keep_trained_on(run_dir: Path, sources: Sequence[str], *, earlier: Path | None) -> None:
+    """Keep hashes of the sources that a run is trained on, 8 bytes each, beside earlier ones.
+
+    Where it is not known what the weights were trained on before, nothing is kept: to know a part
+    would tell the rest from new text wrongly.
+
+    Args:
+        run_dir: of the run.
+        sources: of its training pairs.
+        earlier: folder of the run that the weights are from, which may be the same; None: they are
+            random.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    before = np.empty(0, _HASH) if earlier is None else _read(earlier)
+    path = run_dir / TRAINED_ON
+    if before is None:
+        path.unlink(missing_ok=True)
+        return
+    replace_file(path, np.union1d(before, _hashes(sources)).astype(_HASH).tobytes())
+
+
+def count_trained_on(run_dir: Path, sources: Sequence[str]) -> int | None:
+    """Return how many sources a run was trained on; None: the run does not say on which.
+
+    Args:
+        run_dir: of the run.
+        sources: sentences, of which equal ones count each.
+    """
+    known = _read(run_dir)
+    return None if known is None else int(np.isin(_hashes(sources), known).sum())
+
+
+def _hashes(sources: Sequence[str]) -> NDArray[np.uint64]:
+    digests = (hashlib.blake2b(plain(text).encode(), digest_size=8).digest() for text in sources)
+    return np.frombuffer(b"".join(digests), _HASH)
+
+
+def _read(run_dir: Path) -> NDArray[np.uint64] | None:
+    path = run_dir / TRAINED_ON
+    if not path.is_file():
+        return None
+    content = path.read_bytes()
+    return None if len(content) % _HASH.itemsize else np.frombuffer(content, _HASH)

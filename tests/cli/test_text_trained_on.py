@@ -1,0 +1,106 @@
+"""`gapless evaluate` says when it scores text that a run was trained on."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import TINY, make_pairs
+
+
+ONE_EPOCH = [*TINY, "--epochs", "1"]
+# Its model has the sizes of the run that it starts from.
+BEGUN = [
+    "--epochs",
+    "1",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+    "--batch-size",
+    "16",
+    "--max-length",
+    "20",
+]
+
+
+@pytest.fixture
+def table(tmp_path, monkeypatch):
+    """Return what writes so many pairs to `d.tsv`, from this one on, and its path."""
+    monkeypatch.chdir(tmp_path)
+
+    def write(count, *, first=0):
+        rows = make_pairs(200)[first : first + count]
+        Path("d.tsv").write_text("".join(f"{en}\t{zh}\n" for en, zh in rows), encoding="utf-8")
+        return "d.tsv"
+
+    return write
+
+
+def _count(gapless, run, *options):
+    return json.loads(gapless("evaluate", run, "--json", *options).out)["trained_on"]
+
+
+def test_new_text_is_scored_without_a_word(gapless, tiny_run):
+    """The test pairs of a run are none that it was trained on."""
+    done = gapless("evaluate", tiny_run, "--json")
+
+    assert json.loads(done.out)["trained_on"] == 0
+    assert "trained on" not in done.err
+
+
+def test_the_training_file_is_no_new_text(gapless, table):
+    """Of the training file all pairs but those held out were trained on, and a line says so."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    done = gapless("evaluate", "r", "--data", "d.tsv")
+
+    expected = "r was trained on 55 of these 60 sources, so the scores are not of new text"
+    assert expected in done.err
+    assert done.err.count("\n") == 1
+
+
+def test_a_split_that_moved_with_its_file_is_no_new_text(gapless, table):
+    """More lines hold out other pairs; those that were trained on before are counted."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    table(200)
+    done = gapless("evaluate", "r")
+
+    sources = Path("r/sources.test.txt").read_text(encoding="utf-8").splitlines()
+    old = {en for en, _ in make_pairs(200)[:60]}
+    seen = _count(gapless, "r")
+    assert 0 < seen <= sum(source in old for source in sources)
+    assert f"r was trained on {seen} of these 9 sources" in done.err
+
+
+def test_text_of_before_a_resume_and_of_first_weights_was_trained_on(gapless, table):
+    """A run that goes on with other text has seen the text before, as has one that starts from it."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    shutil.copy("d.tsv", "old.tsv")
+    table(60, first=100)
+    more = gapless("train", "--resume", "r", "--epochs", "2", "--allow-changed-data")
+    begun = gapless(
+        "train", "--data", table(60, first=140), "--init-from", "r", "--run-dir", "s", *BEGUN
+    )
+
+    assert (more.code, begun.code) == (0, 0), more.err + begun.err
+    assert _count(gapless, "r", "--data", "old.tsv") == 55
+    assert 15 <= _count(gapless, "r", "--data", "d.tsv") <= 20
+    assert _count(gapless, "s", "--data", "old.tsv") == 55
+    assert _count(gapless, "s", "--data", "d.tsv") >= 55
+
+
+def test_a_run_that_does_not_say_what_it_was_trained_on_is_named(gapless, table):
+    """Of a run of an earlier version nobody can tell, nor of one that starts from it or resumes it."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    Path("r/trained_on.bin").unlink()
+    resumed = gapless("train", "--resume", "r", "--epochs", "2")
+    begun = gapless("train", "--data", "d.tsv", "--init-from", "r", "--run-dir", "s", *BEGUN)
+
+    assert (resumed.code, begun.code) == (0, 0), resumed.err + begun.err
+    for run in ("r", "s"):
+        done = gapless("evaluate", run, "--json")
+        assert f"{run} does not say what it was trained on" in done.err
+        assert json.loads(done.out)["trained_on"] is None
