@@ -200,3 +200,56 @@ def test_a_folder_in_place_of_a_file(tmp_path: Path) -> None:
     """A folder cannot be read as text."""
     with pytest.raises(DataError, match="is a folder, expected a text file"):
         read_lines(tmp_path)
+
+
+HOUSES = [
+    (f"the {n} houses", f"die {n} Häuser") for n in ("two", "old", "red", "new", "wide", "low")
+]
+
+
+def write_split(folder: Path, name: str, rows: list[tuple[str, ...]]) -> None:
+    """Write the rows of a split as a TSV file."""
+    (folder / f"{name}.tsv").write_text("".join("\t".join(row) + "\n" for row in rows), "utf-8")
+
+
+@pytest.mark.parametrize(
+    ("header", "order"),
+    [
+        (("de", "en"), (1, 0)),
+        (("id", "de", "en"), (1, 0)),
+        (("de", "id", "en"), (1, 0)),
+        (("id", "en", "de"), (0, 1)),
+    ],
+)
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_split_without_a_header_has_the_order_of_the_training_file(
+    tmp_path: Path, header: tuple[str, ...], order: tuple[int, int], split: str
+) -> None:
+    """Two columns, and as many as have names there; who reads them otherwise than by order is told."""
+    rows = [tuple({"en": en, "de": de, "id": "7"}[name] for name in header) for en, de in HOUSES]
+    write_split(tmp_path, "train", [header, *rows])
+
+    for found in (rows, [(row[order[0]], row[order[1]]) for row in HOUSES]):
+        write_split(tmp_path, split, found)
+        corpus = load_corpus(tmp_path, src="en", tgt="de", checks=True)
+        pairs = getattr(corpus, split)
+        told = [note for note in corpus.notes if "has no names of columns" in note]
+        at = [found[0].index(side) for side in HOUSES[0]]
+        assert list(zip(pairs.src, pairs.tgt, strict=True)) == HOUSES
+        assert len(told) == (at != [0, 1])
+        assert all(f"column {at[0] + 1} 'en' and column {at[1] + 1} 'de'" in note for note in told)
+
+
+def test_a_split_of_other_columns_without_a_header_is_refused(tmp_path: Path) -> None:
+    """Which of its columns are the sides is written nowhere."""
+    write_split(
+        tmp_path, "train", [("id", "en", "de", "by"), *(("7", *row, "me") for row in HOUSES)]
+    )
+    write_split(tmp_path, "val", [("7", *row) for row in HOUSES])
+
+    with pytest.raises(DataError) as caught:
+        load_corpus(tmp_path, src="en", tgt="de", checks=True)
+
+    said = "val.tsv has 3 columns without names, and "
+    assert said in str(caught.value)
+    assert "'id', 'en', 'de', 'by', so the sides cannot be found" in str(caught.value)

@@ -262,7 +262,8 @@ def load_split(
         )
     found = list(_files_of(path, split, src=src, tgt=tgt))
     if found:
-        pairs = _read(found[0], src=src, tgt=tgt, columns=columns, checks=checks)
+        train = None if split == "train" else _training_table(path, src=src, tgt=tgt)
+        pairs = _read(found[0], src=src, tgt=tgt, columns=columns, checks=checks, train=train)
         return replace(pairs, notes=(*pairs.notes, *_note_not_read(path, found)))
     sides = [[_find_side(path, name, side) for side in (src, tgt)] for name in _names(path, split)]
     there = next((pair for pair in sides if any(pair)), [None, None])
@@ -284,11 +285,23 @@ def _files_of(folder: Path, split: str, *, src: str, tgt: str) -> Iterator[tuple
             yield src_path, tgt_path
 
 
+def _training_table(folder: Path, *, src: str, tgt: str) -> Path | None:
+    """Return the table of the training pairs; None: they are in no table."""
+    files = next(_files_of(folder, "train", src=src, tgt=tgt), ())
+    return files[0] if len(files) == 1 else None
+
+
 def _read(
-    files: tuple[Path, ...], *, src: str, tgt: str, columns: tuple[str, ...] | None, checks: bool
+    files: tuple[Path, ...],
+    *,
+    src: str,
+    tgt: str,
+    columns: tuple[str, ...] | None,
+    checks: bool,
+    train: Path | None,
 ) -> Pairs:
     if len(files) == 1:
-        return _read_table(files[0], src=src, tgt=tgt, columns=columns, checks=checks)
+        return _read_table(files[0], src=src, tgt=tgt, columns=columns, checks=checks, train=train)
     return _read_sides(*files, checks=checks)
 
 
@@ -416,13 +429,23 @@ def _check_sides(src_path: Path, tgt_path: Path, src: list[str], tgt: list[str])
 
 
 def _read_table(
-    path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | None, checks: bool
+    path: Path,
+    *,
+    src: str,
+    tgt: str,
+    columns: tuple[str, ...] | None,
+    checks: bool,
+    train: Path | None = None,
 ) -> Pairs:
+    """Read a table; without names of its own, in the order that the training table `train` names."""
     table = read_table(path, src=src, tgt=tgt, columns=columns)
+    notes: tuple[str, ...] = ()
+    if train is not None and columns is None and table.names is None:
+        table, notes = table.ordered_as(read_table(train, src=src, tgt=tgt, columns=None))
     sides = table.read_sides()
     if checks:
         table.check(sides.src, sides.tgt)
-    return Pairs(src=sides.src, tgt=sides.tgt, notes=sides.notes)
+    return Pairs(src=sides.src, tgt=sides.tgt, notes=notes + sides.notes)
 
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:

@@ -11,7 +11,7 @@ import io
 import json
 import re
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
@@ -141,6 +141,39 @@ class Table:
         if _ending(self.path) == ".tsv":
             notes += self._note_quotes(src, tgt)
         return Sides(src=src, tgt=tgt, notes=tuple(notes))
+
+    def ordered_as(self, other: Table) -> tuple[Table, tuple[str, ...]]:
+        """Return this table, which has no names, with its sides in the order that another one names.
+
+        And what its reader should know of that, a line each.
+
+        Raises:
+            DataError: it has other columns, so its order cannot be known.
+        """
+        # Keys of JSON have no order.
+        if other.names is None or _ending(other.path) not in (".tsv", ".csv"):
+            return self, ()
+        begin = islice(self.rows(), _ROWS_TO_LOOK_AT)
+        width, at = max((len(cells) for _, cells in begin), default=2), other.at
+        if width != len(other.names):
+            if width != len(at):
+                raise DataError(
+                    f"{self.path} has {width} columns without names, and {other.path} has "
+                    f"{', '.join(map(repr, other.names))}, so the sides cannot be found; begin it with a "
+                    "header too"
+                )
+            at = (0, 1) if at[0] < at[1] else (1, 0)
+        ordered = replace(self, at=at, num_columns=width)
+        if at == self.at:
+            return ordered, ()
+        names = " and ".join(
+            f"column {number + 1} {side!r}" for number, side in zip(at, self.sides, strict=True)
+        )
+        note = (
+            f"{self.path} has no names of columns, and is read as {other.path} is: {names}; begin it "
+            "with a header if that is wrong"
+        )
+        return ordered, (note,)
 
     def _note_unread(self, unread: list[tuple[str, str]], *, of: int) -> str:
         place, text = unread[0]
