@@ -253,3 +253,42 @@ def test_a_split_of_other_columns_without_a_header_is_refused(tmp_path: Path) ->
     said = "val.tsv has 3 columns without names, and "
     assert said in str(caught.value)
     assert "'id', 'en', 'de', 'by', so the sides cannot be found" in str(caught.value)
+
+
+SENTENCES = [(f"Number {n} is red.", f"{n}号是红的。") for n in range(60)]
+
+
+def mixed(count: int) -> list[tuple[str, str]]:
+    """Return sentences of which the last are the other way round."""
+    return [*SENTENCES[: 60 - count], *((zh, en) for en, zh in SENTENCES[60 - count :])]
+
+
+@pytest.mark.parametrize("count", [15, 30, 29])
+def test_files_joined_in_both_directions_are_refused(tmp_path: Path, count: int) -> None:
+    """The count and the first lines are named, in a table and in two files, and a flag reads them."""
+    write_split(tmp_path, "train", [("en", "zh"), *mixed(count)])
+    for file in (0, 1):
+        if file:
+            (tmp_path / "train.tsv").unlink()
+            write_sides(tmp_path, "train", mixed(count))
+        with pytest.raises(DataError) as caught:
+            load_corpus(tmp_path, src="en", tgt="zh", checks=True)
+        first = 60 - count + 2 - file
+        assert f"{count} of 60 rows of {tmp_path / 'train'}" in str(caught.value)
+        assert f"such as line {first}, line {first + 1}, line {first + 2}: " in str(caught.value)
+        assert "the source side looks Chinese, and the target side is written in Latin" in str(
+            caught.value
+        )
+        notes = load_corpus(tmp_path, src="en", tgt="zh", checks=False).notes
+        assert any(f"{count} of 60 rows of " in note for note in notes)
+
+
+def test_few_rows_the_other_way_round_are_told(tmp_path: Path) -> None:
+    """A few among many are no reason to refuse the others; fewer are not worth a line."""
+    many = [(f"{en[:-1]}, {n}.", zh) for n in range(10) for en, zh in SENTENCES]
+    for count in (4, 5):
+        write_split(tmp_path, "train", [*many, *((zh, en) for en, zh in SENTENCES[:count])])
+        notes = load_corpus(tmp_path, src="en", tgt="zh", checks=True).notes
+        assert [f"5 of 605 rows of {tmp_path / 'train.tsv'} are" in n for n in notes] == [True] * (
+            count == 5
+        )

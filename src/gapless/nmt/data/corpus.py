@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
 from gapless.nmt.data.languages import looks, matching_name, written_in
-from gapless.nmt.data.tables import ENDINGS, read_table
+from gapless.nmt.data.tables import ENDINGS, Table, read_table
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
 from gapless.nmt.data.text_files import read_lines
 
@@ -40,6 +40,12 @@ _FEWEST_ALIKE, _ALIKE_SHARE = 10, 0.1
 
 # Sentences of which the script is looked at.
 _MOST_LOOKED_AT = 2000
+
+# Rows, evenly over a file, of which both sides are looked at; two letters of a row say how it is written.
+_MOST_ROWS, _LETTERS_OF_A_ROW = 20_000, 2
+
+# Fewer rows the other way round are a slip of whoever wrote them; a larger share is another file.
+_FEWEST_EXCHANGED, _EXCHANGED_SHARE = 5, 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -411,7 +417,9 @@ def _read_sides(src_path: Path, tgt_path: Path, *, checks: bool) -> Pairs:
         )
     if checks:
         _check_sides(src_path, tgt_path, src, tgt)
-    return Pairs(src=src, tgt=tgt)
+    pairs = Pairs(src=src, tgt=tgt)
+    found = _exchanged(pairs, checks=checks, where=f"{src_path} and {tgt_path}")
+    return replace(pairs, notes=found)
 
 
 def _check_sides(src_path: Path, tgt_path: Path, src: list[str], tgt: list[str]) -> None:
@@ -445,7 +453,52 @@ def _read_table(
     sides = table.read_sides()
     if checks:
         table.check(sides.src, sides.tgt)
-    return Pairs(src=sides.src, tgt=sides.tgt, notes=notes + sides.notes)
+    pairs = Pairs(src=sides.src, tgt=sides.tgt, notes=notes + sides.notes)
+    found = _exchanged(pairs, checks=checks, where=str(path), table=table)
+    return replace(pairs, notes=pairs.notes + found)
+
+
+def _exchanged(
+    pairs: Pairs, *, checks: bool, where: str, table: Table | None = None
+) -> tuple[str, ...]:
+    """Return a line if some rows are written the other way round than most, as in joined files.
+
+    Args:
+        pairs: of all rows.
+        checks: whether to refuse that where such rows are many.
+        where: name of the file or files.
+        table: that the rows are from, which knows its lines; None: a row is a line.
+
+    Raises:
+        DataError: they are many, and `checks` says to refuse that.
+    """
+    every = -(-len(pairs) // _MOST_ROWS) or 1
+    ways: dict[tuple[str, str], list[int]] = {}
+    for number in range(0, len(pairs), every):
+        src, tgt = (
+            written_in([side[number]], fewest=_LETTERS_OF_A_ROW) for side in (pairs.src, pairs.tgt)
+        )
+        if src is not None and tgt is not None and src != tgt:
+            ways.setdefault((src, tgt), []).append(number)
+    if not ways:
+        return ()
+    most = max(ways, key=lambda way: len(ways[way]))
+    found = ways.get(most[::-1], [])
+    if len(found) < _FEWEST_EXCHANGED:
+        return ()
+    looked_at = len(range(0, len(pairs), every))
+    places = [f"line {number + 1}" for number in found[:3]]
+    if table is not None:
+        wanted = set(found[:3])
+        places = [place for number, (place, _) in enumerate(table.rows()) if number in wanted]
+    told = (
+        f"{len(found):,} of {looked_at:,} rows of {where}{' that were looked at' if every > 1 else ''} are the "
+        f"other way round than most, such as {', '.join(places)}: the source side {looks(most[1])}, and the "
+        f"target side {looks(most[0])}; exchange their sides"
+    )
+    if checks and len(found) > _EXCHANGED_SHARE * looked_at:
+        raise DataError(f"{told}, or read them all the same with `check_columns=False`")
+    return (told,)
 
 
 def _hold_out(pairs: Pairs, *, path: Path, splits: Sequence[str], seed: int) -> dict[str, Pairs]:

@@ -316,18 +316,22 @@ def _names_of(code: str) -> tuple[str, ...]:
 # --- text ---
 
 
-def written_in(sentences: Iterable[str]) -> str | None:
+def written_in(sentences: Iterable[str], *, fewest: int = _FEWEST_LETTERS) -> str | None:
     """Return in what some text is written: Chinese, Japanese, Korean, or a script such as Latin.
 
     None where that cannot be said: there are few letters, or no script has most of them. Chinese
     stands for all that is written in Han characters without kana or hangul.
+
+    Args:
+        sentences: the text.
+        fewest: letters of which that can be said.
     """
     letters: Counter[str] = Counter()
     for sign, count in Counter("".join(sentences)).items():
         if sign.isalpha():
             letters[_script(sign)] += count
     total = letters.total()
-    if total < _FEWEST_LETTERS:
+    if total < fewest:
         return None
     kana, hangul = letters["Kana"], letters["Hangul"]
     cjk = letters["Han"] + kana + hangul
