@@ -203,13 +203,17 @@ def find_language(name: str, *, is_declared: bool = False) -> Language | None:
     if found is not None or is_declared:
         return found
     rest = [word for word in words if word not in COLUMN_WORDS and not word.isdigit()]
-    return _of_words(rest, is_declared=False) if rest and rest != words else None
+    if rest and rest != words:
+        return _of_words(rest, is_declared=False)
+    # Named twice, as in 英文(en).
+    named = [_of_words([word], is_declared=False) for word in rest]
+    return named[0] if len(named) > 1 and len(set(named)) == 1 else None
 
 
 def _words(name: str) -> list[str]:
     text = unicodedata.normalize("NFKC", name).casefold()
     text = _BESIDE_A_NAME.sub(r" \g<0> ", text)
-    return [word for word in re.split(r"[\s_\-(),:/|]+", text) if word]
+    return [word for word in re.split(r"[\s_\-()\[\]{}<>,:/|]+", text) if word]
 
 
 def _of_words(words: list[str], *, is_declared: bool) -> Language | None:

@@ -69,6 +69,12 @@ _NAMES_OF_NUMBERS = frozenset(
     }
 )
 
+# A name that differs from another one in its number alone; the groups are what does not.
+_NUMBERED = re.compile(r"([^\W\d][^\W\d .-]*[ .-]?[(\[]?)\d{1,2}([)\]]?(?:\.\w+)?)")
+
+# What names of columns are made of; some stand in brackets, or with a number or an ending.
+_OF_NAMES = r"[\w .()\[\]{}<>/:#-]"
+
 # Longer cells are text. Shorter names of languages are words as well, such as no and it.
 _LONGEST_NAME, _LONGEST_CODE = 30, 3
 
@@ -504,11 +510,16 @@ def _names_two(cells: Sequence[str], *, src: str, tgt: str) -> bool:
 def _is_header(cells: Sequence[str]) -> bool:
     """Return whether the cells of a row are names of columns, such as id, source, zh or Chinese."""
     names = [name for cell in cells if (name := _bare(cell)).casefold() not in _NAMES_OF_NUMBERS]
-    return (
-        len(set(names)) == len(names) > 1
-        and all(_is_name(name) for name in names)
-        and not _is_word_and_translation(names)
-    )
+    if len(set(names)) != len(names) or len(names) < 2:
+        return False
+    are_names = all(_is_name(name) for name in names) and not _is_word_and_translation(names)
+    return are_names or _are_numbered(names)
+
+
+def _are_numbered(names: Sequence[str]) -> bool:
+    """Return whether names are one word and different numbers, such as s1 and s2: no translation is."""
+    found = [_NUMBERED.fullmatch(name) for name in names]
+    return None not in found and len({one.groups() for one in found if one is not None}) == 1
 
 
 def _is_word_and_translation(names: Sequence[str]) -> bool:
@@ -529,18 +540,20 @@ def _is_ended(cell: str) -> bool:
 
 def _may_be_name(cell: str) -> bool:
     cell = cell.strip()
-    return 0 < len(cell) <= _LONGEST_NAME and re.fullmatch(r"(?:[^\W\d]|[ -])+", cell) is not None
+    is_like_one = re.fullmatch(rf"(?!\d){_OF_NAMES}+", cell) is not None
+    return 0 < len(cell) <= _LONGEST_NAME and is_like_one and not _is_ended(cell)
 
 
 def _bare(cell: str) -> str:
-    """Return the name in a cell of a header, without quotes and marks around it."""
-    return cell.strip(_AROUND_A_NAME)
+    """Return the name in a cell of a header, without quotes and marks around it, or the ending of a file."""
+    return cell.strip(_AROUND_A_NAME).removesuffix(".txt")
 
 
 def _is_name(cell: str) -> bool:
     cell = cell.casefold()
     words = re.findall(r"[^\W\d_]+", cell)
-    is_of_words = bool(words) and re.fullmatch(r"[\w -]+", cell) is not None
+    is_of_words = bool(words) and re.fullmatch(rf"{_OF_NAMES}+", cell) is not None
+    is_of_words &= not _is_ended(cell)
     is_of_words &= all(word == "id" or (word in COLUMN_WORDS and len(word) > 1) for word in words)
     return is_of_words or cell in COLUMN_WORDS or find_language(cell) is not None
 
