@@ -140,6 +140,30 @@ def test_columns_name_the_sides_too(gapless, table, turned, columns):
     outcome.check_refused("would be Chinese, but its text is written in Latin letters")
 
 
+def test_a_source_that_is_named_alone_is_compared_with_its_text(gapless, table):
+    """The target side shows that the sides are exchanged, or that the text is another."""
+    exchanged = gapless("train", *table(turned=True), "--src", "en", *FLAGS)
+    other = gapless("train", *table(), "--src", "ru", *FLAGS)
+    right = gapless("train", *table(), "--src", "en", *FLAGS[:-1], "s")
+
+    exchanged.check_refused(
+        "the source side 'en' would be English, but its text looks Chinese, and that of the target side "
+        "is written in Latin letters: name both --src and --tgt"
+    )
+    assert other.code == right.code == 0, other.err + right.err
+    told = "the source side 'ru' would be Russian, but its text is written in Latin letters; look"
+    assert told in other.err
+    assert "would be" not in right.err
+
+
+def test_a_source_of_another_script_is_told_where_both_sides_are_named(gapless, table):
+    """Nobody else would say that it is the wrong text."""
+    outcome = gapless("train", *table(), "--src", "ru", "--tgt", "zh", *FLAGS)
+
+    assert outcome.code == 0, outcome.err
+    assert "the source side 'ru' would be Russian, but its text is written in Latin" in outcome.err
+
+
 @pytest.mark.parametrize(("turned", "tokenizer"), [(False, "zh"), (True, "13a")])
 def test_with_no_flag_at_all_the_text_decides(gapless, table, turned, tokenizer):
     """A table without header is trained from its first column to its second, and scored so."""

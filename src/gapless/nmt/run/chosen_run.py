@@ -90,7 +90,9 @@ def choose_run(given: Mapping[str, Any], *, world: int = 1) -> ChosenRun:
     corpus = read_corpus(draft)
     # Asks for the language before the work on the vocabulary.
     decide_scoring(settle_language(draft, corpus.train.tgt), corpus.train.tgt)
-    check_direction(draft, corpus.train)
+    is_src_named = any(given.get(name) is not None for name in ("src", "columns"))
+    told = check_direction(draft, corpus.train, is_src_named=is_src_named)
+    corpus = replace(corpus, notes=(*corpus.notes, *told))
     if first is None:
         choices = choose_vocabulary(_text_facts(may_be_learned(corpus.train, draft)), given)
         config = _with(choices, given)

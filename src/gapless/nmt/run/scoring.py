@@ -116,7 +116,9 @@ def decide_scoring(config: TrainConfig, target: Sequence[str]) -> Scoring:
     return Scoring(tokenizer=language.tokenizer, because=because)
 
 
-def check_direction(config: TrainConfig, train: Pairs) -> None:
+def check_direction(
+    config: TrainConfig, train: Pairs, *, is_src_named: bool = False
+) -> tuple[str, ...]:
     """Check that the sides of a run are not those of the other direction.
 
     Nobody can tell two languages of one script apart. Where nobody named the sides, text of any
@@ -125,12 +127,18 @@ def check_direction(config: TrainConfig, train: Pairs) -> None:
     Args:
         config: of the run.
         train: its training pairs.
+        is_src_named: whether somebody named the source side.
+
+    Returns:
+        A line if the source side is named, and is written in another way than its language.
 
     Raises:
         DataError: each side is written as the language of the other would be.
     """
-    if config.tgt_language == AUTO or not config.check_columns:
-        return
+    if not config.check_columns:
+        return ()
+    if config.tgt_language == AUTO:
+        return _check_source(config, train) if is_src_named else ()
     declared = config.tgt_language
     target = find_language(declared or config.tgt, is_declared=declared is not None)
     named = [
@@ -139,12 +147,36 @@ def check_direction(config: TrainConfig, train: Pairs) -> None:
     ]
     seen = [written_in(_some(side)) for side in (train.src, train.tgt)]
     if None in named or named[0] == named[1] or seen != named[::-1]:
-        return
+        return _check_source(config, train) if is_src_named else ()
     raise DataError(
         f"the sides are exchanged: the source side {config.src!r} {looks(str(seen[0]))}, and the target "
         f"side {config.tgt!r} {looks(str(seen[1]))}; exchange the names in `src` and `tgt`, or in "
         "`columns`, or read them all the same with `check_columns=False`"
     )
+
+
+def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
+    """Return a line if the source side is not written as its language is.
+
+    Raises:
+        DataError: the target side is, and nobody named that.
+    """
+    language = find_language(config.src)
+    src, tgt = (written_in(_some(side)) for side in (train.src, train.tgt))
+    wanted = None if language is None else language.writing
+    if language is None or None in (wanted, src) or src == wanted:
+        return ()
+    if (wanted, src) == ("Japanese", "Chinese"):  # short entries may stand without kana
+        return ()
+    told = (
+        f"the source side {config.src!r} would be {language.name}, but its text {looks(str(src))}"
+    )
+    if config.tgt_language == AUTO and tgt == wanted:
+        raise DataError(
+            f"{told}, and that of the target side {looks(str(tgt))}: name both `src` and `tgt`, in the order of "
+            "the columns, or read them all the same with `check_columns=False`"
+        )
+    return (f"{told}; look whether it is the right text, or give `src` its name",)
 
 
 def _language(config: TrainConfig, target: Sequence[str]) -> Language:
