@@ -125,6 +125,18 @@ def test_a_side_is_found_by_its_name_or_its_language(wanted, names, expected):
     assert expected == matching_name(wanted, names)
 
 
+@pytest.mark.parametrize("wanted", ["zh-Hant", "zh_TW", "zh-HK", "繁體中文", "cht"])
+def test_traditional_characters_are_not_simplified_ones(wanted):
+    """Of two kinds of Chinese the one in the same script is meant, and never the other alone."""
+    for names in (["zh-CN", "zh-Hant"], ["zh", "繁體"], ["chs", "cht"], ["zh_simp", "zh_trad"]):
+        assert matching_name(wanted, names) == names[1]
+    for names in (["zh-Hans"], ["zh-CN", "en"], ["简体"], ["zh-Hans", "zh-SG"]):
+        assert matching_name(wanted, names) is None
+    assert matching_name(wanted, ["en", "zh"]) == "zh"
+    assert matching_name("zh", ["en", "zh-Hant"]) == "zh-Hant"
+    assert matching_name("en-GB", ["en-US", "zh"]) == "en-US"
+
+
 @pytest.mark.parametrize(
     ("wanted", "names", "expected"),
     [

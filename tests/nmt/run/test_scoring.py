@@ -199,3 +199,24 @@ def test_text_that_may_be_of_this_direction(src, tgt, options):
     config = make(src=src, tgt=tgt, **{"tgt_language": None, **options})
 
     check_direction(config, Pairs(src=ARABIC, tgt=ENGLISH))
+
+
+KANJI = [f"第{n}百货公司今天全部商品降价。" for n in "一二三四五六七八九十百千万"]
+KANA = [f"{line}は" for line in KANJI]
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt", "told"),
+    [(KANJI, ENGLISH * 7, True), (KANA, ENGLISH * 7, False), (KANJI[:4], ENGLISH * 2, False)],
+)
+def test_text_without_kana_is_told_where_it_would_be_japanese(src, tgt, told):
+    """On either side; a few words may be without."""
+    size = min(len(src), len(tgt))
+    there = check_direction(
+        make(src="ja", tgt="en"), Pairs(src=src[:size], tgt=tgt[:size]), is_src_named=True
+    )
+    back = check_direction(make(src="en", tgt="ja"), Pairs(src=tgt[:size], tgt=src[:size]))
+
+    expected = "the {} side 'ja' would be Japanese, but its text has no kana, and looks Chinese"
+    assert [line.startswith(expected.format("source")) for line in there] == [True] * told
+    assert [line.startswith(expected.format("target")) for line in back] == [True] * told

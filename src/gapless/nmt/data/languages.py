@@ -27,6 +27,8 @@ _INFORMAL = {
     "한국말": "ko",
     "中文 简体": "zh-Hans",
     **dict.fromkeys(("中文 繁體", "中文 繁体"), "zh-Hant"),
+    **dict.fromkeys(("简体", "簡體", "zh simp", "zh simplified"), "zh-Hans"),
+    **dict.fromkeys(("繁體", "繁体", "zh trad", "zh traditional"), "zh-Hant"),
     **dict.fromkeys(("us", "gb"), "en"),
     "cz": "cs",
     "dk": "da",
@@ -180,6 +182,11 @@ class Language:
         return _parsed(self.tag).prefer_macrolanguage().language or self.tag
 
     @property
+    def script(self) -> str | None:
+        """Its ISO script, if its tag says that or a country; None: it may be written in any."""
+        return None if "-" not in self.tag else _parsed(self.tag).maximize().script
+
+    @property
     def writing(self) -> str | None:
         """In what it is mostly written, as `written_in` says it; None: nothing is known of that."""
         return _WRITING_OF_SCRIPT.get(_parsed(self.tag).maximize().script or "")
@@ -272,7 +279,7 @@ def matching_name(wanted: str, names: Sequence[str]) -> str | None:
     """Return which of some names is the one wanted, None if none is or several are.
 
     The same name comes first, then one that differs in letter case, then the one name of the same
-    language.
+    language, but for one of another script, such as traditional characters for simplified ones.
 
     Args:
         wanted: a name of a side, such as zh.
@@ -288,7 +295,11 @@ def matching_name(wanted: str, names: Sequence[str]) -> str | None:
         return None
     spoken = {name: found for name in names if (found := find_language(name)) is not None}
     same = [name for name, found in spoken.items() if found.tag == language.tag]
-    same = same or [name for name, found in spoken.items() if found.family == language.family]
+    kin = {name: found for name, found in spoken.items() if found.family == language.family}
+    if not same and language.script is not None:
+        same = [name for name, found in kin.items() if found.script == language.script]
+        kin = {name: found for name, found in kin.items() if found.script is None}
+    same = same or list(kin)
     return same[0] if len(same) == 1 else None
 
 
@@ -345,6 +356,11 @@ def written_in(sentences: Iterable[str], *, fewest: int = _FEWEST_LETTERS) -> st
     if hangul >= _HANGUL_SHARE * cjk:
         return "Korean"
     return "Japanese" if kana >= _KANA_SHARE * cjk else "Chinese"
+
+
+def has_kana(sentences: Iterable[str]) -> bool:
+    """Return whether some text has letters that are Japanese and nothing else."""
+    return any(sign.isalpha() and _script(sign) == "Kana" for sign in set("".join(sentences)))
 
 
 @cache

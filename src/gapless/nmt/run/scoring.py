@@ -11,6 +11,7 @@ from gapless.nmt.data.languages import (
     AMBIGUOUS,
     Language,
     find_language,
+    has_kana,
     language_of_writing,
     looks,
     near_name,
@@ -34,6 +35,9 @@ _NEEDS = {
 }
 
 _MOST_SENTENCES = 2000
+
+# Short entries in Japanese may all be without kana, but no longer text is.
+_MOST_WITHOUT_KANA = 100
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +134,7 @@ def check_direction(
         is_src_named: whether somebody named the source side.
 
     Returns:
-        A line if the source side is named, and is written in another way than its language.
+        A line for a side that is named, and is written in another way than its language.
 
     Raises:
         DataError: each side is written as the language of the other would be.
@@ -147,7 +151,8 @@ def check_direction(
     ]
     seen = [written_in(_some(side)) for side in (train.src, train.tgt)]
     if None in named or named[0] == named[1] or seen != named[::-1]:
-        return _check_source(config, train) if is_src_named else ()
+        told = _check_source(config, train) if is_src_named else ()
+        return (*told, *_note_kana("target", config.tgt, target, train.tgt))
     raise DataError(
         f"the sides are exchanged: the source side {config.src!r} {looks(str(seen[0]))}, and the target "
         f"side {config.tgt!r} {looks(str(seen[1]))}; exchange the names in `src` and `tgt`, or in "
@@ -166,8 +171,8 @@ def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
     wanted = None if language is None else language.writing
     if language is None or None in (wanted, src) or src == wanted:
         return ()
-    if (wanted, src) == ("Japanese", "Chinese"):  # short entries may stand without kana
-        return ()
+    if (wanted, src) == ("Japanese", "Chinese"):
+        return _note_kana("source", config.src, language, train.src)
     told = (
         f"the source side {config.src!r} would be {language.name}, but its text {looks(str(src))}"
     )
@@ -177,6 +182,21 @@ def _check_source(config: TrainConfig, train: Pairs) -> tuple[str, ...]:
             "the columns, or read them all the same with `check_columns=False`"
         )
     return (f"{told}; look whether it is the right text, or give `src` its name",)
+
+
+def _note_kana(
+    side: str, name: str, language: Language | None, sentences: Sequence[str]
+) -> tuple[str, ...]:
+    """Return a line if a side would be Japanese, and has not one of the letters that only that has."""
+    some = _some(sentences)
+    if language is None or language.writing != "Japanese" or has_kana(some):
+        return ()
+    if written_in(some) != "Chinese" or sum(map(len, some)) <= _MOST_WITHOUT_KANA:
+        return ()
+    return (
+        f"the {side} side {name!r} would be Japanese, but its text has no kana, and looks Chinese; look "
+        f"whether it is the right text, or give `{'src' if side == 'source' else 'tgt'}` its name",
+    )
 
 
 def _language(config: TrainConfig, target: Sequence[str]) -> Language:
