@@ -1,8 +1,15 @@
-"""Lets `python -m gapless` do what `gapless` does."""
+"""What `gapless` and `python -m gapless` do."""
 
 from __future__ import annotations
 
-from gapless.cli.main import main
+
+def main() -> None:
+    """Load the command line and run it; an interrupt meanwhile ends it without a traceback."""
+    try:
+        from gapless.cli.main import main as run
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    run()
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -171,3 +172,47 @@ def test_an_output_that_is_full(command, buffered):
     assert ended.returncode == 2
     assert ended.stderr.startswith(b"gapless: error: standard output: No space left on device")
     assert ended.stderr.count(b"\n") == 1
+
+
+# A Ctrl-C while a module is loaded.
+INTERRUPTS = """
+import runpy, sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+sys.argv[1:] = ["plans"]
+{start}
+"""
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "runpy.run_module('gapless', run_name='__main__')",
+        "from gapless.__main__ import main; main()",
+    ],
+)
+@pytest.mark.parametrize(
+    "module", ["gapless.cli.main", "gapless.cli.parser", "gapless.cli.plans_command"]
+)
+def test_an_interrupt_of_the_start_leaves_no_traceback(module, start):
+    """Modules that are loaded before any handler is there are no place for one."""
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTS.format(module=module, start=start)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": SRC},
+    )
+
+    assert done.returncode == 130
+    assert done.stdout == ""
+    assert done.stderr in ("", "gapless: error: interrupted\n")
+
+
+def test_the_installed_command_starts_where_an_interrupt_is_met():
+    """It is what `python -m gapless` does."""
+    settings = tomllib.loads((Path(SRC).parent / "pyproject.toml").read_text("utf-8"))
+
+    assert settings["project"]["scripts"] == {"gapless": "gapless.__main__:main"}

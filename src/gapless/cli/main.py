@@ -109,14 +109,8 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     arguments = sys.argv[1:] if arguments is None else arguments
     if _is_scripts_own(arguments):
         leave(run_command(arguments))
-    # Read when torch is imported, which a command does; what the user has set stays.
-    if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", _LOOKS)
-    # Ask a run to save, or to say how it is; one that has not begun, or is at its end, has nothing to.
-    for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_IGN)
-    take_any_text(sys.stdout)
     try:
+        _prepare_process()
         code = run_command(arguments)
         _give_up_unwritable_output()
     except KeyboardInterrupt:
@@ -124,6 +118,16 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     # All is done: an interrupt would only break what libraries do at the end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     leave_process(code)
+
+
+def _prepare_process() -> None:
+    # Read when torch is imported, which a command does; what the user has set stays.
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", _LOOKS)
+    # Ask a run to save, or to say how it is; one that has not begun, or is at its end, has nothing to.
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
+    take_any_text(sys.stdout)
 
 
 def run_command(arguments: Sequence[str]) -> int:
