@@ -20,6 +20,7 @@ from gapless.errors import NonFiniteLossError, RunFolderError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
+from gapless.nmt.run.folder import changed_files, check_unused, read_config
 from gapless.nmt.run.summary import describe_run
 from gapless.nmt.run.trainer import Trainer
 from gapless.nmt.run.validation import score_pairs
@@ -259,6 +260,33 @@ def test_flags_of_a_resume_are_kept_for_the_next(settings, tmp_path):
     assert resume(tmp_path / "run")["steps"] == 8
 
 
+def test_settings_of_a_resume_that_trains_nothing_are_kept(settings, tmp_path):
+    """The state of a finished run is saved anew with them, so that nothing differs from it."""
+    train({**settings, "epochs": 1}, tmp_path / "run")
+    resume(tmp_path / "run", flags={"beam": 3})
+    told = changed_files(tmp_path / "run")
+    resume(tmp_path / "run")
+
+    assert told == []
+    assert read_config(tmp_path / "run").beam == 3
+
+
+def test_what_differs_from_the_settings_that_were_saved_is_named(settings, tmp_path):
+    """Whoever wrote to the file, or was killed after a resume with flags, reads which settings."""
+    train({**settings, "epochs": 1}, tmp_path / "run")
+    file = tmp_path / "run" / "config.yaml"
+    beam, lines = read_config(tmp_path / "run").beam, file.read_text("utf-8").splitlines()
+    others = ["beam: 9" if line.startswith("beam:") else line for line in lines]
+    file.write_text("\n".join(others), "utf-8")
+    (told,) = changed_files(tmp_path / "run")
+    file.write_text("beam: [", "utf-8")
+    (unreadable,) = changed_files(tmp_path / "run")
+
+    says = f"which is used: it says beam 9 instead of {beam}; settings are changed by flags"
+    assert told.endswith(says)
+    assert unreadable.endswith("which is used; settings are changed by flags")
+
+
 def test_a_resumed_run_says_where_it_goes_on_and_what_is_changed(settings, tmp_path):
     """So that nobody takes it for the run that it was."""
     Trainer.new(
@@ -289,6 +317,20 @@ def test_a_resume_keeps_the_update(settings, tmp_path):
     resumed = resume(tmp_path / "run")
 
     check_alike(tmp_path / "whole", tmp_path / "run", whole, resumed)
+
+
+def test_a_folder_with_a_run_that_saved_no_state_gives_no_advice_that_fails(settings, tmp_path):
+    """To resume it would be refused in turn."""
+    train({**settings, "epochs": 1}, tmp_path / "run")
+    with pytest.raises(RunFolderError, match="or resume it with"):
+        check_unused(tmp_path / "run")
+    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        shutil.rmtree(path)
+
+    with pytest.raises(
+        RunFolderError, match="holds a run without a state, which cannot be resumed; remove"
+    ):
+        check_unused(tmp_path / "run")
 
 
 def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.utils.tensorboard import SummaryWriter
 
 from gapless.checkpoint.files import may_pass, naming, replace_file
-from gapless.errors import RunFolderError, noted_on
-from gapless.nmt.run.checkpoints import drop_later, newest_metrics, newest_with
+from gapless.errors import RunFolderError, UserError, noted_on
+from gapless.nmt.run.checkpoints import drop_later, newest_metrics, newest_with, state_store
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.config_file import to_yaml
 from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
@@ -280,7 +280,13 @@ def check_unused(path: Path) -> None:
     begun = begun_files(path)
     if not path.exists() or all(item.name == LOCK or item in begun for item in path.iterdir()):
         return
-    if (path / CONFIG).is_file() or newest_with(path, CONFIG) is not None:
+    is_run = (path / CONFIG).is_file() or newest_with(path, CONFIG) is not None
+    if is_run and not state_store(path).paths():
+        raise RunFolderError(
+            f"run folder {path} is not empty, and holds a run without a state, which cannot be resumed; "
+            "remove it, or choose another `run_dir`"
+        )
+    if is_run:
         raise RunFolderError(
             f"run folder {path} is not empty; choose another `run_dir`, "
             f"or resume it with `resume={path}`"
@@ -358,11 +364,30 @@ def changed_files(path: Path) -> list[str]:
         if not file.is_file():
             lines.append(f"{file} is missing; the one in {kept} is used")
         elif file.read_bytes() != (kept / name).read_bytes():
-            lines.append(
-                f"{file} is not what was saved with {kept.name}, which is used; settings are changed "
-                "by flags"
-            )
+            told = f"{file} is not what was saved with {kept.name}, which is used"
+            differing = _differing_settings(file, kept / name) if name == CONFIG else []
+            says = f": it says {', '.join(differing)}" if differing else ""
+            lines.append(f"{told}{says}; settings are changed by flags")
     return lines
+
+
+def _differing_settings(file: Path, saved: Path) -> list[str]:
+    """Return a few words for each setting that a file has otherwise; none if it cannot be read."""
+    try:
+        now, before = (vars(make_config({}, file=path)) for path in (file, saved))
+    except UserError:
+        return []
+    return [
+        f"{name} {_shown(now[name])} instead of {_shown(before[name])}"
+        for name in now
+        if now[name] != before[name]
+    ]
+
+
+def _shown(value: object) -> str:
+    return (
+        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def damaged_files(path: Path) -> list[str]:

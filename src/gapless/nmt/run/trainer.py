@@ -86,8 +86,8 @@ class Trainer:
         self._validation_clock = (
             None if interval is None else SaveClock(interval, updates=updates, now=now)
         )
-        # The state that a resumed run began with is there already.
-        self._is_saved = run.covered is not None
+        # The state that a resumed run began with is there already, with the settings that it had then.
+        self._is_saved = run.covered is not None and not run.changed
         self._warm_up_seconds = 0.0
         self._final_name: str | None = None
         self._noted: set[str] = set()
