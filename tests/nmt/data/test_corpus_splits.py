@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import lzma
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -15,6 +17,7 @@ from gapless.nmt.data.text_files import read_lines
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
 
@@ -292,3 +295,72 @@ def test_few_rows_the_other_way_round_are_told(tmp_path: Path) -> None:
         assert [f"5 of 605 rows of {tmp_path / 'train.tsv'} are" in n for n in notes] == [True] * (
             count == 5
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "is_test"),
+    [
+        *(("test_2016", True), ("test2016", True), ("test-a", True), ("tests", True)),
+        *(("testset_b", True), ("testimony", False), ("testament_1", False), ("tester", False)),
+    ],
+)
+def test_a_word_that_begins_like_test_is_no_test_set(
+    tmp_path: Path, name: str, is_test: bool
+) -> None:
+    """Text of any other kind may lie in the folder."""
+    write_split(tmp_path, name, HOUSES)
+
+    assert (load_split(tmp_path, split="test", src="en", tgt="de") is not None) == is_test
+
+
+COMMANDS = {"bz2": "bunzip2 -k", "xz": "unxz -k", "zst": "unzstd", "zip": "unzip"}
+
+
+@pytest.mark.parametrize("name", ["train.tsv.bz2", "val.en.xz", "test_2016.zh.zst", "dev.zip"])
+def test_files_that_must_be_unpacked_are_named(tmp_path: Path, name: str) -> None:
+    """Otherwise pairs would be held out in their place, or nothing be found."""
+    (tmp_path / name).write_bytes(b"any")
+    if not name.startswith("train"):
+        write_sides(tmp_path, "train", [(f"a b {n}", f"{n}号") for n in range(10)])
+
+    assert (
+        f"{tmp_path / name} is packed, expected text or gzip; unpack it, such as by "
+        in refusal(tmp_path)
+    )
+    assert f"unpack it, such as by {COMMANDS[name.rpartition('.')[2]]} {name}" in refusal(
+        tmp_path / name
+    )
+
+
+@pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
+def test_a_packed_file_of_another_name_is_told(
+    tmp_path: Path, pack: Callable[[bytes], bytes]
+) -> None:
+    """By its first bytes: a name may lack the ending."""
+    path = tmp_path / "p.tsv"
+    path.write_bytes(pack(b"a\tb\n" * 9))
+
+    assert "is packed as ." in refusal(path)
+    assert "expected text or gzip; unpack it, such as by " in refusal(path)
+
+
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "row", ["Number {} is red.\t{}号是红的。\n", "One {}.\tEin {}.\n", "{}号在一桌子上\t红{}的\n"]
+)
+def test_utf_16_without_a_mark_is_named(tmp_path: Path, encoding: str, row: str) -> None:
+    """Text in Latin letters would be read, with a zero beside each letter, and other text as GBK."""
+    path = tmp_path / "p.tsv"
+    path.write_bytes("".join(row.format(n, n) for n in range(40)).encode(encoding))
+
+    name = encoding.upper().replace("-LE", "LE").replace("-BE", "BE")
+    assert f"is {name} without a mark that says so, expected UTF-8; convert it" in refusal(path)
+    assert f"iconv -f {name} -t UTF-8" in refusal(path)
+
+
+def test_a_stray_zero_is_a_character_like_others(tmp_path: Path) -> None:
+    """Also at the end of every line, it is no sign of another encoding."""
+    path = tmp_path / "p.tsv"
+    for text in ("\0a\tb\n" * 5, "x" + "".join(f"a{n}\tb\0\n" for n in range(10, 51))):
+        path.write_text(text, "utf-8")
+        assert len(read_lines(path)) == text.count("\n")

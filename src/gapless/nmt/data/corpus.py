@@ -7,6 +7,7 @@ JSON-lines files (`train.tsv`), or one such file. Everything may be compressed w
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -15,7 +16,7 @@ from gapless.errors import DataError
 from gapless.nmt.data.languages import looks, matching_name, written_in
 from gapless.nmt.data.tables import ENDINGS, Table, read_table
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
-from gapless.nmt.data.text_files import read_lines
+from gapless.nmt.data.text_files import how_to_unpack, read_lines
 
 
 if TYPE_CHECKING:
@@ -28,6 +29,9 @@ SPLIT_NAMES = {
     "val": ("val", "valid", "validation", "dev"),
     "test": ("test",),
 }
+
+# Other words, such as testimony, begin so as well.
+_TEST_NAME = re.compile(r"test(?:s|set|data|ing)?(?![^\W\d_])")
 
 _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
@@ -271,6 +275,7 @@ def load_split(
         train = None if split == "train" else _training_table(path, src=src, tgt=tgt)
         pairs = _read(found[0], src=src, tgt=tgt, columns=columns, checks=checks, train=train)
         return replace(pairs, notes=(*pairs.notes, *_note_not_read(path, found)))
+    _refuse_packed(path, split)
     sides = [[_find_side(path, name, side) for side in (src, tgt)] for name in _names(path, split)]
     there = next((pair for pair in sides if any(pair)), [None, None])
     if split == "train" or any(there):
@@ -289,6 +294,18 @@ def _files_of(folder: Path, split: str, *, src: str, tgt: str) -> Iterator[tuple
         src_path, tgt_path = (_find_side(folder, name, side) for side in (src, tgt))
         if src_path is not None and tgt_path is not None and src_path != tgt_path:
             yield src_path, tgt_path
+
+
+def _refuse_packed(folder: Path, split: str) -> None:
+    """Refuse files of a split that have to be unpacked first: without them others would be held out.
+
+    Raises:
+        DataError: there is one.
+    """
+    for path in sorted(folder.iterdir()):
+        unpack = how_to_unpack(path)
+        if unpack is not None and path.name.partition(".")[0].casefold() in _names(folder, split):
+            raise DataError(f"{path} is packed, expected text or gzip; {unpack}")
 
 
 def _training_table(folder: Path, *, src: str, tgt: str) -> Path | None:
@@ -327,7 +344,7 @@ def _names(folder: Path, split: str) -> list[str]:
     if split == "test":
         # Test sets often carry a year or a source in their name: test_2016_flickr.en.
         found = {path.name.partition(".")[0] for path in folder.glob("test*")}
-        names += sorted(found.difference(names))
+        names += sorted(name for name in found.difference(names) if _TEST_NAME.match(name))
     return names
 
 

@@ -25,7 +25,7 @@ from gapless.nmt.data.languages import (
     near_name,
 )
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
-from gapless.nmt.data.text_files import check_text, read_lines, read_text
+from gapless.nmt.data.text_files import check_text, how_to_unpack, read_lines, read_text
 
 
 if TYPE_CHECKING:
@@ -288,6 +288,9 @@ def read_table(path: Path, *, src: str, tgt: str, columns: tuple[str, ...] | Non
     if columns is not None:
         src, tgt = _as_in_columns(columns, src=src, tgt=tgt)
     ending = _ending(path)
+    unpack = how_to_unpack(path)
+    if unpack is not None:
+        raise DataError(f"{path} is packed, expected text or gzip; {unpack}")
     if ending not in ENDINGS:
         raise DataError(
             f"{path} ends in {path.suffix or 'nothing known'}, expected "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import re
+import shlex
 import zlib
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,18 @@ _BYTES_TO_LOOK_AT = 1_000_000
 
 # How such files begin.
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
+
+# So many zeros in a text are no slip; characters such as U+4E00 have one on the other side.
+_FEWEST_ZEROS, _ZEROS_ASIDE = 8, 0.3
+
+# What packs a file otherwise: how that begins, and what unpacks it, by the ending of its name.
+_PACKED = {
+    ".bz2": (b"BZh", "bunzip2 -k"),
+    ".xz": (b"\xfd7zXZ\x00", "unxz -k"),
+    ".zst": (b"\x28\xb5\x2f\xfd", "unzstd"),
+    ".zip": (_ZIP, "unzip"),
+    ".7z": (b"7z\xbc\xaf\x27\x1c", "7z x"),
+}
 
 
 def read_lines(path: Path) -> list[str]:
@@ -61,6 +74,12 @@ def decode_text(raw: bytes, *, name: str) -> str:
     Raises:
         DataError: the bytes are not UTF-8; the message names the first bad one.
     """
+    encoding = _wide_encoding(raw)
+    if encoding is not None:
+        raise DataError(
+            f"{name} is {encoding} without a mark that says so, expected UTF-8; convert it, such as by "
+            f"iconv -f {encoding} -t UTF-8"
+        )
     try:
         return raw.decode("utf-8").removeprefix("\ufeff").replace("\n\ufeff", "\n")
     except UnicodeDecodeError as error:
@@ -98,10 +117,33 @@ def likely_encoding(raw: bytes) -> str:
     """Return the encoding that text which is not UTF-8 may have, by its bytes."""
     if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16"
+    wide = _wide_encoding(raw)
+    if wide is not None:
+        return wide
     # Accented letters stand alone among others; characters of two bytes seldom do.
     runs = _HIGH_BYTES.findall(raw[:_BYTES_TO_LOOK_AT])
     letters = sum(len(run) == 1 and run >= b"\xc0" for run in runs)
     return "CP1252" if letters > len(runs) / 2 else "GBK"
+
+
+def _wide_encoding(raw: bytes) -> str | None:
+    """Return what text without a byte order mark is that has zeros where UTF-16 has them, if it is such."""
+    some = raw[:_BYTES_TO_LOOK_AT]
+    zeros = some[::2].count(0), some[1::2].count(0)
+    # Each end of a line has one, and always on the same side.
+    fewest = max(_FEWEST_ZEROS, some.count(b"\n") / 2)
+    if sum(zeros) < fewest or min(zeros) > _ZEROS_ASIDE * sum(zeros):
+        return None
+    if some.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return None
+    encoding = "UTF-16BE" if zeros[0] > zeros[1] else "UTF-16LE"
+    return encoding if "\n" in some.decode(encoding, errors="replace") else None
+
+
+def how_to_unpack(path: Path) -> str | None:
+    """Return how a file is unpacked that is packed otherwise than by gzip, by its name; None: it is not."""
+    found = _PACKED.get(path.suffix.casefold())
+    return None if found is None else f"unpack it, such as by {found[1]} {shlex.quote(path.name)}"
 
 
 def check_text(text: str, *, where: str) -> str:
@@ -134,6 +176,11 @@ def read_text(path: Path) -> str:
         raise DataError(f"{path} is not a whole gzip file ({error}); fetch it again") from error
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
+    for ending, (begin, command) in _PACKED.items():
+        if ending != ".zip" and raw.startswith(begin):
+            raise DataError(
+                f"{path} is packed as {ending}, expected text or gzip; unpack it, such as by {command}"
+            )
     if raw.startswith(_ZIP):
         raise DataError(
             f"{path} is a zip archive or a workbook, expected text; extract or export it"
