@@ -49,6 +49,7 @@ def test_a_run_without_checkpoints_is_not_whole(gapless, run):
         ("config.yaml", "config.yaml is not what was saved with step-000000010"),
         ("vocab.spm", "vocab.spm is not what was saved"),
         ("metrics.jsonl", "metrics.jsonl: holds other bytes"),
+        ("trained_on.bin", "trained_on.bin: holds other bytes"),
     ],
 )
 def test_damage_is_named(gapless, run, name, named):
@@ -62,6 +63,15 @@ def test_damage_is_named(gapless, run, name, named):
     assert (done.code, done.err) == (1, "")
     assert done.out.count("\n") == 1
     assert named in done.out
+
+
+def test_what_a_run_was_trained_on_is_missed(gapless, run):
+    """Its newest state says that it was there; that of an earlier version does not."""
+    (run / "trained_on.bin").unlink()
+    done = gapless("checkpoint", "verify", run)
+
+    assert (done.code, done.err, done.out.count("\n")) == (1, "", 1)
+    assert "trained_on.bin is missing; gapless evaluate cannot tell" in done.out
 
 
 def test_a_folder_that_is_no_run(gapless, tmp_path):

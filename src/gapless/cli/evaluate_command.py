@@ -177,7 +177,8 @@ def _note_trained_on(count: int | None, options: Namespace, *, of: int) -> list[
     if count is None:
         return [
             f"{options.run} does not say what it was trained on, as it or the run that it starts from is of "
-            f"an earlier version, so nobody can tell which of the {of:,} {options.split} pairs it has seen"
+            f"an earlier version or lost its trained_on.bin, so nobody can tell which of the {of:,} "
+            f"{options.split} pairs it has seen"
         ]
     if not count:
         return []

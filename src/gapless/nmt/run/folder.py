@@ -13,12 +13,18 @@ from torch.utils.tensorboard import SummaryWriter
 
 from gapless.checkpoint.files import may_pass, naming, replace_file
 from gapless.errors import RunFolderError, UserError, noted_on
-from gapless.nmt.run.checkpoints import drop_later, newest_metrics, newest_with, state_store
+from gapless.nmt.run.checkpoints import (
+    drop_later,
+    newest_keeps_trained_on,
+    newest_metrics,
+    newest_with,
+    state_store,
+)
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.config_file import to_yaml
 from gapless.nmt.run.metrics_file import METRICS, MetricsFile, go_back
 from gapless.nmt.run.task import VOCAB_FILES, Vocabs
-from gapless.nmt.run.trained_on import TRAINED_ON
+from gapless.nmt.run.trained_on import TRAINED_ON, damage_of_trained_on
 
 
 if TYPE_CHECKING:
@@ -405,7 +411,8 @@ def damaged_files(path: Path) -> list[str]:
         difference = covered.difference(data[: covered.size])
         if difference is not None:
             lines.append(f"{file}: {difference}")
-    return lines
+    damage = damage_of_trained_on(path, was_kept=newest_keeps_trained_on(path))
+    return lines if damage is None else [*lines, damage]
 
 
 def read_vocabs(path: Path, config: TrainConfig) -> Vocabs:

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 TRAINED_ON = "trained_on.bin"
 
+# At the end of the file, of what stands before.
+_DIGEST_BYTES = 16
+
 # Of several billion sentences, two have the same hash by chance about once.
 _HASH = np.dtype("<u8")
 
@@ -44,7 +47,8 @@ def keep_trained_on(run_dir: Path, sources: Sequence[str], *, earlier: Path | No
     if before is None:
         path.unlink(missing_ok=True)
         return
-    replace_file(path, np.union1d(before, _hashes(sources)).astype(_HASH).tobytes())
+    content = np.union1d(before, _hashes(sources)).astype(_HASH).tobytes()
+    replace_file(path, content + _digest(content))
 
 
 def count_trained_on(run_dir: Path, sources: Sequence[str]) -> int | None:
@@ -58,6 +62,25 @@ def count_trained_on(run_dir: Path, sources: Sequence[str]) -> int | None:
     return None if known is None else int(np.isin(_hashes(sources), known).sum())
 
 
+def keeps_trained_on(run_dir: Path) -> bool:
+    """Return whether a run keeps what it was trained on."""
+    return (run_dir / TRAINED_ON).is_file()
+
+
+def damage_of_trained_on(run_dir: Path, *, was_kept: bool) -> str | None:
+    """Return a line if what a run keeps of its training text is missing or damaged.
+
+    Args:
+        run_dir: of the run.
+        was_kept: whether its newest state says that it is there.
+    """
+    path = run_dir / TRAINED_ON
+    if not path.is_file():
+        lost = "is missing; gapless evaluate cannot tell text that the run was trained on"
+        return f"{path} {lost}" if was_kept else None
+    return None if _read(run_dir) is not None else f"{path}: holds other bytes than were written"
+
+
 def _hashes(sources: Sequence[str]) -> NDArray[np.uint64]:
     digests = (hashlib.blake2b(plain(text).encode(), digest_size=8).digest() for text in sources)
     return np.frombuffer(b"".join(digests), _HASH)
@@ -67,5 +90,10 @@ def _read(run_dir: Path) -> NDArray[np.uint64] | None:
     path = run_dir / TRAINED_ON
     if not path.is_file():
         return None
-    content = path.read_bytes()
-    return None if len(content) % _HASH.itemsize else np.frombuffer(content, _HASH)
+    raw = path.read_bytes()
+    content = raw[:-_DIGEST_BYTES]
+    return np.frombuffer(content, _HASH) if raw[-_DIGEST_BYTES:] == _digest(content) else None
+
+
+def _digest(content: bytes) -> bytes:
+    return hashlib.blake2b(content, digest_size=_DIGEST_BYTES).digest()

@@ -42,7 +42,7 @@ from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
-from gapless.nmt.run.trained_on import keep_trained_on
+from gapless.nmt.run.trained_on import keep_trained_on, keeps_trained_on
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.nmt.run.update_size import check_shapes, grown_update
 from gapless.pipeline.host_waits import HostWaits
@@ -212,7 +212,11 @@ class TrainingRun:
     def history(self, covered: Content) -> dict[str, Any]:
         """Return the rest of the state: how far the run is, and what its metrics file holds."""
         self.position.wall_seconds = self.clock.seconds()
-        return {"position": self.position.state(), "metrics": asdict(covered)}
+        return {
+            "position": self.position.state(),
+            "metrics": asdict(covered),
+            "trained_on": keeps_trained_on(self.run_dir),
+        }
 
     def load_state(self, state: dict[str, Any], *, path: Path) -> None:
         """Take up a saved state and its weights.
