@@ -235,10 +235,14 @@ def _run(options: argparse.Namespace, row: dict[str, Any], seed: str) -> dict[st
     command += ["--run-dir", str(folder)]
     print(f"{label}, seed {seed}", end=": ", flush=True)
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # A file, so that a run which is stopped shows where it was.
+    log = folder.with_suffix(".log")
+    with log.open("wb") as file:
+        done = subprocess.run(command, stdout=file, stderr=file, check=False)
     seconds = time.perf_counter() - start
     if done.returncode:
-        problem = _problem(done.stderr or done.stdout)
+        problem = _problem(log.read_text(encoding="utf-8", errors="replace"))
         print(f"failed: {problem}", flush=True)
         return {"seed": seed, "problem": f"exit code {done.returncode}: {problem}"}
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))

@@ -28,7 +28,7 @@ class KernelTimes:
         num_kernels: kernels, those of replayed graphs included.
         busy_ms: time in which a kernel ran; where several ran at once, it counts once.
         ms_by_name: time of all runs of each kernel, summed.
-        compute_ms: time in which a kernel ran that is not NCCL's.
+        compute_ms: time in which a kernel ran that is not NCCL's, nor waits for another GPU.
         collectives: of each kernel of NCCL that sums, in their order: its time, and the part of it in which no
             other kernel ran, in milliseconds. The wait for a rank that comes later is in both.
     """
@@ -82,7 +82,7 @@ def count_kernels(times: KernelTimes, events: Iterable[dict[str, Any]]) -> None:
         times.num_kernels, times.busy_ms = found.num_kernels, found.busy_ms
     for event in kernels:
         times.ms_by_name[event["name"]] += event["dur"] / 1000.0
-    compute = summarise([event for event in kernels if not _is_of_nccl(event)])
+    compute = summarise([event for event in kernels if not _is_between_ranks(event)])
     times.compute_ms = 0.0 if compute is None else compute.busy_ms
     times.collectives = _collectives(kernels)
 
@@ -90,7 +90,7 @@ def count_kernels(times: KernelTimes, events: Iterable[dict[str, Any]]) -> None:
 def _collectives(kernels: list[dict[str, Any]]) -> list[tuple[float, float]]:
     """Return the time of each sum of NCCL, and the part of it in which nothing else ran, in ms."""
     sums = sorted(_span(event) for event in kernels if _is_of_nccl(event) and _sums(event))
-    others = sorted(_span(event) for event in kernels if not _is_of_nccl(event))
+    others = sorted(_span(event) for event in kernels if not _is_between_ranks(event))
     return [
         ((end - start) / 1000.0, (end - start - _covered(others, start, end)) / 1000.0)
         for start, end in sums
@@ -103,6 +103,10 @@ def _span(event: dict[str, Any]) -> tuple[float, float]:
 
 def _is_of_nccl(event: dict[str, Any]) -> bool:
     return str(event["name"]).startswith("nccl")
+
+
+def _is_between_ranks(event: dict[str, Any]) -> bool:
+    return _is_of_nccl(event) or "symmetric_memory::barrier" in event["name"]
 
 
 def _sums(event: dict[str, Any]) -> bool:

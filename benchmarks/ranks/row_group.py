@@ -159,6 +159,7 @@ def communication(
 ) -> dict[str, Any]:
     """Return the kernels of NCCL in a step, their time, and the part that nothing hides, in ms.
 
+    Without such kernels, as where GPUs copy from each other, there are no times.
     If all steps have as many, both times also stand there by the kernel's place in its step.
     A kernel waits on the ranks that came early, so of each the rank counts that waited least.
 
@@ -171,7 +172,7 @@ def communication(
         "collective_ms_per_step": None,
         "traced_exposed_ms_per_step": None,
     }
-    if len({len(kernels) for kernels in of_ranks}) > 1:
+    if len({len(kernels) for kernels in of_ranks}) > 1 or not of_ranks[0]:
         return found
     least = [
         (min(ms for ms, _ in one), min(exposed for _, exposed in one))

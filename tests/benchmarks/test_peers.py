@@ -162,7 +162,7 @@ def test_copies_and_fills_do_not_make_a_device_busy():
 
 
 def test_a_collective_is_exposed_where_no_other_kernel_runs():
-    """In the order of time; kernels that overlap count once, and copies do not count."""
+    """In the order of time; kernels that overlap count once, and copies and waits for GPUs do not count."""
     times = KernelTimes()
     sum_kernel = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
     events = [
@@ -174,6 +174,7 @@ def test_a_collective_is_exposed_where_no_other_kernel_runs():
         traced(4800, 9000),
         traced(1000, 4000, name="copy", cat="gpu_memcpy"),
         traced(22_000, 10, name="ncclDevKernel_AllGather_RING_LL"),
+        traced(23_000, 500, name="c10d::symmetric_memory::barrier_kernel(unsigned int**, int)"),
     ]
 
     count_kernels(times, events)

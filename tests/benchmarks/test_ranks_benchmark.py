@@ -137,6 +137,14 @@ def test_ranks_with_other_numbers_of_collectives_are_not_compared():
     assert found["collective_ms_per_step"] is None
 
 
+def test_ranks_without_collectives_have_no_times_of_them():
+    """As where copy engines bring gradients: 0 would say that nothing is exposed."""
+    found = communication([[], []], steps=1)
+
+    assert found["collective_ms_per_step"] is None
+    assert found["traced_exposed_ms_per_step"] is None
+
+
 # --- rows ---
 
 
