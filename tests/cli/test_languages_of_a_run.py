@@ -153,6 +153,7 @@ def test_a_source_that_is_named_alone_is_compared_with_its_text(gapless, table):
     assert other.code == right.code == 0, other.err + right.err
     told = "the source side 'ru' would be Russian, but its text is written in Latin letters; look"
     assert told in other.err
+    assert "or give --src its name" in other.err
     assert "would be" not in right.err
 
 

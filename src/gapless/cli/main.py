@@ -22,6 +22,7 @@ from gapless.cli.output import (
     print_result,
     take_any_text,
     throw_away,
+    warn_with_flags_of,
     write,
 )
 from gapless.cli.parser import Parser, UsageError, did_you_mean
@@ -202,6 +203,7 @@ def _run(arguments: Sequence[str]) -> int:
 def _run_command(name: str, arguments: Sequence[str]) -> int:
     parser = command_parser(name)
     options = parser.parse(arguments)
+    warn_with_flags_of(parser.parameters())
     if name not in _OF_SEVERAL and is_left_to_first(name):
         return 0
     try:

@@ -9,15 +9,19 @@ import sys
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TextIO
 
+from gapless.cli.error_text import with_flags
 from gapless.report.text import wrapped
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
 
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
+
+# Names of options of the command that runs.
+_flags: set[str] = set()
 
 # Stands in the place of a file's name in an error of a write.
 STANDARD_OUTPUT = "standard output"
@@ -63,8 +67,15 @@ def say_wrapped(text: str, *, indent: int = 2) -> None:
     say(fitting(text, sys.stdout, indent=indent))
 
 
+def warn_with_flags_of(names: Collection[str]) -> None:
+    """Let warnings say options of a command, by their names, as its flags."""
+    _flags.clear()
+    _flags.update(names)
+
+
 def warn(text: str) -> None:
     """Print a warning to standard error; on a terminal it is broken at spaces where it ends."""
+    text = with_flags(text, _flags)
     write(sys.stderr, fitting(f"gapless: warning: {text}", sys.stderr) + "\n")
 
 

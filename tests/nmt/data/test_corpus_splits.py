@@ -5,6 +5,8 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import re
+import subprocess
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -243,19 +245,45 @@ def test_a_split_without_a_header_has_the_order_of_the_training_file(
         assert all(f"column {at[0] + 1} 'en' and column {at[1] + 1} 'de'" in note for note in told)
 
 
-def test_a_split_of_other_columns_without_a_header_is_refused(tmp_path: Path) -> None:
-    """Which of its columns are the sides is written nowhere."""
+@pytest.mark.parametrize(
+    ("header", "rows"),
+    [
+        # What only one of the files has, or only some rows.
+        (("id", "en", "de", "by"), lambda en, de, n: ("7", en, de)),
+        (("en", "de"), lambda en, de, n: (en, de, "")),
+        (("en", "de"), lambda en, de, n: (en, de, "CC-BY by ann")),
+        (("en", "de"), lambda en, de, n: (en, de, "stray") if n == 1 else (en, de)),
+        (("en", "de", "score", "by"), lambda en, de, n: (en, de, "0.5")),
+        (("id", "en", "de"), lambda en, de, n: (en, de, "CC-BY by ann")),
+        # The order in which people write pairs, and not that of the training file.
+        (("de", "en"), lambda en, de, n: (en, de)),
+        (("en", "de"), lambda en, de, n: (de, en)),
+    ],
+)
+def test_the_text_tells_the_columns_of_a_split_without_a_header(
+    tmp_path: Path, header: tuple[str, ...], rows: Callable[[str, str, int], tuple[str, ...]]
+) -> None:
+    """The sides are where words are those of the training text."""
+    named = [{"en": en, "de": de, "id": "7", "score": "1", "by": "me"} for en, de in HOUSES]
     write_split(
-        tmp_path, "train", [("id", "en", "de", "by"), *(("7", *row, "me") for row in HOUSES)]
+        tmp_path, "train", [header, *(tuple(one[name] for name in header) for one in named)]
     )
-    write_split(tmp_path, "val", [("7", *row) for row in HOUSES])
+    write_split(tmp_path, "test", [rows(en, de, n) for n, (en, de) in enumerate(HOUSES)])
 
-    with pytest.raises(DataError) as caught:
-        load_corpus(tmp_path, src="en", tgt="de", checks=True)
+    corpus = load_corpus(tmp_path, src="en", tgt="de", checks=True)
 
-    said = "val.tsv has 3 columns without names, and "
-    assert said in str(caught.value)
-    assert "'id', 'en', 'de', 'by', so the sides cannot be found" in str(caught.value)
+    assert list(zip(corpus.test.src, corpus.test.tgt, strict=True)) == HOUSES
+
+
+def test_a_training_file_that_cannot_be_read_says_nothing_of_the_test_set(tmp_path: Path) -> None:
+    """Whoever scores a split may have anything beside it."""
+    (tmp_path / "train.tsv").write_bytes(b"")
+    write_split(tmp_path, "test", HOUSES)
+
+    found = load_split(tmp_path, split="test", src="en", tgt="de")
+
+    assert found is not None
+    assert list(zip(found.src, found.tgt, strict=True)) == HOUSES
 
 
 SENTENCES = [(f"Number {n} is red.", f"{n}号是红的。") for n in range(60)]
@@ -286,6 +314,42 @@ def test_files_joined_in_both_directions_are_refused(tmp_path: Path, count: int)
         assert any(f"{count} of 60 rows of " in note for note in notes)
 
 
+TAGGED = [row for en, zh in SENTENCES[:30] for row in ((f"<2zh> {en}", zh), (f"<2en> {zh}", en))]
+SERBIAN = [(f"Dobar dan, kuća {n}.", f"Добар дан, кућа {n}.") for n in range(20)]
+
+
+@pytest.mark.parametrize(
+    ("sides", "rows"),
+    [
+        (("en", "zh"), TAGGED),
+        (("sr", "bs"), SERBIAN + [row[::-1] for row in SERBIAN]),
+    ],
+)
+def test_what_is_meant_to_have_both_directions_is_read(
+    tmp_path: Path, sides: tuple[str, str], rows: list[tuple[str, str]]
+) -> None:
+    """Sources that say into which language, and languages that are written in either script."""
+    write_split(tmp_path, "train", rows)
+
+    corpus = load_corpus(tmp_path, src=sides[0], tgt=sides[1], checks=True)
+
+    assert not any("other way round" in note for note in corpus.notes)
+
+
+def test_the_names_of_the_sides_tell_which_rows_are_wrong(tmp_path: Path) -> None:
+    """Not what most rows are; a test set of both directions is only told of."""
+    write_split(tmp_path, "train", [*((zh, en) for en, zh in SENTENCES), *SENTENCES[:30]])
+    with pytest.raises(
+        DataError, match=r"60 of 90 rows of .* than `src` and `tgt` say, such as line 1,"
+    ):
+        load_corpus(tmp_path, src="en", tgt="zh", checks=True)
+
+    write_split(tmp_path, "train", SENTENCES)
+    write_split(tmp_path, "test", mixed(30))
+    notes = load_corpus(tmp_path, src="en", tgt="zh", checks=True).notes
+    assert any("30 of 60 rows of " in note for note in notes)
+
+
 def test_few_rows_the_other_way_round_are_told(tmp_path: Path) -> None:
     """A few among many are no reason to refuse the others; fewer are not worth a line."""
     many = [(f"{en[:-1]}, {n}.", zh) for n in range(10) for en, zh in SENTENCES]
@@ -302,6 +366,7 @@ def test_few_rows_the_other_way_round_are_told(tmp_path: Path) -> None:
     [
         *(("test_2016", True), ("test2016", True), ("test-a", True), ("tests", True)),
         *(("testset_b", True), ("testimony", False), ("testament_1", False), ("tester", False)),
+        *(("testA", True), ("testnews", True), ("testen", True), ("testcorpus", True)),
     ],
 )
 def test_a_word_that_begins_like_test_is_no_test_set(
@@ -313,23 +378,51 @@ def test_a_word_that_begins_like_test_is_no_test_set(
     assert (load_split(tmp_path, split="test", src="en", tgt="de") is not None) == is_test
 
 
-COMMANDS = {"bz2": "bunzip2 -k", "xz": "unxz -k", "zst": "unzstd", "zip": "unzip"}
+COMMANDS = {"bz2": "bzip2 -dc", "xz": "xz -dc", "zst": "zstd -dc", "zip": "unzip -p"}
 
 
-@pytest.mark.parametrize("name", ["train.tsv.bz2", "val.en.xz", "test_2016.zh.zst", "dev.zip"])
+@pytest.mark.parametrize(
+    "name", ["train.tsv.bz2", "train.zip", "val.en.xz", "test_2016.zh.zst", "dev.csv.zip"]
+)
 def test_files_that_must_be_unpacked_are_named(tmp_path: Path, name: str) -> None:
     """Otherwise pairs would be held out in their place, or nothing be found."""
     (tmp_path / name).write_bytes(b"any")
     if not name.startswith("train"):
         write_sides(tmp_path, "train", [(f"a b {n}", f"{n}号") for n in range(10)])
 
-    assert (
-        f"{tmp_path / name} is packed, expected text or gzip; unpack it, such as by "
-        in refusal(tmp_path)
+    packed = tmp_path / name
+    unpack = (
+        f"unpack it, such as by {COMMANDS[packed.suffix[1:]]} {packed} > {packed.with_suffix('')}"
     )
-    assert f"unpack it, such as by {COMMANDS[name.rpartition('.')[2]]} {name}" in refusal(
-        tmp_path / name
+    assert f"{packed} is packed, expected text or gzip; {unpack}" in refusal(tmp_path)
+    assert unpack in refusal(packed)
+
+
+@pytest.mark.parametrize("name", ["test_images.zip", "val.zip", "test.d.7z/x"])
+def test_an_archive_beside_the_text_is_no_text(tmp_path: Path, name: str) -> None:
+    """One that may hold a split is told of; pairs are held out."""
+    write_split(tmp_path, "train", SENTENCES)
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_bytes(b"any")
+
+    corpus = load_corpus(tmp_path, src="en", tgt="zh", checks=True)
+
+    assert len(corpus.val) == 3
+    assert any("val.zip is packed and not read" in note for note in corpus.notes) == (
+        name == "val.zip"
     )
+
+
+def test_unpacking_as_told_gives_the_text(tmp_path: Path) -> None:
+    """Whatever the name of the file is."""
+    path = tmp_path / "my pairs.tsv"
+    path.write_bytes(bz2.compress(b"a b\tc d\n" * 9))
+    found = re.search("such as by (.*)$", refusal(path))
+    assert found is not None
+
+    subprocess.run(found[1], shell=True, check=True)
+
+    assert (tmp_path / "unpacked-my pairs.tsv").read_bytes() == b"a b\tc d\n" * 9
 
 
 @pytest.mark.parametrize("pack", [bz2.compress, lzma.compress])
@@ -342,6 +435,22 @@ def test_a_packed_file_of_another_name_is_told(
 
     assert "is packed as ." in refusal(path)
     assert "expected text or gzip; unpack it, such as by " in refusal(path)
+
+
+@pytest.mark.parametrize("num", range(8, 12))
+def test_zeros_in_utf_8_make_no_utf_16(tmp_path: Path, num: int) -> None:
+    """As where each line ends in one, and all lines have an even number of bytes."""
+    path = tmp_path / "p.tsv"
+    path.write_bytes("".join(f"ab{n % 10}\t车\x00\n" for n in range(num)).encode())
+
+    assert read_lines(path) == [f"ab{n % 10}\t车\x00" for n in range(num)]
+
+
+def test_text_that_begins_as_a_packed_file_does_is_text(tmp_path: Path) -> None:
+    """A few letters are no proof."""
+    path = write_table(tmp_path, [("BZhanov came.", "布赞诺夫来了。")])
+
+    assert read_lines(path) == ["BZhanov came.\t布赞诺夫来了。"]
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])

@@ -137,6 +137,25 @@ def test_traditional_characters_are_not_simplified_ones(wanted):
     assert matching_name("en-GB", ["en-US", "zh"]) == "en-US"
 
 
+def test_a_country_is_no_script():
+    """Of two kinds of one language in one script nobody can say which is meant."""
+    for wanted, names in (
+        ("pt-BR", ["en", "pt", "pt-PT"]),
+        ("en-US", ["en", "en-GB"]),
+        ("es-MX", ["es", "es-ES"]),
+    ):
+        assert matching_name(wanted, names) is None
+    assert matching_name("sr-Latn", ["sr-Cyrl", "en"]) is None
+    assert matching_name("sr-Latn", ["sr-Cyrl", "sr-Latn"]) == "sr-Latn"
+
+
+@pytest.mark.parametrize("name", ["sr", "Serbian", "uz", "ku", "bs", "az"])
+def test_languages_of_two_scripts_are_written_in_either(name):
+    """What text of theirs looks like says nothing; a tag may."""
+    assert find_language(name).writing is None
+    assert find_language("sr-Cyrl").writing == "Cyrillic"
+
+
 @pytest.mark.parametrize(
     ("wanted", "names", "expected"),
     [

@@ -233,6 +233,10 @@ def test_a_first_pair_of_words_is_a_pair(tmp_path, first):
         ("s1\ts1", False),
         ("12\t13", False),
         ("a 0\tb 0", False),
+        *(("no no no\tne ne ne", False), ("Ha, ha\tHe, he", False), ("it it\tda da", False)),
+        *(("Psalm 23\tPsalm 22", False), ("iPhone 11\tiPhone 12", False), ("v1\tv2", False)),
+        *(("Input/Output\tInput / Output", False), ("Date/Time\tDate / Time", False)),
+        *(("question/answer\tQuestion / Answer", False), ("SRC.TXT\tTGT.TXT", True)),
     ],
 )
 def test_words_for_columns_are_a_header(tmp_path, header, is_header):

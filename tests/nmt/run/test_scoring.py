@@ -207,7 +207,13 @@ KANA = [f"{line}は" for line in KANJI]
 
 @pytest.mark.parametrize(
     ("src", "tgt", "told"),
-    [(KANJI, ENGLISH * 7, True), (KANA, ENGLISH * 7, False), (KANJI[:4], ENGLISH * 2, False)],
+    [
+        (KANJI, ENGLISH * 7, True),
+        (KANA, ENGLISH * 7, False),
+        (KANJI[:4], ENGLISH * 2, False),
+        # A list of words.
+        (["政治", "経済", "文化", "歴史"] * 20, ENGLISH * 40, False),
+    ],
 )
 def test_text_without_kana_is_told_where_it_would_be_japanese(src, tgt, told):
     """On either side; a few words may be without."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from gapless.errors import DataError
+from gapless.nmt.data.directions import exchanged_rows
 from gapless.nmt.data.languages import looks, matching_name, written_in
 from gapless.nmt.data.tables import ENDINGS, Table, read_table
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
@@ -30,8 +32,8 @@ SPLIT_NAMES = {
     "test": ("test",),
 }
 
-# Other words, such as testimony, begin so as well.
-_TEST_NAME = re.compile(r"test(?:s|set|data|ing)?(?![^\W\d_])")
+# Words that begin like the name of a test set, such as testimony.
+_OTHER_WORD = re.compile(r"test(?:at|ament|er|icle|if|imon|os|ud|y)")
 
 _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
@@ -45,11 +47,8 @@ _FEWEST_ALIKE, _ALIKE_SHARE = 10, 0.1
 # Sentences of which the script is looked at.
 _MOST_LOOKED_AT = 2000
 
-# Rows, evenly over a file, of which both sides are looked at; two letters of a row say how it is written.
-_MOST_ROWS, _LETTERS_OF_A_ROW = 20_000, 2
-
-# Fewer rows the other way round are a slip of whoever wrote them; a larger share is another file.
-_FEWEST_EXCHANGED, _EXCHANGED_SHARE = 5, 0.05
+# A larger share of rows the other way round is another file, joined to this one.
+_EXCHANGED_SHARE = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +146,8 @@ def load_corpus(
         pairs = splits[split]
         notes += _notes_of_writing(pairs, split=split, train=train, path=path, checks=checks)
     notes += _notes_of_placeholders(train)
+    for split in missing:
+        notes += _note_packed(path, split) if path.is_dir() else ()
     for split, pairs in splits.items():
         notes += pairs.notes
         notes += _notes_of(pairs, split=split, train=train)
@@ -264,7 +265,7 @@ def load_split(
     if not path.exists():
         raise DataError(f"{path} does not exist; `data` takes a folder or a file")
     if path.is_file():
-        return _read_table(path, src=src, tgt=tgt, columns=columns, checks=checks)
+        return _read_table(path, src=src, tgt=tgt, columns=columns, checks=checks, split=split)
     if not path.is_dir():
         raise DataError(
             f"{path} is a pipe or a device, expected a folder or a file; data is read more than once, "
@@ -273,9 +274,21 @@ def load_split(
     found = list(_files_of(path, split, src=src, tgt=tgt))
     if found:
         train = None if split == "train" else _training_table(path, src=src, tgt=tgt)
-        pairs = _read(found[0], src=src, tgt=tgt, columns=columns, checks=checks, train=train)
+        files = found[0]
+        if len(files) == 1:
+            pairs = _read_table(
+                files[0],
+                src=src,
+                tgt=tgt,
+                columns=columns,
+                checks=checks,
+                split=split,
+                train=train,
+            )
+        else:
+            pairs = _read_sides(*files, split=split, sides=(src, tgt), checks=checks)
         return replace(pairs, notes=(*pairs.notes, *_note_not_read(path, found)))
-    _refuse_packed(path, split)
+    _refuse_packed(path, split, sides=(src, tgt))
     sides = [[_find_side(path, name, side) for side in (src, tgt)] for name in _names(path, split)]
     there = next((pair for pair in sides if any(pair)), [None, None])
     if split == "train" or any(there):
@@ -296,36 +309,45 @@ def _files_of(folder: Path, split: str, *, src: str, tgt: str) -> Iterator[tuple
             yield src_path, tgt_path
 
 
-def _refuse_packed(folder: Path, split: str) -> None:
+def _refuse_packed(folder: Path, split: str, *, sides: tuple[str, str]) -> None:
     """Refuse files of a split that have to be unpacked first: without them others would be held out.
 
     Raises:
         DataError: there is one.
     """
-    for path in sorted(folder.iterdir()):
-        unpack = how_to_unpack(path)
-        if unpack is not None and path.name.partition(".")[0].casefold() in _names(folder, split):
+    for path in _packed(folder, split):
+        endings = path.name.casefold().split(".")[1:-1]
+        inside = endings[-1] if endings else ""
+        is_side = bool(inside) and matching_name(inside, sides) is not None
+        if split == "train" or f".{inside}" in ENDINGS or is_side:
+            unpack = how_to_unpack(path)
             raise DataError(f"{path} is packed, expected text or gzip; {unpack}")
+
+
+def _note_packed(folder: Path, split: str) -> tuple[str, ...]:
+    """Return a line if an archive may hold a split that is held out now."""
+    return tuple(
+        f"{path} is packed and not read; if it holds the {split} pairs, {how_to_unpack(path)}"
+        for path in _packed(folder, split)
+        if path.name.casefold().partition(".")[0] in SPLIT_NAMES[split]
+    )
+
+
+def _packed(folder: Path, split: str) -> list[Path]:
+    """Return the files with the name of a split that are packed otherwise than by gzip."""
+    return [
+        path
+        for path in sorted(folder.iterdir())
+        if how_to_unpack(path) is not None
+        and path.name.casefold().partition(".")[0] in _names(folder, split)
+        and path.is_file()
+    ]
 
 
 def _training_table(folder: Path, *, src: str, tgt: str) -> Path | None:
     """Return the table of the training pairs; None: they are in no table."""
     files = next(_files_of(folder, "train", src=src, tgt=tgt), ())
     return files[0] if len(files) == 1 else None
-
-
-def _read(
-    files: tuple[Path, ...],
-    *,
-    src: str,
-    tgt: str,
-    columns: tuple[str, ...] | None,
-    checks: bool,
-    train: Path | None,
-) -> Pairs:
-    if len(files) == 1:
-        return _read_table(files[0], src=src, tgt=tgt, columns=columns, checks=checks, train=train)
-    return _read_sides(*files, checks=checks)
 
 
 def _note_not_read(folder: Path, found: list[tuple[Path, ...]]) -> tuple[str, ...]:
@@ -344,7 +366,7 @@ def _names(folder: Path, split: str) -> list[str]:
     if split == "test":
         # Test sets often carry a year or a source in their name: test_2016_flickr.en.
         found = {path.name.partition(".")[0] for path in folder.glob("test*")}
-        names += sorted(name for name in found.difference(names) if _TEST_NAME.match(name))
+        names += sorted(name for name in found.difference(names) if not _OTHER_WORD.match(name))
     return names
 
 
@@ -425,7 +447,9 @@ def _sides_of_other_names(folder: Path, *, src: str, tgt: str) -> list[tuple[str
     return found
 
 
-def _read_sides(src_path: Path, tgt_path: Path, *, checks: bool) -> Pairs:
+def _read_sides(
+    src_path: Path, tgt_path: Path, *, split: str, sides: tuple[str, str], checks: bool
+) -> Pairs:
     src, tgt = read_lines(src_path), read_lines(tgt_path)
     if len(src) != len(tgt):
         raise DataError(
@@ -435,7 +459,8 @@ def _read_sides(src_path: Path, tgt_path: Path, *, checks: bool) -> Pairs:
     if checks:
         _check_sides(src_path, tgt_path, src, tgt)
     pairs = Pairs(src=src, tgt=tgt)
-    found = _exchanged(pairs, checks=checks, where=f"{src_path} and {tgt_path}")
+    where = f"{src_path} and {tgt_path}"
+    found = _exchanged(pairs, sides=sides, refuses=checks and split == "train", where=where)
     return replace(pairs, notes=found)
 
 
@@ -460,60 +485,59 @@ def _read_table(
     tgt: str,
     columns: tuple[str, ...] | None,
     checks: bool,
+    split: str,
     train: Path | None = None,
 ) -> Pairs:
     """Read a table; without names of its own, in the order that the training table `train` names."""
     table = read_table(path, src=src, tgt=tgt, columns=columns)
     notes: tuple[str, ...] = ()
     if train is not None and columns is None and table.names is None:
-        table, notes = table.ordered_as(read_table(train, src=src, tgt=tgt, columns=None))
+        # Whoever only scores the split may have any other table there.
+        with suppress(DataError):
+            table, notes = table.ordered_as(read_table(train, src=src, tgt=tgt, columns=None))
     sides = table.read_sides()
     if checks:
         table.check(sides.src, sides.tgt)
     pairs = Pairs(src=sides.src, tgt=sides.tgt, notes=notes + sides.notes)
-    found = _exchanged(pairs, checks=checks, where=str(path), table=table)
+    found = _exchanged(
+        pairs,
+        sides=(src, tgt),
+        refuses=checks and split == "train",
+        where=str(path),
+        table=table,
+    )
     return replace(pairs, notes=pairs.notes + found)
 
 
 def _exchanged(
-    pairs: Pairs, *, checks: bool, where: str, table: Table | None = None
+    pairs: Pairs,
+    *,
+    sides: tuple[str, str],
+    refuses: bool,
+    where: str,
+    table: Table | None = None,
 ) -> tuple[str, ...]:
-    """Return a line if some rows are written the other way round than most, as in joined files.
+    """Return a line if some rows are the other way round, as in joined files.
 
     Args:
         pairs: of all rows.
-        checks: whether to refuse that where such rows are many.
+        sides: their names.
+        refuses: whether to refuse that where such rows are many.
         where: name of the file or files.
         table: that the rows are from, which knows its lines; None: a row is a line.
 
     Raises:
-        DataError: they are many, and `checks` says to refuse that.
+        DataError: they are many, and `refuses`.
     """
-    every = -(-len(pairs) // _MOST_ROWS) or 1
-    ways: dict[tuple[str, str], list[int]] = {}
-    for number in range(0, len(pairs), every):
-        src, tgt = (
-            written_in([side[number]], fewest=_LETTERS_OF_A_ROW) for side in (pairs.src, pairs.tgt)
-        )
-        if src is not None and tgt is not None and src != tgt:
-            ways.setdefault((src, tgt), []).append(number)
-    if not ways:
+    found = exchanged_rows(pairs.src, pairs.tgt, sides=sides)
+    if found is None:
         return ()
-    most = max(ways, key=lambda way: len(ways[way]))
-    found = ways.get(most[::-1], [])
-    if len(found) < _FEWEST_EXCHANGED:
-        return ()
-    looked_at = len(range(0, len(pairs), every))
-    places = [f"line {number + 1}" for number in found[:3]]
+    some = found.numbers[:3]
+    places = [f"line {number + 1}" for number in some]
     if table is not None:
-        wanted = set(found[:3])
-        places = [place for number, (place, _) in enumerate(table.rows()) if number in wanted]
-    told = (
-        f"{len(found):,} of {looked_at:,} rows of {where}{' that were looked at' if every > 1 else ''} are the "
-        f"other way round than most, such as {', '.join(places)}: the source side {looks(most[1])}, and the "
-        f"target side {looks(most[0])}; exchange their sides"
-    )
-    if checks and len(found) > _EXCHANGED_SHARE * looked_at:
+        places = [place for number, (place, _) in enumerate(table.rows()) if number in some]
+    told = found.told(where, of=len(pairs), places=places)
+    if refuses and found.share > _EXCHANGED_SHARE:
         raise DataError(f"{told}, or read them all the same with `check_columns=False`")
     return (told,)
 

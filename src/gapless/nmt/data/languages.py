@@ -91,6 +91,14 @@ _OFTEN_MEANT = (
     *("vi", "zh"),
 )
 
+# Written in Latin and in Cyrillic or Arabic letters, or in two scripts of India.
+_OF_TWO_SCRIPTS = frozenset(
+    (
+        *("sr", "bs", "sh", "cnr", "uz", "kk", "az", "ku", "kmr", "ckb", "tg", "tt", "tk", "mn"),
+        *("pa", "sd", "ks", "ms", "ha"),
+    )
+)
+
 # A language with fewer speakers is not what a short name of a column means.
 _MANY_SPEAKERS = 1_000_000
 
@@ -183,12 +191,21 @@ class Language:
 
     @property
     def script(self) -> str | None:
-        """Its ISO script, if its tag says that or a country; None: it may be written in any."""
-        return None if "-" not in self.tag else _parsed(self.tag).maximize().script
+        """Its ISO script, if its tag says that, or of Chinese a country; None: it may be in any."""
+        is_told = self.family == "zh" and "-" in self.tag
+        parsed = _parsed(self.tag)
+        return parsed.maximize().script if is_told else parsed.script
+
+    @property
+    def has_two_scripts(self) -> bool:
+        """Whether people write it in either of two scripts every day, and its tag does not say which."""
+        return self.family in _OF_TWO_SCRIPTS and self.script is None
 
     @property
     def writing(self) -> str | None:
         """In what it is mostly written, as `written_in` says it; None: nothing is known of that."""
+        if self.has_two_scripts:
+            return None
         return _WRITING_OF_SCRIPT.get(_parsed(self.tag).maximize().script or "")
 
 
@@ -212,9 +229,9 @@ def find_language(name: str, *, is_declared: bool = False) -> Language | None:
     rest = [word for word in words if word not in COLUMN_WORDS and not word.isdigit()]
     if rest and rest != words:
         return _of_words(rest, is_declared=False)
-    # Named twice, as in 英文(en).
+    # Named twice in other words, as in 英文(en); `no no` is text.
     named = [_of_words([word], is_declared=False) for word in rest]
-    return named[0] if len(named) > 1 and len(set(named)) == 1 else None
+    return named[0] if len(set(rest)) == len(rest) > 1 and len(set(named)) == 1 else None
 
 
 def _words(name: str) -> list[str]:

@@ -11,11 +11,13 @@ import io
 import json
 import re
 import shlex
+from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
 
 from gapless.errors import DataError
+from gapless.nmt.data.directions import share_known, words
 from gapless.nmt.data.languages import (
     COLUMN_WORDS,
     SOURCE_WORDS,
@@ -72,6 +74,8 @@ _NAMES_OF_NUMBERS = frozenset(
 # A name that differs from another one in its number alone; the groups are what does not.
 _NUMBERED = re.compile(r"([^\W\d][^\W\d .-]*[ .-]?[(\[]?)\d{1,2}([)\]]?(?:\.\w+)?)")
 
+_NUMBERED_COLUMNS = COLUMN_WORDS | {"s", "c", "sents", "cols", "utt", "utterance"}
+
 # What names of columns are made of; some stand in brackets, or with a number or an ending.
 _OF_NAMES = r"[\w .()\[\]{}<>/:#-]"
 
@@ -82,6 +86,9 @@ _LONGEST_NAME, _LONGEST_CODE = 30, 3
 _FEWEST_SENTENCES, _SENTENCES_SHARE = 5, 0.95
 _ENDS = (".", "!", "?", "…", "。", "！", "？", "।", "؟")
 _AFTER_AN_END = " \t\"')”’»」』）"
+
+# Rows of another table whose words are compared, and how much more alike columns must be than the first two.
+_ROWS_TO_COMPARE, _CLEARLY_MORE_ALIKE = 2_000, 0.1
 
 # Titles may stand above a header.
 _MOST_TITLES = 5
@@ -149,37 +156,42 @@ class Table:
         return Sides(src=src, tgt=tgt, notes=tuple(notes))
 
     def ordered_as(self, other: Table) -> tuple[Table, tuple[str, ...]]:
-        """Return this table, which has no names, with its sides in the order that another one names.
+        """Return this table, which has no names, with its sides where its text is like that of another.
 
-        And what its reader should know of that, a line each.
+        They may be its first columns, in either order, or stand where the other table names them. And
+        what its reader should know of that, a line each.
 
         Raises:
-            DataError: it has other columns, so its order cannot be known.
+            DataError: the other table cannot be read.
         """
         # Keys of JSON have no order.
         if other.names is None or _ending(other.path) not in (".tsv", ".csv"):
             return self, ()
-        begin = islice(self.rows(), _ROWS_TO_LOOK_AT)
-        width, at = max((len(cells) for _, cells in begin), default=2), other.at
-        if width != len(other.names):
-            if width != len(at):
-                raise DataError(
-                    f"{self.path} has {width} columns without names, and {other.path} has "
-                    f"{', '.join(map(repr, other.names))}, so the sides cannot be found; begin it with a "
-                    "header too"
-                )
-            at = (0, 1) if at[0] < at[1] else (1, 0)
-        ordered = replace(self, at=at, num_columns=width)
-        if at == self.at:
-            return ordered, ()
+        rows = [cells for _, cells in islice(self.rows(), _ROWS_TO_LOOK_AT)]
+        widths = Counter(len(_without_empty_end(cells)) for cells in rows)
+        width = widths.most_common(1)[0][0]
+        named = [at for at in (self.at[::-1], other.at) if max(at) < width]
+        known = [set(words(side)) for side in other.some_text(_ROWS_TO_COMPARE)]
+        likeness = {at: _likeness(rows, at, known) for at in (self.at, *named)}
+        best = max(likeness, key=lambda at: likeness[at])
+        if likeness[best] < likeness[self.at] + _CLEARLY_MORE_ALIKE:
+            return self, ()
+        num_columns = width if width == len(other.names) else max(best) + 1
+        ordered = replace(self, at=best, num_columns=num_columns)
         names = " and ".join(
-            f"column {number + 1} {side!r}" for number, side in zip(at, self.sides, strict=True)
+            f"column {number + 1} {side!r}" for number, side in zip(best, self.sides, strict=True)
         )
         note = (
-            f"{self.path} has no names of columns, and is read as {other.path} is: {names}; begin it "
-            "with a header if that is wrong"
+            f"{self.path} has no names of columns, and is read as its text is like that of {other.path}: "
+            f"{names}; begin it with a header if that is wrong"
         )
         return ordered, (note,)
+
+    def some_text(self, count: int) -> tuple[list[str], list[str]]:
+        """Return both sides of the first rows, as far as they are text."""
+        rows = [cells for _, cells in islice(self.rows(), count)]
+        src, tgt = (_column(rows, number) for number in self.at)
+        return src, tgt
 
     def _note_unread(self, unread: list[tuple[str, str]], *, of: int) -> str:
         place, text = unread[0]
@@ -510,19 +522,51 @@ def _names_two(cells: Sequence[str], *, src: str, tgt: str) -> bool:
     return len({found.family for word in words if (found := find_language(word))}) > 1
 
 
+def _column(rows: Sequence[Sequence[Any]], number: int) -> list[str]:
+    cells = (cells[number] for cells in rows if number < len(cells))
+    return [cell for cell in cells if isinstance(cell, str)]
+
+
+def _likeness(
+    rows: Sequence[Sequence[Any]], at: tuple[int, int], known: Sequence[set[str]]
+) -> float:
+    """Return how well two columns go with the words of two sides, from 0 to 1."""
+    shares = [
+        share_known(_column(rows, number), side) for number, side in zip(at, known, strict=True)
+    ]
+    return sum(shares) / len(shares)
+
+
+def _without_empty_end(cells: Sequence[Any]) -> Sequence[Any]:
+    """Return cells without those at the end that are empty."""
+    num = len(cells)
+    while num and _is_empty(cells[num - 1]):
+        num -= 1
+    return cells[:num]
+
+
 def _is_header(cells: Sequence[str]) -> bool:
     """Return whether the cells of a row are names of columns, such as id, source, zh or Chinese."""
     names = [name for cell in cells if (name := _bare(cell)).casefold() not in _NAMES_OF_NUMBERS]
-    if len(set(names)) != len(names) or len(names) < 2:
+    # The same words in other marks, such as Date/Time and Date / Time, are a word and its translation.
+    if len({_plain(name) for name in names}) != len(names) or len(names) < 2:
         return False
     are_names = all(_is_name(name) for name in names) and not _is_word_and_translation(names)
     return are_names or _are_numbered(names)
 
 
 def _are_numbered(names: Sequence[str]) -> bool:
-    """Return whether names are one word and different numbers, such as s1 and s2: no translation is."""
-    found = [_NUMBERED.fullmatch(name) for name in names]
-    return None not in found and len({one.groups() for one in found if one is not None}) == 1
+    """Return whether names are one word for columns and different numbers, such as s1 and s2."""
+    found = [one for name in names if (one := _NUMBERED.fullmatch(name)) is not None]
+    stems = {one.groups() for one in found}
+    # iPhone 11 and iPhone 12 are text.
+    is_of_columns = all(_plain(stem) in _NUMBERED_COLUMNS for stem, _ in stems)
+    return len(found) == len(names) and len(stems) == 1 and is_of_columns
+
+
+def _plain(name: str) -> str:
+    """Return the letters and digits of a name, in lower case."""
+    return "".join(filter(str.isalnum, name.casefold()))
 
 
 def _is_word_and_translation(names: Sequence[str]) -> bool:
@@ -549,7 +593,8 @@ def _may_be_name(cell: str) -> bool:
 
 def _bare(cell: str) -> str:
     """Return the name in a cell of a header, without quotes and marks around it, or the ending of a file."""
-    return cell.strip(_AROUND_A_NAME).removesuffix(".txt")
+    name = cell.strip(_AROUND_A_NAME)
+    return name[: -len(".txt")] if name.casefold().endswith(".txt") else name
 
 
 def _is_name(cell: str) -> bool:

@@ -24,14 +24,16 @@ _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 
 # So many zeros in a text are no slip; characters such as U+4E00 have one on the other side.
 _FEWEST_ZEROS, _ZEROS_ASIDE = 8, 0.3
+# Of UTF-16 that is UTF-8 as well, which is of ASCII alone, every other byte is a zero.
+_ZEROS_OF_LATIN = 0.4
 
-# What packs a file otherwise: how that begins, and what unpacks it, by the ending of its name.
+# What packs a file otherwise, by the ending of its name: how that begins, and what unpacks it.
 _PACKED = {
-    ".bz2": (b"BZh", "bunzip2 -k"),
-    ".xz": (b"\xfd7zXZ\x00", "unxz -k"),
-    ".zst": (b"\x28\xb5\x2f\xfd", "unzstd"),
-    ".zip": (_ZIP, "unzip"),
-    ".7z": (b"7z\xbc\xaf\x27\x1c", "7z x"),
+    ".bz2": (re.compile(rb"BZh[1-9]1AY&SY"), "bzip2 -dc"),
+    ".xz": (re.compile(rb"\xfd7zXZ\x00"), "xz -dc"),
+    ".zst": (re.compile(rb"\x28\xb5\x2f\xfd"), "zstd -dc"),
+    ".zip": (re.compile(rb"PK\x03\x04"), "unzip -p"),
+    ".7z": (re.compile(rb"7z\xbc\xaf\x27\x1c"), "7z x -so"),
 }
 
 
@@ -130,6 +132,10 @@ def _wide_encoding(raw: bytes) -> str | None:
     """Return what text without a byte order mark is that has zeros where UTF-16 has them, if it is such."""
     some = raw[:_BYTES_TO_LOOK_AT]
     zeros = some[::2].count(0), some[1::2].count(0)
+    # Slips in UTF-8, such as a zero at the end of each line, are few beside letters.
+    whole_lines = some[: some.rfind(b"\n") + 1] or some
+    if sum(zeros) < _ZEROS_OF_LATIN * len(some) and _is_utf8(whole_lines):
+        return None
     # Each end of a line has one, and always on the same side.
     fewest = max(_FEWEST_ZEROS, some.count(b"\n") / 2)
     if sum(zeros) < fewest or min(zeros) > _ZEROS_ASIDE * sum(zeros):
@@ -143,7 +149,11 @@ def _wide_encoding(raw: bytes) -> str | None:
 def how_to_unpack(path: Path) -> str | None:
     """Return how a file is unpacked that is packed otherwise than by gzip, by its name; None: it is not."""
     found = _PACKED.get(path.suffix.casefold())
-    return None if found is None else f"unpack it, such as by {found[1]} {shlex.quote(path.name)}"
+    return None if found is None else _unpack(path, command=found[1], to=path.with_suffix(""))
+
+
+def _unpack(path: Path, *, command: str, to: Path) -> str:
+    return f"unpack it, such as by {command} {shlex.quote(str(path))} > {shlex.quote(str(to))}"
 
 
 def check_text(text: str, *, where: str) -> str:
@@ -177,10 +187,9 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     for ending, (begin, command) in _PACKED.items():
-        if ending != ".zip" and raw.startswith(begin):
-            raise DataError(
-                f"{path} is packed as {ending}, expected text or gzip; unpack it, such as by {command}"
-            )
+        if ending != ".zip" and begin.match(raw):
+            advice = _unpack(path, command=command, to=path.with_name(f"unpacked-{path.name}"))
+            raise DataError(f"{path} is packed as {ending}, expected text or gzip; {advice}")
     if raw.startswith(_ZIP):
         raise DataError(
             f"{path} is a zip archive or a workbook, expected text; extract or export it"

@@ -36,8 +36,8 @@ _NEEDS = {
 
 _MOST_SENTENCES = 2000
 
-# Short entries in Japanese may all be without kana, but no longer text is.
-_MOST_WITHOUT_KANA = 100
+# Words in Japanese may all be without kana, but no sentences are.
+_MOST_WITHOUT_KANA, _LETTERS_OF_A_SENTENCE = 100, 6
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,7 +191,10 @@ def _note_kana(
     some = _some(sentences)
     if language is None or language.writing != "Japanese" or has_kana(some):
         return ()
-    if written_in(some) != "Chinese" or sum(map(len, some)) <= _MOST_WITHOUT_KANA:
+    letters = sum(map(len, some))
+    if written_in(some) != "Chinese" or letters <= _MOST_WITHOUT_KANA:
+        return ()
+    if letters < _LETTERS_OF_A_SENTENCE * len(some):
         return ()
     return (
         f"the {side} side {name!r} would be Japanese, but its text has no kana, and looks Chinese; look "
