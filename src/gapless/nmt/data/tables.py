@@ -168,8 +168,7 @@ class Table:
         if other.names is None or _ending(other.path) not in (".tsv", ".csv"):
             return self, ()
         rows = [cells for _, cells in islice(self.rows(), _ROWS_TO_LOOK_AT)]
-        widths = Counter(len(_without_empty_end(cells)) for cells in rows)
-        width = widths.most_common(1)[0][0]
+        width = Counter(map(len, rows)).most_common(1)[0][0]
         named = [at for at in (self.at[::-1], other.at) if max(at) < width]
         known = [set(words(side)) for side in other.some_text(_ROWS_TO_COMPARE)]
         likeness = {at: _likeness(rows, at, known) for at in (self.at, *named)}
@@ -535,14 +534,6 @@ def _likeness(
         share_known(_column(rows, number), side) for number, side in zip(at, known, strict=True)
     ]
     return sum(shares) / len(shares)
-
-
-def _without_empty_end(cells: Sequence[Any]) -> Sequence[Any]:
-    """Return cells without those at the end that are empty."""
-    num = len(cells)
-    while num and _is_empty(cells[num - 1]):
-        num -= 1
-    return cells[:num]
 
 
 def _is_header(cells: Sequence[str]) -> bool:
