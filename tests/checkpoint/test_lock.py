@@ -88,6 +88,20 @@ def test_a_second_writer_is_refused_and_told_who_writes(tmp_path, start):
     assert str(process.pid) in (tmp_path / "lock").read_text()
 
 
+def test_who_writes_is_asked_without_a_trace(tmp_path, start):
+    """The answer names the process, and nobody where the lock is free or was never made."""
+    lock = RunLock(tmp_path / "lock")
+    assert lock.holder() is None
+    assert list(tmp_path.iterdir()) == []
+    process, _ = start(HOLD, tmp_path / "lock")
+
+    assert f"process {process.pid} on host " in str(lock.holder())
+    process.kill()
+    process.wait()
+    assert lock.holder() is None
+    take(tmp_path / "lock")
+
+
 def test_a_killed_process_leaves_no_lock(tmp_path, start):
     """The kernel gives it back."""
     process, _ = start(HOLD, tmp_path / "lock")

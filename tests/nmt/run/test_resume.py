@@ -16,13 +16,14 @@ import time
 import pytest
 import torch
 
-from gapless.errors import NonFiniteLossError, RunFolderError, UserError
+from gapless.errors import NonFiniteLossError, RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run import checkpoints
 from gapless.nmt.run.config import make_config
 from gapless.nmt.run.folder import changed_files, check_unused, read_config
 from gapless.nmt.run.summary import describe_run
 from gapless.nmt.run.trainer import Trainer
+from gapless.nmt.run.training_run import new_run
 from gapless.nmt.run.validation import score_pairs
 
 
@@ -320,17 +321,41 @@ def test_a_resume_keeps_the_update(settings, tmp_path):
 
 
 def test_a_folder_with_a_run_that_saved_no_state_gives_no_advice_that_fails(settings, tmp_path):
-    """To resume it would be refused in turn."""
-    train({**settings, "epochs": 1}, tmp_path / "run")
+    """To resume it would be refused in turn; to remove it is no advice while it has weights."""
+    run = tmp_path / "run"
+    train({**settings, "epochs": 1}, run)
     with pytest.raises(RunFolderError, match="or resume it with"):
-        check_unused(tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").glob("step-*"):
+        check_unused(run)
+    for path in (run / "checkpoints").glob("step-*"):
         shutil.rmtree(path)
 
+    with pytest.raises(RunFolderError, match="can be translated with, but not resumed") as told:
+        check_unused(run)
+    assert f"begin with its weights by `init_from={run}`" in str(told.value)
+    assert "remove" not in str(told.value)
+
+    shutil.rmtree(run / "checkpoints")
     with pytest.raises(
         RunFolderError, match="holds a run without a state, which cannot be resumed; remove"
     ):
-        check_unused(tmp_path / "run")
+        check_unused(run)
+
+
+def test_a_folder_that_is_being_written_is_not_called_a_run_without_a_state(settings, tmp_path):
+    """A run that has saved nothing yet is named by its process; nobody is told to remove it."""
+    config = make_config({**settings, "run_dir": str(tmp_path / "run")})
+    running = new_run(config)
+    try:
+        with pytest.raises(RunLockedError) as told:
+            new_run(config)
+    finally:
+        running.lock.release()
+    with pytest.raises(RunFolderError, match="cannot be resumed; remove it"):
+        new_run(config)
+
+    assert f"is being written by process {os.getpid()} on host" in str(told.value)
+    assert "choose another `run_dir`" in str(told.value)
+    assert "remove" not in str(told.value)
 
 
 def test_a_resume_that_is_refused_keeps_nothing(settings, tmp_path):

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING, Any, Self
 from torch.utils.tensorboard import SummaryWriter
 
 from gapless.checkpoint.files import may_pass, naming, replace_file
-from gapless.errors import RunFolderError, UserError, noted_on
+from gapless.checkpoint.lock import RunLock
+from gapless.errors import RunFolderError, RunLockedError, UserError, noted_on
 from gapless.nmt.run.checkpoints import (
+    best_path,
     drop_later,
+    final_path,
     newest_keeps_trained_on,
     newest_metrics,
     newest_with,
@@ -267,8 +270,14 @@ def choose_run_dir(config: TrainConfig) -> Path:
 
     Raises:
         RunFolderError: the folder that was asked for is not empty.
+        RunLockedError: another process writes to it, whatever it has written so far.
     """
     path = Path(config.run_dir) if config.run_dir else _next_free(Path("runs"))
+    holder = RunLock(path / LOCK).holder()
+    if holder is not None:
+        raise RunLockedError(
+            f"run folder {path} is being written by {holder}; choose another `run_dir`"
+        )
     check_unused(path)
     return path
 
@@ -286,19 +295,23 @@ def check_unused(path: Path) -> None:
     begun = begun_files(path)
     if not path.exists() or all(item.name == LOCK or item in begun for item in path.iterdir()):
         return
-    is_run = (path / CONFIG).is_file() or newest_with(path, CONFIG) is not None
-    if is_run and not state_store(path).paths():
-        raise RunFolderError(
-            f"run folder {path} is not empty, and holds a run without a state, which cannot be resumed; "
-            "remove it, or choose another `run_dir`"
+    raise RunFolderError(f"run folder {path} is not empty{_what_to_do_with(path)}")
+
+
+def _what_to_do_with(path: Path) -> str:
+    """Return what a folder that is not empty holds, as far as it matters, and what to do."""
+    if not ((path / CONFIG).is_file() or newest_with(path, CONFIG) is not None):
+        return ", and holds no run; choose another `run_dir`"
+    if state_store(path).paths():
+        return f"; choose another `run_dir`, or resume it with `resume={path}`"
+    if final_path(path).exists() or best_path(path).exists():
+        return (
+            ", and holds a run without a state, which can be translated with, but not resumed; choose "
+            f"another `run_dir`, and begin with its weights by `init_from={path}`"
         )
-    if is_run:
-        raise RunFolderError(
-            f"run folder {path} is not empty; choose another `run_dir`, "
-            f"or resume it with `resume={path}`"
-        )
-    raise RunFolderError(
-        f"run folder {path} is not empty, and holds no run; choose another `run_dir`"
+    return (
+        ", and holds a run without a state, which cannot be resumed; remove it, or choose another "
+        "`run_dir`"
     )
 
 
