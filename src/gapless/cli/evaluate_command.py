@@ -183,8 +183,8 @@ def _note_trained_on(count: int | None, options: Namespace, *, of: int) -> list[
     if not count:
         return []
     return [
-        f"{options.run} was trained on {count:,} of these {of:,} sources, so the scores are not of new "
-        "text; score other text with --data, or leave these pairs out"
+        f"{count:,} of these {of:,} sources are in the text that {options.run} was trained with, so the scores "
+        "are not of new text; score other text with --data, or leave these pairs out"
     ]
 
 

@@ -81,14 +81,24 @@ class Task:
         vocabs: made from its training split.
         train: token ids of the training pairs that are short enough.
         val: token ids of the validation pairs that are short enough.
-        skipped_long: training pairs left out because a side has more than `max_length` tokens.
+        long: numbers of the training pairs left out because a side has more than `max_length` tokens.
     """
 
     corpus: Corpus
     vocabs: Vocabs
     train: TokenPairs
     val: TokenPairs
-    skipped_long: int
+    long: list[int]
+
+    @property
+    def skipped_long(self) -> int:
+        """How many training pairs are left out because they are too long."""
+        return len(self.long)
+
+    def batched_sources(self) -> list[str]:
+        """Return the sources of the training pairs that batches are made of."""
+        long = set(self.long)
+        return [text for n, text in enumerate(self.corpus.train.src) if n not in long]
 
     @cached_property
     def fingerprint(self) -> dict[str, dict[str, int]]:
@@ -184,15 +194,15 @@ def prepare(
     """
     corpus = corpus or read_corpus(config)
     vocabs = vocabs or make_vocabs(corpus.train, config)
-    train, skipped = _encode(corpus.train, vocabs, max_length=config.max_length)
-    val, skipped_val = _encode(corpus.val, vocabs, max_length=config.max_length)
-    for pairs, count, kind in ((train, skipped, "training"), (val, skipped_val, "validation")):
-        if count and not len(pairs):
+    train, long = _encode(corpus.train, vocabs, max_length=config.max_length)
+    val, long_val = _encode(corpus.val, vocabs, max_length=config.max_length)
+    for pairs, left_out, kind in ((train, long, "training"), (val, long_val, "validation")):
+        if left_out and not len(pairs):
             raise DataError(
-                f"all {count} {kind} pairs have more than {config.max_length} tokens; "
+                f"all {len(left_out)} {kind} pairs have more than {config.max_length} tokens; "
                 "raise `max_length`"
             )
-    return Task(corpus=corpus, vocabs=vocabs, train=train, val=val, skipped_long=skipped)
+    return Task(corpus=corpus, vocabs=vocabs, train=train, val=val, long=long)
 
 
 def make_vocabs(train: Pairs, config: TrainConfig, *, nearest: bool = False) -> Vocabs:
@@ -232,8 +242,10 @@ def may_be_learned(train: Pairs, config: TrainConfig) -> Pairs:
     return train.take(short) if short else train
 
 
-def _encode(pairs: Pairs, vocabs: Vocabs, *, max_length: int) -> tuple[TokenPairs, int]:
+def _encode(pairs: Pairs, vocabs: Vocabs, *, max_length: int) -> tuple[TokenPairs, list[int]]:
+    """Return the pairs that are short enough, and the numbers of the others."""
     src, tgt = vocabs.src.encode(pairs.src), vocabs.tgt.encode(pairs.tgt)
-    short = [n for n in range(len(src)) if max(len(src[n]), len(tgt[n])) <= max_length]
-    kept = TokenPairs([src[n] for n in short], [tgt[n] for n in short])
-    return kept, len(src) - len(short)
+    long = [n for n in range(len(src)) if max(len(src[n]), len(tgt[n])) > max_length]
+    left_out = set(long)
+    short = [n for n in range(len(src)) if n not in left_out]
+    return TokenPairs([src[n] for n in short], [tgt[n] for n in short]), long

@@ -27,32 +27,38 @@ _DIGEST_BYTES = 16
 _HASH = np.dtype("<u8")
 
 
-def keep_trained_on(run_dir: Path, sources: Sequence[str], *, earlier: Path | None) -> None:
-    """Keep hashes of the sources that a run is trained on, 8 bytes each, beside earlier ones.
+def begin_trained_on(run_dir: Path, *, earlier: Path | None) -> None:
+    """Keep what the first weights of a new run were trained on, before it trains them itself.
 
-    Where it is not known what the weights were trained on before, nothing is kept: to know a part
-    would tell the rest from new text wrongly.
+    Where that is not known, nothing is kept: to know a part would tell the rest from new text wrongly.
 
     Args:
         run_dir: of the run.
-        sources: of its training pairs.
-        earlier: folder of the run that the weights are from, which may be the same; None: they are
-            random.
+        earlier: folder of the run that the weights are from; None: they are random.
 
     Raises:
         OSError: the disk is full.
     """
-    before = np.empty(0, _HASH) if earlier is None else _read(earlier)
-    path = run_dir / TRAINED_ON
-    if before is None:
-        path.unlink(missing_ok=True)
-        return
-    content = np.union1d(before, _hashes(sources)).astype(_HASH).tobytes()
-    replace_file(path, content + _digest(content))
+    known = np.empty(0, _HASH) if earlier is None else _read(earlier)
+    _write(run_dir, known)
+
+
+def add_trained_on(run_dir: Path, sources: Sequence[str]) -> None:
+    """Keep hashes of the sources that a run is trained on from now on, beside those before.
+
+    Args:
+        run_dir: of the run.
+        sources: of the pairs that its batches are made of.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    before = _read(run_dir)
+    _write(run_dir, None if before is None else np.union1d(before, _hashes(sources)))
 
 
 def count_trained_on(run_dir: Path, sources: Sequence[str]) -> int | None:
-    """Return how many sources a run was trained on; None: the run does not say on which.
+    """Return how many sources are in the text that a run was trained with; None: it does not say.
 
     Args:
         run_dir: of the run.
@@ -93,6 +99,16 @@ def _read(run_dir: Path) -> NDArray[np.uint64] | None:
     raw = path.read_bytes()
     content = raw[:-_DIGEST_BYTES]
     return np.frombuffer(content, _HASH) if raw[-_DIGEST_BYTES:] == _digest(content) else None
+
+
+def _write(run_dir: Path, hashes: NDArray[np.uint64] | None) -> None:
+    """Write hashes, 8 bytes each; None: nobody knows them, so that there is no file."""
+    path = run_dir / TRAINED_ON
+    if hashes is None:
+        path.unlink(missing_ok=True)
+        return
+    content = hashes.astype(_HASH).tobytes()
+    replace_file(path, content + _digest(content))
 
 
 def _digest(content: bytes) -> bytes:

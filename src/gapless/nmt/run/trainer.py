@@ -88,6 +88,7 @@ class Trainer:
         )
         # The state that a resumed run began with is there already, with the settings that it had then.
         self._is_saved = run.covered is not None and not run.changed
+        self._has_trained = False
         self._warm_up_seconds = 0.0
         self._final_name: str | None = None
         self._noted: set[str] = set()
@@ -353,6 +354,7 @@ class Trainer:
         run.sampler.set_epoch(
             position.epoch, skip=position.updates, max_updates=self._updates_to_go()
         )
+        self._note_training()
         num_done = run.sampler.num_skipped
         earlier = losses.read_since(max(0, losses.num_added - 1))
         self._observer.epoch_started(
@@ -409,6 +411,12 @@ class Trainer:
             peak_memory_bytes=run.device.peak_memory_bytes(),
         )
         self._together.settle()
+
+    def _note_training(self) -> None:
+        """Keep what is trained on, once, when there is something to train on."""
+        if len(self.run.sampler) and not self._has_trained:
+            self.run.note_training()
+            self._has_trained = True
 
     def _work_so_far(self, progress: Progress) -> EpochRecord:
         """Return what the run did, up to the newest loss that was read."""

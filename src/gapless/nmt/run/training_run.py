@@ -42,7 +42,7 @@ from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
-from gapless.nmt.run.trained_on import keep_trained_on, keeps_trained_on
+from gapless.nmt.run.trained_on import add_trained_on, begin_trained_on, keeps_trained_on
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.nmt.run.update_size import check_shapes, grown_update
 from gapless.pipeline.host_waits import HostWaits
@@ -199,7 +199,18 @@ class TrainingRun:
             "layout": settings_to_keep(self.config, self.resolved),
             "pairs": self.task.fingerprint,
             "numerics": numerics_in_force(),
+            "trained_on": keeps_trained_on(self.run_dir),
         }
+
+    def note_training(self) -> None:
+        """Keep what the run is trained on from now on; call it on all ranks, before the first update.
+
+        A run that is resumed and trains nothing has not learned from its text, whatever that is.
+
+        Sync: Blocks the host until rank 0 has written it.
+        """
+        sources = self.task.batched_sources
+        made_by_first(self.ranks, lambda: add_trained_on(self.run_dir, sources()))
 
     def _random_states(self) -> dict[str, Any]:
         own = random_state(self.device)
@@ -215,7 +226,6 @@ class TrainingRun:
         return {
             "position": self.position.state(),
             "metrics": asdict(covered),
-            "trained_on": keeps_trained_on(self.run_dir),
         }
 
     def load_state(self, state: dict[str, Any], *, path: Path) -> None:
@@ -356,7 +366,7 @@ def _make_folder(run: TrainingRun) -> None:
         write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
         first = run.config.init_from
         earlier = None if first is None else Path(first)
-        keep_trained_on(run.run_dir, run.task.corpus.train.src, earlier=earlier)
+        begin_trained_on(run.run_dir, earlier=earlier)
 
 
 def resumed_run(
@@ -504,7 +514,6 @@ def _check_folder(run: TrainingRun) -> None:
         )
     check_room(run.run_dir, run.config, run.step)
     write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
-    keep_trained_on(run.run_dir, run.task.corpus.train.src, earlier=run.run_dir)
 
 
 def _last_epoch(run: TrainingRun) -> int:
