@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -49,7 +50,7 @@ def test_new_text_is_scored_without_a_word(gapless, tiny_run):
     done = gapless("evaluate", tiny_run, "--json")
 
     assert json.loads(done.out)["trained_on"] == 0
-    assert "trained on" not in done.err
+    assert "trained with" not in done.err
 
 
 def test_the_training_file_is_no_new_text(gapless, table):
@@ -58,9 +59,36 @@ def test_the_training_file_is_no_new_text(gapless, table):
     done = gapless("evaluate", "r", "--data", "d.tsv")
 
     assert "52 training pairs, 3 too long, 3 validation, 2 test" in " ".join(trained.out.split())
-    expected = "52 of these 60 sources are in the text that r was trained with, so the scores are"
+    expected = "52 of these 60 sources are in the text that r was trained with, such as lines "
     assert expected in done.err
     assert done.err.count("\n") == 1
+    named = re.search(r"lines ([\d, ]+) of sources.test.txt, so the scores are not", done.err)
+    first, *others = map(int, str(named and named[1]).split(", "))
+    assert len(others) == 2
+    scored = Path("r/sources.test.txt").read_text(encoding="utf-8").splitlines()
+    Path("one.tsv").write_text(f"{scored[first - 1]}\tx\n", encoding="utf-8")
+    assert _count(gapless, "r", "--data", "one.tsv", "--no-check-columns") == 1
+
+
+def test_a_few_sources_that_any_text_has_condemn_no_scores(gapless, table):
+    """Up to the share of a split that `train` is silent about they are counted, without a word."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    done = gapless("evaluate", "r", "--json", "--data", table(145, first=55))
+
+    assert 1 <= json.loads(done.out)["trained_on"] <= 5
+    assert "trained with" not in done.err
+
+
+def test_training_text_that_is_asked_for_is_scored_without_a_word(gapless, table):
+    """The split says itself what it is."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    done = gapless("evaluate", "r", "--json", "--split", "train")
+    Path("r/trained_on.bin").unlink()
+    unknown = gapless("evaluate", "r", "--json", "--split", "train")
+
+    assert json.loads(done.out)["trained_on"] == 52
+    assert json.loads(unknown.out)["trained_on"] is None
+    assert "trained" not in done.err + unknown.err
 
 
 def test_a_resume_that_trains_nothing_adds_nothing(gapless, table):

@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 DETAILS = ""
 
+# Lines that a warning names.
+_MOST_NAMED = 3
+
 
 def add_options(parser: Parser) -> None:
     """Add what `run` reads."""
@@ -80,13 +83,13 @@ def run(options: Namespace) -> int:
     """Translate a split, print its scores, and write sources, references and translations."""
     require_extra("nmt", "gapless evaluate")
     from gapless.nmt.run.score import evaluate
-    from gapless.nmt.run.trained_on import count_trained_on
+    from gapless.nmt.run.trained_on import find_trained_on
 
     translator = make_translator(options)
     config = _with_options(translator.config, options)
     settings = decode_settings(translator, options)
     pairs = _pairs(config, data=options.data, split=options.split)
-    trained_on = count_trained_on(options.run, pairs.src)
+    trained_on = find_trained_on(options.run, pairs.src)
     for note in (*pairs.notes, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)
@@ -97,7 +100,7 @@ def run(options: Namespace) -> int:
         **asdict(result.scores),
         **_without_width(result, scoring),
         "cut": [number + 1 for number in result.cut],
-        "trained_on": trained_on,
+        "trained_on": None if trained_on is None else len(trained_on),
         "max_length": settings.max_length,
         "beam": settings.beam,
         "length_penalty": settings.length_penalty,
@@ -172,19 +175,32 @@ def _pairs(config: TrainConfig, *, data: Path | None, split: str) -> Pairs:
     return found
 
 
-def _note_trained_on(count: int | None, options: Namespace, *, of: int) -> list[str]:
-    """Return a line if scores are not of new text, or if nobody can tell."""
-    if count is None:
+def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) -> list[str]:
+    """Return a line if scores are not of new text, or if nobody can tell.
+
+    Args:
+        found: numbers of the sources that the run was trained with; None: it does not say.
+        options: of the command.
+        of: number of sources.
+    """
+    from gapless.nmt.run.trained_on import are_many
+
+    if options.split == "train":
+        # Whoever asks for it knows.
+        return []
+    if found is None:
         return [
             f"{options.run} does not say what it was trained on, as it or the run that it starts from is of "
             f"an earlier version or lost its trained_on.bin, so nobody can tell which of the {of:,} "
             f"{options.split} pairs it has seen"
         ]
-    if not count:
+    if not are_many(len(found), of=of):
         return []
+    lines = ", ".join(str(number + 1) for number in found[:_MOST_NAMED])
     return [
-        f"{count:,} of these {of:,} sources are in the text that {options.run} was trained with, so the scores "
-        "are not of new text; score other text with --data, or leave these pairs out"
+        f"{len(found):,} of these {of:,} sources are in the text that {options.run} was trained with, such as "
+        f"line{'s' if len(found) > 1 else ''} {lines} of sources.{options.split}.txt, so the scores are not of new "
+        "text; score other text with --data, or leave these pairs out"
     ]
 
 

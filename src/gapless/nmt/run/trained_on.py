@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gapless.checkpoint.files import replace_file
-from gapless.nmt.data.corpus import plain
+from gapless.nmt.data.corpus import _SEEN_SHARE, plain
 
 
 if TYPE_CHECKING:
@@ -57,15 +57,25 @@ def add_trained_on(run_dir: Path, sources: Sequence[str]) -> None:
     _write(run_dir, None if before is None else np.union1d(before, _hashes(sources)))
 
 
-def count_trained_on(run_dir: Path, sources: Sequence[str]) -> int | None:
-    """Return how many sources are in the text that a run was trained with; None: it does not say.
+def find_trained_on(run_dir: Path, sources: Sequence[str]) -> list[int] | None:
+    """Return which sources are in the text that a run was trained with; None: it does not say.
 
     Args:
         run_dir: of the run.
         sources: sentences, of which equal ones count each.
+
+    Returns:
+        Their numbers, counted from 0.
     """
     known = _read(run_dir)
-    return None if known is None else int(np.isin(_hashes(sources), known).sum())
+    if known is None:
+        return None
+    return [n for n, is_known in enumerate(np.isin(_hashes(sources), known)) if is_known]
+
+
+def are_many(count: int, *, of: int) -> bool:
+    """Return whether so many sources are more than occur in any two texts, as training judges it."""
+    return count > _SEEN_SHARE * of
 
 
 def keeps_trained_on(run_dir: Path) -> bool:
