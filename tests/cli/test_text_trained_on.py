@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cli.conftest import TINY, make_pairs
+from gapless.checkpoint.store import read_checkpoint, write_checkpoint
 
 
 ONE_EPOCH = [*TINY, "--epochs", "1"]
@@ -146,14 +147,78 @@ def test_text_of_before_a_resume_and_of_first_weights_was_trained_on(gapless, ta
     assert _count(gapless, "s", "--data", "d.tsv") >= 50
 
 
+def _damage(path):
+    data = bytearray(path.read_bytes())
+    data[3] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("hurt", [Path.unlink, _damage])
+def test_what_a_resume_knows_to_be_the_same_is_written_anew(gapless, table, hurt):
+    """The state says what the file held; the same text gives the same bytes, and a line says so."""
+    file = Path("r/trained_on.bin")
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    before = file.read_bytes()
+    hurt(file)
+    asked = gapless("evaluate", "r", "--json")
+    resumed = gapless("train", "--resume", "r")
+
+    assert file.read_bytes() == before
+    assert "trained_on.bin is damaged or missing; it is written anew from the" in resumed.err
+    assert f"{'damaged' if hurt is _damage else 'lost its trained_on.bin'}, so nobody" in asked.err
+    assert "trained_on" not in gapless("train", "--resume", "r").err
+
+
+def test_what_a_resume_cannot_tell_is_not_kept(gapless, table):
+    """Of a run that had other text before, a damaged file cannot be made from the text of now."""
+    resume = ("train", "--resume", "r", "--allow-changed-data")
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    table(60, first=100)
+    assert gapless(*resume, "--epochs", "2").code == 0
+    _damage(Path("r/trained_on.bin"))
+    resumed = gapless(*resume)
+
+    assert resumed.code == 0, resumed.err
+    assert resumed.err.count("trained_on.bin is damaged or missing, and this text and") == 1
+    assert "gapless evaluate cannot tell any more" in resumed.err
+    assert not Path("r/trained_on.bin").exists()
+
+
+def _of_an_earlier_version(run):
+    """Take from a run what earlier versions did not write."""
+    (run / "trained_on.bin").unlink()
+    for path in (run / "checkpoints").glob("step-*"):
+        saved = read_checkpoint(path)
+        meta = {name: value for name, value in saved.meta.items() if name != "trained_on"}
+        write_checkpoint(
+            path, step=saved.step, tensors=saved.tensors, meta=meta, files=saved.files
+        )
+
+
+def test_a_run_of_an_earlier_version_gets_it_where_its_text_is_unchanged(gapless, table):
+    """Each of its epochs had the target tokens of this text; one of other text would have others."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    before = Path("r/trained_on.bin").read_bytes()
+    _of_an_earlier_version(Path("r"))
+    assert gapless("train", "--resume", "r").code == 0
+    after = Path("r/trained_on.bin").read_bytes()
+    table(60, first=100)
+    more = gapless("train", "--resume", "r", "--allow-changed-data", "--epochs", "2")
+    _of_an_earlier_version(Path("r"))
+    last = gapless("train", "--resume", "r")
+
+    assert before == after
+    assert (more.code, last.code) == (0, 0), more.err + last.err
+    assert not Path("r/trained_on.bin").exists()
+
+
 def test_a_run_that_does_not_say_what_it_was_trained_on_is_named(gapless, table):
-    """Of a run of an earlier version nobody can tell, nor of one that starts from it or resumes it."""
+    """Nobody can tell of a run without the file, nor of one that starts from it."""
     assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
     Path("r/trained_on.bin").unlink()
-    resumed = gapless("train", "--resume", "r", "--epochs", "2")
     begun = gapless("train", "--data", "d.tsv", "--init-from", "r", "--run-dir", "s", *BEGUN)
 
-    assert (resumed.code, begun.code) == (0, 0), resumed.err + begun.err
+    assert begun.code == 0, begun.err
     for run in ("r", "s"):
         done = gapless("evaluate", run, "--json")
         assert f"{run} does not say what it was trained on" in done.err

@@ -183,16 +183,20 @@ def _note_trained_on(found: list[int] | None, options: Namespace, *, of: int) ->
         options: of the command.
         of: number of sources.
     """
-    from gapless.nmt.run.trained_on import are_many
+    from gapless.nmt.run.trained_on import are_many, is_damaged
 
     if options.split == "train":
         # Whoever asks for it knows.
         return []
     if found is None:
+        why = (
+            "its trained_on.bin is damaged"
+            if is_damaged(options.run)
+            else "it or the run that it starts from is of an earlier version or lost its trained_on.bin"
+        )
         return [
-            f"{options.run} does not say what it was trained on, as it or the run that it starts from is of "
-            f"an earlier version or lost its trained_on.bin, so nobody can tell which of the {of:,} "
-            f"{options.split} pairs it has seen"
+            f"{options.run} does not say what it was trained on, as {why}, so nobody can tell which of the "
+            f"{of:,} {options.split} pairs it has seen; a resume of the run writes it, where its text is the same"
         ]
     if not are_many(len(found), of=of):
         return []

@@ -78,9 +78,74 @@ def are_many(count: int, *, of: int) -> bool:
     return count > _SEEN_SHARE * of
 
 
-def keeps_trained_on(run_dir: Path) -> bool:
-    """Return whether a run keeps what it was trained on."""
-    return (run_dir / TRAINED_ON).is_file()
+def mark_of_trained_on(run_dir: Path) -> str | None:
+    """Return what tells the file of a run from another one; None: it has none."""
+    path = run_dir / TRAINED_ON
+    return path.read_bytes()[-_DIGEST_BYTES:].hex() if path.is_file() else None
+
+
+def restore_trained_on(
+    run_dir: Path,
+    sources: Sequence[str],
+    *,
+    earlier: Path | None,
+    mark: str | bool | None,
+    is_unchanged: bool,
+) -> str | None:
+    """Write the file of a resumed run anew, where it is damaged or missing and surely the same.
+
+    What cannot be told any more is not kept: to know a part would tell the rest from new text wrongly.
+
+    Args:
+        run_dir: of the run.
+        sources: of the pairs that its batches are made of.
+        earlier: folder of the run that its first weights are from; None: they were random.
+        mark: of the file, as its newest state keeps it; earlier versions keep none, or that there is one.
+        is_unchanged: whether the run had this text since it began; decides where there is no mark.
+
+    Returns:
+        A line on what became of a file that was there; None: it is whole, or there was none.
+
+    Raises:
+        OSError: the disk is full.
+    """
+    path, there = run_dir / TRAINED_ON, _read(run_dir)
+    if there is not None and (not isinstance(mark, str) or mark == mark_of_trained_on(run_dir)):
+        return None
+    found = _rebuilt(sources, earlier=earlier, mark=mark, is_unchanged=is_unchanged)
+    if there is not None and found is None:
+        # A run that was killed had begun to train on more.
+        return None
+    was_there = bool(mark) or path.exists()
+    _write(run_dir, found)
+    if there is not None or not was_there:
+        return None
+    what = f"{path} is damaged or missing"
+    if found is not None:
+        return f"{what}; it is written anew from the training text, which is the same"
+    return (
+        f"{what}, and this text and the first weights do not say what it held; gapless evaluate cannot tell any "
+        "more which text the run was trained with"
+    )
+
+
+def _rebuilt(
+    sources: Sequence[str], *, earlier: Path | None, mark: str | bool | None, is_unchanged: bool
+) -> NDArray[np.uint64] | None:
+    """Return the hashes that a run had kept, None if they are not known."""
+    before = np.empty(0, _HASH) if earlier is None else _read(earlier)
+    if before is None:
+        return None
+    now = np.union1d(before, _hashes(sources))
+    if not isinstance(mark, str):
+        # The run that the first weights are from may have gone on since.
+        return now if is_unchanged and earlier is None else None
+    return next((one for one in (now, before) if _digest(_content(one)).hex() == mark), None)
+
+
+def is_damaged(run_dir: Path) -> bool:
+    """Return whether the file of a run is there, but is not what was written."""
+    return (run_dir / TRAINED_ON).is_file() and _read(run_dir) is None
 
 
 def damage_of_trained_on(run_dir: Path, *, was_kept: bool) -> str | None:
@@ -94,7 +159,7 @@ def damage_of_trained_on(run_dir: Path, *, was_kept: bool) -> str | None:
     if not path.is_file():
         lost = "is missing; gapless evaluate cannot tell text that the run was trained on"
         return f"{path} {lost}" if was_kept else None
-    return None if _read(run_dir) is not None else f"{path}: holds other bytes than were written"
+    return None if not is_damaged(run_dir) else f"{path}: holds other bytes than were written"
 
 
 def _hashes(sources: Sequence[str]) -> NDArray[np.uint64]:
@@ -117,8 +182,12 @@ def _write(run_dir: Path, hashes: NDArray[np.uint64] | None) -> None:
     if hashes is None:
         path.unlink(missing_ok=True)
         return
-    content = hashes.astype(_HASH).tobytes()
+    content = _content(hashes)
     replace_file(path, content + _digest(content))
+
+
+def _content(hashes: NDArray[np.uint64]) -> bytes:
+    return hashes.astype(_HASH).tobytes()
 
 
 def _digest(content: bytes) -> bytes:

@@ -42,7 +42,12 @@ from gapless.nmt.run.room import check_room
 from gapless.nmt.run.scoring import decide_scoring, settle_language
 from gapless.nmt.run.task import Vocabs, check_pairs, prepare, read_corpus
 from gapless.nmt.run.time_limit import AgreedClock, TimeLimit, WallClock
-from gapless.nmt.run.trained_on import add_trained_on, begin_trained_on, keeps_trained_on
+from gapless.nmt.run.trained_on import (
+    add_trained_on,
+    begin_trained_on,
+    mark_of_trained_on,
+    restore_trained_on,
+)
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
 from gapless.nmt.run.update_size import check_shapes, grown_update
 from gapless.pipeline.host_waits import HostWaits
@@ -199,7 +204,7 @@ class TrainingRun:
             "layout": settings_to_keep(self.config, self.resolved),
             "pairs": self.task.fingerprint,
             "numerics": numerics_in_force(),
-            "trained_on": keeps_trained_on(self.run_dir),
+            "trained_on": mark_of_trained_on(self.run_dir),
         }
 
     def note_training(self) -> None:
@@ -456,7 +461,7 @@ def _read_run(
     run.changed = changed_settings(config, saved.begun)
     with run.loop.on_compute_stream():
         run.load_state(saved.state, path=saved.path)
-    made_by_first(ranks, lambda: _check_folder(run))
+    made_by_first(ranks, lambda: _check_folder(run, saved.state))
     return run
 
 
@@ -503,7 +508,7 @@ def _check_state(state: dict[str, Any], *, path: Path) -> None:
         )
 
 
-def _check_folder(run: TrainingRun) -> None:
+def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
     """Check that the folder of a resumed run has what it needs, and write its settings there."""
     if run.config.average != "auto":
         check_averaged(
@@ -514,6 +519,30 @@ def _check_folder(run: TrainingRun) -> None:
         )
     check_room(run.run_dir, run.config, run.step)
     write_files(run.run_dir, files_of_run(run.config, run.task.vocabs))
+    first = run.config.init_from
+    told = restore_trained_on(
+        run.run_dir,
+        run.task.batched_sources(),
+        earlier=None if first is None else Path(first),
+        mark=state.get("trained_on"),
+        is_unchanged=_has_begun_with(run, state["pairs"]["training"]),
+    )
+    run.notes += [] if told is None else [told]
+
+
+def _has_begun_with(run: TrainingRun, pairs: dict[str, int]) -> bool:
+    """Return whether a resumed run had its training pairs in all its epochs.
+
+    Of other pairs an epoch would have had other target tokens.
+
+    Args:
+        run: that is resumed.
+        pairs: fingerprint of its training pairs in the state.
+    """
+    done = run.position.records[: run.position.epoch]
+    tokens = int(run.task.train.tgt_lengths.sum())
+    is_same = dict(pairs) == run.task.fingerprint["training"]
+    return is_same and bool(done) and all(epoch.target_tokens == tokens for epoch in done)
 
 
 def _last_epoch(run: TrainingRun) -> int:
