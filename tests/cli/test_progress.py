@@ -122,10 +122,25 @@ def test_there_is_a_loss_from_the_first_read_on(kind, capsys, always_due):
 def test_waits_are_shown_after_each_epoch_where_that_was_asked_for(kind, capsys):
     """The account of that epoch, below its line."""
     observer = kind(waits_each_epoch=True)
+    observer.epoch_started(
+        1, num_epochs=2, num_batches=4, num_done=0, first_read=4, earlier_loss=None
+    )
     observer.epoch_ended(made_up_epoch())
 
     out = capsys.readouterr().out
     assert out.index("tok/s") < out.index("host waits") < out.index("epoch_end  ")
+
+
+@pytest.mark.parametrize("kind", [shown.PlainObserver, shown.TerminalObserver])
+def test_an_epoch_that_was_done_before_has_no_line(kind, capsys):
+    """A finished run that is resumed closes its last part once more, and trains nothing."""
+    observer = kind(waits_each_epoch=True)
+    observer.validating()
+    observer.epoch_ended(made_up_epoch())
+
+    out = capsys.readouterr().out
+    assert "epoch" not in out
+    assert "tok/s" not in out
 
 
 def test_lines_of_a_file_become_rarer(capsys, monkeypatch):

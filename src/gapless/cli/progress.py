@@ -143,7 +143,9 @@ class PlainObserver:
         self._validation = figures
 
     def epoch_ended(self, record: TrainingEpoch) -> None:
-        """Print the epoch's line."""
+        """Print the epoch's line; nothing of one that a resumed run had done before."""
+        if self._title is _NO_EPOCH:
+            return
         say(epoch_line(record, num_epochs=self._title.num_epochs))
         if self._waits_each_epoch:
             say(waits_table(record.work))
@@ -238,15 +240,18 @@ class TerminalObserver:
 
     def validating(self) -> None:
         """Say so where the bar was."""
-        self._bar.show(f"{self._title}  validating")
+        where = "" if self._title is _NO_EPOCH else f"{self._title}  "
+        self._bar.show(f"{where}validating")
 
     def validated(self, figures: Mapping[str, float]) -> None:
         """Keep the figures for the bars to come."""
         self._validation = figures
 
     def epoch_ended(self, record: TrainingEpoch) -> None:
-        """Take the bar away and print the epoch's line."""
+        """Take the bar away and print the epoch's line; nothing of one that was done before."""
         self._bar.clear()
+        if self._title is _NO_EPOCH:
+            return
         self._say(epoch_line(record, num_epochs=self._title.num_epochs))
         if self._waits_each_epoch:
             self._say(waits_table(record.work))

@@ -282,10 +282,20 @@ def test_what_differs_from_the_settings_that_were_saved_is_named(settings, tmp_p
     (told,) = changed_files(tmp_path / "run")
     file.write_text("beam: [", "utf-8")
     (unreadable,) = changed_files(tmp_path / "run")
+    others = ["heads: 7" if line.startswith("heads:") else line for line in lines]
+    file.write_text("\n".join(others), "utf-8")
+    (contradicting,) = changed_files(tmp_path / "run")
 
     says = f"which is used: it says beam 9 instead of {beam}; settings are changed by flags"
     assert told.endswith(says)
-    assert unreadable.endswith("which is used; settings are changed by flags")
+    assert f"which is used: it cannot be read: config {file} is not YAML: " in unreadable
+    assert (
+        "which is used: it cannot be read: `d_model` must be a multiple of 2 * `heads`"
+        in contradicting
+    )
+    for line in (unreadable, contradicting):
+        assert line.endswith("; settings are changed by flags")
+        assert "\n" not in line
 
 
 def test_a_resumed_run_says_where_it_goes_on_and_what_is_changed(settings, tmp_path):

@@ -384,23 +384,27 @@ def changed_files(path: Path) -> list[str]:
             lines.append(f"{file} is missing; the one in {kept} is used")
         elif file.read_bytes() != (kept / name).read_bytes():
             told = f"{file} is not what was saved with {kept.name}, which is used"
-            differing = _differing_settings(file, kept / name) if name == CONFIG else []
-            says = f": it says {', '.join(differing)}" if differing else ""
-            lines.append(f"{told}{says}; settings are changed by flags")
+            differing = _what_differs(file, kept / name) if name == CONFIG else ""
+            lines.append(f"{told}{differing}; settings are changed by flags")
     return lines
 
 
-def _differing_settings(file: Path, saved: Path) -> list[str]:
-    """Return a few words for each setting that a file has otherwise; none if it cannot be read."""
+def _what_differs(file: Path, saved: Path) -> str:
+    """Return which settings a file has otherwise, or why it cannot be read; nothing if they are equal."""
     try:
-        now, before = (vars(make_config({}, file=path)) for path in (file, saved))
+        now = vars(make_config({}, file=file))
+    except UserError as error:
+        return f": it cannot be read: {' '.join(str(error).split())}"
+    try:
+        before = vars(make_config({}, file=saved))
     except UserError:
-        return []
-    return [
+        return ""
+    differing = [
         f"{name} {_shown(now[name])} instead of {_shown(before[name])}"
         for name in now
         if now[name] != before[name]
     ]
+    return f": it says {', '.join(differing)}" if differing else ""
 
 
 def _shown(value: object) -> str:
