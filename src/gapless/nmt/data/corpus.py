@@ -39,7 +39,7 @@ _MAX_HELD_OUT = 1000
 _HELD_OUT_SHARE = 0.05
 
 # Short sentences occur in any text; more than this share of a split is no chance.
-_SEEN_SHARE = 0.05
+SEEN_SHARE = 0.05
 
 # One text for so many others, as nan for what is missing, is no translation.
 _FEWEST_ALIKE, _ALIKE_SHARE = 10, 0.1
@@ -171,7 +171,7 @@ def _notes_of(pairs: Pairs, *, split: str, train: Pairs) -> tuple[str, ...]:
         not (src.strip() and tgt.strip()) for src, tgt in zip(pairs.src, pairs.tgt, strict=True)
     )
     notes = []
-    if seen > _SEEN_SHARE * len(pairs):
+    if seen > SEEN_SHARE * len(pairs):
         notes.append(
             f"{seen:,} of {len(pairs):,} {split} sources are training sources too, so scores say less "
             "of new text; leave them out of the training text"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from gapless.checkpoint.files import replace_file
-from gapless.nmt.data.corpus import _SEEN_SHARE, plain
+from gapless.nmt.data.corpus import SEEN_SHARE, plain
 
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def find_trained_on(run_dir: Path, sources: Sequence[str]) -> list[int] | None:
 
 def are_many(count: int, *, of: int) -> bool:
     """Return whether so many sources are more than occur in any two texts, as training judges it."""
-    return count > _SEEN_SHARE * of
+    return count > SEEN_SHARE * of
 
 
 def mark_of_trained_on(run_dir: Path) -> str | None:
