@@ -56,6 +56,8 @@ def name_of(mutant):
     return owners[0].name if owners else str(mutant.place)
 
 
+# One process looks for the witnesses, so that no other waits for them.
+@pytest.mark.xdist_group("mutants")
 @pytest.mark.slow
 @pytest.mark.timeout(540)
 @pytest.mark.parametrize("mutant", find_mutants(), ids=name_of)
