@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import timedelta
 from types import SimpleNamespace
 
@@ -91,6 +92,10 @@ def test_what_settings_say():
     assert make_config({}).way_to_sum() == WayToSum()
     assert chosen.way_to_sum() == WayToSum(
         bucket_bytes=2**19, sends_bf16=True, has_priority=True, most_channels=8
+    )
+    # Copies have no kernels of NCCL.
+    assert replace(chosen, sum="copies").way_to_sum() == WayToSum(
+        bucket_bytes=2**19, sends_bf16=True, copies=True
     )
 
 

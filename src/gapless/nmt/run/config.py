@@ -494,12 +494,15 @@ class TrainConfig:
 
     def way_to_sum(self) -> WayToSum:
         """Return how several ranks sum their gradients."""
+        bucket_bytes = None if self.sum == "flat" else int(self.sum_bucket_mib * 2**20)
+        sends_bf16 = self.sum_precision == "bf16"
+        if self.sum == "copies":
+            return WayToSum(bucket_bytes=bucket_bytes, sends_bf16=sends_bf16, copies=True)
         return WayToSum(
-            bucket_bytes=None if self.sum == "flat" else int(self.sum_bucket_mib * 2**20),
-            sends_bf16=self.sum_precision == "bf16",
+            bucket_bytes=bucket_bytes,
+            sends_bf16=sends_bf16,
             has_priority=self.sum_priority == "high",
             most_channels=self.sum_channels,
-            copies=self.sum == "copies",
         )
 
     def column_names(self) -> tuple[str, ...] | None:
