@@ -109,7 +109,9 @@ def test_ranks_share_the_tokens_of_an_update(tmp_path, capsys, monkeypatch):
     data = write_pairs(tmp_path / "data", split="spl@@ it")
     command = ["train", data, "--rows", "captured", "--seeds", "3", "--device", "cpu"]
 
-    main([*command, "--out", str(tmp_path), "--ranks", "1,2", "--options=--lr 1"])
+    command += ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+
+    main([*command, "--ranks", "1,2", "--options=--lr 1"])
 
     one, two = (words for words in started if "train" in words)
     assert [words[words.index("--batch-tokens") + 1] for words in (one, two)] == ["7300", "3650"]
