@@ -54,6 +54,26 @@ def a_full_ring_whose_copies_are_done_is_not_waited_for(device):
 
 
 @scenario()
+def losses_of_ranks_that_a_user_made(device):
+    """They are gathered beside the loop: where ranks differ, a loop that waited would never compare."""
+    on = []
+
+    class Ranks(TwoRanks):
+        def gather_rows(self, rows):
+            on.append(device.current_stream())
+            return super().gather_rows(rows)
+
+    with patch.object(readback, "ranks_of_user", lambda _: Ranks()):
+        losses = DeferredLoss(device, ranks=True, every=2)
+    for count in range(6):
+        losses.add(number(device, float(count)))
+    assert losses.mean() == 2.5
+    # The first only connects, when all ranks are at the first step.
+    assert len(on) == 4
+    assert device.current_stream() not in on[1:]
+
+
+@scenario()
 def losses_of_several_ranks(device):
     """Rows of two streams are gathered on a third, and copied before their memory is used again."""
     losses = DeferredLoss(device, ranks=TwoRanks())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 # Parts begin where vectorised kernels can read them.
-_ALIGNMENT_BYTES = 512
+ALIGNMENT_BYTES = 512
 
 
 class FlatMemory:
@@ -42,7 +42,7 @@ class FlatMemory:
         zeros_like: Callable[[torch.Tensor], torch.Tensor] = torch.zeros_like,
     ) -> None:
         first = weights[numbers[0]]
-        step = _ALIGNMENT_BYTES // first.element_size()
+        step = ALIGNMENT_BYTES // first.element_size()
         starts = [0]
         for number in numbers:
             starts.append(starts[-1] + -(-weights[number].numel() // step) * step)

@@ -15,11 +15,8 @@ from typing import TYPE_CHECKING
 import torch
 
 from gapless.errors import UserError
+from gapless.ranks.flat_memory import ALIGNMENT_BYTES
 from gapless.ranks.lost_peers import first_line
-
-
-# Parts begin where vectorised kernels can read them.
-_ALIGNMENT_BYTES = 512
 
 
 if TYPE_CHECKING:
@@ -93,7 +90,9 @@ class PeerSum:
             term if number == rank else torch.empty_like(term)
             for number, term in enumerate(self._terms)
         ]
-        self._partial = torch.empty_like(self._own)
+        # Of the first two terms at least one is a copy, which is read when the first sum is written.
+        others = (copy for copy in self._copies if copy is not self._own)
+        self._partial = next(others, self._own)
         self._summed = [
             (of_ranks[rank][number], parts[number])
             for number, parts in enumerate(of_ranks)
@@ -127,7 +126,7 @@ class PeerSum:
 
 def _parts(tensor: torch.Tensor, num: int) -> list[torch.Tensor]:
     """Return a tensor cut into parts of about equal size."""
-    unit = _ALIGNMENT_BYTES // tensor.element_size()
+    unit = ALIGNMENT_BYTES // tensor.element_size()
     units = -(-tensor.numel() // unit)
     ends = [min(tensor.numel(), unit * (units * number // num)) for number in range(num + 1)]
     ends[-1] = tensor.numel()
