@@ -162,7 +162,9 @@ def _measure(
 ) -> None:
     chosen = {cut.name: _configurations(options, cut) for cut in found_cuts}
     num_places = len(setting.places)
-    order = Order(found_cuts, chosen, defaults=setting.defaults, jobs=num_places)
+    order = Order(
+        found_cuts, chosen, defaults=setting.defaults, jobs=num_places, seconds=options.seconds
+    )
     order.know(records.found)
     number = itertools.count()
     lock = threading.Lock()
@@ -235,6 +237,11 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--gpus", default="", metavar="GPU,GPU",
         help="spread the runs over these, named as CUDA_VISIBLE_DEVICES names them",
+    )  # fmt: skip
+    add(
+        "--seconds", type=int, metavar="SECONDS",
+        help="of each configuration, more than the defaults need; else as many as these took, "
+        "so that they must end first",
     )  # fmt: skip
     add("--device", default="auto")
     add("--json", type=Path, help="file of JSON lines to append to, and to go on from")

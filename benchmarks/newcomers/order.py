@@ -1,4 +1,8 @@
-"""The order of runs: defaults first, then, for the same time, the configurations of each cut."""
+"""The order of runs: defaults first, then, for the same time, the configurations of each cut.
+
+Where a time is given that the defaults will not need, the configurations have that, and all runs
+can share the machine at once.
+"""
 
 from __future__ import annotations
 
@@ -32,6 +36,7 @@ class Order:
         configurations: flags of each cut's configurations, by the cut's name.
         defaults: flags of the runs with nothing else.
         jobs: runs beside each other.
+        seconds: of each configuration; None: as many as the defaults of its cut took.
     """
 
     def __init__(
@@ -41,18 +46,23 @@ class Order:
         *,
         defaults: tuple[str, ...],
         jobs: int,
+        seconds: int | None = None,
     ) -> None:
         self._cuts = {cut.name: (number, cut) for number, cut in enumerate(cuts)}
         self._configurations = configurations
         self._waiting: list[tuple[bool, int, int, Run]] = []
         self._known: dict[tuple[str, str, str | None], Found] = {}
-        repeats = max(1, math.ceil(jobs / len(cuts))) if cuts else 1
+        self._seconds = seconds
+        repeats = max(1, math.ceil(jobs / len(cuts))) if cuts and seconds is None else 1
         for repeat in range(repeats):
             for number, cut in enumerate(cuts):
                 seed = () if repeat == 0 else ("--seed", str(repeat + 1))
                 name = DEFAULTS if repeat == 0 else f"{DEFAULTS}, seed {repeat + 1}"
                 run = Run(cut=cut, name=name, flags=(*defaults, *seed))
                 heapq.heappush(self._waiting, (False, number, repeat, run))
+        if seconds is not None:
+            for cut in cuts:
+                self._let_configurations_wait(cut.name, seconds)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -78,10 +88,12 @@ class Order:
 
     def has_ended(self, found: Found) -> None:
         """After a cut's defaults, let its configurations wait for their turns."""
-        if found["run"] != DEFAULTS or found["problem"]:
-            return
-        number, cut = self._cuts[found["cut"]]
-        max_time = f"{max(1, math.floor(found['seconds']))}s"
+        if found["run"] == DEFAULTS and not found["problem"] and self._seconds is None:
+            self._let_configurations_wait(found["cut"], max(1, math.floor(found["seconds"])))
+
+    def _let_configurations_wait(self, name: str, seconds: int) -> None:
+        number, cut = self._cuts[name]
+        max_time = f"{seconds}s"
         for at, flags in enumerate(self._configurations[cut.name]):
             name = f"configuration {at + 1:02}"
             run = Run(cut=cut, name=name, flags=tuple(flags), max_time=max_time)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING, Any
@@ -32,7 +33,7 @@ class Verdict:
         best: run with the highest score on the same pairs, None if no configuration has a score.
         chosen: run with the highest score on other pairs, as a user would choose it.
         others: scores of all configurations.
-        num_missing: configurations that were asked for, and not made.
+        num_missing: configurations that were asked for, and not made for as long as the defaults.
         notes: what else is to be known.
     """
 
@@ -69,7 +70,8 @@ def judge(found: Sequence[dict[str, Any]], *, cut: str, num_configurations: int)
     """Return the verdict on a cut whose defaults have been run."""
     own = [one for one in found if one["cut"] == cut]
     defaults = next(one for one in own if one["run"] == DEFAULTS)
-    others = [one for one in own if one["max_time"] is not None]
+    began = [one for one in own if one["max_time"] is not None]
+    others = [one for one in began if _seconds(one) >= math.floor(defaults.get("seconds", 0.0))]
     scored = [one for one in others if one["problem"] is None]
     return Verdict(
         cut=cut,
@@ -79,7 +81,7 @@ def judge(found: Sequence[dict[str, Any]], *, cut: str, num_configurations: int)
         chosen=max(scored, key=lambda one: one["choosing_bleu"], default=None),
         others=[one["bleu"] for one in scored],
         num_missing=num_configurations - len(others),
-        notes=[*_seeds(own), *_problems(own), *_overruns(scored)],
+        notes=[*_seeds(own), *_problems(own), *_overruns(scored), *_short(began, others)],
     )
 
 
@@ -138,8 +140,17 @@ def _overruns(scored: list[dict[str, Any]]) -> list[str]:
     return [
         f"{one['run']} took {one['seconds']:.0f} s and was given {one['max_time']}"
         for one in scored
-        if one["seconds"] > _OVERRUN * float(one["max_time"].removesuffix("s"))
+        if one["seconds"] > _OVERRUN * _seconds(one)
     ]
+
+
+def _short(began: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[str]:
+    short = len(began) - len(others)
+    return [f"configurations with less time than the defaults took: {short}"] if short else []
+
+
+def _seconds(one: dict[str, Any]) -> float:
+    return float(one["max_time"].removesuffix("s"))
 
 
 def _number(value: float | None, form: str) -> str:

@@ -142,7 +142,7 @@ def test_the_trainer_knows_every_flag_of_the_grid(size, languages, tmp_path, cap
 # ---------------------------------------------------------------------------------------- order
 
 
-def order_of(num_cuts, *, jobs):
+def order_of(num_cuts, *, jobs, seconds=None):
     """Return an order of small cuts with two configurations each."""
     drawn = [
         cuts.draw(
@@ -150,9 +150,8 @@ def order_of(num_cuts, *, jobs):
         )
         for at in range(num_cuts)
     ]
-    return Order(
-        drawn, {cut.name: [["--lr", "1"], ["--lr", "2"]] for cut in drawn}, defaults=(), jobs=jobs
-    )
+    chosen = {cut.name: [["--lr", "1"], ["--lr", "2"]] for cut in drawn}
+    return Order(drawn, chosen, defaults=(), jobs=jobs, seconds=seconds)
 
 
 def made_in(seconds):
@@ -192,6 +191,16 @@ def test_configurations_get_the_time_that_the_defaults_took():
         ("c1", "configuration 02", "73s"),
     ]
     assert [run.flags for run in runs] == [(), (), *[("--lr", "1"), ("--lr", "2")] * 2]
+
+
+def test_a_time_that_is_given_lets_all_runs_share_the_machine_at_once():
+    """Nothing waits for the defaults, and they need no company."""
+    waiting = order_of(2, jobs=6, seconds=90)
+
+    runs = [waiting.next(90.0) for _ in range(6)]
+
+    assert [run.max_time for run in runs] == [None, None, *["90s"] * 4]
+    assert waiting.next(90.0) is None
 
 
 def test_defaults_never_have_the_machine_for_themselves():
@@ -284,6 +293,21 @@ def test_a_verdict_waits_for_all_configurations():
     assert words == ["passes", "incomplete"]
     assert "* c: configuration 02: exit code 2" in table
     assert "* c: configuration 01 took 70 s and was given 60s" in table
+
+
+def test_configurations_with_less_time_than_the_defaults_say_nothing():
+    """A verdict waits until they have had as long."""
+    found = [
+        ran(DEFAULTS, bleu=20.0, seconds=60.9),
+        ran("configuration 01", max_time="59s", bleu=1.0),
+        ran("configuration 02", max_time="60s", bleu=2.0),
+    ]
+
+    verdict = verdicts.judge(found, cut="c", num_configurations=2)
+
+    assert verdict.word == "incomplete"
+    assert verdict.others == [2.0]
+    assert verdict.notes == ["configurations with less time than the defaults took: 1"]
 
 
 @pytest.mark.parametrize(

@@ -35,6 +35,9 @@ def make(**settings):
         ({**TOKENS, "fixed_shapes": False}, "packed", "padded"),
         ({**TOKENS, "pack": False, "fixed_shapes": False}, "padded", "padded"),
         ({**TOKENS, "pack": True}, "packed", "packed"),
+        ({**TOKENS, "plan": "auto", "attention_dropout": 0.1}, "fixed", "padded"),
+        ({**TOKENS, "plan": "gapless", "attention_dropout": 0.1}, "padded", "padded"),
+        ({**TOKENS, "pack": True, "attention_dropout": 0.1}, "packed", "packed"),
         ({**SENTENCES, "plan": "auto"}, "fixed", "padded"),
         ({**SENTENCES, "plan": "blocking"}, "padded", "padded"),
         ({**SENTENCES, **TOKENS, "plan": "captured"}, "fixed", "padded"),
@@ -42,7 +45,7 @@ def make(**settings):
     ],
 )
 def test_the_layout_follows_settings_plan_and_device(settings, on_gpu, on_cpu):
-    """Token budgets are packed on a GPU; plans that capture get fixed shapes there."""
+    """Token budgets are packed on a GPU without dropout in attention; plans that capture fix shapes."""
     config = make(**settings)
 
     assert resolve(config, is_accelerator=True).layout == on_gpu

@@ -127,7 +127,7 @@ def _attend_packed(
     dropout: float,
 ) -> torch.Tensor:
     """Return the weighted values for each query, [N, H, E]."""
-    if _KERNEL is None or not queries_NHE.is_cuda or queries_NHE.shape[-1] % 8:
+    if _KERNEL is None or dropout or not queries_NHE.is_cuda or queries_NHE.shape[-1] % 8:
         return _attend_padded(queries_NHE, keys_MHE, values_MHE, pattern, dropout)
     out_1NHE: torch.Tensor = _KERNEL(
         queries_NHE.unsqueeze(0),
@@ -138,7 +138,7 @@ def _attend_packed(
         pattern.key_starts,
         pattern.longest,
         pattern.longest,
-        dropout,
+        0.0,
         _CAUSAL if pattern.is_causal else _ANYWHERE,
         True,
     )[0]

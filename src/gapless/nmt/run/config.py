@@ -200,7 +200,8 @@ class TrainConfig:
     pack: bool | None = _setting(
         "batches",
         None,
-        "pack sentences one after the other, without padding; none: with batch-tokens on a GPU",
+        "pack sentences one after the other, without padding; none: with batch-tokens on a GPU, "
+        "unless attention-dropout is set",
     )
     fixed_shapes: bool | None = _setting(
         "batches", None, "pad batches to few shapes; none: if the plan may capture the step"

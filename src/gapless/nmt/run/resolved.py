@@ -84,7 +84,9 @@ def _layout(config: TrainConfig, *, is_accelerator: bool, captures: bool) -> Lay
     if config.pack:
         return "packed"
     by_tokens = config.batch_tokens is not None and config.batch_size is None
-    if config.pack is None and by_tokens and is_accelerator and not config.fixed_shapes:
+    # Packed attention with dropout pads each sentence to the longest there may be, which is slow.
+    gains = is_accelerator and not config.attention_dropout
+    if config.pack is None and by_tokens and gains and not config.fixed_shapes:
         return "packed"
     has_fixed_shapes = captures if config.fixed_shapes is None else config.fixed_shapes
     return "fixed" if has_fixed_shapes else "padded"
