@@ -23,6 +23,7 @@ from ranks.runs import (
     kill_when_saved,
     options,
     resume_options,
+    summary,
     validations,
 )
 from ranks.test_recipes_on_ranks import check_ranks, run_on_ranks
@@ -101,6 +102,20 @@ def test_captured_ranks_have_the_bits_of_eager_ones(train, accumulate):
 
     assert final_weights(eager) == final_weights(captured)
     assert validations(eager) == validations(captured)
+
+
+@pytest.mark.parametrize(
+    "world",
+    [pytest.param(1, marks=pytest.mark.gpu), pytest.param(2, marks=pytest.mark.multi_gpu)],
+)
+def test_a_validation_costs_no_graph(train, world):
+    """It is the first to use torch's own attention, which has torch order its kernels."""
+    more = ["--device", "cuda", "--plan", "captured", "--pack", "--no-compile"]
+    run = train("run", *more, world=world)
+
+    capture = summary(run)["capture"]
+    assert capture["changes"] == []
+    assert capture["num_graphs"] == 1
 
 
 @pytest.mark.multi_gpu

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 import torch
@@ -112,6 +113,41 @@ def test_nobody_waits_for_ever(device):
 
     assert len(ranks.said) < 10
     assert loop.capture_report.num_replays == 0
+
+
+@pytest.fixture
+def fast_path():
+    """Let a test change a setting of torch that a graph bakes in."""
+    yield torch.backends.mha.set_fastpath_enabled
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
+def test_ranks_capture_again_what_one_has_lost(device, fast_path):
+    """Until the next epoch, the rank that a setting has changed on runs its step as written."""
+    ranks, training, data = TwoRanks(), Training(device), batches(*[4] * 8)
+    replays = [0]
+    with TrainLoop(plan="captured", device=device, ranks=ranks) as loop:
+        for epoch in range(4):
+            fast_path(epoch == 0)
+            loop.run_epoch(data, training.step)
+            replays.append(loop.capture_report.num_replays)
+
+    assert [after - before for before, after in pairwise(replays)] == [5, 0, 4, 8]
+    assert loop.capture_report.changes == [
+        "torch.backends.mha.get_fastpath_enabled() changed from True to False"
+    ]
+
+
+def test_a_rank_captures_again_with_one_that_has_lost_a_graph(device):
+    """At the same calls, so that it asks as often."""
+    ranks, training, data = TwoRanks(*[READY] * 5, NOT_YET), Training(device), batches(*[4] * 8)
+    with TrainLoop(plan="captured", device=device, ranks=ranks) as loop:
+        for _ in range(3):
+            loop.run_epoch(data, training.step)
+
+    # Four questions for the first capture; one at the begin of each other epoch.
+    assert ranks.said == [READY] * (4 + 1 + 1 + 4)
+    assert loop.capture_report.num_replays == 5 + 8 + 5
 
 
 def reads(training):

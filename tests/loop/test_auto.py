@@ -31,6 +31,7 @@ class ScriptedStep:
         self.refuses_after = None
         self.seen = {}
         self.num_dropped = 0
+        self.num_epochs = 0
 
     @property
     def has_graphs(self):
@@ -57,6 +58,9 @@ class ScriptedStep:
         self.report.num_replays += 1
         self.clock.now += self.captured_ms
         return StepRun("captured", "capture" if is_new else "replay", batch)
+
+    def begin_epoch(self):
+        self.num_epochs += 1
 
     def lift_refusal(self):
         self.report.lift_refusals()
@@ -155,6 +159,17 @@ def test_ranks_that_measured_too_little_run_as_written():
 
     assert ran == [["eager"] * 120] * 2
     assert [one.auto.diagnosis.captures for one in ranks] == [False, False]
+
+
+@pytest.mark.parametrize(("captured_ms", "num_epochs"), [(5.0, 1), (25.0, 0)])
+def test_ranks_that_replay_look_for_lost_graphs_at_each_epoch(captured_ms, num_epochs):
+    """Those that run as written have none."""
+    scripted = Scripted(eager_ms=20.0, captured_ms=captured_ms)
+    scripted.run(["a"] * 60)
+
+    scripted.auto.begin_epoch(scripted.prefetcher, [])
+
+    assert scripted.step.num_epochs == num_epochs
 
 
 def test_each_phase_is_as_long_as_it_is_said_to_be():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +74,7 @@ def environment_readers(device_type: str) -> list[tuple[str, Callable[[], Any]]]
             preferred = f"torch.backends.cuda.preferred_{name}_library()"
             known.append((preferred, partial(_number_of, reader)))
     if hasattr(of_c, "_get_sdp_priority_order"):
+        _let_torch_order_attention(device_type)
         known.append(("the order of attention's kernels", _order_of_attention))
     return [(name, reader) for name, reader in known if _can_read(reader)]
 
@@ -113,6 +114,18 @@ def _saved_tensors_hooks() -> Callable[[], Any]:
 def _number_of(reader: Callable[[], Any]) -> int:
     """Return the number of an enumeration of torch, which makes a new object for each answer."""
     return int(reader())
+
+
+@cache
+def _let_torch_order_attention(device_type: str) -> None:
+    """Let torch put attention's kernels in its order for the GPU.
+
+    It does so when it is first asked for a kernel. If that happened later, in a validation say, a
+    setting would seem to have changed.
+    """
+    if device_type == "cuda" and hasattr(torch, "_fused_sdp_choice"):
+        part = torch.empty((1, 1, 1, 8), device=device_type)
+        torch._fused_sdp_choice(part, part, part)
 
 
 def _order_of_attention() -> tuple[int, ...]:

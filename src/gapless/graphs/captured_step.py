@@ -259,6 +259,7 @@ class CapturedStep:
         self._num_warmup = num_warmup
         self._num_calls: Counter[int] = Counter()
         self._settled: set[int] = set()
+        self._has_lost_graph = False
         self._pay_off = None if as_written is None else self._compare_with(as_written)
 
     def run(self, tree: Tree) -> StepRun:
@@ -356,6 +357,25 @@ class CapturedStep:
         """Try again what was refused, if the reason may be gone."""
         self.report.lift_refusals()
         self._refused = {number: True for number, is_final in self._refused.items() if is_final}
+
+    def begin_epoch(self) -> None:
+        """Let all ranks capture again if one of them has lost a graph.
+
+        It loses one to a change, such as that of a setting of torch, and runs the step as written
+        beside the graphs of the others until the next epoch: a rank that asks alone waits for ever.
+
+        Sync: Blocks the host until all ranks are here ("agreement"); does not block a process that
+            trains alone.
+        """
+        if not self._settled:  # as on all ranks
+            return
+        own = Readiness.NOT_YET if self._has_lost_graph else Readiness.READY
+        if self._consent.least(own) is Readiness.READY:
+            return
+        self._has_lost_graph = False
+        self.drop_graphs()
+        self._settled.clear()
+        self._num_calls.clear()
 
     # --- parts of a run ---
 
@@ -468,9 +488,16 @@ class CapturedStep:
                 return StepRun(self._try_with_others(key, tree), "capture", key)
             if readiness is Readiness.NEVER or num_asked >= _MAX_ASKED:
                 self._settle_without(key)
+        if number in self._settled and self._has_changed(key):
+            self._has_lost_graph = True
         is_watched = number not in self._settled and number not in self._refused
         out = self._run_eagerly(key if is_watched else None, tree)
         return StepRun(out, "eager", key)
+
+    def _has_changed(self, key: Hashable) -> bool:
+        """Return whether there are graphs of a kind, and none of them does what the step does now."""
+        captured = [kind for kind in self._kinds.get(key, ()) if kind.graph is not None]
+        return bool(captured) and all(kind.failure() is not None for kind in captured)
 
     def _readiness(self, key: Hashable) -> Readiness:
         if hash(key) in self._refused or self.report.forbids_all:

@@ -120,8 +120,10 @@ class AutoSteps:
     def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
         """Take data waits from this prefetcher from here on, and workers from its loader.
 
-        Sync: Does not block the host.
+        Sync: With several ranks, may block the host until all are here ("agreement").
         """
+        if self._captures():
+            self.captured.begin_epoch()
         self._prefetcher = prefetcher
         self._data_wait_ms = prefetcher.data_wait_ms
         self._num_workers = num_workers(batches)

@@ -28,7 +28,10 @@ class StepRunner(Protocol):
         """What plan `auto` found out last; None before, and under other plans."""
 
     def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
-        """Learn where the batches of the next epoch come from."""
+        """Learn where the batches of the next epoch come from.
+
+        Sync: With several ranks, may block the host until all are here ("agreement").
+        """
 
     def run(self, tree: Tree) -> tuple[Any, Launch | None]:
         """Train on a batch; return what the step returned, and how the host launched it.
@@ -86,7 +89,8 @@ class GraphSteps:
         self._captured = captured
 
     def begin_epoch(self, prefetcher: Prefetcher[Any], batches: object) -> None:
-        """Nothing is measured."""
+        """Nothing is measured; ranks that lost a graph capture again."""
+        self._captured.begin_epoch()
 
     def run(self, tree: Tree) -> tuple[Any, None]:
         """Train on a batch."""
