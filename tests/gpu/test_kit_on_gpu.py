@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -157,17 +158,21 @@ def resources():
 def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
     """Epoch 1,000 has the memory, streams, events, threads and files of epoch 10."""
     device = find_device("cuda")
-    created = {"streams": 0, "events": 0}
+    made = {"streams": WeakSet(), "events": WeakSet()}
 
-    def counted(name, create):
+    def kept(name, create):
         def make(*args, **kwargs):
-            created[name] += 1
-            return create(*args, **kwargs)
+            one = create(*args, **kwargs)
+            made[name].add(one)
+            return one
 
         return make
 
-    monkeypatch.setattr(device, "create_stream", counted("streams", device.create_stream))
-    monkeypatch.setattr(device, "create_event", counted("events", device.create_event))
+    def living():
+        return resources() | {name: len(some) for name, some in made.items()}
+
+    monkeypatch.setattr(device, "create_stream", kept("streams", device.create_stream))
+    monkeypatch.setattr(device, "create_event", kept("events", device.create_event))
     step, data = TinyStep(), batches(12)
     with TrainLoop(plan=plan, device=device) as loop:
         for epoch in range(1, 1001):
@@ -178,8 +183,8 @@ def test_a_thousand_epochs_leak_nothing(record_property, monkeypatch, plan):
             assert len(losses) == 12
             # The history of a run is meant to grow; nothing else is.
             if epoch == 10:
-                early = resources() | created
-    late = resources() | created
+                early = living()
+    late = living()
 
     record_property("epoch 10", str(early))
     record_property("epoch 1,000", str(late))
