@@ -278,6 +278,8 @@ GERMAN = "ein schöner Tag für Grüße\n"
         (GERMAN.encode("cp1252") * 3, "by iconv -f CP1252 -t UTF-8"),
         ("你好，世界。\n".encode("gbk") * 3, "by iconv -f GBK -t UTF-8"),
         (GERMAN.encode("utf-16"), "by iconv -f UTF-16 -t UTF-8"),
+        (GERMAN.encode("utf-32"), "by iconv -f UTF-32 -t UTF-8"),
+        ("你好，世界。\n".encode("utf-32") * 3, "by iconv -f UTF-32 -t UTF-8"),
         (
             GERMAN.encode() * 3 + b"ok\n" + GERMAN.encode("cp1252"),
             "3 lines .* UTF-8 and 1 are not",

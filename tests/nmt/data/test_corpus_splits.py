@@ -452,11 +452,11 @@ def test_text_that_begins_as_a_packed_file_does_is_text(tmp_path: Path) -> None:
     assert read_lines(path) == ["BZhanov came.\t布赞诺夫来了。"]
 
 
-@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"])
 @pytest.mark.parametrize(
     "row", ["Number {} is red.\t{}号是红的。\n", "One {}.\tEin {}.\n", "{}号在一桌子上\t红{}的\n"]
 )
-def test_utf_16_without_a_mark_is_named(tmp_path: Path, encoding: str, row: str) -> None:
+def test_a_wide_encoding_without_a_mark_is_named(tmp_path: Path, encoding: str, row: str) -> None:
     """Text in Latin letters would be read, with a zero beside each letter, and other text as GBK."""
     path = tmp_path / "p.tsv"
     path.write_bytes("".join(row.format(n, n) for n in range(40)).encode(encoding))

@@ -536,6 +536,14 @@ def test_the_object_with_the_sides_is_found_under_any_key(tmp_path):
     assert read(path).src == ["A dog."]
 
 
+def test_a_column_in_another_script_is_named(tmp_path):
+    """It is not taken for the one that was asked for, and the user sees why."""
+    path = tmp_path / "p.tsv"
+    path.write_text("en\tzh-TW\n" + "A dog runs.\t一隻狗在跑。\n" * 3, encoding="utf-8")
+
+    assert "no 'zh-CN' (zh-TW is another script)" in refusal(path, tgt="zh-CN")
+
+
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [

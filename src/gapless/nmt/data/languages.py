@@ -320,6 +320,26 @@ def matching_name(wanted: str, names: Sequence[str]) -> str | None:
     return same[0] if len(same) == 1 else None
 
 
+def names_in_other_scripts(wanted: str, names: Sequence[str]) -> list[str]:
+    """Return the names of the wanted language in scripts that it was not wanted in.
+
+    Args:
+        wanted: a name of a side, such as zh-CN.
+        names: of columns, keys or files.
+    """
+    language = find_language(wanted)
+    if language is None:
+        return []
+    spoken = {name: found for name in names if (found := find_language(name)) is not None}
+    return [
+        name
+        for name, found in spoken.items()
+        if found.family == language.family
+        and None not in (found.script, language.script)
+        and found.script != language.script
+    ]
+
+
 def near_name(wanted: str, names: Sequence[str] = ()) -> str | None:
     """Return what a name was probably meant to be, None if it is a language or near to none.
 

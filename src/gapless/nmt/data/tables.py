@@ -24,6 +24,7 @@ from gapless.nmt.data.languages import (
     TARGET_WORDS,
     find_language,
     matching_name,
+    names_in_other_scripts,
     near_name,
 )
 from gapless.nmt.data.text_columns import quoted, why_no_pair, why_no_text
@@ -464,6 +465,9 @@ def _find_sides(
 
 
 def _hint(side: str, names: Sequence[str]) -> str:
+    others = names_in_other_scripts(side, names)
+    if others:
+        return f" ({others[0]} is another script)"
     near = near_name(side, names)
     return "" if near is None else f" (did you mean {near}?)"
 

@@ -22,6 +22,11 @@ _BYTES_TO_LOOK_AT = 1_000_000
 # How such files begin.
 _GZIP, _ZIP = b"\x1f\x8b", b"PK\x03\x04"
 
+_BOM_UTF16 = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+# Of Unicode; the byte above it is zero in UTF-32.
+_LAST_PLANE = 0x10
+_BOM_UTF32 = codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE
+
 # So many zeros in a text are no slip; characters such as U+4E00 have one on the other side.
 _FEWEST_ZEROS, _ZEROS_ASIDE = 8, 0.3
 # Of UTF-16 that is UTF-8 as well, which is of ASCII alone, every other byte is a zero.
@@ -117,7 +122,9 @@ def _is_utf8(raw: bytes) -> bool:
 
 def likely_encoding(raw: bytes) -> str:
     """Return the encoding that text which is not UTF-8 may have, by its bytes."""
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    if raw.startswith(_BOM_UTF32):  # first, as that of UTF-16 begins alike
+        return "UTF-32"
+    if raw.startswith(_BOM_UTF16):
         return "UTF-16"
     wide = _wide_encoding(raw)
     if wide is not None:
@@ -129,8 +136,15 @@ def likely_encoding(raw: bytes) -> str:
 
 
 def _wide_encoding(raw: bytes) -> str | None:
-    """Return what text without a byte order mark is that has zeros where UTF-16 has them, if it is such."""
+    """Return what text without a mark is that has zeros where UTF-16 or UTF-32 has them, if it is such."""
     some = raw[:_BYTES_TO_LOOK_AT]
+    if some.startswith((*_BOM_UTF32, *_BOM_UTF16)):
+        return None
+    for name, high, plane in (("UTF-32BE", 0, 1), ("UTF-32LE", 3, 2)):
+        if len(some) < _FEWEST_ZEROS or any(some[high::4]):
+            continue
+        if max(some[plane::4]) <= _LAST_PLANE:
+            return name
     zeros = some[::2].count(0), some[1::2].count(0)
     # Slips in UTF-8, such as a zero at the end of each line, are few beside letters.
     whole_lines = some[: some.rfind(b"\n") + 1] or some
@@ -139,8 +153,6 @@ def _wide_encoding(raw: bytes) -> str | None:
     # Each end of a line has one, and always on the same side.
     fewest = max(_FEWEST_ZEROS, some.count(b"\n") / 2)
     if sum(zeros) < fewest or min(zeros) > _ZEROS_ASIDE * sum(zeros):
-        return None
-    if some.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return None
     encoding = "UTF-16BE" if zeros[0] > zeros[1] else "UTF-16LE"
     return encoding if "\n" in some.decode(encoding, errors="replace") else None
