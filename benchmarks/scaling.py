@@ -1,11 +1,9 @@
 """Compute how fast more GPUs train than could be measured: 8 on a host, and 8 hosts of 8.
 
     PYTHONPATH=src python3 -m benchmarks.scaling --out docs/scaling.md
-    PYTHONPATH=src python3 -m benchmarks.scaling --calls docs/results/several-gpus.json --out FILE
 
-What goes in was measured on two GPUs, but for the network between hosts, which is assumed. Everything
-that comes out is computed, and the page says so. `--calls` takes what `benchmarks.ranks` measured of its
-row `flat`; without it the times of the first measurement count.
+What goes in was measured on two GPUs by `benchmarks.ranks` (rows `flat` and `no-sum`), but for the
+network between hosts, which is assumed. Everything that comes out is computed, and the page says so.
 """
 
 from __future__ import annotations
@@ -37,6 +35,10 @@ NETWORKS = {
 }
 
 
+# What two GPUs did.
+CALLS = Path(__file__).parents[1] / "docs" / "results" / "2026-11-26-h200-ranks.json"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Workload:
     """What was measured of a model and its batches.
@@ -45,27 +47,27 @@ class Workload:
         name: for people.
         gradient_bytes: of the model, in fp32.
         all_reduce_ms: of these bytes on two GPUs.
-        step_ms: of two GPUs that train captured and sum all gradients after the backward pass.
-        tokens_per_second: of one GPU, captured.
-        tokens_per_second_of_two: of two GPUs.
+        alone_ms: a step of two GPUs that train captured and sum nothing.
+        step_ms: of two GPUs that train the same, and sum all gradients after the backward pass.
+        tokens: of the target in a step of one GPU.
     """
 
     name: str
     gradient_bytes: float
     all_reduce_ms: float
+    alone_ms: float
     step_ms: float
-    tokens_per_second: float
-    tokens_per_second_of_two: float
+    tokens: float
 
     @property
     def measured_efficiency(self) -> float:
-        """Speed of two GPUs over twice that of one."""
-        return self.tokens_per_second_of_two / (2 * self.tokens_per_second)
+        """Speed of two GPUs over that of two which sum nothing."""
+        return self.alone_ms / self.step_ms
 
     @property
-    def alone_ms(self) -> float:
-        """A step of one GPU."""
-        return self.step_ms * self.measured_efficiency
+    def tokens_per_second(self) -> float:
+        """Speed of one GPU that sums nothing."""
+        return self.tokens / self.alone_ms * 1e3
 
     @property
     def other_ms(self) -> float:
@@ -104,39 +106,6 @@ class Measurement:
 
     place: str
     workloads: tuple[Workload, ...]
-
-
-_WORKLOADS = (
-    Workload(
-        name="base, 32 sentences",
-        gradient_bytes=373e6,
-        all_reduce_ms=1.23,
-        step_ms=7.8,
-        tokens_per_second=171_000,
-        tokens_per_second_of_two=260_300,
-    ),
-    Workload(
-        name="base, 8,192 tokens",
-        gradient_bytes=373e6,
-        all_reduce_ms=1.23,
-        step_ms=23.0,
-        tokens_per_second=389_100,
-        tokens_per_second_of_two=710_500,
-    ),
-    Workload(
-        name="big, 25,000 tokens",
-        gradient_bytes=837e6,
-        all_reduce_ms=2.63,
-        step_ms=108.0,
-        tokens_per_second=240_600,
-        tokens_per_second_of_two=463_600,
-    ),
-)
-
-FIRST = Measurement(
-    place="2 NVIDIA H200 of one host, NVLink without multicast, torch 2.11, 2026-11-22",
-    workloads=_WORKLOADS,
-)
 
 
 def ring_bytes(num_bytes: float, ranks: int) -> float:
@@ -208,23 +177,33 @@ _TITLES = {
 def measured_in(calls: Sequence[dict[str, Any]]) -> Measurement:
     """Return what calls of `benchmarks.ranks` measured of two GPUs, the newest of each case.
 
+    A case whose all-reduce was not traced has that of another with as many bytes, on the same GPUs.
+
     Args:
         calls: in the order of time.
 
     Raises:
-        UserError: no call has what is needed: the rows `captured` and `flat`, with a profile.
+        UserError: no call has what is needed: the rows `no-sum` and `flat`, with a profile.
     """
-    found: dict[str, tuple[str, Workload]] = {}
+    traced: dict[tuple[str, float], float] = {}
+    measured = list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]()
     for call in calls:
         rows = {row["name"]: row for row in call["rows"] if not row["problem"] and row["rounds"]}
-        one, two = rows.get("captured"), rows.get("flat")
-        has_all = one and two and two["collective_ms_per_step"] and call["gpus"] == 2
-        if has_all and not call["is_tiny"]:
+        alone, summed = rows.get("no-sum"), rows.get("flat")
+        if alone and summed and call["gpus"] == 2 and not call["is_tiny"]:
+            measured.append((call, alone, summed))
+            if summed["collective_ms_per_step"]:
+                traced[_sent(call, summed)] = summed["collective_ms_per_step"]
+    found: dict[str, tuple[str, Workload]] = {}
+    for call, alone, summed in measured:
+        all_reduce_ms = traced.get(_sent(call, summed))
+        if all_reduce_ms is not None:
             place = f"{call['gpus']} x {call['hardware']}, {call['versions']}, {call['date']}"
-            found[call["case"]] = place, _workload(call["case"], one, two)
+            workload = _workload(call["case"], alone, summed, all_reduce_ms=all_reduce_ms)
+            found[call["case"]] = place, workload
     if not found:
         raise UserError(
-            "no call has the rows captured and flat of two GPUs with a profile; measure them by "
+            "no call has the rows no-sum and flat of two GPUs with a profile; measure them by "
             "python -m benchmarks.ranks --only captured,flat,no-sum"
         )
     places = dict.fromkeys(place for place, _ in found.values())
@@ -234,23 +213,28 @@ def measured_in(calls: Sequence[dict[str, Any]]) -> Measurement:
     )
 
 
-def _workload(case: str, one: dict[str, Any], two: dict[str, Any]) -> Workload:
-    # The efficiency is that of rounds, so the speed of two follows from that of one.
-    speed = one["tokens_per_second"]["median"]
+def _sent(call: dict[str, Any], row: dict[str, Any]) -> tuple[str, float]:
+    return call["hardware"], row["setup"]["gradient_bytes"]
+
+
+def _workload(
+    case: str, alone: dict[str, Any], summed: dict[str, Any], *, all_reduce_ms: float
+) -> Workload:
+    step_ms = summed["ms_per_step"]["median"]
     return Workload(
         name=_TITLES[case],
-        gradient_bytes=two["setup"]["gradient_bytes"],
-        all_reduce_ms=two["collective_ms_per_step"],
-        step_ms=two["ms_per_step"]["median"],
-        tokens_per_second=speed,
-        tokens_per_second_of_two=2 * speed * two["efficiency"]["median"],
+        gradient_bytes=summed["setup"]["gradient_bytes"],
+        all_reduce_ms=all_reduce_ms,
+        alone_ms=alone["ms_per_step"]["median"],
+        step_ms=step_ms,
+        tokens=summed["tokens_per_second"]["median"] / 2 * step_ms / 1e3,
     )
 
 
 # --- the page ---
 
 
-def page(measured: Measurement = FIRST) -> str:
+def page(measured: Measurement) -> str:
     """Return docs/scaling.md."""
     workloads = measured.workloads
     host = Machine()
@@ -354,7 +338,7 @@ _INTRODUCTION = (
     "This page is **computed** from times of two GPUs by `python -m benchmarks.scaling`. Nothing on it was",
     "measured on 8 GPUs, or on several hosts. What was measured stands in the first table alone: captured",
     "steps in bf16, all gradients summed at once after the backward pass, in fp32. Each GPU has a batch of its",
-    "own, so that efficiency is speed over that of as many GPUs alone.",
+    "own, and efficiency is speed over that of as many GPUs that sum nothing.",
     "",
 )
 
@@ -406,11 +390,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.scaling", description=(__doc__ or "").partition("\n")[0]
     )
-    parser.add_argument("--calls", type=Path, help="file of benchmarks.ranks")
+    parser.add_argument("--calls", type=Path, default=CALLS, help="file of benchmarks.ranks")
     parser.add_argument("--out", type=Path, help="file for the page; none: it is printed")
     options = parser.parse_args(arguments)
     try:
-        text = page(FIRST if options.calls is None else measured_in(_read(options.calls)))
+        text = page(measured_in(_read(options.calls)))
     except (UserError, OSError) as error:
         print(error, file=sys.stderr)
         return 2
