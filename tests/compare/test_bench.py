@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 from collections import Counter
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -171,6 +172,31 @@ def test_a_plan_captures_in_the_warm_up_rounds_and_sees_the_same_batches():
     assert captured.capture["num_replays"] >= 2 * 6
     assert captured.late_captures == 0
     assert loads["gapless"] == loads["captured"]
+
+
+def test_nothing_is_timed_after_a_trace(monkeypatch):
+    """Torch's profiler may leave a library in the process that makes each launch take longer."""
+    seen = []
+    taking, tracing = entrants.Entrant.take_round, entrants.Entrant.trace
+    monkeypatch.setattr(
+        Accelerator,
+        "open_utilisation_meter",
+        lambda self: SimpleNamespace(close=int),
+        raising=False,
+    )
+    monkeypatch.setattr(
+        entrants.Entrant, "utilisation", lambda self, nvml, seconds: seen.append("utilisation")
+    )
+    monkeypatch.setattr(
+        entrants.Entrant, "take_round", lambda self: (seen.append("round"), taking(self))[1]
+    )
+    monkeypatch.setattr(
+        entrants.Entrant, "trace", lambda self: (seen.append("trace"), tracing(self))[1]
+    )
+
+    run_bench(small_workload(), compare_settings(steps=3, rounds=2, device=Accelerator()))
+
+    assert seen == ["round"] * 6 + ["utilisation"] * 3 + ["trace"] * 3
 
 
 def test_figures_that_a_device_does_not_give_are_noted():

@@ -211,27 +211,37 @@ class _Bench:
         return limit is not None and perf_counter() - self._started_at > limit
 
     def _measure(self, entrants: Sequence[Entrant]) -> list[PlanRow]:
-        """Take the measurements that cost time, and return a row for each plan."""
+        """Take the measurements that cost time, and return a row for each plan.
+
+        Traces come last: torch's profiler may leave the driver's profiling library in the process,
+        and each launch takes longer from then on.
+        """
         nvml = self._open_nvml()
         try:
-            return [
-                self._measured(entrant, nvml)
-                for entrant in self._with_progress("kernels and utilisation", entrants)
+            percents = [
+                self._utilisation(entrant, nvml)
+                for entrant in self._with_progress("utilisation", entrants)
             ]
         finally:
             if nvml is not None:
                 nvml.close()
+        return [
+            self._with_kernels(replace(entrant.row(), nvml_percent=percent), entrant)
+            for percent, entrant in zip(
+                percents, self._with_progress("kernels", entrants), strict=True
+            )
+        ]
 
-    def _measured(self, entrant: Entrant, nvml: UtilisationMeter | None) -> PlanRow:
-        percent = None
+    def _utilisation(self, entrant: Entrant, nvml: UtilisationMeter | None) -> float | None:
         if any(found.start_ms for found in entrant.rounds):
             self.notes.append(_STARTS_WORKERS)
-        elif nvml is not None:
-            percent = entrant.utilisation(nvml, seconds=_NVML_SECONDS)
+            return None
+        return None if nvml is None else entrant.utilisation(nvml, seconds=_NVML_SECONDS)
+
+    def _with_kernels(self, row: PlanRow, entrant: Entrant) -> PlanRow:
         if not self._settings.run.device.is_accelerator:
-            return entrant.row()
+            return row
         trace, steps = entrant.trace()
-        row = replace(entrant.row(), nvml_percent=percent)
         if trace is None:
             self.notes.append("No kernels, busy time or gap: torch's profiler saw no kernel.")
             return row
