@@ -374,8 +374,7 @@ class CapturedStep:
             return
         self._has_lost_graph = False
         self.drop_graphs()
-        self._settled.clear()
-        self._num_calls.clear()
+        self._settled, self._num_calls = set(), Counter()
 
     # --- parts of a run ---
 
