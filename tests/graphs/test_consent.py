@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -132,22 +133,125 @@ def test_ranks_capture_again_what_one_has_lost(device, fast_path):
             loop.run_epoch(data, training.step)
             replays.append(loop.capture_report.num_replays)
 
-    assert [after - before for before, after in pairwise(replays)] == [5, 0, 4, 8]
+    assert [after - before for before, after in pairwise(replays)] == [5, 0, 6, 8]
     assert loop.capture_report.changes == [
         "torch.backends.mha.get_fastpath_enabled() changed from True to False"
     ]
 
 
 def test_a_rank_captures_again_with_one_that_has_lost_a_graph(device):
-    """At the same calls, so that it asks as often."""
-    ranks, training, data = TwoRanks(*[READY] * 5, NOT_YET), Training(device), batches(*[4] * 8)
+    """At the same calls, so that it asks as often; its own graph, which still holds, goes."""
+    ranks, training, data = TwoRanks(*[READY] * 4, [], [0]), Training(device), batches(*[4] * 8)
     with TrainLoop(plan="captured", device=device, ranks=ranks) as loop:
         for _ in range(3):
             loop.run_epoch(data, training.step)
 
-    # Four questions for the first capture; one at the begin of each other epoch.
-    assert ranks.said == [READY] * (4 + 1 + 1 + 4)
-    assert loop.capture_report.num_replays == 5 + 8 + 5
+    # Four questions for the first capture; one at the begin of each other epoch; four again.
+    assert ranks.said == [*[READY] * 4, [], [], *[READY] * 4]
+    assert loop.capture_report.num_replays == 5 + 8 + 7
+    assert loop.capture_report.num_graphs == 2
+
+
+class Flagged(Training):
+    """Reads a flag of its own, which a graph bakes in."""
+
+    flag = 0
+
+    def loss_of(self, batch):
+        return super().loss_of(batch) * (2 if self.flag else 1)
+
+
+def replays_of(device, training, data, *, before=None, on_batch=None, num=6):
+    """Train for some epochs as one of two ranks; return each epoch's replays, and the report."""
+    replays = [0]
+    with TrainLoop(plan="captured", device=device, ranks=TwoRanks()) as loop:
+        for epoch in range(num):
+            if before is not None:
+                before(epoch)
+            of_epoch = None if on_batch is None else partial(on_batch, epoch)
+            loop.run_epoch(
+                data(epoch) if callable(data) else data, training.step, on_batch=of_epoch
+            )
+            replays.append(loop.capture_report.num_replays)
+    return [after - before for before, after in pairwise(replays)], loop.capture_report
+
+
+def test_a_rate_of_each_step_is_read_anew_on_ranks_too(device):
+    """After one epoch as written its numbers are no part of the graph."""
+    training = Training(device)
+
+    def changes(epoch, progress):
+        training.group["lr"] *= 0.999
+
+    replays, report = replays_of(device, training, batches(*[4] * 60), on_batch=changes)
+
+    assert replays[-1] == 60
+    assert report.num_graphs == 2
+
+
+def test_settings_in_turn_have_a_graph_each_on_ranks_too(device):
+    """The second is captured in the second epoch that begins with it."""
+    training = Flagged(device)
+
+    def changes(epoch):
+        training.flag = epoch % 2
+
+    replays, report = replays_of(device, training, batches(*[4] * 8), before=changes, num=8)
+
+    assert replays == [5, 0, 8, 6, 8, 8, 8, 8]
+    assert len(report.changes) == 1
+
+
+def test_one_odd_call_of_each_epoch_costs_ranks_no_graph(device):
+    """What holds again when an epoch begins is kept."""
+    training = Flagged(device)
+
+    def is_odd(epoch, progress):
+        training.flag = progress.batch == 3
+
+    replays, report = replays_of(device, training, batches(*[4] * 4), on_batch=is_odd)
+
+    assert replays[1:] == [3] * 5
+    assert report.num_graphs == 1
+
+
+def test_a_mode_that_watches_one_call_costs_ranks_no_graph(device):
+    """It speaks against that call alone."""
+
+    def watches(epoch, progress):
+        torch.autograd.set_detect_anomaly(epoch == 1 and progress.batch == 4)
+
+    replays, _ = replays_of(device, Training(device), batches(*[4] * 8), on_batch=watches)
+
+    assert replays == [5, 7, 8, 8, 8, 8]
+
+
+def test_a_rest_of_ranks_ends(device):
+    """All kinds of the first epoch are unlike, and from then on eight come again and again."""
+
+    def data(epoch):
+        return batches(*(range(2, 42) if epoch == 0 else list(range(2, 10)) * 8))
+
+    replays, report = replays_of(device, Training(device), data)
+
+    assert replays[0] == 0
+    assert replays[-1] == 64
+    assert report.refusals == []
+
+
+def test_a_value_of_a_batch_decides_nothing_on_ranks(device):
+    """It may be another on each rank; who asks alone about a kind of its own waits for ever."""
+
+    class Masked(Training):
+        def loss_of(self, batch):
+            if not torch.cuda.is_current_stream_capturing() and not (batch > 0).all():
+                return super().loss_of(batch) * 2
+            return super().loss_of(batch)
+
+    replays, report = replays_of(device, Masked(device), batches(*[4] * 12))
+
+    assert sum(replays) == 0
+    assert "may be another on each rank" in report.refusals[0].text
 
 
 def reads(training):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import namedtuple
 from dataclasses import dataclass
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 import gapless
 from gapless.testing.simulated.simulated_device import SimulatedDevice
-from toy_steps import on
+from toy_steps import Training, batches, on
 
 
 @pytest.fixture
@@ -182,3 +183,35 @@ def test_what_cannot_be_captured_is_not_tried_again(step, device, captures):
 
     assert call(step, device, rows=4, times=20) == 0
     assert (captures.num_tried, step.report.refusal.kind) == (1, "capture_failed")
+
+
+# --- said, where calls run as written for good ---
+
+
+def test_a_step_that_makes_code_in_each_call_is_refused(device):
+    """To watch it again and again would make every call slower."""
+
+    def makes_a_class(rows):
+        pair = namedtuple("pair", "x")(rows)  # noqa: PYI024
+        return pair.x.sum()
+
+    step = gapless.capture(makes_a_class, device=device)
+    with pytest.warns(gapless.CaptureWarning, match="makes new code in each call"):
+        assert call(step, device, rows=4, times=20) == 0
+
+
+def test_views_of_gradients_that_are_kept_are_named(device):
+    """A replay would overwrite them, so that calls run as written as long as they are there."""
+    training = Training(device)
+    step = gapless.capture(training.step, device=device)
+    for batch in gapless.prefetch(batches(*[4] * 8), device):
+        step(batch)
+    kept = [weight.grad.view(-1) for weight in training.model.parameters()]
+    before = step.report.num_replays
+
+    for batch in gapless.prefetch(batches(*[4] * 24), device):
+        step(batch)
+
+    assert kept
+    assert step.report.num_replays == before
+    assert "views of gradients that are kept" in step.report.note

@@ -120,6 +120,10 @@ class CaptureReport:
         if len(self.refusals) < _MAX_REFUSALS:
             self.refusals.append(refusal)
 
+    def withdraw(self, refusal: Refusal) -> None:
+        """Forget one reason."""
+        self.refusals[:] = [known for known in self.refusals if known.reason != refusal.reason]
+
     def note_change(self, text: str) -> None:
         """Add a change of what graphs had baked in, unless it is there or there are many."""
         if len(self.changes) < _MAX_CHANGES and text not in self.changes:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections import Counter
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,10 +25,11 @@ import torch
 from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.across_ranks import refusal_of_step, refusal_of_weights
+from gapless.graphs.agreed_kinds import AgreedKinds
 from gapless.graphs.batch_reads import BatchReads, has_values, without_values
 from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.capture_report import CaptureReport
-from gapless.graphs.consent import Alone, Readiness
+from gapless.graphs.consent import Alone, ConsentOfRanks, Readiness
 from gapless.graphs.gradient_graph import is_used_up, used_up
 from gapless.graphs.graph_cache import MAX_VARIANTS, GraphCache
 from gapless.graphs.graph_limits import GraphLimits
@@ -48,6 +48,7 @@ from gapless.graphs.refusal import (
     objection_to_profiler,
     skipped_read,
     unlike_values,
+    value_of_one_rank,
 )
 from gapless.graphs.step_call import work_of_batch
 from gapless.graphs.step_guards import failure_of_reads
@@ -103,6 +104,9 @@ _BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_
 
 # On several ranks: calls of a kind after its warm-up in which all may become ready.
 _MAX_ASKED = 8
+
+# Calls that a graph does not take, before it is said.
+_MANY_NOT_TAKEN = 20
 
 # Proofs of a step that does not repeat itself, before it is refused.
 _MAX_PROOFS = 3
@@ -202,6 +206,7 @@ class CapturedStep:
         self._host_waits = host_waits
         self._consent = Alone() if consent is None else consent
         self._calls = consent if isinstance(consent, CallsOfRanks) else None
+        self._of_ranks = consent if isinstance(consent, ConsentOfRanks) else None
         self._on_side_stream = on_side_stream
         self._launch = launch
         self._returns_copies = returns_copies
@@ -249,17 +254,14 @@ class CapturedStep:
         self._batch_reads = BatchReads(host_waits, device)
         self._passing = PassingKinds()
         self._former: Tree | None = None
+        self._num_not_taken = 0
         self._kinds: dict[Hashable, list[_Kind]] = {}
         # By the hash of a key: keys themselves hold every plain value of their batch. Whether
         # that is final.
         self._refused: dict[int, bool] = {}
         self._num_changes = 0
-        # On several ranks: calls without a graph by the hash of their kind, and kinds that are
-        # captured, or will never be.
+        self._agreed = AgreedKinds(num_warmup)
         self._num_warmup = num_warmup
-        self._num_calls: Counter[int] = Counter()
-        self._settled: set[int] = set()
-        self._has_lost_graph = False
         self._pay_off = None if as_written is None else self._compare_with(as_written)
 
     def run(self, tree: Tree) -> StepRun:
@@ -270,8 +272,9 @@ class CapturedStep:
         """
         kind = self._kind_of(tree)
         self._note_kind(kind, tree)
-        graph = self._graphs.find(kind)
+        graph = self._graphs.find(kind) if self._may_replay(kind) else None
         if graph is not None and not graph.takes(tree):
+            self._note_not_taken()
             graph = None
         if self._calls is not None and self._calls.asks and not self._calls.is_over:
             return self._run_at_call(self._calls, kind, tree, graph)
@@ -359,22 +362,53 @@ class CapturedStep:
         self._refused = {number: True for number, is_final in self._refused.items() if is_final}
 
     def begin_epoch(self) -> None:
-        """Let all ranks capture again if one of them has lost a graph.
+        """Let ranks ask each other again about kinds that one of them cannot replay any more.
 
-        It loses one to a change, such as that of a setting of torch, and runs the step as written
-        beside the graphs of the others until the next epoch: a rank that asks alone waits for ever.
+        A rank loses a graph to a change, such as that of a setting of torch. It runs the step as
+        written then, beside the graphs of the others: a rank that asks alone waits for ever.
 
-        Sync: Blocks the host until all ranks are here ("agreement"); does not block a process that
-            trains alone.
+        Sync: With several ranks, blocks the host until all are here ("agreement").
         """
-        if not self._settled:  # as on all ranks
+        if self._of_ranks is None or not self._agreed:  # as on all ranks
             return
-        own = Readiness.NOT_YET if self._has_lost_graph else Readiness.READY
-        if self._consent.least(own) is Readiness.READY:
-            return
-        self._has_lost_graph = False
-        self.drop_graphs()
-        self._settled, self._num_calls = set(), Counter()
+        places = self._of_ranks.any_of(self._to_be_asked_again())
+        for number in self._agreed.open_again(places):
+            if not self._refused.get(number):
+                self._refused.pop(number, None)
+        if places:
+            self.report.withdraw(ON_ANOTHER_RANK)
+
+    def _to_be_asked_again(self) -> set[int]:
+        """Return the places of the settled kinds that this rank could capture, and cannot replay."""
+        has_rested = self.report.is_rest_over
+        if has_rested:
+            self.lift_refusal()
+        if self.report.forbids_all:
+            return set()
+        return {
+            place
+            for place, (number, kind) in enumerate(self._agreed)
+            if (
+                has_rested and number not in self._refused if kind is None else self._is_lost(kind)
+            )
+        }
+
+    def _is_lost(self, kind: Hashable) -> bool:
+        """Return whether there is no graph of a kind, or none for what its calls do now."""
+        return not self._graphs.has(kind) or (
+            self._agreed.is_changed(kind) and self._lost_kind(kind) is not None
+        )
+
+    def _lost_kind(self, key: Hashable) -> _Kind | None:
+        """Return the newest graph's kind if no graph does what the step does now, else None."""
+        captured = [kind for kind in self._kinds.get(key, ()) if kind.graph is not None]
+        if captured and all(kind.failure() is not None for kind in captured):
+            return captured[0]
+        return None
+
+    def _may_replay(self, kind: Hashable) -> bool:
+        # As long as ranks ask each other about a kind, all of them have to.
+        return self._of_ranks is None or kind in self._agreed
 
     # --- parts of a run ---
 
@@ -423,6 +457,15 @@ class CapturedStep:
             # To be compared with the next; its tensors are not held.
             with suppress(BatchError):  # a container that cannot be made anew
                 self._former = tree.map(lambda _: torch.empty(0))
+
+    def _note_not_taken(self) -> None:
+        """Say once, after some calls, why they run as written though there is a graph."""
+        self._num_not_taken += 1
+        if self._num_not_taken == _MANY_NOT_TAKEN and self.report.note is None:
+            self.report.note = (
+                "calls ran as written beside their graph, which would overwrite what is in use: views of "
+                "gradients that are kept, or a batch in memory where the step writes"
+            )
 
     def _try_first(self, graph: CallGraph, tree: Tree) -> None:
         """Let the next call try a graph first, if it is the second time in a row."""
@@ -475,35 +518,47 @@ class CapturedStep:
 
     def _run_with_others(self, key: Hashable, tree: Tree, objection: Refusal | None) -> StepRun:
         """Run a call without a graph, or capture it, as all ranks do at this call."""
-        number = hash(key)
-        if objection is not None:
-            self._refuse(key, [objection])
-        self._num_calls[number] += 1
-        num_asked = self._num_calls[number] - self._num_warmup
-        if number not in self._settled and num_asked > 0:
-            readiness = self._consent.least(self._readiness(key))
+        num_asked = self._agreed.num_asked(key)
+        if key in self._agreed:
+            if objection is None:
+                self._note_lost(key)
+        elif num_asked > 0:
+            # What speaks against this call may not speak against the next.
+            own = self._readiness(key) if objection is None else Readiness.NOT_YET
+            readiness = self._consent.least(own)
             if readiness is Readiness.READY:
                 self.report.num_eager += 1
                 return StepRun(self._try_with_others(key, tree), "capture", key)
             if readiness is Readiness.NEVER or num_asked >= _MAX_ASKED:
-                self._settle_without(key)
-        if number in self._settled and self._has_changed(key):
-            self._has_lost_graph = True
-        is_watched = number not in self._settled and number not in self._refused
+                self._settle_without(key, objection)
+        if objection is not None:
+            self.report.refuse(objection)
+        is_open = key not in self._agreed and hash(key) not in self._refused
+        is_watched = is_open and objection is None
         out = self._run_eagerly(key if is_watched else None, tree)
         return StepRun(out, "eager", key)
 
-    def _has_changed(self, key: Hashable) -> bool:
-        """Return whether there are graphs of a kind, and none of them does what the step does now."""
-        captured = [kind for kind in self._kinds.get(key, ()) if kind.graph is not None]
-        return bool(captured) and all(kind.failure() is not None for kind in captured)
+    def _note_lost(self, key: Hashable) -> None:
+        """Note what has changed, once, if the graphs of a kind do not do what the step does now."""
+        if self._agreed.is_changed(key):
+            return
+        kind = self._lost_kind(key)
+        if kind is not None:
+            self._agreed.note_change(key)
+            self._note_change(kind)
 
     def _readiness(self, key: Hashable) -> Readiness:
         if hash(key) in self._refused or self.report.forbids_all:
             return Readiness.NEVER
         kinds = self._kinds.get(key)
-        if kinds is None or self._kind_of_now(key, kinds) is None:
+        kind = None if kinds is None else self._kind_of_now(key, kinds)
+        if kind is None:
             return Readiness.NOT_YET
+        if kind.graph is not None:
+            # Another rank has lost its graph; all capture together.
+            self._graphs.remove(key, kind.graph)
+            kind.graph = None
+            self._device.release_cached_memory()
         return Readiness.READY if self._may_capture(key) else Readiness.NEVER
 
     def _try_with_others(self, key: Hashable, tree: Tree) -> Any:
@@ -511,7 +566,7 @@ class CapturedStep:
 
         Sync: Blocks the host ("capture", "agreement").
         """
-        self._settled.add(hash(key))
+        self._agreed.settle(key, is_captured=False)
         kind = self._kind_of_now(key, self._kinds[key]) or self._kinds[key][0]
         with self._consent.capturing():
             out = self._try(key, kind, tree)
@@ -524,7 +579,9 @@ class CapturedStep:
             self._graphs.drop(key)
             kind.pending = kind.graph = None
             if has_graph:
-                self._refuse(key, [ON_ANOTHER_RANK])
+                self._refuse_for_others(key)
+        else:
+            self._agreed.settle(key, is_captured=True)
         return out
 
     def _run_at_call(
@@ -585,13 +642,21 @@ class CapturedStep:
             return Readiness.NOT_YET
         return self._readiness(key)
 
-    def _settle_without(self, key: Hashable) -> None:
-        self._settled.add(hash(key))
-        if hash(key) not in self._refused and not self.report.forbids_all:
-            self._refuse(key, [ON_ANOTHER_RANK])
+    def _settle_without(self, key: Hashable, objection: Refusal | None = None) -> None:
+        self._agreed.settle(key, is_captured=False)
+        if objection is not None:
+            self._refuse(key, [objection])
+        elif hash(key) not in self._refused and not self.report.forbids_all:
+            self._refuse_for_others(key)
+
+    def _refuse_for_others(self, key: Hashable) -> None:
+        self._refuse(key, [ON_ANOTHER_RANK])
+        if self._of_ranks is not None:
+            # The other rank may be able to later, and says so at the begin of an epoch.
+            self._refused[hash(key)] = False
 
     def _capture_one_ahead_with_others(self, key: Hashable, tree: Tree) -> None:
-        if hash(key) in self._settled:
+        if key in self._agreed:
             return
         self._graphs.expected.add(key)
         readiness = self._consent.least(self._readiness(key))
@@ -731,8 +796,9 @@ class CapturedStep:
         self._graphs.drop_dead()
         for key, kinds in list(self._kinds.items()):
             alive = [kind for kind in kinds if not kind.is_dead()]
-            # The first stays, to be compared with.
-            self._kinds[key] = alive or kinds[:1]
+            # One stays, to be compared with.
+            captured = [kind for kind in kinds if kind.graph is not None]
+            self._kinds[key] = alive or (captured or kinds)[:1]
 
     # --- replays that do not pay ---
 
@@ -794,6 +860,9 @@ class CapturedStep:
         """
         if watched.other_reads:
             tried.refusals += [skipped_read(site) for site in dict.fromkeys(watched.other_reads)]
+            return False
+        if self._of_ranks is not None and watched.batch_reads:
+            tried.refusals += [value_of_one_rank(read.site) for read in watched.batch_reads]
             return False
         if not self._batch_reads.add(key, watched.batch_reads):
             return True

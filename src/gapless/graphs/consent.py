@@ -98,6 +98,20 @@ class ConsentOfRanks:
         with self._host_waits.blocking("agreement"):
             return Readiness(min(self._ranks.agree(int(readiness))))
 
+    def any_of(self, places: set[int]) -> set[int]:
+        """Return what any rank names; each calls this at the same points of the run.
+
+        Args:
+            places: that this rank names.
+
+        Raises:
+            RanksError: another rank is gone.
+
+        Sync: Blocks the host until all ranks have answered ("agreement").
+        """
+        with self._host_waits.blocking("agreement"):
+            return set().union(*self._ranks.agree(sorted(places)))
+
     def capturing(self) -> AbstractContextManager[None]:
         """Tell the others, so that none of them takes this one for standing still."""
         return self._ranks.pause("capture")

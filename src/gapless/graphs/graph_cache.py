@@ -76,6 +76,18 @@ class GraphCache:
         del variants[MAX_VARIANTS:]
         self.quick_calls = {}
 
+    def has(self, kind: Hashable) -> bool:
+        """Return whether there is a graph of a kind, whether its guards hold or not."""
+        return bool(self._graphs.get(kind))
+
+    def remove(self, kind: Hashable, graph: CallGraph) -> None:
+        """Let go of one graph of a kind."""
+        others = [one for one in self._graphs.get(kind, ()) if one is not graph]
+        if others:
+            self._graphs[kind], self.quick_calls = others, {}
+        else:
+            self.drop(kind)
+
     def drop(self, kind: Hashable) -> None:
         """Let go of all graphs of a kind."""
         self.quick_calls = {}

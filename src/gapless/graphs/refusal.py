@@ -157,6 +157,29 @@ def unlike_values(site: str) -> Refusal:
     )
 
 
+def new_code() -> Refusal:
+    """Refuse a step that runs code which was not there in the call before, in call after call."""
+    return Refusal(
+        "capture_failed",
+        "the step makes new code in each call, such as by `exec`, `eval` or `namedtuple`, and what that "
+        "reads cannot be compared; make it once, outside of the step",
+    )
+
+
+def value_of_one_rank(site: str) -> Refusal:
+    """Refuse a step that several ranks take, and that reads a value of each rank's own batch.
+
+    Args:
+        site: file and line where the step reads it.
+    """
+    return Refusal(
+        "host_read",
+        f"{site} reads a value of the batch, which may be another on each rank, so that the ranks would "
+        "not replay the same; keep the value on the device",
+        site=site,
+    )
+
+
 # --- batches ---
 
 

@@ -18,6 +18,7 @@ from gapless.graphs.refusal import (
     host_draw,
     host_read,
     host_write,
+    new_code,
     objections_to,
 )
 from gapless.graphs.touched import TouchWatch
@@ -44,6 +45,9 @@ _MAX_KEYS = 10_000
 
 # A graph would keep what it was in the capture.
 _COUNTED = frozenset(["_version"])
+
+# Last runs of a kind that ran code which was not there before; torch compiles in some.
+_MAX_NEW_CODE = 10
 
 # From here on the first run of a kind is not looked at, and does not count.
 _NUM_LOOKED_AT_ONCE = 50
@@ -113,6 +117,7 @@ class WarmUps:
         self.ran_backward = False
         # By the hash of a key: keys themselves hold every plain value of their batch.
         self._num_runs: Counter[int] = Counter()
+        self._num_new_code: Counter[int] = Counter()
         self._seen: set[int] = set()
 
     def are_done(self, key: Hashable) -> bool:
@@ -182,8 +187,12 @@ class WarmUps:
             refusals += [host_read(site) for site in dict.fromkeys(seen.host_reads)]
         # What torch compiles in a run hides the rest of it. In the last run no code is new: what
         # a function gets as arguments shows in two runs.
-        if looks and host.is_complete and not (is_last and host.found_code):
+        has_new_code = is_last and host.found_code
+        if looks and host.is_complete and not has_new_code:
             self._num_runs[number] += 1
+        self._num_new_code[number] += has_new_code
+        if self._num_new_code[number] >= _MAX_NEW_CODE:
+            refusals.append(new_code())
         unused = {
             weight
             for weight, storage in storages.items()
