@@ -67,17 +67,39 @@ def a_graph_for_each_shape(device):
 @scenario(num_seeds=FEW)
 def ranks_that_capture_together(device):
     """The host waits for each proof, since all ranks replay a graph from the same step on."""
-    losses, weight = train_plainly(mixed_shapes())
+    losses, weight = train_plainly(mixed_shapes() * 2)
     model = Regression()
     with TrainLoop(plan="captured", device=device, ranks=TwoRanks()) as loop:
-        result = loop.run_epoch(mixed_shapes(), model)
+        results = [loop.run_epoch(mixed_shapes(), model) for _ in range(2)]
         copied = read_back(device, model.weight)
     report = loop.capture_report
-    assert losses == result.losses
+    assert losses == results[0].losses + results[1].losses
     assert torch.equal(weight, copied)
-    # Before each capture, after it, before its proof and after that.
-    assert counts(result) == {"capture": 6, "agreement": 12, "epoch_end": 1}
-    assert (report.num_graphs, report.num_replays) == (3, 22 - 9)
+    # Before each capture, after it, before its proof and after that; then whether a graph was lost.
+    assert counts(results[0]) == {"capture": 6, "agreement": 12, "epoch_end": 1}
+    assert counts(results[1]) == {"agreement": 1, "epoch_end": 1}
+    assert (report.num_graphs, report.num_replays) == (3, 2 * 22 - 9)
+
+
+@scenario(num_seeds=VERY_FEW)
+def a_value_of_a_batch_of_one_rank(device):
+    """Other ranks may find another value in theirs, and would not replay the same."""
+    model = Regression()
+
+    def step(batch):
+        rows, _ = batch
+        if not torch.cuda.is_current_stream_capturing() and not bool((rows < 1e9).all()):
+            return None
+        out = model.forward(batch)
+        model.backward(out)
+        return out
+
+    loop = TrainLoop(plan="captured", device=device, ranks=TwoRanks())
+    with device.allow_waits(), loop:
+        loop.run_epoch(regression_data(), step)
+    (refusal,) = loop.capture_report.refusals
+    assert (refusal.kind, loop.capture_report.num_graphs) == ("host_read", 0)
+    assert "may be another on each rank" in refusal.text
 
 
 @scenario(num_seeds=FEW)

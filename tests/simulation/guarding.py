@@ -427,6 +427,21 @@ def a_step_that_draws_random_numbers_on_the_host(device):
     assert refusal.name == "random numbers of torch"
 
 
+def doubled_by_new_code(batch):
+    """Make a function, and call it."""
+    return eval("lambda rows: rows * 2.0")(batch)
+
+
+@scenario(only=ONE)
+def a_step_that_makes_code_in_each_call(device):
+    """To watch each call would make all of them slower."""
+    step = gapless.capture(doubled_by_new_code, device=device)
+    for batch in gapless.prefetch([torch.ones(1)] * 14, device):
+        step(batch)
+    assert step.report.num_eager == 14
+    assert "makes new code in each call" in step.report.refusal.text
+
+
 class HasARateOnTheDevice(toy_steps.Training):
     """Its optimizer reads the rate on the device."""
 
