@@ -50,8 +50,8 @@ class TrainLoop:
         device: a device or its name.
         memory_budget_bytes: device memory above which no further graph is captured; None: four
             fifths of the device's. See `gapless.graphs.captured_step.CapturedStep`.
-        ranks: that run the same steps, with as many batches of the same shapes; None: this process
-            trains alone.
+        ranks: that run the same steps, with as many batches of the same shapes and plain values in
+            the same order, else they wait for each other for ever; None: this process trains alone.
 
     Raises:
         PlanError: the plan is unknown.
