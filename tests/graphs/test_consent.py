@@ -226,6 +226,18 @@ def test_a_mode_that_watches_one_call_costs_ranks_no_graph(device):
     assert replays == [5, 7, 8, 8, 8, 8]
 
 
+def test_nothing_is_captured_in_a_mode_that_watches(device):
+    """Ranks go on asking until it is over."""
+
+    def watches(epoch, progress):
+        torch.autograd.set_detect_anomaly(epoch == 0 and progress.batch in (2, 3))
+
+    replays, report = replays_of(device, Training(device), batches(*[4] * 8), on_batch=watches)
+
+    assert replays == [3, *[8] * 5]
+    assert (report.num_graphs, report.changes) == (1, [])
+
+
 def test_a_rest_of_ranks_ends(device):
     """All kinds of the first epoch are unlike, and from then on eight come again and again."""
 
