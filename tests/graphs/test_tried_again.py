@@ -215,3 +215,21 @@ def test_views_of_gradients_that_are_kept_are_named(device):
     assert kept
     assert step.report.num_replays == before
     assert "views of gradients that are kept" in step.report.note
+
+
+def test_code_that_is_new_now_and_then_refuses_nothing(device, monkeypatch):
+    """As where torch compiles again; only calls in a row count."""
+    monkeypatch.setattr(Settings, "factor", 0.0)
+
+    def makes_code_at_times(rows):
+        double = eval("lambda rows: rows * 2.0") if Settings.factor % 2 else torch.sum
+        return double(rows).sum()
+
+    step = gapless.capture(makes_code_at_times, device=device)
+    for _ in range(2):
+        Settings.factor = 1.0
+        call(step, device, rows=4, times=8)
+        Settings.factor = 2.0
+        assert call(step, device, rows=4, times=6) > 0
+
+    assert step.report.refusals == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
@@ -124,8 +125,10 @@ def _let_torch_order_attention(device_type: str) -> None:
     setting would seem to have changed.
     """
     if device_type == "cuda" and hasattr(torch, "_fused_sdp_choice"):
-        part = torch.empty((1, 1, 1, 8), device=device_type)
-        torch._fused_sdp_choice(part, part, part)
+        # Of float16, which most kernels take; the user may have allowed none that does.
+        part = torch.empty((1, 1, 1, 8), device=device_type, dtype=torch.float16)
+        with suppress(RuntimeError, Warning):
+            torch._fused_sdp_choice(part, part, part)
 
 
 def _order_of_attention() -> tuple[int, ...]:

@@ -46,7 +46,7 @@ _MAX_KEYS = 10_000
 # A graph would keep what it was in the capture.
 _COUNTED = frozenset(["_version"])
 
-# Last runs of a kind that ran code which was not there before; torch compiles in some.
+# Last runs of a kind in a row that ran code which was not there before; torch compiles in some.
 _MAX_NEW_CODE = 10
 
 # From here on the first run of a kind is not looked at, and does not count.
@@ -190,7 +190,7 @@ class WarmUps:
         has_new_code = is_last and host.found_code
         if looks and host.is_complete and not has_new_code:
             self._num_runs[number] += 1
-        self._num_new_code[number] += has_new_code
+        self._num_new_code[number] = self._num_new_code[number] + 1 if has_new_code else 0
         if self._num_new_code[number] >= _MAX_NEW_CODE:
             refusals.append(new_code())
         unused = {
