@@ -110,7 +110,8 @@ def test_captured_ranks_have_the_bits_of_eager_ones(train, accumulate):
 )
 def test_a_validation_costs_no_graph(train, world):
     """It is the first to use torch's own attention, which has torch order its kernels."""
-    more = ["--device", "cuda", "--plan", "captured", "--pack", "--no-compile"]
+    more = ["--device", "cuda", "--plan", "captured", "--no-compile"]
+    more += ["--pack", "--batch-tokens", 32]
     run = train("run", *more, world=world)
 
     capture = summary(run)["capture"]

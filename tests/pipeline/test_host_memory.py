@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+
 import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from gapless.pipeline.host_memory import PART_BYTES, copy_bytes, is_plain, page_locked_copy
+from gapless.pipeline.host_memory import (
+    PART_BYTES,
+    Helpers,
+    copy_bytes,
+    is_plain,
+    page_locked_copy,
+    shared_helpers,
+)
 from late_device import LateDevice
 
 
@@ -20,16 +30,40 @@ SIZES = st.one_of(
 )
 
 
+HELPERS = [None, *map(Helpers, range(1, 4))]
+
+
 @given(num_bytes=SIZES, helpers=st.integers(0, 3), offset=st.integers(0, 9))
 def test_every_byte_is_copied_and_none_beside(num_bytes, helpers, offset):
     source = torch.randint(0, 256, (num_bytes + 32,), dtype=torch.uint8)
     target = torch.full((num_bytes + 32,), 7, dtype=torch.uint8)
 
-    copy_bytes(target.data_ptr() + offset, source.data_ptr() + 3, num_bytes, helpers=helpers)
+    copy_bytes(
+        target.data_ptr() + offset, source.data_ptr() + 3, num_bytes, helpers=HELPERS[helpers]
+    )
 
     assert torch.equal(target[offset : offset + num_bytes], source[3 : 3 + num_bytes])
     assert bool((target[:offset] == 7).all())
     assert bool((target[offset + num_bytes :] == 7).all())
+
+
+def test_helpers_are_shared_and_end_with_those_who_hold_them():
+    gc.collect()
+    before = set(threading.enumerate())
+    one, other = shared_helpers(), shared_helpers()
+    assert one is other
+
+    for done in one.begin(lambda: None, 2):
+        done.result()
+    begun = set(threading.enumerate()) - before
+    del one
+    assert begun
+    assert all(thread.is_alive() for thread in begun)
+
+    del other
+    for thread in begun:
+        thread.join(10)
+    assert not any(thread.is_alive() for thread in begun)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])

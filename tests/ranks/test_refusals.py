@@ -119,6 +119,19 @@ def test_data_that_nobody_has(refused, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_mistake_of_all_that_the_first_rank_sees_late(refused, data, tmp_path):
+    """On a host that is slow to import, say: the others leave it to the first, however long it takes."""
+    ended = refused(
+        *options(data, tmp_path / "run"),
+        *("--device", "abacus"),
+        before=["import time; time.sleep(10)", ""],
+        parts=("abacus",),
+    )
+
+    assert ended.ranks[1].err == ""
+
+
+@pytest.mark.slow
 def test_text_that_cannot_be_used(refused, data, tmp_path):
     """Only the rank that prepares it sees it; the other ends as well."""
     text = shutil.copytree(data, tmp_path / "text")

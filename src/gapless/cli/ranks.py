@@ -31,8 +31,9 @@ _joined: list[Ranks] = []
 # Those that it has left.
 _parted: list[Ranks] = []
 
-# torchrun ends all ranks as soon as one does. The others wait, so that the first can say why.
-_SECONDS_FOR_FIRST_RANK = 3.0
+# Until rank 0 has come as far as the others, on a host that is slow to import. What is a mistake here is
+# most often one there, and is said by rank 0.
+_SECONDS_FOR_FIRST_RANK = 60.0
 
 # The launcher is to see a rank that left before those that end because of it.
 _SECONDS_AHEAD, _SECONDS_BEHIND = 0.3, 1.0
@@ -81,20 +82,50 @@ def resume_command(run_dir: Path) -> str:
 
 
 def is_told_by_first() -> bool:
-    """Wait a little for rank 0 to say why all end, and return whether it has ended meanwhile.
+    """Wait for rank 0 to say why all end, and return whether it has.
 
-    torchrun ends this process then. If nobody does, the mistake is of this rank alone, as where
-    hosts differ.
+    torchrun ends this process then, or rank 0 has left. If it comes to meet the others instead, the mistake
+    is of this rank alone, as where hosts differ.
     """
-    return _is_ended_within(_SECONDS_FOR_FIRST_RANK)
+    is_over, is_left = threading.Event(), threading.Event()
+
+    def look() -> None:
+        with suppress(Exception):
+            from gapless.ranks import meeting
+            from gapless.ranks.launch import read_launch
+
+            launch = read_launch(os.environ)
+            if meeting.first_has_left(launch, seconds=_SECONDS_FOR_FIRST_RANK):
+                is_left.set()
+        is_over.set()
+
+    threading.Thread(target=look, name="gapless-first-rank", daemon=True).start()
+    is_ended = _set_at_the_end(is_over)
+    is_over.wait(_SECONDS_FOR_FIRST_RANK)
+    if is_left.is_set():
+        _is_ended_within(_SECONDS_BEHIND)
+    return is_ended() or is_left.is_set()
 
 
 def _is_ended_within(seconds: float) -> bool:
     """Wait for a signal that asks this process to end, and return whether one has come."""
-    is_ended = threading.Event()
+    is_over = threading.Event()
+    is_ended = _set_at_the_end(is_over)
+    is_over.wait(seconds)
+    return is_ended()
+
+
+def _set_at_the_end(event: threading.Event) -> Callable[[], bool]:
+    """Set an event when a signal asks this process to end; return a function that says whether one has."""
+    received: list[int] = []
+
+    def receive(number: int, _: object) -> None:
+        received.append(number)
+        event.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: is_ended.set())
-    return is_ended.wait(seconds)
+        signal.signal(number, receive)
+    return lambda: bool(received)
 
 
 def of_this_rank(message: str) -> str:
@@ -118,15 +149,10 @@ def tell_of_leaving(*, code: int, why: str = "") -> bool:
     if _world() == "1" or _joined or _parted:
         return is_first
     with suppress(Exception):
+        from gapless.ranks import meeting
         from gapless.ranks.launch import read_launch
 
         launch = read_launch(os.environ)
-        is_seen = launch.has_agent and launch.local_world == launch.world
-        if code and launch.rank == 0 and is_seen:
-            # torchrun ends the others at once, and none of them would say so.
-            return is_first
-        from gapless.ranks import meeting
-
         is_first = meeting.tell_of_leaving(launch, code=code, why=why)
         if code:
             _is_ended_within(_SECONDS_AHEAD)

@@ -10,7 +10,17 @@ from __future__ import annotations
 
 import torch
 
+from gapless.graphs.inference_mode import inference_mode
 from gapless.pipeline.tree import misalignment
+
+
+def clone_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a clone that begins as the tensor does, and is one of inference mode if the tensor is.
+
+    Sync: Does not block the host.
+    """
+    with inference_mode(is_on=tensor.is_inference()):
+        return aligned_as(tensor.clone(), misalignment(tensor))
 
 
 def aligned_as(copy: torch.Tensor, number: int) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.reach import put_on
 from gapless.graphs.results import Results, has_own_gradient
 from gapless.graphs.versions import version_of
@@ -142,7 +143,7 @@ class BatchChanges:
         Sync: Does not block the host.
         """
         for number in self._written:
-            with torch.inference_mode(tree.leaves[number].is_inference()):
+            with inference_mode(is_on=tree.leaves[number].is_inference()):
                 tree.leaves[number].copy_(self._leaves[number])
         for number in self._trained:
             tree.leaves[number].requires_grad_()

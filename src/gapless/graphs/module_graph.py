@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.addresses import address_of, share_memory
-from gapless.graphs.alignment import aligned_as
+from gapless.graphs.alignment import clone_of
 from gapless.graphs.device_state import DeviceState, DrawnFrom
 from gapless.graphs.gradient_paths import gradients_by_use, nodes_behind, uses_of
 from gapless.graphs.proof import has_bits_of
@@ -32,7 +32,7 @@ from gapless.graphs.step_call import at_work
 from gapless.graphs.step_graph import StaticInputs
 from gapless.graphs.step_guards import Failure, failure_of_reads
 from gapless.graphs.tensor_copies import TensorCopies
-from gapless.graphs.versions import count_up
+from gapless.graphs.versions import count_up, version_of
 from gapless.graphs.written_memory import WrittenMemory
 from gapless.pipeline.tree import flatten, has_address, misalignment
 
@@ -446,7 +446,7 @@ class ModuleGraph:
         if changed == "an argument" and is_newest and not create_graph:
             # The graph still has them.
             kept = self._passes_inputs
-            inputs, changed = [aligned_as(leaf.clone(), misalignment(leaf)) for leaf in kept], ""
+            inputs, changed = list(map(clone_of, kept)), ""
         if changed:
             raise _cannot_run_again(f"{changed} has been modified by an inplace operation")
         if not create_graph:
@@ -562,13 +562,13 @@ class Run:
 
     def note_outs(self, outs: Sequence[torch.Tensor]) -> None:
         """Remember what it has returned, as long as somebody else holds that."""
-        self._outs = [(weakref.ref(out), _version_of(out)) for out in outs]
+        self._outs = [(weakref.ref(out), version_of(out)) for out in outs]
 
     def outs(self) -> list[torch.Tensor | None]:
         """Return what it has returned; None for what is gone or was changed in place."""
         pairs = [(reference(), version) for reference, version in self._outs]
         return [
-            out if out is not None and _version_of(out) == version else None
+            out if out is not None and version_of(out) == version else None
             for out, version in pairs
         ]
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.graphs.addresses import address_of
-from gapless.graphs.alignment import aligned_as, memory_at
+from gapless.graphs.alignment import aligned_as, clone_of, memory_at
 from gapless.graphs.gradient_paths import gradients_by_use
 from gapless.graphs.module_graph import Passes, Saved
 from gapless.graphs.module_refusals import OTHER_SETTINGS
@@ -183,7 +183,7 @@ class Rehearsal:
 
 
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    return aligned_as(tensor.detach().clone(), misalignment(tensor))
+    return clone_of(tensor.detach())
 
 
 def _like(tensor: torch.Tensor) -> torch.Tensor:

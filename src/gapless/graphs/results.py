@@ -117,7 +117,9 @@ class Results:
 
         Sync: Does not block the host.
         """
-        if self._only is not None:  # as nearly all steps return
+        if (
+            self._only is not None and not torch.is_inference_mode_enabled()
+        ):  # as most steps return
             copy = self._only.clone()
             return used_up(copy) if self._used_up else copy
         copies = self._copies.make()

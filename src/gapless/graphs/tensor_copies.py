@@ -12,6 +12,7 @@ from math import inf
 import torch
 
 from gapless.graphs.alignment import memory_at
+from gapless.graphs.inference_mode import inference_mode
 from gapless.pipeline.tree import misalignment
 
 
@@ -25,16 +26,45 @@ _HALF = (torch.float16, torch.bfloat16)
 class TensorCopies:
     """Copies of the same tensors, made any number of times.
 
+    A copy of a tensor of inference mode is one as well, whatever the mode of the caller.
+
     Args:
         tensors: all different.
         apart: whether each copy has memory of its own, whatever the tensors share.
 
     Attributes:
-        only: what a clone copies, if that is all there is to do; otherwise None.
+        only: what a clone copies outside of inference mode, if that is all there is to do; otherwise None.
     """
 
     def __init__(self, tensors: list[torch.Tensor], *, apart: bool = False) -> None:
         self._tensors = tensors
+        found = {
+            mode: [one for one in tensors if one.is_inference() is mode] for mode in (False, True)
+        }
+        # Of the two modes: a tensor of one shares no memory with a tensor of the other.
+        self._modes = [(mode, _Copies(part, apart=apart)) for mode, part in found.items() if part]
+        self.only = self._modes[0][1].only if found[False] and not found[True] else None
+
+    def make(self) -> list[torch.Tensor]:
+        """Return a copy of each tensor.
+
+        Sync: Does not block the host.
+        """
+        made: dict[int, torch.Tensor] = {}
+        for mode, copies in self._modes:
+            with inference_mode(is_on=mode):
+                found = copies.make()
+            if len(self._modes) == 1:
+                return found
+            made |= zip(map(id, copies.tensors), found, strict=True)
+        return [made[id(tensor)] for tensor in self._tensors]
+
+
+class _Copies:
+    """Copies of tensors of one mode, which have that of the caller."""
+
+    def __init__(self, tensors: list[torch.Tensor], *, apart: bool) -> None:
+        self.tensors = tensors
         plain = [tensor for tensor in tensors if _is_plain(tensor)]
         blocks = [_Block([tensor]) for tensor in plain] if apart else _blocks(plain)
         self._groups = _by_dtype(blocks)
@@ -48,10 +78,6 @@ class TensorCopies:
                 self._alike = sources
 
     def make(self) -> list[torch.Tensor]:
-        """Return a copy of each tensor.
-
-        Sync: Does not block the host.
-        """
         if self.only is not None:
             return [self.only.clone()]
         if self._alike:
@@ -64,7 +90,7 @@ class TensorCopies:
             torch._foreach_copy_(_bits_of(targets), _bits_of(sources))
             for block, target in zip(blocks, targets, strict=True):
                 block.give(target, copied)
-        return [copied[id(tensor)] for tensor in self._tensors]
+        return [copied[id(tensor)] for tensor in self.tensors]
 
 
 class _Block:

@@ -14,13 +14,14 @@ import torch
 
 from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of
-from gapless.graphs.alignment import aligned_as
+from gapless.graphs.alignment import aligned_as, clone_of
 from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_changes import BatchWatch
 from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.device_state import DeviceState, RandomStates
 from gapless.graphs.gradient_graph import is_used_up
+from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
@@ -190,7 +191,7 @@ class Trial:
         before: Gradients,
         kept: KeptTensors,
     ) -> StepGraph:
-        static = tree.map(lambda leaf: aligned_as(leaf.clone(), misalignment(leaf)))
+        static = tree.map(clone_of)
         batch = BatchWatch(static)
         outs: list[Tree] = []
         reserved_before: list[int] = []
@@ -561,8 +562,9 @@ def _keeps_what_it_cannot(path: Any) -> Refusal:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a copy with the same strides and alignment."""
-    return aligned_as(_with_strides(tensor), misalignment(tensor))
+    """Return a copy with the same strides and alignment, of inference mode if the tensor is."""
+    with inference_mode(is_on=tensor.is_inference()):
+        return aligned_as(_with_strides(tensor), misalignment(tensor))
 
 
 def _with_strides(tensor: torch.Tensor) -> torch.Tensor:

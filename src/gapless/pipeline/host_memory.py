@@ -6,13 +6,15 @@ import ctypes
 import os
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import torch
 
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gapless.device.base import Device
 
 
@@ -21,6 +23,34 @@ PART_BYTES = 1 << 20
 
 # Memory takes no more than a few threads can copy.
 _MOST_HELPERS = 3
+
+
+class Helpers:
+    """Threads that help others to copy. They begin when they are needed, and end with this object.
+
+    Args:
+        number: of threads at most.
+    """
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self._pool = ThreadPoolExecutor(max(1, number), thread_name_prefix="gapless-copy")
+
+    def begin(self, work: Callable[[], None], number: int) -> list[Future[None]]:
+        """Let so many threads do the same work."""
+        return [self._pool.submit(work) for _ in range(number)]
+
+
+_shared: WeakValueDictionary[str, Helpers] = WeakValueDictionary()
+
+
+def shared_helpers() -> Helpers:
+    """Return the same helpers to all who hold them at a time."""
+    found = _shared.get("copies")
+    if found is None:
+        number = min(_MOST_HELPERS, (os.cpu_count() or 1) // 4)
+        found = _shared["copies"] = Helpers(number)
+    return found
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
@@ -51,7 +81,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def page_locked_copy(source: torch.Tensor, device: Device) -> torch.Tensor:
+def page_locked_copy(
+    source: torch.Tensor, device: Device, helpers: Helpers | None = None
+) -> torch.Tensor:
     """Return a copy of a plain tensor in page-locked memory, with the same strides.
 
     Torch's own copy shares a large tensor out among as many threads as there are cores, and waits
@@ -59,25 +91,30 @@ def page_locked_copy(source: torch.Tensor, device: Device) -> torch.Tensor:
     every core in use, 16 ms for 1.5 MB, which one thread copies in 0.15. Here a few
     threads take part after part, so nobody waits for a thread that has not begun.
 
+    Args:
+        source: a plain tensor.
+        device: that is to read the copy.
+        helpers: of this thread; None: it copies alone.
+
     Sync: Does not block the host on the device.
     """
     target = device.pinned_like(source)
-    copy_bytes(target.data_ptr(), source.data_ptr(), source.nbytes, helpers=_num_helpers())
+    copy_bytes(target.data_ptr(), source.data_ptr(), source.nbytes, helpers=helpers)
     return target
 
 
-def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: int) -> None:
+def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | None) -> None:
     """Copy host memory from one address to another; the interpreter's lock is free meanwhile.
 
     Args:
         target: address to write; the memory must not overlap the source.
         source: address to read.
         num_bytes: how many.
-        helpers: threads that may help this one.
+        helpers: of this thread; None: it copies alone.
 
     Sync: Does not block the host on the device.
     """
-    if num_bytes < 4 * PART_BYTES or not helpers:
+    if num_bytes < 4 * PART_BYTES or helpers is None or not helpers.number:
         ctypes.memmove(target, source, num_bytes)
         return
     starts = deque(range(0, num_bytes, PART_BYTES))
@@ -91,7 +128,7 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: int) -> Non
             size = min(PART_BYTES, num_bytes - start)
             ctypes.memmove(target + start, source + start, size)
 
-    others = [_pool().submit(take_parts) for _ in range(min(helpers, len(starts) - 1))]
+    others = helpers.begin(take_parts, min(helpers.number, len(starts) - 1))
     take_parts()
     for other in others:
         _end(other)
@@ -101,13 +138,3 @@ def _end(other: Future[None]) -> None:
     """Wait for a helper that has begun; one that has not would find nothing to do."""
     if not other.cancel():
         other.result()
-
-
-@cache
-def _num_helpers() -> int:
-    return min(_MOST_HELPERS, (os.cpu_count() or 1) // 4)
-
-
-@cache
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_MOST_HELPERS, thread_name_prefix="gapless-copy")

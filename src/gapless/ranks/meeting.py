@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from time import sleep
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -29,6 +30,8 @@ SECONDS_TO_ARRIVE = 300.0
 
 # Whoever leaves does not wait longer for a store that may be gone.
 _SECONDS_TO_TELL = 2.0
+
+_SECONDS_BETWEEN_LOOKS = 0.05
 
 # Set once all have come, or one has left: all wait for this key.
 _MET = "met"
@@ -63,7 +66,7 @@ def wait_for_all(store: Store, launch: Launch) -> None:
 
     Sync: Blocks the host until all ranks are here.
     """
-    keys = [f"rank-{rank}" for rank in range(launch.world)]
+    keys = list(map(_key, range(launch.world)))
     store.set(keys[launch.rank], "here")
     if store.check(keys):
         store.set(_MET, "")
@@ -78,6 +81,27 @@ def wait_for_all(store: Store, launch: Launch) -> None:
     left = store.get(_MET)
     if left:
         raise _left(store, *json.loads(left))
+
+
+def first_has_left(launch: Launch, *, seconds: float) -> bool:
+    """Wait until rank 0 has come or a rank has left, and return whether one has left.
+
+    Args:
+        launch: place of this process.
+        seconds: in which the store must be reached, where rank 0 keeps it itself.
+
+    Raises:
+        RuntimeError: the store cannot be reached.
+
+    Sync: Blocks the host until then.
+    """
+    store = store_of(launch, seconds=seconds)
+    try:
+        while not store.check([_key(0)]) and not store.check([_MET]):
+            sleep(_SECONDS_BETWEEN_LOOKS)
+        return store.check([_MET]) and bool(store.get(_MET))
+    except dist.DistError:
+        return True  # rank 0 kept the store, and is gone
 
 
 def tell_of_leaving(launch: Launch, *, code: int, why: str) -> bool:
@@ -99,6 +123,11 @@ def tell_of_leaving(launch: Launch, *, code: int, why: str) -> bool:
     store = store_of(launch, seconds=_SECONDS_TO_TELL)
     own = json.dumps([launch.rank, code, why])
     return store.compare_set(_MET, "", own).decode() == own
+
+
+def _key(rank: int) -> str:
+    """Return what a rank sets when it comes."""
+    return f"rank-{rank}"
 
 
 def _left(store: Store, rank: int, code: int, why: str) -> RankLeftError:

@@ -7,7 +7,8 @@ delayed, and on the simulated device, where the race checker runs too.
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import count
+from itertools import count, pairwise
+from statistics import median
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -20,11 +21,14 @@ from gapless.pipeline.host_waits import HostWaits
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from gapless.device.base import Device, Stream
+    from gapless.device.base import Device, Event, Stream
 
 
 # Every check uses new numbers, so that old content of memory is never right by chance.
 _next_number = count(1)
+
+# What is slow is to be slower than the other side by far, also on a host that is busy.
+_SLOWER_BY = 3.0
 
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
@@ -66,9 +70,10 @@ def check_prefetcher(
     """Return what is wrong with the batches that a prefetcher yields, one sentence a finding.
 
     Each batch is filled with one number. Work on the current stream reads it, then the batch is
-    dropped. One pass has a slow consumer, which shows batches that are overwritten or freed too
-    early; one has slow copies, which shows batches that are read too early and page-locked memory
-    that is refilled too early. On a CPU nothing can be slowed down; only the values are checked.
+    dropped. A first pass has nothing slow, and shows how long a batch takes. One has a slow
+    consumer, which shows batches that are overwritten or freed too early; one has slow copies, which
+    shows batches that are read too early and page-locked memory that is refilled too early. On a CPU
+    nothing can be slowed down; only the values are checked.
 
     Args:
         make: takes a loader of CPU tensors and the device; returns an iterable of the same tensors
@@ -76,7 +81,8 @@ def check_prefetcher(
         device: a device or its name.
         num_batches: batches in each pass.
         num_elements: float32 elements in each batch.
-        delay_ms: delay of the slow side, for each batch.
+        delay_ms: delay of the slow side for each batch, at least; three times as long as a batch took
+            with nothing slow, if that is more.
 
     Returns:
         The findings; an empty list if every batch was right.
@@ -96,18 +102,20 @@ def check_prefetcher(
     found = find_device(device)
     consumer = found.current_stream()
     findings = []
-    for slow in ("consumer", "copies"):
+    for slow in ("nothing", "consumer", "copies"):
         first = next(_next_number) * num_batches
         expected = [float(first + number) for number in range(num_batches)]
         loader = (torch.full((num_elements,), value) for value in expected)
         context = _SlowCopies(found, consumer, delay_ms) if slow == "copies" else nullcontext()
         with context:
-            seen, wrong = _consume(
+            seen, wrong, batch_ms = _consume(
                 make(loader, found),
                 found,
                 shape=(num_batches, num_elements),
                 delay_ms=delay_ms if slow == "consumer" else 0.0,
             )
+        if slow == "nothing":
+            delay_ms = max(delay_ms, _SLOWER_BY * batch_ms)
         texts = [*wrong, *_differences("batch", expected, seen)]
         findings += [f"with slow {slow}, {text}" for text in texts]
     return findings
@@ -115,15 +123,17 @@ def check_prefetcher(
 
 def _consume(
     batches: Iterable[torch.Tensor], device: Device, *, shape: tuple[int, int], delay_ms: float
-) -> tuple[list[tuple[float, ...]], list[str]]:
+) -> tuple[list[tuple[float, ...]], list[str], float]:
     """Return the smallest and the largest value of each batch, as queued work read them.
 
-    Also return the findings about anything but values.
+    Also return the findings about anything but values, and the median of milliseconds from batch to
+    batch.
     """
     count, num_elements = shape
     wrong = []
     values = device.device_buffer(8 * count).view(torch.float32).view(count, 2)
     num_seen = 0
+    ends: list[Event] = []
     for number, batch in enumerate(batches):
         if delay_ms:
             device.delay(device.current_stream(), delay_ms)
@@ -138,10 +148,14 @@ def _consume(
             values[number, 0].copy_(batch.amin())
             values[number, 1].copy_(batch.amax())
         num_seen = number + 1
+        ends.append(device.create_event(timed=True))
+        device.record_event(ends[-1], device.current_stream())
         del batch  # as in a loop that keeps nothing
     if num_seen != count:
         wrong.append(f"{num_seen} of {count} batches arrived")
-    return [tuple(pair) for pair in _read(device, values)][:num_seen], wrong
+    read = [tuple(pair) for pair in _read(device, values)][:num_seen]
+    times = [device.elapsed_ms(*pair) for pair in pairwise(ends)]
+    return read, wrong, median(times) if times else 0.0
 
 
 def _differences(noun: str, expected: list[float], seen: list[tuple[float, ...]]) -> Iterator[str]:

@@ -1,0 +1,154 @@
+"""Tensors of inference mode that a captured step or module returns: a replay returns such as well."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import gapless
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+
+
+NUM = 14
+
+
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        yield device
+
+
+def model_on(device):
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 4))
+    return model.to(device.torch_device)
+
+
+def batches(device):
+    draw = torch.Generator().manual_seed(1)
+    return [torch.randn(5, 6, generator=draw).to(device.torch_device) for _ in range(NUM)]
+
+
+def predicts(model):
+    return torch.inference_mode()(lambda x: model(x).softmax(-1))
+
+
+def predicts_in_two_forms(model):
+    """The second result is a view of the first."""
+
+    @torch.inference_mode()
+    def step(x):
+        scores = model(x)
+        return {"scores": scores, "first": scores[:, 0], "best": scores.argmax(1)}
+
+    return step
+
+
+def trains_and_predicts(model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x).sum(1), x.sum(1))
+        loss.backward()
+        optimizer.step()
+        with torch.inference_mode():
+            after = model(x)
+        return loss.detach(), after, after.argmax(1)
+
+    return step
+
+
+def leaves_inference_mode(model):
+    """Of a loop in inference mode."""
+
+    def step(x):
+        with torch.inference_mode(mode=False):
+            scores = model(x.clone()).detach()
+        return scores, x * 2
+
+    return step
+
+
+def keeps_its_last_prediction(model):
+    kept = {}
+
+    @torch.inference_mode()
+    def step(x):
+        kept["mean"] = model(x).mean(0) + kept.get("mean", 0.0)
+        return kept["mean"].clone()
+
+    return step
+
+
+def run(step, given, *, around=False):
+    found = []
+    for x in given:
+        with torch.inference_mode(around):
+            out = step(x)
+        leaves = out.values() if isinstance(out, dict) else out if type(out) is tuple else [out]
+        found.append([(leaf.is_inference(), leaf.requires_grad, leaf.tolist()) for leaf in leaves])
+    return found
+
+
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize(
+    "make", [predicts, predicts_in_two_forms, leaves_inference_mode, keeps_its_last_prediction]
+)
+def test_a_replay_returns_what_the_step_returns(device, make, around):
+    """Whichever mode the loop and the step are in."""
+    given = batches(device)
+    expected = run(make(model_on(device)), given, around=around)
+
+    step = gapless.capture(make(model_on(device)), device=device)
+
+    assert run(step, given, around=around) == expected
+    assert step.report.num_replays > 0, step.report.refusals
+
+
+def test_a_step_may_return_tensors_of_both_kinds(device):
+    given = batches(device)
+    expected = run(trains_and_predicts(model_on(device)), given)
+
+    step = gapless.capture(trains_and_predicts(model_on(device)), device=device)
+
+    assert run(step, given) == expected
+    assert step.report.num_replays > 0, step.report.refusals
+
+
+class SeesItsOwnScores(nn.Module):
+    """Returns scores to train with, and the best of them to look at."""
+
+    def __init__(self, device):
+        super().__init__()
+        self.inner = model_on(device)
+
+    def forward(self, x):
+        scores = self.inner(x)
+        with torch.inference_mode():
+            best = scores.detach().max(1).values + 1
+        return scores, best
+
+
+def fit(model, given):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    found = []
+    for x in given:
+        scores, best = model(x)
+        optimizer.zero_grad()
+        loss = scores.square().mean()
+        loss.backward()
+        optimizer.step()
+        found.append((best.is_inference(), best.tolist(), loss.item()))
+    return found
+
+
+def test_a_module_in_place_may_return_both(device):
+    given = batches(device)
+    expected = fit(SeesItsOwnScores(device), given)
+    model = SeesItsOwnScores(device)
+    gapless.capture(model, device=device)
+
+    assert fit(model, given) == expected
