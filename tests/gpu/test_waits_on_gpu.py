@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 import gapless
 
@@ -133,3 +134,15 @@ def test_no_wait_is_allowed_inside_a_capture(x):
         graph.replay()
 
         assert torch.equal(x, before * 2)
+
+
+def test_exceptions_are_themselves_again_when_waits_are_counted_no_more(x):
+    """While they are, one that frees memory on its way is hidden: checkpointing ends its second pass so."""
+    with gapless.count_waits() as waits:
+        x.tolist()
+    layers = torch.nn.Sequential(*[torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)] * 3).to("cuda")
+    for _ in range(50):
+        out = checkpoint(layers, x.requires_grad_(), use_reentrant=False)
+        out.sum().backward()
+
+    assert waits.count == 1

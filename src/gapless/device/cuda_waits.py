@@ -5,22 +5,26 @@ Torch offers two mechanisms. Neither is complete, so both are used:
 * `watch_waits` registers callbacks that torch calls before each synchronisation of a stream, an
   event or the device, on the thread that waits. A copy whose host side is not page-locked, or not
   dense, blocks inside the driver without a synchronisation, even if `non_blocking` was asked for,
-  unless it is a small one to the device; a dispatch mode sees it. The callbacks stay active in torch, at a small cost, once they were used. Torch also calls back when it
-  frees memory; where an exception that is on its way frees it, torch's own import fails, and the
-  exception becomes a SystemError.
+  unless it is a small one to the device; a dispatch mode sees it. Torch also calls back when it
+  frees memory; where an exception that is on its way frees it, as in `torch.utils.checkpoint`, torch's
+  own import fails, and the exception becomes a SystemError. So torch's flag is cleared when the body
+  is over, which torch itself never does.
 * The sync debug mode makes torch warn (`watch_reads`) or raise (`forbid_waits`) when a value is
   read. It costs nothing once it is off, but does not see explicit synchronisation.
 
 Source: `torch.cuda._gpu_trace`, which torch's own CUDA sanitizer uses, and
 `torch.cuda.set_sync_debug_mode`. The former is private: if it is missing, `watch_waits` raises
-instead of counting nothing.
+instead of counting nothing. The flag is `GPUTrace::haveState` (`c10/core/impl/GPUTrace.h`): where it
+is missing, torch goes on to look for callbacks.
 """
 
 from __future__ import annotations
 
-import timeit
+import ctypes
 import warnings
 from contextlib import contextmanager, nullcontext
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -64,13 +68,14 @@ def watch_waits(observer: WaitObserver) -> Iterator[None]:
 def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
     """Call `callback(what)` before every synchronisation, on the thread that waits.
 
-    Return a function that ends it. Torch goes on to look for callbacks at each event, stream and
-    allocation of the process, and finds none.
+    Return a function that ends it. Until then torch also looks for callbacks at each event, stream
+    and allocation of the process.
 
     Raises:
         DeviceError: this torch does not report synchronisations.
     """
     try:
+        from torch._utils import CallbackRegistry
         from torch.cuda import _gpu_trace
 
         registries: dict[str, Any] = {
@@ -84,6 +89,9 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
             f"torch {torch.__version__} does not report synchronisations ({error}), so host "
             "waits cannot be counted; use torch 2.11 or later"
         ) from error
+    flag = _flag()
+    if flag is not None:
+        flag.value = True  # torch sets it at the first activation only
     added = []
     for what, registry in registries.items():
 
@@ -96,21 +104,21 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
     def forget() -> None:
         for registry, call in added:
             registry.callback_list.remove(call)
+        everyone = [one for one in vars(_gpu_trace).values() if isinstance(one, CallbackRegistry)]
+        if flag is not None and not any(one.callback_list for one in everyone):
+            flag.value = False
 
     return forget
 
 
-def idle_callback_ns() -> float:
-    """Return what torch pays on this machine to look for callbacks and find none, in nanoseconds.
-
-    It does so at each event, stream and allocation once callbacks have been used.
-    """
-    from torch._utils import CallbackRegistry
-
-    nobody: CallbackRegistry[[int]] = CallbackRegistry("nobody")
-    number = 1000
-    seconds = timeit.repeat(lambda: nobody.fire_callbacks(0), number=number, repeat=3)
-    return min(seconds) / number * 1e9
+@cache
+def _flag() -> ctypes.c_bool | None:
+    """Return torch's flag of whether it calls back, None if this torch has none of that name."""
+    library = Path(torch.__file__).parent / "lib" / "libc10.so"
+    try:
+        return ctypes.c_bool.in_dll(ctypes.CDLL(str(library)), "_ZN3c104impl8GPUTrace9haveStateE")
+    except (OSError, ValueError):
+        return None
 
 
 class _BlockingCopies(TorchDispatchMode):

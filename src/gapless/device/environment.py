@@ -124,7 +124,8 @@ def _let_torch_order_attention(device_type: str) -> None:
     It does so when it is first asked for a kernel. If that happened later, in a validation say, a
     setting would seem to have changed.
     """
-    if device_type == "cuda" and hasattr(torch, "_fused_sdp_choice"):
+    is_there = device_type == "cuda" and torch.cuda.is_available()
+    if is_there and hasattr(torch, "_fused_sdp_choice"):
         # Of float16, which most kernels take; the user may have allowed none that does.
         part = torch.empty((1, 1, 1, 8), device=device_type, dtype=torch.float16)
         with suppress(RuntimeError, Warning):

@@ -6,7 +6,7 @@ import sys
 from typing import TYPE_CHECKING
 
 from gapless.device.cuda_sites import WarningsOfWaits
-from gapless.device.cuda_waits import call_before_waits, idle_callback_ns
+from gapless.device.cuda_waits import call_before_waits
 from gapless.doctor.batch_shapes import BatchShapes
 from gapless.doctor.explicit_waits import (
     watch_collectives,
@@ -48,17 +48,15 @@ class SitesPass:
     Args:
         marks: whether to write a mark into the profiler's trace for each wait; see `seen.MARK`.
         exact: whether to use torch's callbacks instead of its warnings. They also see waits for events
-            and devices that come from C++, and cannot be taken out of the process again: see `remains`.
+            and devices that come from C++.
 
     Attributes:
         notes: what could not be watched, and why; one sentence each.
-        remains: what stays installed after `stop`; empty if nothing.
         shapes: of the batches of loaders.
     """
 
     def __init__(self, *, marks: bool = False, exact: bool = False) -> None:
         self.notes: list[str] = []
-        self.remains = ""
         self.shapes = BatchShapes()
         self._waits = WaitNotes(marks=marks)
         self._exact = exact
@@ -135,13 +133,6 @@ class SitesPass:
             self._forget = call_before_waits(self._called_back)
         except DeviceError as error:
             self.notes.append(f"Waits were found by torch's warnings, not exactly: {error}.")
-            return
-        self.remains = (
-            "Torch's callbacks cannot be taken out of a process again: at each event, stream and "
-            "allocation torch goes on to look for some, and finds none, for at least "
-            f"{idle_callback_ns():.0f} ns each."
-        )
-        self.notes.append(self.remains)
 
     def _called_back(self, what: str) -> None:
         """Note a wait that is about to begin, unless a wrapper has."""
