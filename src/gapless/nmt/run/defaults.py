@@ -123,8 +123,7 @@ class _Choices:
 CHOSEN = frozenset(
     [
         *("shared_vocab", "share", "vocab_size", "batch_tokens", "accumulate"),
-        *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers"),
-        *("dropout", "attention_dropout"),
+        *("d_model", "heads", "ffn", "encoder_layers", "decoder_layers", "dropout"),
         *("epochs", "warmup", "lr", "schedule", "val_interval", "validate_every", "patience"),
         "workers",
     ]
@@ -237,9 +236,6 @@ _CPU_MODELS = (
     (math.inf, (256, 4, 4)),
 )
 
-# Below so many pairs weights of attention are dropped too.
-_FEW_PAIRS = 0
-
 # Heads, and the width from which on there are so many.
 _HEADS = ((8, 512), (4, 128), (2, 64), (1, 0))
 
@@ -270,10 +266,7 @@ def _dropout(facts: Facts) -> tuple[dict[str, Any], str]:
         # Fewer updates than would be needed with more.
         return {"dropout": 0.1}, "a CPU makes few updates"
     share = 0.3 if facts.pairs < 100_000 else 0.2 if facts.pairs < 500_000 else 0.1
-    chosen = {"dropout": share}
-    if facts.pairs < _FEW_PAIRS:
-        chosen["attention_dropout"] = 0.1
-    return chosen, f"{facts.pairs:,} pairs"
+    return {"dropout": share}, f"{facts.pairs:,} pairs"
 
 
 def _batches(facts: Facts, known: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
