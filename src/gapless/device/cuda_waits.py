@@ -21,6 +21,7 @@ is missing, torch goes on to look for callbacks.
 from __future__ import annotations
 
 import ctypes
+import threading
 import warnings
 from contextlib import contextmanager, nullcontext
 from functools import cache
@@ -46,6 +47,9 @@ _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
 # What torch.cuda.get_sync_debug_mode returns for the modes "default", "warn" and "error": 0, 1, 2.
 _RAISES = 2
+
+# One thread may begin to count while another ends.
+_registering = threading.Lock()
 
 _SYNC_WARNING = "called a synchronizing CUDA operation"
 
@@ -89,26 +93,29 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
             f"torch {torch.__version__} does not report synchronisations ({error}), so host "
             "waits cannot be counted; use torch 2.11 or later"
         ) from error
+    calls = {what: _calling(callback, what) for what in registries}
     flag = _flag()
-    if flag is not None:
-        flag.value = True  # torch sets it at the first activation only
-    added = []
-    for what, registry in registries.items():
-
-        def call(*_: Any, what: str = what) -> None:
-            callback(what)
-
-        registry.add_callback(call)
-        added.append((registry, call))
+    with _registering:
+        if flag is not None:
+            flag.value = True  # torch sets it at the first activation only
+        for what, registry in registries.items():
+            registry.add_callback(calls[what])
 
     def forget() -> None:
-        for registry, call in added:
-            registry.callback_list.remove(call)
-        everyone = [one for one in vars(_gpu_trace).values() if isinstance(one, CallbackRegistry)]
-        if flag is not None and not any(one.callback_list for one in everyone):
-            flag.value = False
+        with _registering:
+            for what, registry in registries.items():
+                registry.callback_list.remove(calls[what])
+            everyone = [
+                one for one in vars(_gpu_trace).values() if isinstance(one, CallbackRegistry)
+            ]
+            if flag is not None and not any(one.callback_list for one in everyone):
+                flag.value = False
 
     return forget
+
+
+def _calling(callback: Callable[[str], None], what: str) -> Callable[..., None]:
+    return lambda *_: callback(what)
 
 
 @cache

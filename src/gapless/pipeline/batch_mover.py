@@ -21,7 +21,7 @@ import torch
 
 from gapless.errors import BatchError, noted_on
 from gapless.pipeline.containers import endless, tensors_inside
-from gapless.pipeline.host_memory import is_plain, page_locked_copy, shared_helpers
+from gapless.pipeline.host_memory import Helpers, is_plain, page_locked_copy
 from gapless.pipeline.move import BatchWalk, takes_non_blocking
 from gapless.pipeline.streams import EventPool
 from gapless.pipeline.transfer import Loan, Loans
@@ -123,7 +123,7 @@ class BatchMover:
         self._loans = Loans(device)
         self._in_flight: deque[StagedBatch] = deque()
         self._thread: ThreadPoolExecutor | None = None
-        self._helpers = shared_helpers()
+        self._helpers = Helpers()
         self._last: StagedBatch | None = None
         self._sources: list[torch.Tensor] = []
         self._sources_read = device.create_event()

@@ -26,30 +26,35 @@ _MOST_HELPERS = 3
 
 
 class Helpers:
-    """Threads that help others to copy. They begin when they are needed, and end with this object.
+    """Threads that help others to copy: the same for all who have helpers at a time.
+
+    They begin when they are needed first, and end with the last who has needed them.
 
     Args:
-        number: of threads at most.
+        number: of threads at most; None: as many as suit this machine.
     """
 
-    def __init__(self, number: int) -> None:
-        self.number = number
-        self._pool = ThreadPoolExecutor(max(1, number), thread_name_prefix="gapless-copy")
+    def __init__(self, number: int | None = None) -> None:
+        own = min(_MOST_HELPERS, (os.cpu_count() or 1) // 4)
+        self.number = own if number is None else min(number, _MOST_HELPERS)
+        self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, work: Callable[[], None], number: int) -> list[Future[None]]:
         """Let so many threads do the same work."""
+        if self._pool is None:
+            self._pool = _shared_pool()
         return [self._pool.submit(work) for _ in range(number)]
 
 
-_shared: WeakValueDictionary[str, Helpers] = WeakValueDictionary()
+_pools: WeakValueDictionary[str, ThreadPoolExecutor] = WeakValueDictionary()
 
 
-def shared_helpers() -> Helpers:
-    """Return the same helpers to all who hold them at a time."""
-    found = _shared.get("copies")
+def _shared_pool() -> ThreadPoolExecutor:
+    found = _pools.get("copies")
     if found is None:
-        number = min(_MOST_HELPERS, (os.cpu_count() or 1) // 4)
-        found = _shared["copies"] = Helpers(number)
+        found = _pools["copies"] = ThreadPoolExecutor(
+            _MOST_HELPERS, thread_name_prefix="gapless-copy"
+        )
     return found
 
 
