@@ -118,6 +118,46 @@ def test_a_step_may_return_tensors_of_both_kinds(device):
     assert step.report.num_replays > 0, step.report.refusals
 
 
+def clamps(device):
+    del device
+
+    @torch.inference_mode()
+    def step(x):
+        x.clamp_(max=2.0)
+        return x.sum()
+
+    return step
+
+
+class Clamps(nn.Module):
+    def __init__(self, device):
+        super().__init__()
+        self.inner = model_on(device)
+
+    def forward(self, x):
+        with torch.inference_mode():
+            return self.inner(x.clamp_(max=2.0))
+
+
+@pytest.mark.parametrize("make", [clamps, Clamps])
+def test_a_batch_of_inference_mode_is_written_as_the_step_writes_it(device, make):
+    """Its tensors count no versions, and what is written shows only in the last batches."""
+
+    def contents_after(step):
+        with torch.inference_mode():
+            given = [torch.full((2, 6), 1.0 if n < 9 else 5.0) for n in range(NUM)]
+            given = [x.to(device.torch_device) for x in given]
+            outs = [step(x).tolist() for x in given]
+            return outs, [x.tolist() for x in given]
+
+    expected = contents_after(make(device))
+    step = make(device)
+    captured = gapless.capture(step, device=device)
+
+    assert contents_after(step if isinstance(step, nn.Module) else captured) == expected
+    assert (captured.report if make is clamps else gapless.capture_report(step)).num_replays > 0
+
+
 class SeesItsOwnScores(nn.Module):
     """Returns scores to train with, and the best of them to look at."""
 

@@ -119,6 +119,16 @@ def test_data_that_nobody_has(refused, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_mistake_of_one_rank_where_the_first_only_looks(fork, data, tmp_path):
+    """The first leaves without an error, so the other says its own."""
+    group = fork(*options(data, tmp_path / "run"), more=[["--dry-run"], ["--device", "abacus"]])
+    ended = group.end(limit=LIMIT)
+
+    assert [rank.code for rank in ended.ranks] == [0, 2]
+    assert ended.err.count("rank 1: unknown device 'abacus'") == 1, ended.err
+
+
+@pytest.mark.slow
 def test_a_mistake_of_all_that_the_first_rank_sees_late(refused, data, tmp_path):
     """On a host that is slow to import, say: the others leave it to the first, however long it takes."""
     ended = refused(

@@ -151,7 +151,7 @@ def test_batches_that_never_move_are_found():
             lambda loader, device: loader, device=device, num_elements=4
         )
 
-    assert "with slow consumer, batch 0 is not on the device" in findings
+    assert "with consumer slow, batch 0 is not on the device" in findings
 
 
 def test_nothing_to_check_is_refused():
@@ -179,7 +179,7 @@ def test_missing_batches_are_found():
 
     findings = testing.check_prefetcher(loses_one, device="cpu", num_batches=5)
 
-    assert "with slow consumer, 4 of 5 batches arrived" in findings
+    assert "with consumer slow, 4 of 5 batches arrived" in findings
 
 
 def test_swapped_losses_are_found():

@@ -31,9 +31,9 @@ _joined: list[Ranks] = []
 # Those that it has left.
 _parted: list[Ranks] = []
 
-# Until rank 0 has come as far as the others, on a host that is slow to import. What is a mistake here is
-# most often one there, and is said by rank 0.
-_SECONDS_FOR_FIRST_RANK = 60.0
+# What is a mistake here is most often one of all ranks, and rank 0 says it. Until it has come as far, on a
+# host that is slow to import; less where rank 0 itself keeps the store that says so, and takes it along.
+_SECONDS_FOR_FIRST_RANK, _SECONDS_WITHOUT_AGENT = 20.0, 3.0
 
 # The launcher is to see a rank that left before those that end because of it.
 _SECONDS_AHEAD, _SECONDS_BEHIND = 0.3, 1.0
@@ -82,29 +82,32 @@ def resume_command(run_dir: Path) -> str:
 
 
 def is_told_by_first() -> bool:
-    """Wait for rank 0 to say why all end, and return whether it has.
+    """Wait for rank 0 to say why all end, and return whether it or another has.
 
-    torchrun ends this process then, or rank 0 has left. If it comes to meet the others instead, the mistake
-    is of this rank alone, as where hosts differ.
+    torchrun ends this process then, or the other says that it leaves. If rank 0 comes to meet the others
+    instead, or leaves without an error, the mistake is of this rank alone, as where hosts differ.
     """
-    is_over, is_left = threading.Event(), threading.Event()
+    has_agent = "TORCHELASTIC_RUN_ID" in os.environ
+    seconds = _SECONDS_FOR_FIRST_RANK if has_agent else _SECONDS_WITHOUT_AGENT
+    is_over, is_told = threading.Event(), threading.Event()
 
     def look() -> None:
         with suppress(Exception):
             from gapless.ranks import meeting
             from gapless.ranks.launch import read_launch
 
-            launch = read_launch(os.environ)
-            if meeting.first_has_left(launch, seconds=_SECONDS_FOR_FIRST_RANK):
-                is_left.set()
-        is_over.set()
+            if meeting.another_has_failed(read_launch(os.environ), seconds=seconds):
+                is_told.set()
+            is_over.set()
 
-    threading.Thread(target=look, name="gapless-first-rank", daemon=True).start()
     is_ended = _set_at_the_end(is_over)
-    is_over.wait(_SECONDS_FOR_FIRST_RANK)
-    if is_left.is_set():
+    threading.Thread(target=look, name="gapless-first-rank", daemon=True).start()
+    is_over.wait(seconds)
+    if is_ended():
+        return True
+    if is_told.is_set():
         _is_ended_within(_SECONDS_BEHIND)
-    return is_ended() or is_left.is_set()
+    return is_told.is_set()
 
 
 def _is_ended_within(seconds: float) -> bool:
@@ -141,7 +144,7 @@ def tell_of_leaving(*, code: int, why: str = "") -> bool:
         why: it leaves, after "rank N"; empty: it says so itself.
 
     Returns:
-        Whether no other has left before, as far as this process can know.
+        Whether no other has left with an error before, as far as this process can know.
 
     Sync: Blocks the host until the others know, two seconds at most.
     """

@@ -15,7 +15,8 @@ Torch offers two mechanisms. Neither is complete, so both are used:
 Source: `torch.cuda._gpu_trace`, which torch's own CUDA sanitizer uses, and
 `torch.cuda.set_sync_debug_mode`. The former is private: if it is missing, `watch_waits` raises
 instead of counting nothing. The flag is `GPUTrace::haveState` (`c10/core/impl/GPUTrace.h`): where it
-is missing, torch goes on to look for callbacks.
+is missing, torch goes on to look for callbacks. Torch sets it once in a process: its sanitizer, if it is
+switched on after waits have been counted, hears nothing.
 """
 
 from __future__ import annotations

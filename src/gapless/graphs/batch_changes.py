@@ -39,11 +39,16 @@ class BatchWatch:
         self._versions = [version_of(leaf) for leaf in tree.leaves]
         self._attributes = [put_on(leaf) for leaf in tree.leaves]
 
-    def changes(self, others: Sequence[torch.Tensor] = ()) -> BatchChanges:
+    def changes(
+        self, others: Sequence[torch.Tensor] = (), *, is_written: bool = True
+    ) -> BatchChanges:
         """Return what is different now.
 
         Args:
             others: tensors that were there before the step.
+            is_written: whether the step may have written into a tensor of the batch. Which one, those of
+                inference mode cannot tell, so all of them count as written: their values are put back
+                as the step has left them.
         """
         changed = {
             number: _parts(container)
@@ -53,7 +58,7 @@ class BatchWatch:
         leaves = [
             number
             for number, leaf in enumerate(self._tree.leaves)
-            if version_of(leaf) != self._versions[number]
+            if version_of(leaf) != self._versions[number] or (is_written and leaf.is_inference())
         ]
         return BatchChanges(
             self._tree, self._containers, changed, leaves, others=others, marked=self._marked()

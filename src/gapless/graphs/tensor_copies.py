@@ -33,7 +33,7 @@ class TensorCopies:
         apart: whether each copy has memory of its own, whatever the tensors share.
 
     Attributes:
-        only: what a clone copies outside of inference mode, if that is all there is to do; otherwise None.
+        only: one tensor whose clone, made outside of inference mode, is all there is to do; otherwise None.
     """
 
     def __init__(self, tensors: list[torch.Tensor], *, apart: bool = False) -> None:

@@ -285,7 +285,8 @@ class Trial:
         written = WrittenMemory([one for one in all_written if address_of(one) in places])
         if written.holds_any(tree.leaves):
             raise Refused(_WRITES_BEHIND_ITS_BATCH)
-        changes = batch.changes(others)
+        is_written = touched is None or any(address_of(one) not in places for one in all_written)
+        changes = batch.changes(others, is_written=is_written)
         if changes.unsupported is not None:
             raise Refused(_changes_batch(changes.unsupported))
         if changes.puts_gradients:

@@ -99,7 +99,7 @@ def page_locked_copy(
     Args:
         source: a plain tensor.
         device: that is to read the copy.
-        helpers: of this thread; None: it copies alone.
+        helpers: that help this thread; None: it copies alone.
 
     Sync: Does not block the host on the device.
     """
@@ -115,7 +115,7 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | N
         target: address to write; the memory must not overlap the source.
         source: address to read.
         num_bytes: how many.
-        helpers: of this thread; None: it copies alone.
+        helpers: that help this thread; None: it copies alone.
 
     Sync: Does not block the host on the device.
     """

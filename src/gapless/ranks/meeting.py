@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
-from time import sleep
+from time import monotonic, sleep
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
@@ -83,25 +83,23 @@ def wait_for_all(store: Store, launch: Launch) -> None:
         raise _left(store, *json.loads(left))
 
 
-def first_has_left(launch: Launch, *, seconds: float) -> bool:
-    """Wait until rank 0 has come or a rank has left, and return whether one has left.
+def another_has_failed(launch: Launch, *, seconds: float) -> bool:
+    """Wait until rank 0 has come or a rank has left, and return whether it left with an error.
 
     Args:
         launch: place of this process.
-        seconds: in which the store must be reached, where rank 0 keeps it itself.
+        seconds: that this may take.
 
     Raises:
-        RuntimeError: the store cannot be reached.
+        RuntimeError: the store cannot be reached in time.
 
     Sync: Blocks the host until then.
     """
+    end = monotonic() + seconds
     store = store_of(launch, seconds=seconds)
-    try:
-        while not store.check([_key(0)]) and not store.check([_MET]):
-            sleep(_SECONDS_BETWEEN_LOOKS)
-        return store.check([_MET]) and bool(store.get(_MET))
-    except dist.DistError:
-        return True  # rank 0 kept the store, and is gone
+    while not store.check([_key(0)]) and not store.check([_MET]) and monotonic() < end:
+        sleep(_SECONDS_BETWEEN_LOOKS)
+    return store.check([_MET]) and _is_error(store.get(_MET))
 
 
 def tell_of_leaving(launch: Launch, *, code: int, why: str) -> bool:
@@ -113,7 +111,7 @@ def tell_of_leaving(launch: Launch, *, code: int, why: str) -> bool:
         why: it leaves, after "rank N"; empty: it says so itself.
 
     Returns:
-        Whether it is the first to leave.
+        Whether none has left with an error before.
 
     Raises:
         RuntimeError: the store cannot be reached.
@@ -122,7 +120,13 @@ def tell_of_leaving(launch: Launch, *, code: int, why: str) -> bool:
     """
     store = store_of(launch, seconds=_SECONDS_TO_TELL)
     own = json.dumps([launch.rank, code, why])
-    return store.compare_set(_MET, "", own).decode() == own
+    found = store.compare_set(_MET, "", own)
+    return found.decode() == own or not _is_error(found)
+
+
+def _is_error(left: bytes) -> bool:
+    """Whether a rank that has left did so because of an error; not if all have met."""
+    return bool(left) and json.loads(left)[1] != 0
 
 
 def _key(rank: int) -> str:

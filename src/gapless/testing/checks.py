@@ -70,8 +70,8 @@ def check_prefetcher(
     """Return what is wrong with the batches that a prefetcher yields, one sentence a finding.
 
     Each batch is filled with one number. Work on the current stream reads it, then the batch is
-    dropped. A first pass has nothing slow, and shows how long a batch takes. One has a slow
-    consumer, which shows batches that are overwritten or freed too early; one has slow copies, which
+    dropped. A first pass has nothing slow, and shows how long a batch takes. A second has a slow
+    consumer, which shows batches that are overwritten or freed too early; a third has slow copies, which
     shows batches that are read too early and page-locked memory that is refilled too early. On a CPU
     nothing can be slowed down; only the values are checked.
 
@@ -117,7 +117,7 @@ def check_prefetcher(
         if slow == "nothing":
             delay_ms = max(delay_ms, _SLOWER_BY * batch_ms)
         texts = [*wrong, *_differences("batch", expected, seen)]
-        findings += [f"with slow {slow}, {text}" for text in texts]
+        findings += [f"with {slow} slow, {text}" for text in texts]
     return findings
 
 
