@@ -43,8 +43,9 @@ main(sys.argv[1:])
 def handlers():
     """A process that was asked to stop ignores later signals; this one is not at its end."""
     former = {number: signal.getsignal(number) for number in NUMBERS}
-    # A shell starts its background processes with SIGINT ignored.
+    # A shell starts its background processes with SIGINT ignored, and `nohup` with SIGHUP.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
     yield former
     for number, handler in former.items():
         signal.signal(number, handler)
