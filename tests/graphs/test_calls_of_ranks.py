@@ -187,6 +187,36 @@ def test_a_step_that_talks_to_nobody_asks_nobody(device, users):
     assert step.report.num_replays > 20
 
 
+def test_a_step_that_one_rank_captures_alone_changes_no_number(device, users):
+    """Steps that talk are numbered in the order in which they do, which is that of all ranks."""
+    ranks = users()
+    trained(device, MANY[:3])
+    ranks.talks = False
+    trained(device, MANY[:3])  # on this rank alone
+    ranks.talks = True
+    trained(device, MANY)
+
+    numbers = list(dict.fromkeys(one.step for one in ranks.told if not isinstance(one, Readiness)))
+    assert numbers == [numbers[0], numbers[0] + 1]
+
+
+@pytest.mark.filterwarnings("ignore::gapless.CaptureWarning")
+def test_a_step_that_talks_to_all_and_to_some_is_refused_by_all(device, users, monkeypatch):
+    """Those that talk to all alone ask, and have to be told."""
+    ranks = users()
+
+    def counts():
+        ranks.num_collectives += 1
+        return {1: (4, ranks.num_collectives), 2: (2, ranks.num_collectives)}
+
+    monkeypatch.setattr(calls_of_ranks, "collectives_so_far", counts)
+    step, _ = trained(device, MANY)
+
+    assert len(ranks.told) == 1
+    assert ranks.told[0].gives_up
+    assert "talks to some of the ranks" in str(step.report)
+
+
 @pytest.mark.parametrize("can", [True, False])
 def test_examples_are_captured_by_all_or_by_none(device, users, monkeypatch, can):
     """Whether the step talks is seen in a run before."""

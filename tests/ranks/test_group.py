@@ -136,7 +136,7 @@ def test_a_rank_that_never_comes_is_named(fork):
     ended.check_done()
     said = json.loads(ended.ranks[0].out)["error"]
     assert said.startswith(
-        "RanksError: of 2 ranks 1 did not come within 0 s; look at what they say"
+        "RanksError: rank 1 of 2 did not come within 0 s; look at what they say"
     )
 
 

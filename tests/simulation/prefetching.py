@@ -585,7 +585,9 @@ def a_large_copy_waits_for_the_threads_that_help(device):
 
     host_memory.ctypes = SimpleNamespace(memmove=copy)
     try:
-        host_memory.copy_bytes(target.data_ptr(), source.data_ptr(), size, helpers=1)
+        host_memory.copy_bytes(
+            target.data_ptr(), source.data_ptr(), size, helpers=host_memory.Helpers(1)
+        )
         assert bool(target.all())
     finally:
         host_memory.ctypes = ctypes

@@ -46,8 +46,8 @@ if TYPE_CHECKING:
 
 _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 
-# What torch.cuda.get_sync_debug_mode returns for the modes "default", "warn" and "error": 0, 1, 2.
-_RAISES = 2
+# What torch.cuda.get_sync_debug_mode returns for the modes "default" and "error"; "warn" is between.
+_DEFAULT, _RAISES = 0, 2
 
 # One thread may begin to count while another ends.
 _registering = threading.Lock()
@@ -57,7 +57,9 @@ _SYNC_WARNING = "called a synchronizing CUDA operation"
 
 @contextmanager
 def watch_waits(observer: WaitObserver) -> Iterator[None]:
-    """Call `observer(what, site)` before every host wait of the body, on any thread.
+    """Call `observer(what, site)` before every synchronisation of the body, on any thread.
+
+    It is also called after copies of this thread that block although `non_blocking` was asked for.
 
     Raises:
         DeviceError: this torch does not report synchronisations.
@@ -158,8 +160,12 @@ def _blocks(target: torch.Tensor, source: torch.Tensor) -> bool:
 
 
 def watch_reads(observer: Callable[[str], None]) -> AbstractContextManager[None]:
-    """Call `observer(site)` for every read of a value in the body; not inside `forbid_waits`."""
-    if torch.cuda.get_sync_debug_mode() != 0:
+    """Call `observer(site)` for every read of a value in the body.
+
+    It hears nothing where torch's sync debug mode is on already: inside `forbid_waits`, inside another
+    `watch_reads`, or where the user has set it.
+    """
+    if torch.cuda.get_sync_debug_mode() != _DEFAULT:
         return nullcontext()
     return _reads_reported_to(observer)
 
@@ -171,7 +177,7 @@ def forbid_waits() -> AbstractContextManager[None]:
 
 def allow_waits() -> AbstractContextManager[None]:
     """Lift `forbid_waits` and `watch_reads` in the body."""
-    if torch.cuda.get_sync_debug_mode() == 0:
+    if torch.cuda.get_sync_debug_mode() == _DEFAULT:
         return nullcontext()
     return _sync_mode("default")
 

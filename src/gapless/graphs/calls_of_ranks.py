@@ -63,7 +63,8 @@ class _Told:
     """What a rank tells the others at a call.
 
     Attributes:
-        step: number of the captured step in its process.
+        step: number of the captured step among those of its process that talk, in the order in which they
+            were first seen to.
         call: number of the call.
         calls: a number for all calls so far, of which kinds they were and which were replays.
         readiness: with the kind of this call.
@@ -94,7 +95,7 @@ class CallsOfRanks:
         is_over: whether the step has been told so, and runs as written.
     """
 
-    _num_steps = 0
+    _num_that_talk = 0
 
     def __init__(self, host_waits: HostWaits) -> None:
         self.asks = False
@@ -102,8 +103,9 @@ class CallsOfRanks:
         self.is_over = False
         self._host_waits = host_waits
         self._ranks: Peers | None = None
-        self._step = CallsOfRanks._num_steps
-        CallsOfRanks._num_steps += 1
+        # Numbered when it is first seen to talk: one that does not may be captured by one rank alone.
+        self._step = -1
+        self._talks_to_some = False
         self._call = self._next_question = 0
         self._calls = 0
         self._open_until = _CALLS_OPEN
@@ -126,12 +128,21 @@ class CallsOfRanks:
         before = collectives_so_far()
         yield
         after = collectives_so_far()
-        world = max((size for size, _ in after.values()), default=1)
-        for group, (size, count) in after.items():
-            if size > 1 and count > before.get(group, (size, 0))[1]:
-                self.asks = True
-                if size < world:
-                    self.refusal = WITH_SOME
+        sizes = {
+            size
+            for group, (size, count) in after.items()
+            if size > 1 and count > before.get(group, (size, 0))[1]
+        }
+        if not sizes:
+            return
+        self.asks = True
+        self._step = CallsOfRanks._num_that_talk
+        CallsOfRanks._num_that_talk += 1
+        world = max(size for size, _ in after.values())
+        self._talks_to_some = min(sizes) < world
+        if world not in sizes:
+            # The others may have nothing to ask.
+            self.refusal = WITH_SOME
 
     def least(self, readiness: Readiness) -> Readiness:
         """Return the least readiness of all ranks, which are at the same capture.
@@ -176,13 +187,14 @@ class CallsOfRanks:
         if self._call < self._next_question:
             return None
         is_open = self._call < self._open_until
+        gives_up = gives_up or self._talks_to_some
         told = _Told(self._step, self._call, self._calls, readiness, is_open, gives_up)
         of_ranks: list[Any] = self._told_by_all(told)
         if not all(isinstance(other, _Told) and told.is_like(other) for other in of_ranks):
             self.refusal = UNLIKE
             return Readiness.NEVER
         if any(other.gives_up for other in of_ranks):
-            self.refusal = ON_ANOTHER_RANK
+            self.refusal = WITH_SOME if self._talks_to_some else ON_ANOTHER_RANK
             return Readiness.NEVER
         are_open = any(other.is_open for other in of_ranks)
         self._next_question = self._call + (1 if are_open else _CALLS_BETWEEN)

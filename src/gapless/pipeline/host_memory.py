@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # Copied by one thread at a time. Less than four such parts are not worth waking another thread.
 PART_BYTES = 1 << 20
 
-# Memory takes no more than a few threads can copy.
+# More threads copy no faster: the memory is as fast as it can be.
 _MOST_HELPERS = 3
 
 
@@ -134,9 +134,12 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | N
             ctypes.memmove(target + start, source + start, size)
 
     others = helpers.begin(take_parts, min(helpers.number, len(starts) - 1))
-    take_parts()
-    for other in others:
-        _end(other)
+    try:
+        take_parts()
+    finally:
+        starts.clear()
+        for other in others:
+            _end(other)
 
 
 def _end(other: Future[None]) -> None:

@@ -69,13 +69,14 @@ def wait_for_all(store: Store, launch: Launch) -> None:
     keys = list(map(_key, range(launch.world)))
     store.set(keys[launch.rank], "here")
     if store.check(keys):
-        store.set(_MET, "")
+        # Not where a rank has left meanwhile.
+        store.compare_set(_MET, "", "")
     try:
         store.wait([_MET], timedelta(seconds=SECONDS_TO_ARRIVE))
     except dist.DistStoreError as error:
         missing = ", ".join(str(rank) for rank, key in enumerate(keys) if not store.check([key]))
         raise RanksError(
-            f"of {launch.world} ranks {missing} did not come within {SECONDS_TO_ARRIVE:.0f} s; "
+            f"rank {missing} of {launch.world} did not come within {SECONDS_TO_ARRIVE:.0f} s; "
             "look at what they say, and start as many as torchrun was told on every host"
         ) from error
     left = store.get(_MET)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 # Every check uses new numbers, so that old content of memory is never right by chance.
-_next_number = count(1)
+_numbers = count(1)
 
 # What is slow is to be slower than the other side by far, also on a host that is busy.
 _SLOWER_BY = 3.0
@@ -81,8 +81,8 @@ def check_prefetcher(
         device: a device or its name.
         num_batches: batches in each pass.
         num_elements: float32 elements in each batch.
-        delay_ms: delay of the slow side for each batch, at least; three times as long as a batch took
-            with nothing slow, if that is more.
+        delay_ms: least delay, for each batch of the slow consumer and for each of the slow copies, in
+            milliseconds; three times as long as a batch took with nothing slow, if that is more.
 
     Returns:
         The findings; an empty list if every batch was right.
@@ -103,8 +103,7 @@ def check_prefetcher(
     consumer = found.current_stream()
     findings = []
     for slow in ("nothing", "consumer", "copies"):
-        first = next(_next_number) * num_batches
-        expected = [float(first + number) for number in range(num_batches)]
+        expected = _new_numbers(num_batches)
         loader = (torch.full((num_elements,), value) for value in expected)
         context = _SlowCopies(found, consumer, delay_ms) if slow == "copies" else nullcontext()
         with context:
@@ -121,6 +120,10 @@ def check_prefetcher(
     return findings
 
 
+def _new_numbers(num: int) -> list[float]:
+    return [float(next(_numbers)) for _ in range(num)]
+
+
 def _consume(
     batches: Iterable[torch.Tensor], device: Device, *, shape: tuple[int, int], delay_ms: float
 ) -> tuple[list[tuple[float, ...]], list[str], float]:
@@ -129,9 +132,9 @@ def _consume(
     Also return the findings about anything but values, and the median of milliseconds from batch to
     batch.
     """
-    count, num_elements = shape
+    num_batches, num_elements = shape
     wrong = []
-    values = device.device_buffer(8 * count).view(torch.float32).view(count, 2)
+    values = device.device_buffer(8 * num_batches).view(torch.float32).view(num_batches, 2)
     num_seen = 0
     ends: list[Event] = []
     for number, batch in enumerate(batches):
@@ -144,15 +147,15 @@ def _consume(
             )
         elif device.is_accelerator and device.needs_copy(batch):
             wrong.append(f"batch {number} is not on the device")
-        if number < count:
+        if number < num_batches:
             values[number, 0].copy_(batch.amin())
             values[number, 1].copy_(batch.amax())
         num_seen = number + 1
         ends.append(device.create_event(timed=True))
         device.record_event(ends[-1], device.current_stream())
         del batch  # as in a loop that keeps nothing
-    if num_seen != count:
-        wrong.append(f"{num_seen} of {count} batches arrived")
+    if num_seen != num_batches:
+        wrong.append(f"{num_seen} of {num_batches} batches arrived")
     read = [tuple(pair) for pair in _read(device, values)][:num_seen]
     times = [device.elapsed_ms(*pair) for pair in pairwise(ends)]
     return read, wrong, median(times) if times else 0.0
@@ -175,8 +178,9 @@ def check_readback(
     """Return what is wrong with the losses that a reader returns, one sentence a finding.
 
     A slow device computes the losses, and they are dropped at once. This shows a loss that is read
-    before it is computed, or whose memory is reused too early. On a CPU nothing can be slowed down;
-    only the values are checked.
+    before it is computed, or whose memory is reused too early. A host that takes
+    longer than `delay_ms` for a loss hides that. On a CPU nothing can be slowed down; only the values are
+    checked.
 
     Args:
         make: takes the device; returns an object with `add(loss)` and `read()`.
@@ -197,10 +201,9 @@ def check_readback(
     if num_losses < 1:
         raise ValueError(f"num_losses must be at least 1, but is {num_losses}")
     found = find_device(device)
-    first = next(_next_number) * num_losses
-    expected = [float(first + number) for number in range(num_losses)]
+    expected = _new_numbers(num_losses)
     base = found.device_buffer(4).view(torch.float32)[0]
-    base.fill_(first)
+    base.fill_(expected[0])
     reader = make(found)
     HostWaits(found).wait_stream(found.current_stream(), reason="check")
     for number in range(num_losses):
