@@ -137,7 +137,7 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | N
     try:
         take_parts()
     finally:
-        starts.clear()
+        # Also after an interrupt: nobody is to write into memory that the caller lets go of.
         for other in others:
             _end(other)
 
