@@ -158,6 +158,25 @@ def test_a_batch_of_inference_mode_is_written_as_the_step_writes_it(device, make
     assert (captured.report if make is clamps else gapless.capture_report(step)).num_replays > 0
 
 
+@pytest.mark.filterwarnings("ignore::gapless.CaptureWarning")
+def test_one_memory_in_both_kinds_is_refused(device):
+    """Copies of each kind are made apart, and what is written to one would not show in the other."""
+
+    def step(x):
+        doubled = x * 2
+        with torch.inference_mode():
+            alias = torch.empty(0, device=x.device).set_(doubled)
+        return doubled, alias
+
+    captured = gapless.capture(step, device=device)
+    for x in batches(device):
+        doubled, alias = captured(x)
+        doubled.add_(1)
+        assert alias.tolist() == doubled.tolist()
+
+    assert "cannot make anew" in str(captured.report)
+
+
 class SeesItsOwnScores(nn.Module):
     """Returns scores to train with, and the best of them to look at."""
 

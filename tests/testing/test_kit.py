@@ -12,6 +12,7 @@ import torch
 import gapless
 from gapless import testing
 from gapless.testing.timelines import plan_timeline
+from simulation import controls
 
 
 ROOT = Path(__file__).parents[2]
@@ -180,6 +181,22 @@ def test_missing_batches_are_found():
     findings = testing.check_prefetcher(loses_one, device="cpu", num_batches=5)
 
     assert "with consumer slow, 4 of 5 batches arrived" in findings
+
+
+@pytest.mark.parametrize("of_losses", [False, True])
+def test_delays_are_longer_than_a_busy_host_takes(monkeypatch, of_losses):
+    """A delay that is over before the host comes back would hide every bug."""
+    delays = []
+    with testing.SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        monkeypatch.setattr(device, "elapsed_ms", lambda *_: 20.0)
+        monkeypatch.setattr(device, "delay", lambda _, ms: delays.append(ms))
+        if of_losses:
+            findings = testing.check_readback(controls.DeferredLossReader, device=device)
+        else:
+            findings = testing.check_prefetcher(gapless.prefetch, device=device, num_elements=64)
+
+    assert findings == []
+    assert set(delays) == {60.0}
 
 
 def test_swapped_losses_are_found():

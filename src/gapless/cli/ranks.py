@@ -31,8 +31,8 @@ _joined: list[Ranks] = []
 # Those that it has left.
 _parted: list[Ranks] = []
 
-# What is a mistake here is most often one of all ranks, and rank 0 says it. Until it has come as far, on a
-# host that is slow to import; less where rank 0 itself keeps the store that says so, and takes it along.
+# Most mistakes are those of all ranks, and rank 0 says them. The others wait so long for it, since it may be
+# slow to import; less without torchrun's agent, where rank 0 keeps the store, which ends with it.
 _SECONDS_FOR_FIRST_RANK, _SECONDS_WITHOUT_AGENT = 20.0, 3.0
 
 # The launcher is to see a rank that left before those that end because of it.
@@ -100,35 +100,26 @@ def is_told_by_first() -> bool:
                 is_told.set()
             is_over.set()
 
-    is_ended = _set_at_the_end(is_over)
     threading.Thread(target=look, name="gapless-first-rank", daemon=True).start()
-    is_over.wait(seconds)
-    if is_ended():
+    if _is_ended_within(seconds, or_until=is_over):
         return True
     if is_told.is_set():
         _is_ended_within(_SECONDS_BEHIND)
     return is_told.is_set()
 
 
-def _is_ended_within(seconds: float) -> bool:
-    """Wait for a signal that asks this process to end, and return whether one has come."""
-    is_over = threading.Event()
-    is_ended = _set_at_the_end(is_over)
-    is_over.wait(seconds)
-    return is_ended()
-
-
-def _set_at_the_end(event: threading.Event) -> Callable[[], bool]:
-    """Set an event when a signal asks this process to end; return a function that says whether one has."""
-    received: list[int] = []
+def _is_ended_within(seconds: float, *, or_until: threading.Event | None = None) -> bool:
+    """Wait for a signal that asks this process to end, or for an event; return whether a signal has come."""
+    is_over, received = or_until or threading.Event(), list[int]()
 
     def receive(number: int, _: object) -> None:
         received.append(number)
-        event.set()
+        is_over.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, receive)
-    return lambda: bool(received)
+    is_over.wait(seconds)
+    return bool(received)
 
 
 def of_this_rank(message: str) -> str:

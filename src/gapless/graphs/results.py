@@ -117,9 +117,8 @@ class Results:
 
         Sync: Does not block the host.
         """
-        if (
-            self._only is not None and not torch.is_inference_mode_enabled()
-        ):  # as most steps return
+        # As nearly all steps return.
+        if self._only is not None and not torch.is_inference_mode_enabled():
             copy = self._only.clone()
             return used_up(copy) if self._used_up else copy
         copies = self._copies.make()
@@ -148,8 +147,8 @@ def has_own_gradient(tensor: torch.Tensor) -> bool:
 def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
     """Return a part of what a step returned that a replay cannot make anew, None if there is none.
 
-    Such is a container that stands there twice, one with other tensors in its attributes, and a
-    tensor with attributes.
+    Such is a container that stands there twice, one with other tensors in its attributes, a tensor
+    with attributes, and one that shares memory with a tensor of inference mode without being one.
 
     Args:
         out: what the step returned.
@@ -161,8 +160,13 @@ def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
             return container
         seen.add(id(container))
     there = set(map(id, others))
+    # Copies of both kinds are made apart.
+    of_inference = {address_of(leaf) for leaf in out.leaves if leaf.is_inference()}
     for leaf in out.leaves:
         if id(leaf) not in there and put_on(leaf):
+            return leaf
+        is_shared = leaf.numel() > 0 and address_of(leaf) in of_inference
+        if is_shared and not leaf.is_inference():
             return leaf
     new = [torch.empty(0) for _ in out.leaves]
     known = set(map(id, new))

@@ -41,7 +41,7 @@ class TensorCopies:
         found = {
             mode: [one for one in tensors if one.is_inference() is mode] for mode in (False, True)
         }
-        # Of the two modes: a tensor of one shares no memory with a tensor of the other.
+        # Those of each mode are copied apart from those of the other.
         self._modes = [(mode, _Copies(part, apart=apart)) for mode, part in found.items() if part]
         self.only = self._modes[0][1].only if found[False] and not found[True] else None
 

@@ -157,8 +157,7 @@ def _consume(
     if num_seen != num_batches:
         wrong.append(f"{num_seen} of {num_batches} batches arrived")
     read = [tuple(pair) for pair in _read(device, values)][:num_seen]
-    times = [device.elapsed_ms(*pair) for pair in pairwise(ends)]
-    return read, wrong, median(times) if times else 0.0
+    return read, wrong, _median_ms(device, ends)
 
 
 def _differences(noun: str, expected: list[float], seen: list[tuple[float, ...]]) -> Iterator[str]:
@@ -178,15 +177,15 @@ def check_readback(
     """Return what is wrong with the losses that a reader returns, one sentence a finding.
 
     A slow device computes the losses, and they are dropped at once. This shows a loss that is read
-    before it is computed, or whose memory is reused too early. A host that takes
-    longer than `delay_ms` for a loss hides that. On a CPU nothing can be slowed down; only the values are
-    checked.
+    before it is computed, or whose memory is reused too early. A first pass is not slow, and shows how
+    long a loss takes. On a CPU nothing can be slowed down; only the values are checked.
 
     Args:
         make: takes the device; returns an object with `add(loss)` and `read()`.
         device: a device or its name.
         num_losses: number of losses.
-        delay_ms: delay of each loss.
+        delay_ms: least delay of each loss, in milliseconds; three times as long as a loss took in the first
+            pass, if that is more.
 
     Returns:
         The findings; an empty list if every loss was right.
@@ -201,21 +200,39 @@ def check_readback(
     if num_losses < 1:
         raise ValueError(f"num_losses must be at least 1, but is {num_losses}")
     found = find_device(device)
+    at_first, loss_ms = _read_back(make(found), found, num_losses, delay_ms=0.0)
+    delay_ms = max(delay_ms, _SLOWER_BY * loss_ms)
+    findings, _ = _read_back(make(found), found, num_losses, delay_ms=delay_ms)
+    return findings or at_first
+
+
+def _read_back(
+    reader: LossReader, device: Device, num_losses: int, *, delay_ms: float
+) -> tuple[list[str], float]:
+    """Return the findings about losses that a reader returns, and the median of milliseconds from loss to loss."""
     expected = _new_numbers(num_losses)
-    base = found.device_buffer(4).view(torch.float32)[0]
+    base = device.device_buffer(4).view(torch.float32)[0]
     base.fill_(expected[0])
-    reader = make(found)
-    HostWaits(found).wait_stream(found.current_stream(), reason="check")
+    HostWaits(device).wait_stream(device.current_stream(), reason="check")
+    ends: list[Event] = []
     for number in range(num_losses):
-        found.delay(found.current_stream(), delay_ms)
+        if delay_ms:
+            device.delay(device.current_stream(), delay_ms)
         reader.add(base + number)
+        ends.append(device.create_event(timed=True))
+        device.record_event(ends[-1], device.current_stream())
     seen: list[tuple[float, ...]] = [(value,) for value in reader.read()]
     wrong = []
     if len(seen) != num_losses:
         wrong.append(f"{len(seen)} of {num_losses} losses arrived")
     # Late work must not outlive the reader's memory.
-    HostWaits(found).wait_stream(found.current_stream(), reason="check")
-    return [*wrong, *_differences("loss", expected, seen)]
+    HostWaits(device).wait_stream(device.current_stream(), reason="check")
+    return [*wrong, *_differences("loss", expected, seen)], _median_ms(device, ends)
+
+
+def _median_ms(device: Device, ends: list[Event]) -> float:
+    times = [device.elapsed_ms(*pair) for pair in pairwise(ends)]
+    return median(times) if times else 0.0
 
 
 def _read(device: Device, tensor: torch.Tensor) -> Any:
