@@ -176,6 +176,16 @@ def test_who_asks_for_an_end_gets_it():
     assert "patience" not in chosen_settings(choose(GPU, {"max_steps": 50}))
 
 
+def test_few_pairs_have_more_patience():
+    """A score on few pairs is luck to a good part."""
+    few, many = (
+        chosen_settings(choose(replace(GPU, pairs=pairs, tokens=12 * pairs), {}))
+        for pairs in (500, 5000)
+    )
+
+    assert few["patience"] > many["patience"]
+
+
 def test_long_epochs_are_validated_inside():
     """By updates; short ones only every so many."""
     long = chosen_settings(choose(replace(GPU, pairs=10**6, tokens=3 * 10**7), {}))

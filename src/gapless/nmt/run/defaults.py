@@ -39,8 +39,10 @@ _NUM_VALIDATIONS, _NUM_IN_SHORT_RUN, _NUM_ON_CPU = 25, 15, 10
 _SHORT_RUN = 5000
 # Validations inside an epoch are at least so many updates apart.
 _LEAST_UPDATES = 100
-# A run ends after a third of its validations in a row without a better one, but not after fewer.
-_LEAST_PATIENCE = 5
+# A run ends after a third of its validations in a row without a better one, but not after fewer. A
+# twentieth of so few pairs validates that a single score is luck to a good part.
+_LEAST_PATIENCE, _LEAST_OF_FEW_PAIRS = 5, 10
+_FEW_PAIRS = 2_000
 # Loader processes take longer to start an epoch than the training process to make so few batches.
 _FEW_BATCHES = 300
 
@@ -210,7 +212,8 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
     if "validate_every" not in known:
         choices.add(*_validations(run, known, wanted=validations))
     if known["schedule"] == "inverse-sqrt" and not has_end:
-        patience = max(_LEAST_PATIENCE, validations // 3)
+        least = _LEAST_OF_FEW_PAIRS if facts.pairs < _FEW_PAIRS else _LEAST_PATIENCE
+        patience = max(least, validations // 3)
         choices.add(
             {"patience": patience},
             f"the run ends after {patience} validations without a better one",
@@ -224,7 +227,7 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
 
 # Pairs below which a model serves; its width, layers of each side, and widths of its feed-forward part.
 _GPU_MODELS = (
-    (2_000, (256, 3, 2)),
+    (_FEW_PAIRS, (256, 3, 2)),
     (10_000, (256, 4, 4)),
     (100_000, (256, 5, 4)),
     (500_000, (512, 6, 2)),
