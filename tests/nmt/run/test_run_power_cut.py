@@ -14,6 +14,12 @@ from gapless.nmt.run.trainer import Trainer
 from gapless.testing.power_cut import PowerCuts, RecordedDisk, put_back
 
 
+OPERATIONS = (
+    *("create", "write", "sync", "close", "make_folder", "sync_folder"),
+    *("rename", "exchange", "unlink", "remove_folder"),
+)
+
+
 class Stopping:
     """Stops a run after some batches, and says nothing."""
 
@@ -82,10 +88,9 @@ def check_every_cut(tmp_path, monkeypatch, cut_run, **options):
     of_whole = go_on(whole)
     disk = RecordedDisk(run)
     with monkeypatch.context() as patched:
-        for name in ("create", "write", "sync", "close", "make_folder", "sync_folder"):
-            patched.setattr(files.DISK, name, getattr(disk, name), raising=True)
-        for name in ("rename", "exchange", "unlink", "remove_folder"):
-            patched.setattr(files.DISK, name, getattr(disk, name), raising=True)
+        for name in OPERATIONS:
+            # Not setattr, which would leave its own methods in the disk instead of those of its class.
+            patched.setitem(vars(files.DISK), name, getattr(disk, name))
         go_on(run, after=2)
     metrics = (run / METRICS).read_bytes()
     after, resumed = tmp_path / "after", {}
