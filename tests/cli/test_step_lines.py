@@ -24,3 +24,12 @@ def test_a_long_title_is_written_again(capsys):
         lines.show("first", step, of=3)
 
     assert capsys.readouterr().err.count("first") == 3
+
+
+def test_short_work_may_stay_silent(capsys):
+    """Nothing is written before it has taken a while."""
+    lines = StepLines(every_seconds=3600.0, at_once=False)
+    lines.show("first", 1, of=2)
+    lines.show("second", 2, of=2)
+
+    assert capsys.readouterr().err == ""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import itertools
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gapless
+from gapless.cli import translate_command
 from gapless.errors import DataError
 from gapless.nmt.data.arriving_lines import arriving_lines
 from gapless.nmt.data.vocab import SubwordVocab
@@ -105,6 +108,57 @@ def test_the_name_of_a_file_in_place_of_a_sentence_is_told(
     expected = f"{name} is a file; to translate its lines, use --file {quoted}\n"
     assert (expected in outcome.err) == is_told
     assert outcome.code == 0
+
+
+@pytest.fixture
+def file_of_lines(tmp_path):
+    """Twelve sentences of unlike lengths, one of them empty."""
+    lines = [
+        " ".join(["cat", "dog", "big"][: n % 4]) + ("" if n == 4 else f" {n}.") for n in range(12)
+    ]
+    path = tmp_path / "lines.txt"
+    path.write_text("".join(f"{line}\n" for line in lines))
+    return path
+
+
+def test_a_file_is_translated_some_lines_at_a_time(gapless, tiny_run, file_of_lines, monkeypatch):
+    """All lines have their translations in order; what ends the command costs only those under way."""
+    whole = gapless("translate", tiny_run, "--file", file_of_lines, "--batch", "1")
+    monkeypatch.setattr(translate_command, "FILE_LINES", 5)
+    parts = gapless("translate", tiny_run, "--file", file_of_lines, "--batch", "1")
+    search, num_calls = translator.Translator.search, itertools.count(1)
+
+    def search_twice(self, *arguments, **options):
+        if next(num_calls) > 2:
+            raise KeyboardInterrupt
+        return search(self, *arguments, **options)
+
+    monkeypatch.setattr(translator.Translator, "search", search_twice)
+    ended = gapless("translate", tiny_run, "--file", file_of_lines, "--batch", "1")
+
+    assert parts == whole
+    assert whole.out.count("\n") == 12
+    assert ended.code == 130
+    assert ended.out.splitlines() == whole.out.splitlines()[:10]
+
+
+@pytest.mark.parametrize("command", ["translate", "evaluate"])
+def test_a_terminal_shows_how_many_sentences_are_translated(
+    process, terminal, tiny_run, file_of_lines, command
+):
+    """In one line, which is gone at the end; a pipe hears nothing of what is quick."""
+    options = ["--file", file_of_lines] if command == "translate" else ["--out", "scored"]
+    written, read = terminal
+
+    shown = process(command, tiny_run, *options, "--batch", "3", "--device", "cpu", stderr=written)
+    silent = process(command, tiny_run, *options, "--batch", "3", "--device", "cpu")
+
+    screen = read()
+    assert shown.returncode == silent.returncode == 0
+    assert re.search(r"translating .* 3/12 sentences", screen)
+    assert screen.rindex("\x1b[K") > screen.rindex("sentences")
+    assert shown.stdout == silent.stdout
+    assert "sentences" not in silent.stderr
 
 
 def start(tiny_run):

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
 
 import pytest
 import torch
 from torch.cuda import _gpu_trace
 
+from gapless.device import cuda_waits
 from gapless.device.cuda_waits import call_before_waits
 
 
@@ -39,6 +41,39 @@ def test_the_last_one_ends_it(flag):
     assert flag
     other()
     assert not flag
+
+
+def test_one_begins_while_another_ends(monkeypatch):
+    """Whoever begins is called back, also if the other's end was under way."""
+    is_ending, may_end = threading.Event(), threading.Event()
+
+    class SlowFlag:
+        """Takes its time to become false."""
+
+        value = True
+
+        def __setattr__(self, name, value):
+            if not value:
+                is_ending.set()
+                may_end.wait(20)
+            super().__setattr__(name, value)
+
+    slow = SlowFlag()
+    monkeypatch.setattr(cuda_waits, "_flag", lambda: slow)
+    forget, begun = call_before_waits(print), []
+    ending = threading.Thread(target=forget)
+    beginning = threading.Thread(target=lambda: begun.append(call_before_waits(print)))
+    ending.start()
+    assert is_ending.wait(20)
+    beginning.start()
+    beginning.join(0.2)
+    may_end.set()
+    for thread in (ending, beginning):
+        thread.join(20)
+
+    assert slow.value
+    begun[0]()
+    assert not slow.value
 
 
 def test_callbacks_of_others_go_on(flag):

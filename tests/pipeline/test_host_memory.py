@@ -62,6 +62,29 @@ def test_helpers_are_shared_and_end_with_the_last_who_needed_them():
     assert not any(thread.is_alive() for thread in begun)
 
 
+@pytest.mark.parametrize("num_started", [0, 1])
+def test_who_gets_no_more_threads_copies_alone(monkeypatch, num_started):
+    """As where the system allows a process no more of them; nothing writes when the copy is done."""
+    start, left = threading.Thread.start, [num_started]
+
+    def start_few(thread):
+        if not left[0]:
+            raise RuntimeError("can't start new thread")
+        left[0] -= 1
+        start(thread)
+
+    gc.collect()
+    before = set(threading.enumerate())
+    monkeypatch.setattr(threading.Thread, "start", start_few)
+    source = torch.arange(4 * PART_BYTES, dtype=torch.int32)
+    helpers = Helpers(3)
+    for _ in range(2):
+        target = torch.zeros_like(source)
+        copy_bytes(target.data_ptr(), source.data_ptr(), source.nbytes, helpers=helpers)
+        assert set(threading.enumerate()) == before
+        assert torch.equal(target, source)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 def test_a_copy_has_values_and_strides(dtype):
     values = torch.arange(24).to(dtype).view(2, 3, 4)

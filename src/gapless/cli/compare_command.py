@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -285,13 +284,12 @@ def _facts(asked: CompareSettings, work: _Work) -> list[str]:
 
 def _run(asked: CompareSettings, work: _Work) -> ComparisonReport:
     """Print every verdict as soon as it is known; return the report."""
-    from gapless.cli.bar import StepBar
-    from gapless.cli.step_lines import StepLines
+    from gapless.cli.steps_shown import steps_shown
     from gapless.cli.user_workload import users_errors
     from gapless.compare.compare_plans import run_comparison
     from gapless.report.verification_text import verdict_lines
 
-    bar = StepBar("done") if sys.stderr.isatty() else StepLines()
+    bar = steps_shown("done")
 
     def progress(title: str, done: int, total: int) -> None:
         bar.show(title, done, of=total)

@@ -16,6 +16,7 @@ from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
 from gapless.cli.parser import one_of
+from gapless.cli.steps_shown import translating
 from gapless.errors import DataError, LanguageError
 
 
@@ -93,9 +94,16 @@ def run(options: Namespace) -> int:
     for note in (*pairs.notes, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)
-    result = evaluate(
-        translator.decoder, translator.vocabs, pairs, settings, config=config, scoring=scoring
-    )
+    with translating(of=len(pairs)) as on_done:
+        result = evaluate(
+            translator.decoder,
+            translator.vocabs,
+            pairs,
+            settings,
+            config=config,
+            scoring=scoring,
+            on_done=on_done,
+        )
     figures = {
         **asdict(result.scores),
         **_without_width(result, scoring),

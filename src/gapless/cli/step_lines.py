@@ -18,17 +18,20 @@ class StepLines:
 
     Args:
         every_seconds: least time between two lines of one title.
+        at_once: whether a title is written when it is new; otherwise work that is short stays silent.
     """
 
-    def __init__(self, *, every_seconds: float = _LINE_SECONDS) -> None:
+    def __init__(self, *, every_seconds: float = _LINE_SECONDS, at_once: bool = True) -> None:
         self._every = every_seconds
+        self._at_once = at_once
         self._began = self._written = perf_counter()
         self._title = ""
 
     def show(self, title: str, done: int, *, of: int) -> None:
         """Write a line if the title is new or the last line is long ago."""
         now = perf_counter()
-        if title == self._title and now - self._written < self._every:
+        is_new = self._at_once and title != self._title
+        if not is_new and now - self._written < self._every:
             return
         self._title, self._written = title, now
         write(sys.stderr, f"{duration(now - self._began)}  {title}  {done}/{of}\n")

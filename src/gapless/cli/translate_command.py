@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import shlex
 import sys
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,6 +13,7 @@ from gapless.cli.decode_options import add_decode_options, decode_settings, make
 from gapless.cli.extras import require_extra
 from gapless.cli.output import fitting, print_result, warn, write
 from gapless.cli.parser import whole_number
+from gapless.cli.steps_shown import translating
 from gapless.errors import UserError
 
 
@@ -25,9 +26,14 @@ if TYPE_CHECKING:
     from gapless.nmt.run.score import Translation
 
 
-DETAILS = """
-Standard input is answered as it comes. Each line gives one line: where the model writes line ends
-or control characters, spaces or replacement characters are printed.
+# Of a file, translated before the next ones: enough that their lengths are alike in batches, and few to
+# lose where the command is ended.
+FILE_LINES = 5_000
+
+DETAILS = f"""
+Standard input is answered as it comes, and a file {FILE_LINES:,} lines at a time. Each line gives one
+line: where the model writes line ends or control characters, spaces or replacement characters are
+printed.
 
 With --n-best above 1 each line is: number ||| translation ||| score.
 """
@@ -61,15 +67,20 @@ def run(options: Namespace) -> int:
         raise UserError("give sentences or --file, not both")
     _warn_of_file(options.text or [])
     require_extra("nmt", "gapless translate")
+    from gapless.nmt.data.text_files import read_lines
     from gapless.nmt.run.score import longest_source
 
     translator = make_translator(options)
     settings = decode_settings(translator, options, n_best=options.n_best)
     most = longest_source(translator.config)
+    of_file = None if options.file is None else read_lines(options.file)
     num_done = num_cut = 0
-    for lines in _lines(options.text, options.file):
+    for lines in _lines(options.text, of_file):
         warn_long = partial(_warn_long, first=num_done, most=most)
-        for translations in translator.search(lines, settings, on_long=warn_long):
+        shown = nullcontext() if of_file is None else translating(of=len(of_file), done=num_done)
+        with shown as on_done:
+            found = translator.search(lines, settings, on_long=warn_long, on_done=on_done)
+        for translations in found:
             for translation in translations:
                 print_result(_line(num_done, translation, with_score=options.n_best > 1))
             num_done += 1
@@ -81,15 +92,16 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _lines(text: list[str], file: Path | None) -> Iterator[list[str]]:
-    """Yield all lines, or of standard input those that have arrived."""
+def _lines(text: list[str], of_file: list[str] | None) -> Iterator[list[str]]:
+    """Yield all sentences, some lines of a file, or those of standard input that have arrived."""
     from gapless.nmt.data.arriving_lines import arriving_lines
-    from gapless.nmt.data.text_files import check_text, read_lines
+    from gapless.nmt.data.text_files import check_text
 
     if text:
         yield [check_text(line, where=f"sentence {n}") for n, line in enumerate(text, start=1)]
-    elif file is not None:
-        yield read_lines(file)
+    elif of_file is not None:
+        for first in range(0, len(of_file), FILE_LINES):
+            yield of_file[first : first + FILE_LINES]
     elif sys.stdin is not None:
         if sys.stdin.isatty():
             told = "reading sentences from the keyboard, one a line; Ctrl-D ends"
@@ -100,7 +112,7 @@ def _lines(text: list[str], file: Path | None) -> Iterator[list[str]]:
 def _warn_of_file(text: list[str]) -> None:
     """Warn if the only sentence is the name of a file."""
     # A sentence may be longer than the name of a file can be, or hold what no name does.
-    with contextlib.suppress(OSError, ValueError):
+    with suppress(OSError, ValueError):
         if len(text) == 1 and Path(text[0]).is_file():
             name = shlex.quote(text[0])
             warn(f"{text[0]} is a file; to translate its lines, use --file {name}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, get_args
 
 from gapless.cli.decode_options import add_device_option
@@ -161,13 +160,12 @@ def _facts(settings: VerifySettings, workload: str | None) -> list[str]:
 
 def _verified(make: WorkloadFunction, settings: VerifySettings) -> Verification:
     """Print every verdict as soon as it is known; return them all."""
-    from gapless.cli.bar import StepBar
-    from gapless.cli.step_lines import StepLines
+    from gapless.cli.steps_shown import steps_shown
     from gapless.cli.user_workload import users_errors
     from gapless.compare.verify_plan import run_verification
     from gapless.report.verification_text import verdict_lines
 
-    bar = StepBar("steps") if sys.stderr.isatty() else StepLines()
+    bar = steps_shown("steps")
 
     def progress(title: str, done: int, total: int) -> None:
         bar.show(title, done, of=total)

@@ -40,10 +40,19 @@ class Helpers:
         self._pool: ThreadPoolExecutor | None = None
 
     def begin(self, work: Callable[[], None], number: int) -> list[Future[None]]:
-        """Let so many threads do the same work."""
+        """Let so many threads do the same work; fewer, or none, where no more can be started."""
         if self._pool is None:
             self._pool = _shared_pool()
-        return [self._pool.submit(work) for _ in range(number)]
+        begun: list[Future[None]] = []
+        for _ in range(number):
+            try:
+                begun.append(self._pool.submit(work))
+            except RuntimeError:
+                # What could not be begun is queued all the same: it is done or dropped before this returns.
+                self._pool.shutdown(cancel_futures=True)
+                self.number = 0
+                break
+        return begun
 
 
 _pools: WeakValueDictionary[str, ThreadPoolExecutor] = WeakValueDictionary()

@@ -188,6 +188,7 @@ class Translator:
         settings: DecodeSettings,
         *,
         on_long: Callable[[int, int], None] | None = None,
+        on_done: Callable[[int], None] | None = None,
     ) -> list[list[Translation]]:
         """Return the best translations of each sentence, at least one, in their order.
 
@@ -196,6 +197,7 @@ class Translator:
             settings: of the search.
             on_long: called with the number of a sentence that is too long for the model, counted
                 from 0, and its length in tokens; the rest of it is not translated.
+            on_done: called with the number of sentences finished after each batch.
 
         Sync: Blocks the host until all are translated.
         """
@@ -206,6 +208,7 @@ class Translator:
             settings,
             max_source=longest_source(self.config),
             on_long=on_long,
+            on_done=on_done,
         )
 
 
