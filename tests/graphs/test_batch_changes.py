@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings, strategies as st
 
 from gapless.graphs.batch_changes import BatchWatch
+from gapless.graphs.results import Results
 from gapless.pipeline.tree import flatten
 
 
@@ -26,13 +27,20 @@ class Named(dict):
     """A dictionary with attributes."""
 
 
+def apply(changes, other, *, inputs, others=()):
+    """Change another batch as the captured one was changed, whose tensors were these."""
+    tree = flatten(other)
+    put = Results(flatten(changes.put), inputs=inputs, others=others)
+    changes.apply(tree, put.own(tree.leaves))
+
+
 def changed_again(make, change):
     """Return two batches: one that a function has changed, and one that was changed likewise."""
     batch, other = make(), make()
     tree = flatten(batch)
     watch = BatchWatch(tree)
     change(batch)
-    watch.changes().apply(flatten(other))
+    apply(watch.changes(), other, inputs=tree.leaves)
     return batch, other
 
 
@@ -195,9 +203,10 @@ def test_tensors_of_the_batch_are_those_of_the_other_batch():
     """What changed places is not copied."""
     batch, other = [torch.zeros(1), torch.ones(1)], [torch.zeros(1), torch.ones(1)]
     first, second = other
-    watch = BatchWatch(flatten(batch))
+    tree = flatten(batch)
+    watch = BatchWatch(tree)
     batch.reverse()
-    watch.changes().apply(flatten(other))
+    apply(watch.changes(), other, inputs=tree.leaves)
 
     assert other[0] is second
     assert other[1] is first
@@ -207,9 +216,10 @@ def test_containers_of_the_batch_are_those_of_the_other_batch():
     """What changed places is not copied, and what it was put into is."""
     batch, other = ({"in": [1], "out": [2]} for _ in range(2))
     one, two = other["in"], other["out"]
-    watch = BatchWatch(flatten(batch))
+    tree = flatten(batch)
+    watch = BatchWatch(tree)
     batch["in"], batch["out"] = batch["out"], (batch["in"],)
-    watch.changes().apply(flatten(other))
+    apply(watch.changes(), other, inputs=tree.leaves)
 
     assert other["in"] is two
     assert other["out"][0] is one
@@ -229,9 +239,10 @@ def test_what_was_there_before_the_step_stays_itself():
     """Such as a weight that the step puts into its batch."""
     weight = torch.ones(3)
     batch, other = [], []
-    watch = BatchWatch(flatten(batch))
+    tree = flatten(batch)
+    watch = BatchWatch(tree)
     batch += [weight, weight[:2]]
-    watch.changes([weight]).apply(flatten(other))
+    apply(watch.changes([weight]), other, inputs=tree.leaves, others=[weight])
     weight.zero_()
 
     assert other[0] is weight
@@ -241,11 +252,12 @@ def test_what_was_there_before_the_step_stays_itself():
 def test_new_containers_are_others_in_each_batch():
     """The loop may fill them."""
     batch = {}
-    watch = BatchWatch(flatten(batch))
+    tree = flatten(batch)
+    watch = BatchWatch(tree)
     batch["log"] = batch["same"] = []
     changes, found = watch.changes(), [{}, {}]
     for other in found:
-        changes.apply(flatten(other))
+        apply(changes, other, inputs=tree.leaves)
         other["log"].append(1)
 
     assert found == [{"log": [1], "same": [1]}] * 2
@@ -274,9 +286,10 @@ def test_inference_tensors_can_be_written_to_again():
     with torch.inference_mode():
         other = [torch.zeros(2)]
     batch = [torch.zeros(2)]
-    watch = BatchWatch(flatten(batch))
+    tree = flatten(batch)
+    watch = BatchWatch(tree)
     batch[0].add_(3)
-    watch.changes().apply(flatten(other))
+    apply(watch.changes(), other, inputs=tree.leaves)
 
     assert other[0].tolist() == [3.0, 3.0]
 

@@ -13,10 +13,9 @@ import torch
 
 from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.reach import put_on
-from gapless.graphs.results import Results, has_own_gradient
+from gapless.graphs.results import has_own_gradient
 from gapless.graphs.versions import version_of
 from gapless.pipeline.containers import PLAIN, Container, container_of, containers_in
-from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -40,15 +39,15 @@ class BatchWatch:
         self._attributes = [put_on(leaf) for leaf in tree.leaves]
 
     def changes(
-        self, others: Sequence[torch.Tensor] = (), *, is_written: bool = True
+        self, others: Sequence[torch.Tensor] = (), *, written: frozenset[int] | None = None
     ) -> BatchChanges:
         """Return what is different now.
 
         Args:
             others: tensors that were there before the step.
-            is_written: whether the step may have written into a tensor of the batch. Which one, those of
-                inference mode cannot tell, so all of them count as written: their values are put back
-                as the step has left them.
+            written: numbers of the tensors whose memory the step wrote into, also where that counted
+                no version; None: nobody saw, and all tensors of inference mode, which have no
+                version, count as written. Their values are put back as the step has left them.
         """
         changed = {
             number: _parts(container)
@@ -58,7 +57,8 @@ class BatchWatch:
         leaves = [
             number
             for number, leaf in enumerate(self._tree.leaves)
-            if version_of(leaf) != self._versions[number] or (is_written and leaf.is_inference())
+            if version_of(leaf) != self._versions[number]
+            or (leaf.is_inference() if written is None else number in written)
         ]
         return BatchChanges(
             self._tree, self._containers, changed, leaves, others=others, marked=self._marked()
@@ -83,6 +83,7 @@ class BatchChanges:
         marked: what it put on a tensor of the batch, None if nothing.
 
     Attributes:
+        put: tensors that were put into the batch, each once.
         unsupported: what was changed that cannot be changed here, None if there is nothing.
         puts_gradients: whether a tensor that was put into the batch holds its gradient.
     """
@@ -118,13 +119,10 @@ class BatchChanges:
         put = [part for parts in changed.values() for part in parts.values()]
         tensors = {id(tensor): tensor for part in put for tensor in self._tensors_in(part)}
         self._put = list(tensors)
+        self.put = tuple(tensors.values())
         there = set(map(id, [*tree.leaves, *others]))
         self.puts_gradients = any(
             has_own_gradient(tensor) for key, tensor in tensors.items() if key not in there
-        )
-        # As results of the step they are copied, or are views of the batch.
-        self._results = Results(
-            flatten(tuple(tensors.values())), inputs=tree.leaves, others=others
         )
 
     def __bool__(self) -> bool:
@@ -142,14 +140,21 @@ class BatchChanges:
         """
         return all(tree.leaves[number].grad is None for number, _ in self._gradients)
 
-    def apply(self, tree: Tree) -> None:
+    def apply(self, tree: Tree, put: Sequence[Any]) -> None:
         """Change another batch of the same kind in the same way.
+
+        Args:
+            tree: that batch.
+            put: what is put into it, in the order of the attribute `put`.
 
         Sync: Does not block the host.
         """
         for number in self._written:
-            with inference_mode(is_on=tree.leaves[number].is_inference()):
-                tree.leaves[number].copy_(self._leaves[number])
+            leaf = tree.leaves[number]
+            # Torch writes to no tensor whose elements share memory, so the step has not either.
+            if torch._debug_has_internal_overlap(leaf) != 1:
+                with inference_mode(is_on=leaf.is_inference()):
+                    leaf.copy_(self._leaves[number])
         for number in self._trained:
             tree.leaves[number].requires_grad_()
         for number, gradient in self._gradients:
@@ -157,7 +162,7 @@ class BatchChanges:
         if not self._changed:
             return
         # By the ids of what was put into the captured batch.
-        moved: dict[int, Any] = dict(zip(self._put, self._results.own(tree.leaves), strict=True))
+        moved: dict[int, Any] = dict(zip(self._put, put, strict=True))
         containers = list(containers_in(tree.value))
         for key, number in self._container_numbers.items():
             moved[key] = containers[number]

@@ -15,7 +15,7 @@ from gapless.pipeline.containers import container_of, containers_in, tensors_ins
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from gapless.pipeline.tree import Tree
 
@@ -144,11 +144,21 @@ def has_own_gradient(tensor: torch.Tensor) -> bool:
     return tensor.retains_grad or (tensor.is_leaf and tensor.grad is not None)
 
 
+def are_in_both_kinds(leaves: Iterable[torch.Tensor]) -> bool:
+    """Return whether one memory is there as a tensor of inference mode and as another.
+
+    Copies of both kinds are made apart, so they would not share it.
+    """
+    some = [leaf for leaf in leaves if leaf.numel()]
+    of_inference = {address_of(leaf) for leaf in some if leaf.is_inference()}
+    return any(address_of(leaf) in of_inference for leaf in some if not leaf.is_inference())
+
+
 def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
     """Return a part of what a step returned that a replay cannot make anew, None if there is none.
 
-    Such is a container that stands there twice, one with other tensors in its attributes, a tensor
-    with attributes, and one that shares memory with a tensor of inference mode without being one.
+    Such is a container that stands there twice, one with other tensors in its attributes, and a
+    tensor with attributes.
 
     Args:
         out: what the step returned.
@@ -160,13 +170,8 @@ def not_made_anew(out: Tree, others: Sequence[torch.Tensor]) -> Any:
             return container
         seen.add(id(container))
     there = set(map(id, others))
-    # Copies of both kinds are made apart.
-    of_inference = {address_of(leaf) for leaf in out.leaves if leaf.is_inference()}
     for leaf in out.leaves:
         if id(leaf) not in there and put_on(leaf):
-            return leaf
-        is_shared = leaf.numel() > 0 and address_of(leaf) in of_inference
-        if is_shared and not leaf.is_inference():
             return leaf
     new = [torch.empty(0) for _ in out.leaves]
     known = set(map(id, new))

@@ -90,6 +90,7 @@ class StepGraph:
         self.changes_batch = bool(changes)
         self._writes_batch = changes.writes_tensors
         self._keeps = bool(kept)
+        self._puts = bool(changes.put)
 
     def takes(self, tree: Tree) -> bool:
         """Return whether a replay does what the step as written would do to what others hold.
@@ -124,11 +125,14 @@ class StepGraph:
         Sync: Does not block the host.
         """
         self._launch(tree.leaves)
+        put: Sequence[torch.Tensor] = ()
+        if is_own or self._keeps or self._puts or self._results.has_gradients:
+            out, put = self._own_results(tree.leaves)
+        else:
+            out = self._results.in_place
         if self.changes_batch:
-            self._changes.apply(tree)
-        if is_own or self._keeps or self._results.has_gradients:
-            return self._own_results(tree.leaves)
-        return self._results.in_place
+            self._changes.apply(tree, put)
+        return out
 
     def replay_on(self, leaves: list[torch.Tensor]) -> Any:
         """Launch a step that does not change its batch on the tensors of one.
@@ -139,7 +143,8 @@ class StepGraph:
         Sync: Does not block the host.
         """
         self._launch(leaves)
-        return self._own_results(leaves)
+        out, _ = self._own_results(leaves)
+        return out
 
     def _launch(self, leaves: list[torch.Tensor]) -> None:
         self._inputs.fill(leaves)
@@ -151,12 +156,15 @@ class StepGraph:
         self._gradients.hand_out()
         count_up(self._counted)
 
-    def _own_results(self, leaves: list[torch.Tensor]) -> Any:
-        if not self._keeps:
-            return self._results.own(leaves)
-        results, kept = self._results.own(leaves)
-        self._kept.hand_out(kept)
-        return results
+    def _own_results(self, leaves: list[torch.Tensor]) -> tuple[Any, Sequence[torch.Tensor]]:
+        """Return what the step returns, and what it puts into its batch; hand out what it keeps."""
+        found = self._results.own(leaves)
+        if not (self._keeps or self._puts):
+            return found, ()
+        out, kept, put = found
+        if self._keeps:
+            self._kept.hand_out(kept)
+        return out, put
 
 
 class StaticInputs:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from gapless.errors import BatchError
-from gapless.graphs.addresses import address_of
+from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.alignment import aligned_as, clone_of
 from gapless.graphs.at_work import AT_WORK
 from gapless.graphs.batch_changes import BatchWatch
@@ -26,7 +26,7 @@ from gapless.graphs.kept_tensors import KeptTensors, place_of
 from gapless.graphs.proof import NotProved, prove
 from gapless.graphs.python_side import PythonSide
 from gapless.graphs.refusal import ON_ANOTHER_RANK, Refusal, Refused, host_read
-from gapless.graphs.results import Results, has_own_gradient, not_made_anew
+from gapless.graphs.results import Results, are_in_both_kinds, has_own_gradient, not_made_anew
 from gapless.graphs.step_call import cannot_return, cannot_return_from_host
 from gapless.graphs.step_graph import StepGraph
 from gapless.graphs.step_guards import StepGuards
@@ -285,17 +285,18 @@ class Trial:
         written = WrittenMemory([one for one in all_written if address_of(one) in places])
         if written.holds_any(tree.leaves):
             raise Refused(_WRITES_BEHIND_ITS_BATCH)
-        is_written = touched is None or any(address_of(one) not in places for one in all_written)
-        changes = batch.changes(others, is_written=is_written)
+        changes = batch.changes(others, written=None if touched is None else _of_batch(watched))
         if changes.unsupported is not None:
             raise Refused(_changes_batch(changes.unsupported))
         if changes.puts_gradients:
             raise Refused(_HAS_A_GRADIENT)
+        if changes.writes_tensors and share_memory(tree.leaves):
+            raise Refused(_WRITES_INTO_ONE_MEMORY)
         return StepGraph(
             graph,
             inputs=static.leaves,
             batch=tree.leaves,
-            results=_results(out, static, others, before=before, kept=kept),
+            results=_results(out, static, others, before=before, kept=kept, put=changes.put),
             gradients=gradients,
             kept=kept,
             changes=changes,
@@ -492,6 +493,7 @@ def _results(
     *,
     before: Gradients,
     kept: KeptTensors,
+    put: Sequence[torch.Tensor],
 ) -> Results:
     gradients = [(weight, weight.grad) for weight, _ in before]
     try:
@@ -499,8 +501,12 @@ def _results(
         if part is not None:
             raise Refused(cannot_return(part))
         _check_gradients([*out.leaves, *flatten(kept.left()).leaves], others)
-        value = (out.value, kept.left()) if kept else out.value
-        return Results(flatten(value), inputs=static.leaves, others=others, gradients=gradients)
+        # Together, so that what shares memory shares it after a replay.
+        everything = flatten((out.value, kept.left(), put) if kept or put else out.value)
+        there = set(map(id, others))
+        if are_in_both_kinds(leaf for leaf in everything.leaves if id(leaf) not in there):
+            raise Refused(_IN_BOTH_KINDS)
+        return Results(everything, inputs=static.leaves, others=others, gradients=gradients)
     except BatchError as error:  # a container that cannot be made anew
         raise Refused(cannot_return(out.value)) from error
 
@@ -519,6 +525,12 @@ _HAS_A_GRADIENT = Refusal(
     "anew; return the gradient",
     name="a tensor with a gradient",
 )
+_IN_BOTH_KINDS = Refusal(
+    "result",
+    "the step returns or keeps one memory as a tensor of inference mode and as another one, which a "
+    "replay cannot make anew; return a clone",
+    name="a tensor of inference mode that shares memory",
+)
 _BACKWARD_IS_OUTSIDE = Refusal(
     "backward_outside",
     "the step returns a tensor that still needs its backward pass, which a graph does not bring "
@@ -531,6 +543,20 @@ _WRITES_BEHIND_ITS_BATCH = Refusal(
     "a tensor of the batch is a view of memory that the step also writes by another name, which cannot "
     "be done again for a replay; pass a copy",
 )
+
+
+_WRITES_INTO_ONE_MEMORY = Refusal(
+    "changes_batch",
+    "the step may write into tensors of its batch, of which two share memory, which cannot be done "
+    "again for a replay; pass copies",
+)
+
+
+def _of_batch(watched: Watched) -> frozenset[int]:
+    """Return the numbers of the batch's tensors whose memory the last run wrote into."""
+    assert watched.touched is not None
+    written = set(map(address_of, watched.touched.written))
+    return frozenset(n for n, address in enumerate(watched.batch) if address in written)
 
 
 def _changes_batch(what: str) -> Refusal:

@@ -66,6 +66,7 @@ class Watched:
             that is not known, as with compiled code.
         ran_backward: whether a backward pass ran.
         known: addresses of gradients and of the batch in that run, which are others in each.
+        batch: addresses of the batch's tensors in that run, in their order.
         unused: ids of weights whose gradients were there before that run, which did not use them.
     """
 
@@ -76,6 +77,7 @@ class Watched:
     touched: TouchWatch | None
     ran_backward: bool
     known: set[int]
+    batch: list[int]
     unused: set[int]
 
 
@@ -159,7 +161,8 @@ class WarmUps:
             if grad is not None and has_address(grad)
         }
         del gradients
-        known |= set(map(address_of, tree.leaves))
+        batch = list(map(address_of, tree.leaves))
+        known |= set(batch)
         with (
             # What is replaced for the watch is put back in the reverse order.
             AT_WORK,
@@ -209,6 +212,7 @@ class WarmUps:
                 touched=touched,
                 ran_backward=seen.ran_backward,
                 known=known,
+                batch=batch,
                 unused=unused,
             ),
         )

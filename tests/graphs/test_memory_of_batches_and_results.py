@@ -1,0 +1,202 @@
+"""Memory that batches, results and kept tensors share or are written to: a replay does as the step does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import gapless
+from gapless.testing.simulated.simulated_device import SimulatedDevice
+
+
+NUM = 14
+
+
+@pytest.fixture
+def device():
+    with SimulatedDevice(scheduler="asap") as device, device.allow_waits():
+        yield device
+
+
+def numbers(n, *, like=0.01):
+    return torch.full((3,), float(n % 3) + 1.0) * like
+
+
+# Each is a loop: it makes its step, hands it to `wrap`, and returns the step and all that it saw.
+
+
+def put_and_returned(wrap, device):
+    def step(batch):
+        batch["logits"] = batch["x"] * 2
+        return batch["logits"]
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        logits = step(batch)
+        logits.sub_(logits.amax())
+        seen.append((batch["logits"].tolist(), batch["logits"] is logits))
+    return step, seen
+
+
+def put_and_kept(wrap, device):
+    kept = {}
+
+    def step(batch):
+        batch["sum"] = batch["x"] + kept.get("sum", 0.0)
+        kept["sum"] = batch["sum"]
+        return batch["x"].mean()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        step(batch)
+        batch["sum"].mul_(0.5)
+        seen.append((batch["sum"].tolist(), kept["sum"].tolist(), kept["sum"] is batch["sum"]))
+    return step, seen
+
+
+def written_through_data(wrap, device):
+    def step(x):
+        x.data.clamp_(max=2.0)
+        return x.sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        x = torch.full((3,), 1.0 if n < 4 else 5.0).to(device.torch_device)
+        seen.append((step(x).item(), x.tolist()))
+    return step, seen
+
+
+def written_beside_what_is_read(wrap, device):
+    """The step also reads the buffer that its batches are parts of."""
+    with torch.inference_mode():
+        data = torch.ones(16, 2, 6).to(device.torch_device)
+        data[12:] *= 5
+
+    @torch.inference_mode()
+    def step(x):
+        x.clamp_(max=2.0)
+        return (x - data[0]).sum()
+
+    step = wrap(step)
+    with torch.inference_mode():
+        seen = [step(data[n]).item() for n in range(1, 16)]
+    return step, [*seen, data.sum((1, 2)).tolist()]
+
+
+def expanded_and_not_written(wrap, device):
+    """The other tensor of the batch is written."""
+
+    @torch.inference_mode()
+    def step(a, mask):
+        return a.clamp_(max=2.0).mul(mask).sum()
+
+    step, seen = wrap(step), []
+    with torch.inference_mode():
+        for n in range(NUM):
+            a = torch.full((3, 4), float(n)).to(device.torch_device)
+            mask = torch.ones(3, 1).to(device.torch_device).expand(3, 4)
+            seen.append((step(a, mask).item(), a.tolist(), mask.tolist()))
+    return step, seen
+
+
+def expanded_in_compiled_code(wrap, device):
+    compiled = torch.compile(lambda a, mask: (a * mask).sum(), backend="eager")
+
+    @torch.inference_mode()
+    def step(a, mask):
+        return compiled(a, mask) + 1
+
+    step, seen = wrap(step), []
+    with torch.inference_mode():
+        for n in range(NUM):
+            a = torch.full((3, 4), float(n)).to(device.torch_device)
+            mask = torch.ones(3, 1).to(device.torch_device).expand(3, 4)
+            seen.append(step(a, mask).item())
+    return step, seen
+
+
+REPLAYED = [
+    put_and_returned,
+    put_and_kept,
+    written_through_data,
+    written_beside_what_is_read,
+    expanded_and_not_written,
+    expanded_in_compiled_code,
+]
+
+
+@pytest.mark.parametrize("loop", REPLAYED)
+def test_a_replay_does_as_the_step(device, loop):
+    _, expected = loop(lambda step: step, device)
+
+    step, seen = loop(lambda step: gapless.capture(step, device=device), device)
+
+    assert seen == expected
+    assert step.report.num_replays > 0, step.report.refusals
+
+
+def returned_and_kept_in_both_kinds(wrap, device):
+    kept = {}
+
+    def step(x):
+        y = x * 2 + (kept["a"].sum() if kept else 0.0)
+        with torch.inference_mode():
+            kept["a"] = torch.empty(0, device=x.device).set_(y)
+        return y
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        y = step(numbers(n).to(device.torch_device))
+        y.mul_(0.1)
+        seen.append(y.tolist())
+    return step, seen
+
+
+def put_in_both_kinds(wrap, device):
+    def step(batch):
+        batch["a"] = batch["x"] * 2
+        with torch.inference_mode():
+            batch["b"] = torch.empty(0, device=batch["x"].device).set_(batch["a"])
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        step(batch)
+        batch["a"].mul_(3.0)
+        seen.append(batch["b"].tolist())
+    return step, seen
+
+
+def written_where_two_share_memory(wrap, device):
+    def step(a, mask):
+        return a.clamp_(max=2.0).sum() + mask.sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        both = torch.full((2, 3, 4), float(n)).to(device.torch_device)
+        seen.append((step(both[0], both[1]).item(), both.tolist()))
+    return step, seen
+
+
+@pytest.mark.parametrize(
+    ("loop", "reason"),
+    [
+        (
+            returned_and_kept_in_both_kinds,
+            "one memory as a tensor of inference mode and as another",
+        ),
+        (put_in_both_kinds, "one memory as a tensor of inference mode and as another"),
+        (written_where_two_share_memory, "of which two share memory"),
+    ],
+)
+def test_what_no_replay_can_do_is_refused(device, loop, reason):
+    """With its reason, and what the step as written does is done."""
+    _, expected = loop(lambda step: step, device)
+
+    step, seen = loop(lambda step: gapless.capture(step, device=device), device)
+
+    assert seen == expected
+    assert step.report.num_replays == 0
+    assert reason in str(step.report)
