@@ -76,6 +76,29 @@ def test_one_begins_while_another_ends(monkeypatch):
     assert not slow.value
 
 
+def test_one_ends_while_the_same_thread_begins(monkeypatch, flag):
+    """As where the garbage collector closes a generator that counted."""
+    registry = _gpu_trace.EventSynchronizationCallbacks
+    forget, add, ended = call_before_waits(print), registry.add_callback, []
+
+    def add_and_collect(callback):
+        if not ended:
+            ended.append(True)
+            forget()
+        add(callback)
+
+    monkeypatch.setattr(registry, "add_callback", add_and_collect)
+    begun = []
+    thread = threading.Thread(target=lambda: begun.append(call_before_waits(print)), daemon=True)
+    thread.start()
+    thread.join(20)
+
+    assert begun, "a deadlock"
+    assert flag
+    begun[0]()
+    assert not flag
+
+
 def test_callbacks_of_others_go_on(flag):
     """Such as those of torch's own sanitizer, which sees no waits alone."""
     registry = _gpu_trace.MemoryAllocationCallbacks

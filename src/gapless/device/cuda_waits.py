@@ -49,8 +49,9 @@ _COPIES = (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
 # What torch.cuda.get_sync_debug_mode returns for the modes "default" and "error"; "warn" is between.
 _DEFAULT, _RAISES = 0, 2
 
-# One thread may begin to count while another ends.
-_registering = threading.Lock()
+# One thread may begin to count while another ends. A thread may also end one count while it begins
+# another, where the garbage collector closes a generator that counted.
+_registering = threading.RLock()
 
 _SYNC_WARNING = "called a synchronizing CUDA operation"
 
@@ -99,10 +100,11 @@ def call_before_waits(callback: Callable[[str], None]) -> Callable[[], None]:
     calls = {what: _calling(callback, what) for what in registries}
     flag = _flag()
     with _registering:
-        if flag is not None:
-            flag.value = True  # torch sets it at the first activation only
         for what, registry in registries.items():
             registry.add_callback(calls[what])
+        if flag is not None:
+            # Torch sets it at the first activation only. Last, since an end on the way clears it.
+            flag.value = True
 
     def forget() -> None:
         with _registering:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
@@ -13,7 +15,7 @@ import torch
 
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from gapless.device.base import Device
 
@@ -39,20 +41,16 @@ class Helpers:
         self.number = own if number is None else min(number, _MOST_HELPERS)
         self._pool: ThreadPoolExecutor | None = None
 
-    def begin(self, work: Callable[[], None], number: int) -> list[Future[None]]:
-        """Let so many threads do the same work; fewer, or none, where no more can be started."""
+    def begin(self, work: Callable[[], None], number: int) -> None:
+        """Let so many threads do the same work; fewer, or none, where no more can be started.
+
+        What could not be begun may be queued all the same, and be done when a thread is free.
+        """
         if self._pool is None:
             self._pool = _shared_pool()
-        begun: list[Future[None]] = []
-        for _ in range(number):
-            try:
-                begun.append(self._pool.submit(work))
-            except RuntimeError:
-                # What could not be begun is queued all the same: it is done or dropped before this returns.
-                self._pool.shutdown(cancel_futures=True)
-                self.number = 0
-                break
-        return begun
+        with suppress(RuntimeError):
+            for _ in range(number):
+                self._pool.submit(work)
 
 
 _pools: WeakValueDictionary[str, ThreadPoolExecutor] = WeakValueDictionary()
@@ -132,6 +130,9 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | N
         ctypes.memmove(target, source, num_bytes)
         return
     starts = deque(range(0, num_bytes, PART_BYTES))
+    # One for each helper of this copy, which holds it while it writes.
+    at_work = [threading.Lock() for _ in range(min(helpers.number, len(starts) - 1))]
+    unused = deque(at_work)
 
     def take_parts() -> None:
         while starts:
@@ -142,16 +143,29 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | N
             size = min(PART_BYTES, num_bytes - start)
             ctypes.memmove(target + start, source + start, size)
 
-    others = helpers.begin(take_parts, min(helpers.number, len(starts) - 1))
+    def help_along() -> None:
+        with unused.popleft():
+            take_parts()
+
     try:
+        helpers.begin(help_along, len(at_work))
         take_parts()
     finally:
-        # Also after an interrupt: nobody is to write into memory that the caller lets go of.
-        for other in others:
-            _end(other)
+        # Also after an interrupt: nobody is to write into memory that the caller lets go of. Who has
+        # not begun by now finds nothing to do.
+        starts.clear()
+        _wait_for(at_work)
 
 
-def _end(other: Future[None]) -> None:
-    """Wait for a helper that has begun; one that has not would find nothing to do."""
-    if not other.cancel():
-        other.result()
+def _wait_for(locks: Sequence[threading.Lock]) -> None:
+    """Wait until all are free; what a signal raises meanwhile is raised when they are."""
+    interrupt: BaseException | None = None
+    for lock in locks:
+        while lock.locked():
+            try:
+                with lock:
+                    pass
+            except BaseException as error:
+                interrupt = error
+    if interrupt is not None:
+        raise interrupt
