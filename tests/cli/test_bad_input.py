@@ -399,3 +399,71 @@ def test_a_full_disk(tiny_data, process, tmp_path, limit_bytes, flags, named):
     assert all(line.startswith("gapless: warning: ") for line in warnings)
     left = [path.name for path in tmp_path.rglob("*") if path.is_file()]
     assert [name for name in left if name.endswith((".tmp", ".safetensors", ".pt"))] == []
+
+
+ROWS = [(f"a cat {n} is here", f"这里有一只猫{n}") for n in range(60)]
+
+
+def test_sides_exchanged_under_a_header(gapless, tmp_path):
+    """A header names the sides as flags do; who says that it is as it should be, trains on it."""
+    rows = "".join(f"{zh}\t{en}\n" for en, zh in ROWS)
+    table = write(tmp_path / "d", t__tsv=f"en\tzh\n{rows}") / "t.tsv"
+    told = "the sides are exchanged: the source side 'en' looks Chinese"
+
+    anyway = gapless("train", "--data", table, "--no-check-columns", "--dry-run", *TINY)
+
+    gapless("train", "--data", table, *TINY).check_refused(
+        told, "exchange the names in the header"
+    )
+    assert gapless("train", "--data", table, "--src", "en", "--tgt", "zh", *TINY).code == 2
+    assert anyway.code == 0, anyway.err
+
+
+def test_sides_exchanged_in_files_that_name_them(gapless, tmp_path):
+    """Endings of files name the sides as well."""
+    zh, en = ("".join(f"{row[side]}\n" for row in ROWS) for side in (1, 0))
+    data = write(tmp_path / "d", train__en=zh, train__zh=en)
+
+    gapless("train", "--data", data, *TINY).check_refused("the sides are exchanged")
+
+
+def test_two_columns_of_the_name_of_a_side(gapless, tmp_path):
+    """Nobody can know which is meant; `--columns` says it."""
+    rows = "".join(f"{en}\tnan\t{zh}\n" for en, zh in ROWS)
+    table = write(tmp_path / "d", t__tsv=f"en\tzh\tzh\n{rows}") / "t.tsv"
+    named = gapless("train", "--data", table, "--columns", "en,_,zh", "--dry-run", *TINY)
+
+    gapless("train", "--data", table, *TINY).check_refused(
+        "t.tsv has 2 columns of the name 'zh'", "give them different names", "--columns"
+    )
+    assert named.code == 0, named.err
+
+
+def test_a_quote_that_opens_a_cell_of_many_lines(gapless, tmp_path):
+    """One that happens to be closed much later takes all rows between, which are not left out."""
+    rows = [f"a cat,{'猫' * 40}\n"] * 5_000
+    rows[5], rows[4_500] = 'a "cat",x\n"a cat,y\n', 'a dog,z"\n'
+    data = write(tmp_path / "d", t__csv="".join(rows)) / "t.csv"
+
+    gapless("train", "--data", data, *TINY).check_refused(
+        "line 7: a quote opens a cell of", "in 4,496 lines", 'written twice, ""'
+    )
+
+
+def test_no_updates_at_all(gapless, tiny_data):
+    """The flag that was given is named, not the epochs that follow from it."""
+    asked = gapless("train", "--data", tiny_data, *TINY[:-2], "--max-steps", "0")
+
+    asked.check_refused("--max-steps must be at least 1, but is 0")
+
+
+def test_a_dry_run_into_a_folder_that_is_not_empty(gapless, tiny_data, tmp_path):
+    """It is refused as the run would be."""
+    write(tmp_path / "r", notes__txt="mine")
+    asked = ("train", "--data", tiny_data, "--run-dir", "r", *TINY)
+
+    gapless(*asked).check_refused("run folder r is not empty")
+    dry = gapless(*asked, "--dry-run")
+    assert dry.code == 2
+    assert "run folder r is not empty" in dry.err
+    assert dry.new_files == []

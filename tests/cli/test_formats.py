@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import gzip
 import io
 import json
@@ -309,3 +310,18 @@ def test_tokenised_text_is_scored_as_it_is(gapless, tiny_data):
 def test_plans_are_listed(gapless):
     """`gapless plans` names every plan."""
     assert "four-stream" in gapless("plans").out
+
+
+def test_a_very_long_cell_is_read_as_any_other(gapless, tmp_path):
+    """And its pair is left out as too long, in CSV as in TSV; the limit of `csv` stays as it was."""
+    limit = csv.field_size_limit()
+    rows = [(f"a cat {n}", f"猫{n}") for n in range(60)]
+    rows.insert(20, ("very long " * 14_000, "很长"))
+    for ending, mark in (("csv", ","), ("tsv", "\t")):
+        data = tmp_path / f"d.{ending}"
+        data.write_text("".join(f"{en}{mark}{zh}\n" for en, zh in rows), encoding="utf-8")
+        done = gapless("train", "--data", data, "--run-dir", ending, *TINY)
+
+        assert done.code == 0, done.err
+        assert "1 too long" in done.out
+    assert csv.field_size_limit() == limit

@@ -223,3 +223,62 @@ def test_a_run_that_does_not_say_what_it_was_trained_on_is_named(gapless, table)
         done = gapless("evaluate", run, "--json")
         assert f"{run} does not say what it was trained on" in done.err
         assert json.loads(done.out)["trained_on"] is None
+
+
+_KNOWN = re.compile(
+    r"\d+ of \d+ validation sources and \d+ of \d+ test sources are in the text that r was trained "
+    "with, so their scores are not of new text"
+)
+
+
+@pytest.fixture
+def grown(gapless, table):
+    """Return the path of a table of 200 rows, of which a run `r` was trained on most of 150."""
+    assert gapless("train", "--data", table(150), "--run-dir", "r", *ONE_EPOCH).code == 0
+    shutil.copy(table(200), "grown.tsv")
+    return "grown.tsv"
+
+
+def test_a_new_hold_out_of_known_text_is_told_by_a_run_that_starts_from_another(gapless, grown):
+    """Once, before training, and in a dry run; not where the text is the same, and so is its hold-out."""
+    begin = ("train", "--init-from", "r", *BEGUN)
+    dry = gapless(*begin, "--data", grown, "--dry-run")
+    begun = gapless(*begin, "--data", grown, "--run-dir", "s")
+    lines = Path(grown).read_text(encoding="utf-8").splitlines(keepends=True)
+    Path("d.tsv").write_text("".join(lines[:150]), encoding="utf-8")
+    same = gapless(*begin, "--data", "d.tsv", "--run-dir", "t")
+
+    assert (dry.code, begun.code, same.code) == (0, 0, 0), dry.err + begun.err + same.err
+    assert len(_KNOWN.findall(begun.err)) == 1
+    assert len(_KNOWN.findall(" ".join(dry.out.split()))) == 1
+    assert "trained with" not in same.err
+
+
+def test_a_new_hold_out_of_known_text_is_told_by_a_resume(gapless, grown):
+    """The run had trained on most of what it is validated on from now on."""
+    more = gapless(
+        "train", "--resume", "r", "--epochs", "2", "--data", grown, "--allow-changed-data"
+    )
+
+    assert more.code == 0, more.err
+    assert len(_KNOWN.findall(more.err)) == 1
+
+
+def test_a_resume_with_its_own_text_says_nothing_of_it(gapless, table):
+    """Its hold-out is as new to it as it was."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    more = gapless("train", "--resume", "r", "--epochs", "2")
+
+    assert more.code == 0, more.err
+    assert "trained with" not in more.err
+
+
+def test_a_setting_that_a_resume_changes_is_shown_as_it_is_written(gapless, table):
+    """A path keeps its capitals; only yes or no is written as in config.yaml."""
+    assert gapless("train", "--data", table(60), "--run-dir", "r", *ONE_EPOCH).code == 0
+    shutil.copy("d.tsv", "New.TSV")
+    more = gapless("train", "--resume", "r", "--data", "New.TSV", "--no-check-columns")
+
+    assert more.code == 0, more.err
+    assert "data d.tsv -> New.TSV" in more.out
+    assert "check_columns true -> false" in more.out

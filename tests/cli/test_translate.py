@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import gapless
-from gapless.cli import translate_command
+from gapless.cli import bar, step_lines, translate_command
 from gapless.errors import DataError
 from gapless.nmt.data.arriving_lines import arriving_lines
 from gapless.nmt.data.vocab import SubwordVocab
@@ -159,6 +159,46 @@ def test_a_terminal_shows_how_many_sentences_are_translated(
     assert screen.rindex("\x1b[K") > screen.rindex("sentences")
     assert shown.stdout == silent.stdout
     assert "sentences" not in silent.stderr
+
+
+def test_lines_of_progress_go_on_over_the_parts_of_a_file(
+    gapless, tiny_run, file_of_lines, monkeypatch
+):
+    """One clock counts for all parts, each of which is shorter than the time between two lines."""
+    seconds = itertools.count(step=3)
+    monkeypatch.setattr(step_lines, "perf_counter", lambda: next(seconds))
+    monkeypatch.setattr(translate_command, "FILE_LINES", 3)
+
+    done = gapless("translate", tiny_run, "--file", file_of_lines, "--batch", "1")
+
+    # The empty line, which is in no batch, counts from the end of its part.
+    expected = "0:00:12  translating  4/12\n0:00:24  translating  9/12\n"
+    assert done.progress == expected
+
+
+class Screen(io.StringIO):
+    """A terminal that shows both outputs."""
+
+    def isatty(self):
+        return True
+
+
+def test_the_bar_is_taken_away_before_a_part_is_printed(
+    gapless, tiny_run, file_of_lines, monkeypatch
+):
+    """Translations begin on a line of their own, and the next part draws the bar again."""
+    monkeypatch.setattr(translate_command, "FILE_LINES", 5)
+    # Drawn only where it was taken away.
+    monkeypatch.setattr(bar, "BAR_SECONDS", 3600.0)
+    screen = Screen()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setattr(sys, "stderr", screen)
+
+    done = gapless("translate", tiny_run, "--file", file_of_lines, "--batch", "5", "--n-best", "2")
+
+    drawn = re.findall(r"(\d+)/12 sentences(.{4})", screen.getvalue(), re.DOTALL)
+    assert done.code == 0
+    assert drawn == [("4", "\r\x1b[K"), ("10", "\r\x1b[K"), ("12", "\r\x1b[K")]
 
 
 def start(tiny_run):

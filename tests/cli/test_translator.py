@@ -89,6 +89,21 @@ def test_what_cannot_be_loaded_is_named(tiny_run, tmp_path):
         Translator(tiny_run, average=0)
 
 
+@pytest.mark.parametrize("average", [1.5, True, "2"])
+def test_an_average_is_a_whole_number(tiny_run, average):
+    """Other values are refused in one line, as those of other options are."""
+    with pytest.raises(UserError, match=rf"`average` must be a whole number, but is '?{average}"):
+        Translator(tiny_run, device="cpu", average=average)
+
+
+def test_an_average_of_more_epochs_than_there_are(gapless, tiny_run):
+    """The numbers are told; no epoch is named, as none that was saved is missing."""
+    asked = gapless("translate", tiny_run, "--average", "50", "cat")
+
+    asked.check_refused("keeps 2 epoch checkpoints, but --average 50 asks for 50; lower it")
+    assert "epoch-0" not in asked.err
+
+
 def test_what_is_cut_is_warned_of(translator):
     """A translation at its longest, and a source beyond what the model reads, are named."""
     lines = ["", "the big red cat sees the dog 5.", "the cat " * 100]

@@ -56,6 +56,52 @@ def put_and_kept(wrap, device):
     return step, seen
 
 
+def batch_returned(wrap, device):
+    """The loop goes on to fill what the step returns, which is its batch."""
+
+    def step(batch):
+        batch["parts"]["sum"] = batch["x"].sum()
+        return batch["x"].mean(), batch
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device), "parts": {}}
+        mean, out = step(batch)
+        out["number"] = n
+        out["parts"]["mean"] = mean
+        seen.append((out is batch, list(batch), batch["number"]))
+        seen.append({name: value.item() for name, value in batch["parts"].items()})
+    return step, seen
+
+
+def new_part_put_and_returned(wrap, device):
+    """A dictionary that the step makes, in its batch and in what it returns."""
+
+    def step(batch):
+        batch["losses"] = {"sum": batch["x"].sum()}
+        return batch["losses"]
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        losses = step(batch)
+        losses["number"] = n
+        seen.append((batch["losses"]["number"], losses["sum"].item(), len(losses)))
+    return step, seen
+
+
+def batch_returned_unchanged(wrap, device):
+    def step(batch):
+        return batch, batch["x"] * 2
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        out, double = step(batch)
+        seen.append((out is batch, out["x"] is batch["x"], double.tolist()))
+    return step, seen
+
+
 def written_through_data(wrap, device):
     def step(x):
         x.data.clamp_(max=2.0)
@@ -120,6 +166,9 @@ def expanded_in_compiled_code(wrap, device):
 REPLAYED = [
     put_and_returned,
     put_and_kept,
+    batch_returned,
+    new_part_put_and_returned,
+    batch_returned_unchanged,
     written_through_data,
     written_beside_what_is_read,
     expanded_and_not_written,

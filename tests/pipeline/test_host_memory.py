@@ -126,6 +126,27 @@ def test_nobody_writes_after_an_interrupt(monkeypatch):
         signal.signal(signal.SIGINT, before)
 
 
+def test_a_helper_that_begins_after_an_interrupt_finds_nothing_to_do(monkeypatch):
+    class LateHelpers(Helpers):
+        def begin(self, work, number):
+            self.work = work
+
+    written = []
+
+    def memmove(target, source, size):
+        if written:
+            raise KeyboardInterrupt
+        written.append(target)
+
+    monkeypatch.setattr(host_memory, "ctypes", SimpleNamespace(memmove=memmove))
+    helpers = LateHelpers(1)
+    with pytest.raises(KeyboardInterrupt):
+        copy_bytes(0, 0, 8 * PART_BYTES, helpers=helpers)
+    helpers.work()
+
+    assert len(written) == 1
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool, torch.complex64])
 def test_a_copy_has_values_and_strides(dtype):
     values = torch.arange(24).to(dtype).view(2, 3, 4)

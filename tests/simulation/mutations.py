@@ -178,7 +178,13 @@ _OF_A_DEVICE += ["synchronize_event", "synchronize_stream", "synchronize", "sync
 _OF_LOSSES = ["flush", "poll", "drain", "_drain", "_make_room", "_note_writer", "_read_rows"]
 _OF_LOSSES += ["_take_arrived"]
 _OF_BATCHES = ["leave_loader_memory", "collect", "leave", "result", "shutdown"]
-_OF_BATCHES += ["_wait_for_thread", "_wait_for_copies", "_order_moves", "_mark_ends"]
+_OF_BATCHES += [
+    "_wait_for_thread",
+    "_wait_for_copies",
+    "_wait_for_helpers",
+    "_order_moves",
+    "_mark_ends",
+]
 _OF_A_LOOP = ["chain", "_limit_run_ahead", "_wait_for_losses", "after_step", "at_end"]
 _OF_A_LOOP += ["wait_for_all", "_finish", "_finish_after", "on_update"]
 _OF_WHAT_IS_OWNED = ["give_back", "reset", "restore", "pause", "close", "clear"]

@@ -8,6 +8,7 @@ import sys
 import unicodedata
 from dataclasses import asdict, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import TYPE_CHECKING, Any
 
 from gapless.checkpoint.files import replace_file
@@ -16,21 +17,28 @@ from gapless.cli.extras import require_extra
 from gapless.cli.language_question import ask_language
 from gapless.cli.output import is_unicode, print_result, print_wrapped, warn
 from gapless.cli.parser import one_of
-from gapless.cli.steps_shown import translating
-from gapless.errors import DataError, LanguageError
+from gapless.cli.steps_shown import Translating
+from gapless.errors import DataError, LanguageError, UserError
 
 
 if TYPE_CHECKING:
     from argparse import Namespace
 
     from gapless.cli.parser import Parser
-    from gapless.nmt.data.corpus import Pairs
+    from gapless.nmt.data.corpus import Corpus, Pairs
     from gapless.nmt.run.config import TrainConfig
     from gapless.nmt.run.score import Evaluation
     from gapless.nmt.run.scoring import Scoring
+    from gapless.nmt.run.translator import Translator
 
 
 DETAILS = ""
+
+# Files of what was translated, compared and found.
+_WRITTEN = ("sources", "references", "hypotheses")
+
+# What a run calls its splits where it keeps which pairs they had.
+_KEPT_AS = {"train": "training", "val": "validation", "test": "test"}
 
 # Lines that a warning names.
 _MOST_NAMED = 3
@@ -89,12 +97,17 @@ def run(options: Namespace) -> int:
     translator = make_translator(options)
     config = _with_options(translator.config, options)
     settings = decode_settings(translator, options)
-    pairs = _pairs(config, data=options.data, split=options.split)
+    if options.data is None:
+        pairs = _own_pairs(config, translator, options)
+    else:
+        pairs = _other_pairs(config, data=options.data, split=options.split)
     trained_on = find_trained_on(options.run, pairs.src)
     for note in (*pairs.notes, *_note_trained_on(trained_on, options, of=len(pairs))):
         warn(note)
     scoring = _scoring(config, pairs)
-    with translating(of=len(pairs)) as on_done:
+    folder = options.out or options.run
+    _make_folder(folder)
+    with Translating(of=len(pairs)) as shown:
         result = evaluate(
             translator.decoder,
             translator.vocabs,
@@ -102,7 +115,7 @@ def run(options: Namespace) -> int:
             settings,
             config=config,
             scoring=scoring,
-            on_done=on_done,
+            on_done=shown.add,
         )
     figures = {
         **asdict(result.scores),
@@ -114,14 +127,44 @@ def run(options: Namespace) -> int:
         "length_penalty": settings.length_penalty,
         "early_stopping": settings.early_stopping,
         "length_penalty_formula": "score / length ** length_penalty",
-        **_write(result, pairs, folder=options.out or options.run, split=options.split),
     }
-    if options.json:
+    try:
+        written = _write(result, pairs, folder=folder, split=options.split)
+    except OSError as error:
+        _print({**figures, **dict.fromkeys(_WRITTEN)}, as_json=options.json)
+        raise UserError(
+            f"the scores stand, but the translations could not be written to {folder}: "
+            f"{error.strerror or error}; free some space or name another folder with --out DIR, and "
+            "run again"
+        ) from error
+    _print({**figures, **written}, as_json=options.json)
+    return 0
+
+
+def _make_folder(folder: Path) -> None:
+    """Make the folder to write to, and refuse one that cannot be written before the work is done.
+
+    Raises:
+        UserError: it is no folder, or cannot be made or written.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        # Root may do what the permissions deny, so try it.
+        with TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        why = "it is no folder" if isinstance(error, FileExistsError) else error.strerror
+        raise UserError(
+            f"cannot write translations to {folder}: {why}; name a folder with --out DIR"
+        ) from error
+
+
+def _print(figures: dict[str, Any], *, as_json: bool) -> None:
+    if as_json:
         # Escapes of another encoding would be none of JSON's.
         print_result(json.dumps(figures, ensure_ascii=not is_unicode(sys.stdout)))
     else:
         print_wrapped(_text(figures))
-    return 0
 
 
 def _with_options(config: TrainConfig, options: Namespace) -> TrainConfig:
@@ -151,25 +194,64 @@ def _write(result: Evaluation, pairs: Pairs, *, folder: Path, split: str) -> dic
     """Write what was translated, compared and found, a sentence a line; return the paths."""
     from gapless.nmt.run.score import one_line
 
-    folder.mkdir(parents=True, exist_ok=True)
-    texts = {
-        "sources": pairs.src,
-        "references": result.references,
-        "hypotheses": result.hypotheses,
-    }
+    texts = dict(zip(_WRITTEN, (pairs.src, result.references, result.hypotheses), strict=True))
     paths = {name: folder / f"{name}.{split}.txt" for name in texts}
     for name, path in paths.items():
         replace_file(path, "".join(f"{one_line(line)}\n" for line in texts[name]).encode())
     return {name: str(path) for name, path in paths.items()}
 
 
-def _pairs(config: TrainConfig, *, data: Path | None, split: str) -> Pairs:
-    from gapless.nmt.data.corpus import load_split
+def _own_pairs(config: TrainConfig, translator: Translator, options: Namespace) -> Pairs:
+    """Return a split of the text that the run recorded; warn if that is other text now.
+
+    Raises:
+        DataError: it is not there, or cannot be used.
+    """
     from gapless.nmt.run.task import read_corpus
 
-    if data is None:
-        pairs: Pairs = getattr(read_corpus(config), split)
-        return pairs
+    data = config.data
+    if data is not None and not Path(data).exists():
+        where = "" if Path(data).is_absolute() else f" in {Path.cwd()}"
+        raise DataError(
+            f"{data}, the path of its text that {options.run} recorded, does not exist{where}; name "
+            "another one with --data"
+        )
+    corpus = read_corpus(config)
+    if data is not None:
+        _warn_of_changed(corpus, translator, options)
+    pairs: Pairs = getattr(corpus, options.split)
+    return pairs
+
+
+def _warn_of_changed(corpus: Corpus, translator: Translator, options: Namespace) -> None:
+    """Warn if training pairs, or those to score, are not those that the run had."""
+    from gapless.nmt.run.checkpoints import newest_pairs
+    from gapless.nmt.run.task import prepare
+
+    had = newest_pairs(options.run)
+    if had is None:
+        return
+    try:
+        task = prepare(translator.config, corpus=corpus, vocabs=translator.vocabs)
+        now = task.fingerprint
+        changed = [
+            f"the {now[kind]['count']:,} {kind} pairs are not the {had[kind]['count']:,} that the run had"
+            for kind in dict.fromkeys(("training", _KEPT_AS[options.split]))
+            if now[kind] != had[kind]
+        ]
+    except DataError:
+        # It could not be trained on, which is no reason not to score it.
+        changed = ["its training or validation pairs are all too long for the run"]
+    if changed:
+        warn(
+            f"{translator.config.data}, the path of its text that {options.run} recorded, holds other "
+            f"text now: {', and '.join(changed)}; name the text to score with --data"
+        )
+
+
+def _other_pairs(config: TrainConfig, *, data: Path, split: str) -> Pairs:
+    from gapless.nmt.data.corpus import load_split
+
     found = load_split(
         data,
         split=split,
@@ -251,5 +333,5 @@ def _text(figures: dict[str, Any]) -> str:
         lines.append(f"note: {figures['note']}")
     if "bleu_nfkc_both_sides" in figures:
         lines.append(f"BLEU with NFKC on both sides: {figures['bleu_nfkc_both_sides']:.2f}")
-    lines += [f"{name}: {figures[name]}" for name in ("sources", "references", "hypotheses")]
+    lines += [f"{name}: {figures[name]}" for name in _WRITTEN if figures[name] is not None]
     return "\n".join(lines)

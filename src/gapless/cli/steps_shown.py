@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import Self
 
 from gapless.cli.bar import StepBar
 from gapless.cli.step_lines import StepLines
-
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 def steps_shown(unit: str, *, at_once: bool = True) -> StepBar | StepLines:
@@ -25,22 +20,35 @@ def steps_shown(unit: str, *, at_once: bool = True) -> StepBar | StepLines:
     return StepBar(unit) if is_terminal else StepLines(at_once=at_once)
 
 
-@contextmanager
-def translating(*, of: int, done: int = 0) -> Iterator[Callable[[int], None]]:
-    """Show in the body how many sentences are translated; what it yields is told of each batch.
+class Translating:
+    """Shows how many sentences a command has translated, until its body ends.
 
     Args:
-        of: sentences in all.
-        done: of these before.
+        of: sentences in all; None: nobody knows, so nothing is shown.
+
+    Attributes:
+        done: sentences so far. Search does not count empty ones: set it after each part.
     """
-    shown = steps_shown("sentences", at_once=False)
 
-    def on_done(count: int) -> None:
-        nonlocal done
-        done += count
-        shown.show("translating", done, of=of)
+    def __init__(self, *, of: int | None) -> None:
+        self._of = of
+        self._shown = steps_shown("sentences", at_once=False)
+        self.done = 0
 
-    try:
-        yield on_done
-    finally:
-        shown.close()
+    def __enter__(self) -> Self:
+        """Return this, which is told of each batch."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Take the bar away."""
+        self.clear()
+
+    def add(self, count: int) -> None:
+        """Count the sentences of a finished batch, and show how many are done."""
+        self.done += count
+        if self._of is not None:
+            self._shown.show("translating", self.done, of=self._of)
+
+    def clear(self) -> None:
+        """Take the bar away, so that something can be printed; the next batch draws it again."""
+        self._shown.close()

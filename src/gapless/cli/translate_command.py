@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -13,7 +13,7 @@ from gapless.cli.decode_options import add_decode_options, decode_settings, make
 from gapless.cli.extras import require_extra
 from gapless.cli.output import fitting, print_result, warn, write
 from gapless.cli.parser import whole_number
-from gapless.cli.steps_shown import translating
+from gapless.cli.steps_shown import Translating
 from gapless.errors import UserError
 
 
@@ -75,18 +75,21 @@ def run(options: Namespace) -> int:
     most = longest_source(translator.config)
     of_file = None if options.file is None else read_lines(options.file)
     num_done = num_cut = 0
-    for lines in _lines(options.text, of_file):
-        warn_long = partial(_warn_long, first=num_done, most=most)
-        shown = nullcontext() if of_file is None else translating(of=len(of_file), done=num_done)
-        with shown as on_done:
-            found = translator.search(lines, settings, on_long=warn_long, on_done=on_done)
-        for translations in found:
-            for translation in translations:
-                print_result(_line(num_done, translation, with_score=options.n_best > 1))
-            num_done += 1
-            if translations[0].is_cut:
-                num_cut += 1
-                warn(f"the translation of line {num_done} is cut at {settings.max_length} tokens")
+    with Translating(of=None if of_file is None else len(of_file)) as shown:
+        for lines in _lines(options.text, of_file):
+            warn_long = partial(_warn_long, first=num_done, most=most)
+            found = translator.search(lines, settings, on_long=warn_long, on_done=shown.add)
+            shown.clear()
+            for translations in found:
+                for translation in translations:
+                    print_result(_line(num_done, translation, with_score=options.n_best > 1))
+                num_done += 1
+                if translations[0].is_cut:
+                    num_cut += 1
+                    warn(
+                        f"the translation of line {num_done} is cut at {settings.max_length} tokens"
+                    )
+            shown.done = num_done
     if num_cut:
         warn(f"{num_cut} of {num_done} translations are cut; --max-length lets them be longer")
     return 0

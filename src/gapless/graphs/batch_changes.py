@@ -16,6 +16,7 @@ from gapless.graphs.reach import put_on
 from gapless.graphs.results import has_own_gradient
 from gapless.graphs.versions import version_of
 from gapless.pipeline.containers import PLAIN, Container, container_of, containers_in
+from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
@@ -39,12 +40,17 @@ class BatchWatch:
         self._attributes = [put_on(leaf) for leaf in tree.leaves]
 
     def changes(
-        self, others: Sequence[torch.Tensor] = (), *, written: frozenset[int] | None = None
+        self,
+        others: Sequence[torch.Tensor] = (),
+        *,
+        written: frozenset[int] | None = None,
+        out: Any = None,
     ) -> BatchChanges:
         """Return what is different now.
 
         Args:
             others: tensors that were there before the step.
+            out: what the step returned.
             written: numbers of the tensors whose memory the step wrote into, also where that counted
                 no version; None: nobody saw, and all tensors of inference mode, which have no
                 version, count as written. Their values are put back as the step has left them.
@@ -61,7 +67,13 @@ class BatchWatch:
             or (leaf.is_inference() if written is None else number in written)
         ]
         return BatchChanges(
-            self._tree, self._containers, changed, leaves, others=others, marked=self._marked()
+            self._tree,
+            self._containers,
+            changed,
+            leaves,
+            others=others,
+            marked=self._marked(),
+            out=out,
         )
 
     def _marked(self) -> str | None:
@@ -81,6 +93,7 @@ class BatchChanges:
         written: numbers of the tensors that the step wrote into.
         others: tensors that were there before the step.
         marked: what it put on a tensor of the batch, None if nothing.
+        out: what it returned.
 
     Attributes:
         put: tensors that were put into the batch, each once.
@@ -97,6 +110,7 @@ class BatchChanges:
         *,
         others: Sequence[torch.Tensor],
         marked: str | None = None,
+        out: Any = None,
     ) -> None:
         self._leaves = tree.leaves
         self._trained = [number for number, leaf in enumerate(tree.leaves) if leaf.requires_grad]
@@ -125,8 +139,15 @@ class BatchChanges:
             has_own_gradient(tensor) for key, tensor in tensors.items() if key not in there
         )
 
+        in_batch = {*self._container_numbers, *map(id, containers_in(tree.value))}
+        returns_part = any(
+            id(one) in in_batch for one in containers_in(out) if not isinstance(one, tuple)
+        )
+        self._out = out if returns_part else None
+        self._leaves_of_out = flatten(out).leaves if returns_part else []
+
     def __bool__(self) -> bool:
-        return bool(self._changed or self._written or self._trained)
+        return bool(self._changed or self._written or self._trained or self._out is not None)
 
     @property
     def writes_tensors(self) -> bool:
@@ -140,12 +161,13 @@ class BatchChanges:
         """
         return all(tree.leaves[number].grad is None for number, _ in self._gradients)
 
-    def apply(self, tree: Tree, put: Sequence[Any]) -> None:
-        """Change another batch of the same kind in the same way.
+    def apply(self, tree: Tree, put: Sequence[torch.Tensor], out: Any = None) -> Any:
+        """Change another batch of the same kind in the same way; return what its step returns.
 
         Args:
             tree: that batch.
             put: what is put into it, in the order of the attribute `put`.
+            out: what the step returns, as if none of its containers were in the batch.
 
         Sync: Does not block the host.
         """
@@ -159,8 +181,8 @@ class BatchChanges:
             tree.leaves[number].requires_grad_()
         for number, gradient in self._gradients:
             tree.leaves[number].grad = gradient.detach().clone()
-        if not self._changed:
-            return
+        if not self._changed and self._out is None:
+            return out
         # By the ids of what was put into the captured batch.
         moved: dict[int, Any] = dict(zip(self._put, put, strict=True))
         containers = list(containers_in(tree.value))
@@ -169,6 +191,10 @@ class BatchChanges:
         for number, parts in self._changed.items():
             new = {name: _moved(part, moved) for name, part in parts.items()}
             _change(containers[number], new)
+        if self._out is None:
+            return out
+        moved.update(zip(map(id, self._leaves_of_out), flatten(out).leaves, strict=True))
+        return _moved(self._out, moved)
 
     def _tensors_in(self, part: Any) -> Iterator[torch.Tensor]:
         """Return the tensors of a part, without those in containers that the batch had."""

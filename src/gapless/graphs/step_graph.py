@@ -53,7 +53,7 @@ class StepGraph:
         counted: tensors whose versions a run of the step counts up, each as often as it does.
 
     Attributes:
-        changes_batch: whether the step changes its batch.
+        changes_batch: whether the step changes its batch, or returns a part of it that can be changed.
         gradients_let_go_of: returns those of given gradients whose values no replay may depend on.
     """
 
@@ -130,9 +130,7 @@ class StepGraph:
             out, put = self._own_results(tree.leaves)
         else:
             out = self._results.in_place
-        if self.changes_batch:
-            self._changes.apply(tree, put)
-        return out
+        return self._changes.apply(tree, put, out) if self.changes_batch else out
 
     def replay_on(self, leaves: list[torch.Tensor]) -> Any:
         """Launch a step that does not change its batch on the tensors of one.

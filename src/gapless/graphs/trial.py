@@ -285,7 +285,11 @@ class Trial:
         written = WrittenMemory([one for one in all_written if address_of(one) in places])
         if written.holds_any(tree.leaves):
             raise Refused(_WRITES_BEHIND_ITS_BATCH)
-        changes = batch.changes(others, written=None if touched is None else _of_batch(watched))
+        changes = batch.changes(
+            others,
+            written=None if touched is None else _of_batch(watched),
+            out=out.value,
+        )
         if changes.unsupported is not None:
             raise Refused(_changes_batch(changes.unsupported))
         if changes.puts_gradients:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import os
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TYPE_CHECKING
@@ -129,22 +128,22 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | N
     if num_bytes < 4 * PART_BYTES or helpers is None or not helpers.number:
         ctypes.memmove(target, source, num_bytes)
         return
-    starts = deque(range(0, num_bytes, PART_BYTES))
+    starts = list(range(0, num_bytes, PART_BYTES))
     # One for each helper of this copy, which holds it while it writes.
     at_work = [threading.Lock() for _ in range(min(helpers.number, len(starts) - 1))]
-    unused = deque(at_work)
+    unused = list(at_work)
 
     def take_parts() -> None:
         while starts:
             try:
-                start = starts.popleft()
+                start = starts.pop()
             except IndexError:  # another thread took the last one
                 return
             size = min(PART_BYTES, num_bytes - start)
             ctypes.memmove(target + start, source + start, size)
 
     def help_along() -> None:
-        with unused.popleft():
+        with unused.pop():
             take_parts()
 
     try:
@@ -153,14 +152,14 @@ def copy_bytes(target: int, source: int, num_bytes: int, *, helpers: Helpers | N
     finally:
         # Also after an interrupt: nobody is to write into memory that the caller lets go of. Who has
         # not begun by now finds nothing to do.
-        starts.clear()
-        _wait_for(at_work)
+        del starts[:]
+        _wait_for_helpers(at_work)
 
 
-def _wait_for(locks: Sequence[threading.Lock]) -> None:
-    """Wait until all are free; what a signal raises meanwhile is raised when they are."""
+def _wait_for_helpers(at_work: Sequence[threading.Lock]) -> None:
+    """Wait until no helper holds its lock; what a signal raises meanwhile is raised when they are."""
     interrupt: BaseException | None = None
-    for lock in locks:
+    for lock in at_work:
         while lock.locked():
             try:
                 with lock:

@@ -262,3 +262,28 @@ def test_text_that_is_too_long_to_train_on_decides_nothing(tmp_path):
     assert chosen.task.skipped_long > 0
     assert sizes[1] == pytest.approx(sizes[0], abs=100)
     assert "qwertz" not in chosen.task.vocabs.src.decode(list(range(sizes[1])))
+
+
+@pytest.mark.parametrize(
+    ("facts", "given", "patience"),
+    [
+        (CPU, {"max_time": "90s"}, 6),  # of 10 validations
+        (GPU, {"max_steps": None}, 10),  # of 15
+        (GPU, {"batch_tokens": 200}, 10),  # of 25
+    ],
+)
+def test_few_pairs_leave_validations_after_their_patience(facts, given, patience):
+    """It can end a run: no more than two thirds of the validations that are planned."""
+    few = replace(facts, pairs=1_500, tokens=18_000)
+
+    assert chosen_settings(choose(few, given))["patience"] == patience
+
+
+@pytest.mark.parametrize(
+    "name", ["max_steps", "accumulate", "batch_size", "batch_tokens", "heads", "d_model"]
+)
+@pytest.mark.parametrize("value", [0, -4])
+def test_a_number_that_is_too_small_is_refused_by_its_name(name, value):
+    """Not by that of a setting which follows from it."""
+    with pytest.raises(UserError, match=rf"`{name}` must be at least \d, but is {value}"):
+        choose_run({"data": "anywhere.tsv", name: value})

@@ -59,18 +59,24 @@ class Pairs:
         src: source sentences.
         tgt: target sentences, as many.
         notes: what their reader should know of the file that they are from, a line each.
+        are_named: whether their file or files name both sides, by a header, keys or endings.
     """
 
     src: list[str]
     tgt: list[str]
     notes: tuple[str, ...] = field(default=(), compare=False)
+    are_named: bool = field(default=False, compare=False)
 
     def __len__(self) -> int:
         return len(self.src)
 
     def take(self, numbers: Sequence[int]) -> Pairs:
         """Return the pairs of these numbers."""
-        return Pairs(src=[self.src[n] for n in numbers], tgt=[self.tgt[n] for n in numbers])
+        return Pairs(
+            src=[self.src[n] for n in numbers],
+            tgt=[self.tgt[n] for n in numbers],
+            are_named=self.are_named,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -458,7 +464,7 @@ def _read_sides(
         )
     if checks:
         _check_sides(src_path, tgt_path, src, tgt)
-    pairs = Pairs(src=src, tgt=tgt)
+    pairs = Pairs(src=src, tgt=tgt, are_named=True)
     where = f"{src_path} and {tgt_path}"
     found = _exchanged(pairs, sides=sides, refuses=checks and split == "train", where=where)
     return replace(pairs, notes=found)
@@ -498,7 +504,12 @@ def _read_table(
     sides = table.read_sides()
     if checks:
         table.check(sides.src, sides.tgt)
-    pairs = Pairs(src=sides.src, tgt=sides.tgt, notes=notes + sides.notes)
+    pairs = Pairs(
+        src=sides.src,
+        tgt=sides.tgt,
+        notes=notes + sides.notes,
+        are_named=table.names_sides,
+    )
     found = _exchanged(
         pairs,
         sides=(src, tgt),

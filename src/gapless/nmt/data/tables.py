@@ -12,6 +12,7 @@ import json
 import re
 import shlex
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
 from typing import TYPE_CHECKING, Any, TypeAlias, TypedDict
@@ -57,6 +58,10 @@ _IN_QUOTES = re.compile(r'"(?:[^"]|"")*"')
 
 _DELIMITERS = ",;\t|"
 _ROWS_TO_LOOK_AT = 50
+
+# Longer cells of several lines are made by a quote that nobody closed. The module `csv` reads longer
+# ones only if told to.
+_LONGEST_CELL, _LONGEST_READ = 131_072, 2**31 - 1
 
 # What spreadsheets write before a CSV, and the delimiter.
 _DECLARED = re.compile(r"sep=(.)\r?\n", re.IGNORECASE)
@@ -186,6 +191,15 @@ class Table:
             f"{names}; begin it with a header if that is wrong"
         )
         return ordered, (note,)
+
+    @property
+    def names_sides(self) -> bool:
+        """Whether its header or its keys name both sides, in whatever way the names are written."""
+        names = self.names
+        return names is not None and all(
+            matching_name(side, names) == names[number]
+            for side, number in zip(self.sides, self.at, strict=True)
+        )
 
     def some_text(self, count: int) -> tuple[list[str], list[str]]:
         """Return both sides of the first rows, as far as they are text."""
@@ -447,7 +461,7 @@ def _find_sides(
     """Return which of the names are those of the sides.
 
     Raises:
-        DataError: they are not two of them.
+        DataError: they are not two of them, or several have the name of a side.
     """
     found = _sides_in(names, src=src, tgt=tgt)
     if found is None:
@@ -461,6 +475,12 @@ def _find_sides(
             f"{where} has the {kind} {', '.join(map(repr, names))}, but no "
             f"{' and '.join(hints)}; name two of them with `src` and `tgt`"
         )
+    for name in (names[number] for number in found):
+        if names.count(name) > 1:
+            raise DataError(
+                f"{where} has {names.count(name)} {kind} of the name {name!r}; give them different names, or "
+                "name the first columns in order with `columns`"
+            )
     return found
 
 
@@ -652,16 +672,34 @@ def _parsed_rows(path: Path, text: str, form: _Form) -> Iterator[tuple[int, list
     while True:
         number = reader.line_num + 1
         try:
-            cells = next(reader)
+            with _reading_long_cells():
+                cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            is_open = "end of data" in str(error) or "field larger" in str(error)
+            is_open = "end of data" in str(error)
             found = "a quote opens and never closes" if is_open else f"not CSV: {error}"
-            raise DataError(
-                f'{path} line {number}: {found}; a quote within quotes is written twice, ""'
-            ) from error
+            raise _wrong_quote(path, number, found) from error
+        longest = max(cells, key=len, default="")
+        if len(longest) > _LONGEST_CELL and "\n" in longest:
+            lines = longest.count("\n") + 1
+            found = f"a quote opens a cell of {len(longest):,} characters in {lines:,} lines"
+            raise _wrong_quote(path, number, found)
         yield number, cells
+
+
+def _wrong_quote(path: Path, number: int, found: str) -> DataError:
+    return DataError(f'{path} line {number}: {found}; a quote within quotes is written twice, ""')
+
+
+@contextmanager
+def _reading_long_cells() -> Iterator[None]:
+    """Let `csv` read cells of any length; its limit is one for the whole process."""
+    before = csv.field_size_limit(_LONGEST_READ)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
 
 
 def _lines_of(text: str) -> io.StringIO:
@@ -683,7 +721,8 @@ def _form(text: str) -> _Form:
             form = _Form(delimiter=delimiter, skipinitialspace=skips)
             reader = csv.reader(_lines_of(text), **form)
             try:
-                rows = [row for row in islice(reader, _ROWS_TO_LOOK_AT) if row]
+                with _reading_long_cells():
+                    rows = [row for row in islice(reader, _ROWS_TO_LOOK_AT) if row]
             except csv.Error:
                 continue
             if not skips and any(map(_has_quotes_after_spaces, rows)):

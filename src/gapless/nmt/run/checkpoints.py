@@ -271,13 +271,14 @@ def newest_epochs(run_dir: Path, count: int, *, every_epoch: bool = True) -> lis
         return found[-count:]
     done = max([*map(_epoch_of, found), *state_epochs(run_dir).values()], default=0)
     paths = averaged_paths(run_dir, epochs=done, average=count)
-    oldest = paths[0] if paths else None
-    if len(paths) < count or (oldest is not None and not oldest.exists()):
-        raise RunFolderError(
-            f"{run_dir} keeps {len(found)} epoch checkpoints, but `average={count}` was asked for"
-            f"{f', which needs {oldest.name}' if oldest else ''}; train with `average={count}`"
-        )
-    return paths
+    are_enough = len(paths) == count
+    if are_enough and paths[0].exists():
+        return paths
+    raise RunFolderError(
+        f"{run_dir} keeps {len(found)} epoch checkpoint{'' if len(found) == 1 else 's'}, but "
+        f"`average={count}` asks for {count}{f', from {paths[0].name} on' if are_enough else ''}; "
+        f"lower it, or train more with `average={count}`"
+    )
 
 
 # --- full states ---
@@ -388,6 +389,12 @@ def newest_metrics(run_dir: Path) -> Content | None:
     """Return how much of the metrics file the newest full state covers; None if there is no state."""
     metas = [meta for _, meta in _metas(run_dir)]
     return Content(**metas[-1]["metrics"]) if metas else None
+
+
+def newest_pairs(run_dir: Path) -> dict[str, dict[str, int]] | None:
+    """Return the fingerprint of the pairs of the newest full state; None if there is no state."""
+    metas = [meta for _, meta in _metas(run_dir)]
+    return metas[-1].get("pairs") if metas else None
 
 
 def newest_keeps_trained_on(run_dir: Path) -> bool:

@@ -40,7 +40,8 @@ _SHORT_RUN = 5000
 # Validations inside an epoch are at least so many updates apart.
 _LEAST_UPDATES = 100
 # A run ends after a third of its validations in a row without a better one, but not after fewer. A
-# twentieth of so few pairs validates that a single score is luck to a good part.
+# twentieth of so few pairs validates that a single score is luck to a good part; then it has more
+# patience, but no more than two thirds of its validations.
 _LEAST_PATIENCE, _LEAST_OF_FEW_PAIRS = 5, 10
 _FEW_PAIRS = 2_000
 # Loader processes take longer to start an epoch than the training process to make so few batches.
@@ -107,11 +108,19 @@ class Choice:
         return f"{chosen}: {self.reason}"
 
 
+# Other choices are computed with these, which are refused below 1 only when the settings are whole.
+_COUNTS = frozenset({"d_model", "heads", "batch_size", "batch_tokens", "accumulate", "max_steps"})
+
+
 class _Choices:
     """Collects choices, of which none touches what is set already."""
 
     def __init__(self, given: Mapping[str, Any]) -> None:
-        self.known = {name: value for name, value in given.items() if value is not None}
+        self.known = {
+            name: max(1, value) if name in _COUNTS else value
+            for name, value in given.items()
+            if value is not None
+        }
         self.made: list[Choice] = []
 
     def add(self, settings: Mapping[str, Any], reason: str) -> None:
@@ -212,8 +221,7 @@ def choose(facts: Facts, given: Mapping[str, Any]) -> list[Choice]:
     if "validate_every" not in known:
         choices.add(*_validations(run, known, wanted=validations))
     if known["schedule"] == "inverse-sqrt" and not has_end:
-        least = _LEAST_OF_FEW_PAIRS if facts.pairs < _FEW_PAIRS else _LEAST_PATIENCE
-        patience = max(least, validations // 3)
+        patience = _patience(facts, validations)
         choices.add(
             {"patience": patience},
             f"the run ends after {patience} validations without a better one",
@@ -429,6 +437,13 @@ def _num_validations(facts: Facts, run: _RunLength) -> int:
     if not facts.is_accelerator:
         return _NUM_ON_CPU
     return _NUM_IN_SHORT_RUN if run.updates < _SHORT_RUN else _NUM_VALIDATIONS
+
+
+def _patience(facts: Facts, validations: int) -> int:
+    patience = max(_LEAST_PATIENCE, validations // 3)
+    if facts.pairs >= _FEW_PAIRS:
+        return patience
+    return max(patience, min(_LEAST_OF_FEW_PAIRS, 2 * validations // 3))
 
 
 def _validations(

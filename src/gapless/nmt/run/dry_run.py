@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gapless.device.find import find_device
@@ -10,7 +11,9 @@ from gapless.device.numerics import seed_everything, set_numerics
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.data.sampler import PairBatches, make_loader
 from gapless.nmt.run.build import make_parts, training_sampler
+from gapless.nmt.run.folder import choose_run_dir
 from gapless.nmt.run.resolved import resolve
+from gapless.nmt.run.trained_on import notes_of_known
 from gapless.report.text import megabytes, time_left
 
 
@@ -38,6 +41,7 @@ class Estimate:
         world: number of ranks.
         accumulate: batches of each rank in an update.
         gradient_bytes: that the ranks sum in an update.
+        notes: what the scores of the run are not, a line each.
     """
 
     parameters: int
@@ -49,6 +53,7 @@ class Estimate:
     world: int = 1
     accumulate: int = 1
     gradient_bytes: int = 0
+    notes: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[str]:
@@ -62,6 +67,7 @@ class Estimate:
             "scores of the final model take longer",
             f"memory: {megabytes(self.memory_bytes)}, measured",
             *([self._of_ranks] if self.world > 1 else []),
+            *(f"note: {note}" for note in self.notes),
         ]
 
     @property
@@ -83,15 +89,17 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
         world: number of ranks that are to train it.
 
     Raises:
-        UserError: the device cannot be used, or packing was asked for without a budget of tokens.
+        UserError: the device or the run folder cannot be used, or packing was asked for without a
+            budget of tokens.
 
     Sync: Blocks the host until the updates are done.
     """
+    choose_run_dir(config)
     device = find_device(config.device)
     set_numerics(device, config.precision, deterministic=config.deterministic)
     seed_everything(config.seed)
     resolved = resolve(config, is_accelerator=device.is_accelerator, world=world)
-    plan = resolved.plan
+    plan, first = resolved.plan, config.init_from
     budget = config.capture_memory_bytes()
     with TrainLoop(plan=plan, device=device, memory_budget_bytes=budget) as loop:
         with loop.on_compute_stream():
@@ -115,6 +123,7 @@ def estimate_run(config: TrainConfig, task: Task, *, world: int = 1) -> Estimate
             world=world,
             accumulate=resolved.accumulate,
             gradient_bytes=sum(one.nbytes for one in weights if one.requires_grad),
+            notes=() if first is None else notes_of_known(Path(first), task.corpus),
         )
 
 

@@ -128,4 +128,6 @@ def _changed(name: str, asked: Any, begun: Mapping[str, Any]) -> UserError:
 
 
 def _shown(value: Any) -> str:
-    return "none" if value is None else str(value).lower()
+    if value is None:
+        return "none"
+    return str(value).lower() if isinstance(value, bool) else str(value)

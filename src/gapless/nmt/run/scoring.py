@@ -125,13 +125,14 @@ def check_direction(
 ) -> tuple[str, ...]:
     """Check that the sides of a run are not those of the other direction.
 
-    Nobody can tell two languages of one script apart. Where nobody named the sides, text of any
-    direction is meant; a language that was named for the target counts, whatever its side is called.
+    Nobody can tell two languages of one script apart. Where neither a user nor the text names the
+    sides, text of any direction is meant; a language that was named for the target counts, whatever
+    its side is called.
 
     Args:
         config: of the run.
         train: its training pairs.
-        is_src_named: whether somebody named the source side.
+        is_src_named: whether a user named the source side.
 
     Returns:
         A line for a side that is named, and is written in another way than its language.
@@ -141,9 +142,10 @@ def check_direction(
     """
     if not config.check_columns:
         return ()
-    if config.tgt_language == AUTO:
+    is_tgt_named = config.tgt_language != AUTO
+    if not (is_tgt_named or train.are_named):
         return _check_source(config, train) if is_src_named else ()
-    declared = config.tgt_language
+    declared = config.tgt_language if is_tgt_named else None
     target = find_language(declared or config.tgt, is_declared=declared is not None)
     named = [
         None if language is None else language.writing
@@ -153,10 +155,14 @@ def check_direction(
     if None in named or named[0] == named[1] or seen != named[::-1]:
         told = _check_source(config, train) if is_src_named else ()
         return (*told, *_note_kana("target", config.tgt, target, train.tgt))
+    names = "`src` and `tgt`, or in `columns`"
+    if train.are_named:
+        # Other flags would find the same text by its names.
+        names = "the header or the keys, or of the files"
     raise DataError(
         f"the sides are exchanged: the source side {config.src!r} {looks(str(seen[0]))}, and the target "
-        f"side {config.tgt!r} {looks(str(seen[1]))}; exchange the names in `src` and `tgt`, or in "
-        "`columns`, or read them all the same with `check_columns=False`"
+        f"side {config.tgt!r} {looks(str(seen[1]))}; exchange the names in {names}, or read them all the "
+        "same with `check_columns=False`"
     )
 
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from gapless.nmt.data.corpus import Corpus
+
 
 TRAINED_ON = "trained_on.bin"
 
@@ -71,6 +73,30 @@ def find_trained_on(run_dir: Path, sources: Sequence[str]) -> list[int] | None:
     if known is None:
         return None
     return [n for n, is_known in enumerate(np.isin(_hashes(sources), known)) if is_known]
+
+
+def notes_of_known(run_dir: Path, corpus: Corpus) -> tuple[str, ...]:
+    """Return a line if many sources of the held-out splits are in the text that a run was trained with.
+
+    What they share with the training text of the same corpus, the corpus itself tells.
+
+    Args:
+        run_dir: of the run, before it is trained on this corpus.
+        corpus: that it, or one that starts with its weights, is to be trained on.
+    """
+    training = set(map(plain, corpus.train.src))
+    told = []
+    for name, pairs in (("validation", corpus.val), ("test", corpus.test)):
+        known = find_trained_on(run_dir, pairs.src) or []
+        others = [number for number in known if plain(pairs.src[number]) not in training]
+        if are_many(len(others), of=len(pairs)):
+            told.append(f"{len(known):,} of {len(pairs):,} {name} sources")
+    if not told:
+        return ()
+    return (
+        f"{' and '.join(told)} are in the text that {run_dir} was trained with, so their scores are not of new "
+        "text; add validation and test files of new text",
+    )
 
 
 def are_many(count: int, *, of: int) -> bool:

@@ -14,7 +14,7 @@ from gapless.checkpoint.lock import RunLock
 from gapless.checkpoint.manifest import Content
 from gapless.device.find import find_device
 from gapless.device.numerics import random_state, seed_everything, set_numerics, set_random_state
-from gapless.errors import RunFolderError, UserError
+from gapless.errors import RunFolderError, RunLockedError, UserError
 from gapless.loop.train_loop import TrainLoop
 from gapless.nmt.run.build import build_step, num_workers, training_sampler
 from gapless.nmt.run.checkpoints import check_averaged, load_state, set_weights
@@ -46,6 +46,7 @@ from gapless.nmt.run.trained_on import (
     add_trained_on,
     begin_trained_on,
     mark_of_trained_on,
+    notes_of_known,
     restore_trained_on,
 )
 from gapless.nmt.run.translated_pairs import num_compared, num_translated
@@ -127,12 +128,16 @@ class TrainingRun:
 
     def __post_init__(self) -> None:
         """Name the lock of the folder, and set the limit of time."""
-        self.lock = RunLock(self.run_dir / LOCK)
+        self.write_to(self.run_dir)
         self.time_limit = TimeLimit(
             self.config.time_limit_seconds(),
             clock=self.clock.seconds,
             end_validations=self._end_validations(),
         )
+
+    def write_to(self, run_dir: Path) -> None:
+        """Take another folder, which is not locked yet."""
+        self.run_dir, self.lock = run_dir, RunLock(run_dir / LOCK)
 
     def _end_validations(self) -> float:
         """Return how many validations take the time of the run's end."""
@@ -330,7 +335,7 @@ def new_run(
         device=device,
         task=task,
         scoring=scoring,
-        run_dir=made_by_first(ranks, lambda: choose_run_dir(config)),
+        run_dir=made_by_first(ranks, lambda: _free_folder(config)),
         clock=clock,
         ranks=ranks,
     )
@@ -342,11 +347,17 @@ def new_run(
     if chosen is None or not chosen.holds_update:
         run.choices += grown_update(resolved)
     if config.score_tokenizer != asked.score_tokenizer:
-        run.notes.append(
-            f"nobody named the sides: they count as {config.src} and {config.tgt}, but "
-            f"{scoring.because}"
+        sides = f"{config.src} and {config.tgt}"
+        are_named = corpus.train.are_named
+        named = (
+            f"the sides are named {sides}"
+            if are_named
+            else (f"nobody named the sides: they count as {sides}")
         )
-    made_by_first(ranks, lambda: _make_folder(run))
+        run.notes.append(f"{named}, but {scoring.because}")
+    run_dir = made_by_first(ranks, lambda: _make_folder(run))
+    if not ranks.is_first:
+        run.write_to(run_dir)
     return run
 
 
@@ -358,9 +369,35 @@ def _first_weights(config: TrainConfig) -> FirstWeights | None:
     return first
 
 
-def _make_folder(run: TrainingRun) -> None:
-    """Make the folder of a new run, and keep it locked."""
+def _free_folder(config: TrainConfig) -> Path:
+    """Return the folder of a new run; if nobody named one, one that no other process takes meanwhile."""
+    while True:
+        try:
+            return choose_run_dir(config)
+        except RunLockedError:
+            if config.run_dir:
+                raise
+
+
+def _make_folder(run: TrainingRun) -> Path:
+    """Make the folder of a new run, and keep it locked; return which it is.
+
+    Of several processes that chose the same one, each but the first takes the next, unless its user
+    named the folder.
+    """
     check_room(run.run_dir, run.config, run.step)
+    while True:
+        try:
+            _begin_folder(run)
+        except (RunFolderError, RunLockedError):
+            if run.config.run_dir:
+                raise
+            run.write_to(_free_folder(run.config))
+        else:
+            return run.run_dir
+
+
+def _begin_folder(run: TrainingRun) -> None:
     run.run_dir.mkdir(parents=True, exist_ok=True)
     with _kept_locked(run.lock):
         # Of two that chose it at once, the second finds what the first has written.
@@ -372,6 +409,8 @@ def _make_folder(run: TrainingRun) -> None:
         first = run.config.init_from
         earlier = None if first is None else Path(first)
         begin_trained_on(run.run_dir, earlier=earlier)
+    if earlier is not None:
+        run.notes += notes_of_known(earlier, run.task.corpus)
 
 
 def resumed_run(
@@ -528,6 +567,7 @@ def _check_folder(run: TrainingRun, state: dict[str, Any]) -> None:
         is_unchanged=_has_begun_with(run, state["pairs"]["training"]),
     )
     run.notes += [] if told is None else [told]
+    run.notes += notes_of_known(run.run_dir, run.task.corpus)
 
 
 def _has_begun_with(run: TrainingRun, pairs: dict[str, int]) -> bool:

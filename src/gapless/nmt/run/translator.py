@@ -59,8 +59,7 @@ class Translator:
     ) -> None:
         if checkpoint is not None and average is not None:
             raise UserError("give `checkpoint` or `average`, not both")
-        if average is not None and average < 1:
-            raise UserError(f"`average` must be at least 1, but is {average}")
+        _check_count("average", average)
         path, found = Path(run), find_device(device)
         self.config, self.vocabs, model = load_model(
             path, device=found, checkpoint=None if average else checkpoint or _newest(path)
@@ -154,10 +153,7 @@ class Translator:
         config = self.config
         beam = config.beam if beam is None else beam
         for name, value in (("beam", beam), ("batch", batch), ("max_length", max_length)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, Integral)):
-                raise UserError(f"`{name}` must be a whole number, but is {value!r}")
-            if value is not None and value < 1:
-                raise UserError(f"`{name}` must be at least 1, but is {value}")
+            _check_count(name, value)
         if beam > MOST_BEAM:
             raise UserError(f"`beam` must be at most {MOST_BEAM:,}, but is {beam:,}")
         if not 1 <= n_best <= beam:
@@ -210,6 +206,15 @@ class Translator:
             on_long=on_long,
             on_done=on_done,
         )
+
+
+def _check_count(name: str, value: int | None) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise UserError(f"`{name}` must be a whole number, but is {value!r}")
+    if value < 1:
+        raise UserError(f"`{name}` must be at least 1, but is {value}")
 
 
 def _warn(text: str) -> None:

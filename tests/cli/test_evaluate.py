@@ -1,0 +1,222 @@
+"""`gapless evaluate` loses no scores, and says what it scores."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from cli.conftest import TINY, make_pairs
+from gapless.cli import evaluate_command
+from gapless.cli.error_text import with_flags
+from gapless.nmt.run import score
+
+
+ONE_EPOCH = [*TINY, "--epochs", "1"]
+
+
+# --- where it writes ---
+
+
+@pytest.fixture
+def no_search(monkeypatch):
+    """Let a translation that begins fail."""
+
+    def fail(*_, **__):
+        pytest.fail("translated")
+
+    monkeypatch.setattr(score, "evaluate", fail)
+
+
+@pytest.mark.parametrize(
+    ("out", "why"),
+    [
+        ("p.tsv", "it is no folder"),
+        ("p.tsv/inner", "Not a directory"),
+        ("/proc/absent", "No such file or directory"),
+        ("/proc", "No such file or directory"),
+    ],
+)
+@pytest.mark.usefixtures("no_search")
+def test_a_folder_that_cannot_be_written_is_refused_at_once(gapless, tiny_run, tmp_path, out, why):
+    """Before anything is translated, with its name, what is wrong, and the flag."""
+    (tmp_path / "p.tsv").write_text("mine")
+
+    refused = gapless("evaluate", tiny_run, "--out", out)
+
+    refused.check_refused(
+        f"cannot write translations to {out}: {why}; name a folder with --out DIR"
+    )
+    assert (tmp_path / "p.tsv").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("no_search")
+def test_a_run_on_a_disk_that_is_read_only_is_refused_at_once(gapless, tiny_run, monkeypatch):
+    """The run folder is where translations go unless --out names another one."""
+
+    def deny(**_):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/share/run/tmpabc")
+
+    monkeypatch.setattr(evaluate_command, "TemporaryFile", deny)
+
+    refused = gapless("evaluate", tiny_run)
+
+    refused.check_refused(
+        f"cannot write translations to {tiny_run}: Read-only file system; name a"
+    )
+    assert "tmpabc" not in refused.err
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_scores_outlive_a_disk_that_is_full(gapless, tiny_run, monkeypatch, options):
+    """They are printed, without files that are not there, and then the error is told."""
+    good = gapless("evaluate", tiny_run, "--out", "good", *options)
+
+    def fill(path, *_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+
+    monkeypatch.setattr(evaluate_command, "replace_file", fill)
+    full = gapless("evaluate", tiny_run, "--out", "full", *options)
+
+    expected = (
+        "gapless: error: the scores stand, but the translations could not be written to full: No "
+        "space left on device; free some space or name another folder with --out DIR, and run again"
+    )
+    assert full.code == 2
+    assert full.err.splitlines()[-1] == expected
+    if options:
+        paths = dict.fromkeys(("sources", "references", "hypotheses"))
+        assert json.loads(full.out) == {**json.loads(good.out), **paths}
+    else:
+        assert full.out.splitlines() == good.out.splitlines()[:-3]
+
+
+# --- what it scores ---
+
+
+@pytest.fixture
+def run_of_table(gapless, tmp_path, monkeypatch):
+    """A run `r` that recorded the relative path `d.tsv`."""
+    monkeypatch.chdir(tmp_path)
+    write_table(0)
+    assert gapless("train", "--data", "d.tsv", "--run-dir", "r", *ONE_EPOCH).code == 0
+
+
+def write_table(first):
+    rows = make_pairs(200)[first : first + 60]
+    Path("d.tsv").write_text("".join(f"{en}\t{zh}\n" for en, zh in rows), encoding="utf-8")
+
+
+@pytest.mark.usefixtures("run_of_table")
+def test_text_that_a_run_did_not_have_is_told(gapless):
+    """The recorded path may lead to another file now; one line says so, and scores are given."""
+    same = gapless("evaluate", "r")
+    write_table(100)
+    other = gapless("evaluate", "r")
+    asked = gapless("evaluate", "r", "--data", "d.tsv")
+
+    told = "d.tsv, the path of its text that r recorded, holds other text now: the "
+    (line,) = (line for line in other.err.splitlines() if "recorded" in line)
+    assert line.startswith(f"gapless: warning: {told}")
+    assert "training pairs are not the 52 that the run had, and the " in line
+    assert line.endswith(
+        "test pairs are not the 2 that the run had; name the text to score with --data"
+    )
+    assert other.code == 0
+    assert "recorded" not in same.err + asked.err
+
+
+@pytest.mark.parametrize(
+    ("changed", "split", "told"),
+    [
+        ("train", "test", ["training"]),
+        ("test", "test", ["test"]),
+        ("test", "val", []),
+        ("val", "val", ["validation"]),
+        ("train", "train", ["training"]),
+    ],
+)
+def test_only_the_text_that_changed_is_named(gapless, tiny_data, tmp_path, changed, split, told):
+    """Of the training pairs and those that are scored; others do not matter."""
+    shutil.copytree(tiny_data, tmp_path / "d")
+    assert gapless("train", "--data", "d", "--run-dir", "r", *ONE_EPOCH).code == 0
+    path = tmp_path / "d" / f"{changed}.en"
+    first, *lines = path.read_text(encoding="utf-8").splitlines()
+    path.write_text("".join(f"{line}\n" for line in [first.upper(), *lines]), encoding="utf-8")
+
+    done = gapless("evaluate", "r", "--split", split)
+
+    assert re.findall(r"the \d+ (\w+) pairs are not the \d+ that", done.err) == told
+
+
+@pytest.mark.usefixtures("run_of_table")
+def test_text_that_is_all_too_long_for_a_run_is_told_and_scored(gapless):
+    """It cannot be what the run was trained on."""
+    rows = [(f"{en} " * 5, f"{zh}" * 5) for en, zh in make_pairs(40)]
+    Path("d.tsv").write_text("".join(f"{en}\t{zh}\n" for en, zh in rows), encoding="utf-8")
+
+    done = gapless("evaluate", "r")
+
+    assert done.code == 0, done.err
+    assert "its training or validation pairs are all too long for the run" in done.err
+
+
+@pytest.mark.usefixtures("run_of_table")
+def test_a_recorded_path_that_is_not_here_is_told(gapless, tmp_path):
+    """Nobody typed it, so the error says where it is from, and what names another one."""
+    Path("d.tsv").unlink()
+
+    gapless("evaluate", "r").check_refused(
+        f"d.tsv, the path of its text that r recorded, does not exist in {tmp_path}; name another one "
+        "with --data"
+    )
+
+
+# --- what it advises ---
+
+
+def test_advice_names_options_that_it_has(gapless, tiny_run, tmp_path):
+    """It has no --src and --tgt: the run has named its sides, and --columns gives columns their names."""
+    pairs = make_pairs(20)
+    table = "".join(f"{en}\t{zh}\n" for en, zh in pairs)
+    (tmp_path / "d.tsv").write_text(f"en\tde\n{table}", encoding="utf-8")
+    exchanged = "".join(f"{zh}\t{en}\n" for en, zh in pairs)
+    (tmp_path / "e.tsv").write_text(exchanged, encoding="utf-8")
+
+    unnamed = gapless("evaluate", tiny_run, "--data", "d.tsv", "--out", "o")
+    named = gapless("evaluate", tiny_run, "--data", "d.tsv", "--out", "o", "--columns", "en,zh")
+    turned = gapless("evaluate", tiny_run, "--data", "e.tsv", "--out", "o")
+
+    unnamed.check_refused(
+        "has the columns 'en', 'de', but no 'zh'",
+        "; give them the names of the run's sides, in the file or, of a table, in order with --columns",
+    )
+    assert named.code == 0, named.err
+    turned.check_refused("exchange the names in --columns, or name the language of the text with")
+    assert "`" not in unnamed.err + turned.err
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (
+            "other files are read with `src` and `tgt`, and",
+            "other files are read with --data, and",
+        ),
+        (
+            "give both `src` and `tgt`, as in `src=en` `tgt=zh`",
+            "give --columns, as in --columns en,zh",
+        ),
+        ("as in `columns=_,en,zh` with `src=en` `tgt=zh`", "as in --columns _,en,zh"),
+        ("exchange `src` and `tgt`, or in `columns`", "exchange --columns"),
+    ],
+)
+def test_sides_are_named_by_columns_where_a_command_has_only_these(message, expected):
+    """Where it has options for the sides, these stay."""
+    assert with_flags(message, {"columns", "data"}) == expected
+    assert "--src" in with_flags("`src` and `tgt`", {"columns", "data", "src", "tgt"})
