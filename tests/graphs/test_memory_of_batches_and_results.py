@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 import gapless
+from gapless.pipeline.containers import tensors_inside
 from gapless.testing.simulated.simulated_device import SimulatedDevice
 
 
@@ -20,6 +23,11 @@ def device():
 
 def numbers(n, *, like=0.01):
     return torch.full((3,), float(n % 3) + 1.0) * like
+
+
+@torch.library.custom_op("gapless_tests::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
 
 
 # Each is a loop: it makes its step, hands it to `wrap`, and returns the step and all that it saw.
@@ -163,6 +171,96 @@ def expanded_in_compiled_code(wrap, device):
     return step, seen
 
 
+def batch_saved_for_a_backward_pass_outside(wrap, device):
+    """A write that counts no version invalidates nothing that autograd has saved."""
+    weight = torch.ones(3, device=device.torch_device, requires_grad=True)
+
+    def step(x):
+        x.data.clamp_(max=100.0)
+        return x.sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        x = numbers(n).to(device.torch_device)
+        product = (weight * x).sum()
+        total = step(x).item()
+        product.backward()
+        seen.append((total, weight.grad.tolist(), x._version))
+    return step, seen
+
+
+def twins_read_by_an_operator_of_others(wrap, device):
+    def step(batch):
+        return twice(batch["x"]).sum() + batch["labels"].sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        x = numbers(n).to(device.torch_device)
+        seen.append(step({"x": x, "labels": x}).item())
+    return step, seen
+
+
+def written_elsewhere_in_the_storage(wrap, device):
+    data = torch.arange(128.0).reshape(16, 8).to(device.torch_device)
+
+    def step(a, b):
+        data[0].add_(a + b)
+        return data[0].sum()
+
+    step = wrap(step)
+    return step, [step(data[n], data[15]).item() for n in range(1, 15)]
+
+
+def batch_that_refers_back_to_itself(wrap, device):
+    def step(batch):
+        batch["parts"]["parent"] = batch
+        return batch["x"].sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device), "parts": {}}
+        seen.append((step(batch).item(), batch["parts"]["parent"] is batch))
+    return step, seen
+
+
+def trained_and_returned(wrap, device):
+    """Also in the runs as written, whose results are let go of their graphs of gradients."""
+    weight = torch.ones(3, device=device.torch_device, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], lr=0.01)
+
+    def step(batch):
+        optimizer.zero_grad()
+        loss = (weight * batch["x"]).sum()
+        loss.backward()
+        optimizer.step()
+        return loss, batch
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        loss, out = step(batch)
+        out["number"] = n
+        seen.append((loss.item(), out is batch, batch.get("number")))
+    return step, seen
+
+
+def changed_beside_compiled_code(wrap, device):
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+
+    def step(batch):
+        batch["y"] = compiled(batch["x"])
+        batch["x"].add_(1)
+        return batch["x"].sum(), batch
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        total, out = step(batch)
+        parts = {name: value.tolist() for name, value in batch.items()}
+        seen.append((total.item(), parts, out is batch, out["x"] is batch["x"]))
+    return step, seen
+
+
 REPLAYED = [
     put_and_returned,
     put_and_kept,
@@ -173,6 +271,12 @@ REPLAYED = [
     written_beside_what_is_read,
     expanded_and_not_written,
     expanded_in_compiled_code,
+    batch_saved_for_a_backward_pass_outside,
+    twins_read_by_an_operator_of_others,
+    written_elsewhere_in_the_storage,
+    batch_that_refers_back_to_itself,
+    trained_and_returned,
+    changed_beside_compiled_code,
 ]
 
 
@@ -229,9 +333,85 @@ def written_where_two_share_memory(wrap, device):
     return step, seen
 
 
+def put_before_its_backward_pass(wrap, device):
+    weight = torch.ones(3, device=device.torch_device, requires_grad=True)
+
+    def step(batch):
+        batch["loss"] = (weight * batch["x"]).sum()
+        return batch["x"].sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        step(batch)
+        batch["loss"].backward()
+        seen.append(weight.grad.tolist())
+    return step, seen
+
+
+class Named(dict):
+    """A dictionary with attributes."""
+
+
+def put_in_an_object(batch):
+    batch["aux"] = SimpleNamespace(double=batch["x"] * 2)
+
+
+def put_in_an_attribute(batch):
+    batch["aux"] = Named(double=batch["x"] * 2)
+    batch["aux"].mask = batch["x"] > 0.02
+
+
+def put_on_a_tensor(batch):
+    double = batch["x"] * 2
+    double.mask = batch["x"] > 0.02
+    batch["aux"] = double
+
+
+def set_as_an_attribute(batch):
+    batch.double = batch["x"] * 2
+
+
+def attributes_of(change):
+    def loop(wrap, device):
+        def step(batch):
+            change(batch)
+            return batch["x"].sum()
+
+        step, kept = wrap(step), []
+        for n in range(NUM):
+            batch = Named(x=numbers(n).to(device.torch_device))
+            step(batch)
+            kept.append(batch)
+        tensors = [tensors_inside(batch) for batch in kept]
+        return step, [[tensor.tolist() for tensor in found] for found in tensors]
+
+    return loop
+
+
+def one_dictionary_twice(wrap, device):
+    def step(a, b):
+        a["y"] = a["x"] * 2
+        b["z"] = b["x"] * 3
+        return a["x"].sum()
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        batch = {"x": numbers(n).to(device.torch_device)}
+        step(batch, batch)
+        seen.append({name: value.tolist() for name, value in batch.items()})
+    return step, seen
+
+
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [
+        (put_before_its_backward_pass, "still needs its backward pass"),
+        (attributes_of(put_in_an_object), "a SimpleNamespace that holds tensors of its batch"),
+        (attributes_of(put_in_an_attribute), "a Named that holds tensors of its batch"),
+        (attributes_of(put_on_a_tensor), "an attribute of a tensor of its batch"),
+        (attributes_of(set_as_an_attribute), "an attribute of a Named of its batch"),
+        (one_dictionary_twice, "a container that stands twice in the arguments"),
         (
             returned_and_kept_in_both_kinds,
             "one memory as a tensor of inference mode and as another",

@@ -84,7 +84,8 @@ def count_waits(device: str | torch.device | Device = "auto") -> Iterator[WaitCo
     inside CUDA libraries and loops that poll are not seen. The host never waits for a CPU.
 
     In the body an exception that frees tensors of a GPU on its way becomes a SystemError, because
-    torch's callbacks fail then. `torch.utils.checkpoint` raises such exceptions.
+    torch's callbacks fail then. `torch.utils.checkpoint` raises such exceptions. Torch's CUDA sanitizer
+    hears nothing if it is switched on after a count.
 
     Args:
         device: a device or its name.

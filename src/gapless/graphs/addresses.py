@@ -43,5 +43,6 @@ def lie_where(tensors: Sequence[torch.Tensor]) -> Callable[[list[torch.Tensor]],
 
 
 def share_memory(tensors: Sequence[torch.Tensor]) -> bool:
-    """Return whether any two of these tensors lie in one storage."""
-    return len(set(map(address_of, tensors))) < len(tensors)
+    """Return whether any two of these tensors, of those with elements, lie in one storage."""
+    addresses = [address_of(tensor) for tensor in tensors if tensor.numel()]
+    return len(set(addresses)) < len(addresses)

@@ -15,14 +15,25 @@ from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.reach import put_on
 from gapless.graphs.results import has_own_gradient
 from gapless.graphs.versions import version_of
-from gapless.pipeline.containers import PLAIN, Container, container_of, containers_in
+from gapless.pipeline.containers import (
+    PLAIN,
+    Container,
+    container_of,
+    containers_in,
+    distinct_containers,
+    tensors_inside,
+)
 from gapless.pipeline.tree import flatten
 
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from gapless.pipeline.tree import Tree
+
+
+# What torch answers where elements of a tensor surely share memory.
+_OVERLAPS = 1
 
 
 class BatchWatch:
@@ -38,6 +49,7 @@ class BatchWatch:
         self._parts = [_parts(container) for container in self._containers]
         self._versions = [version_of(leaf) for leaf in tree.leaves]
         self._attributes = [put_on(leaf) for leaf in tree.leaves]
+        self._of_containers = list(map(_attributes_beside, self._containers))
 
     def changes(
         self,
@@ -60,27 +72,49 @@ class BatchWatch:
             for number, container in enumerate(self._containers)
             if not _same_parts(_parts(container), self._parts[number])
         }
-        leaves = [
-            number
-            for number, leaf in enumerate(self._tree.leaves)
-            if version_of(leaf) != self._versions[number]
-            or (leaf.is_inference() if written is None else number in written)
-        ]
+        versions = enumerate(map(version_of, self._tree.leaves))
+        counted = {number for number, version in versions if version != self._versions[number]}
+        if written is None:
+            written = frozenset(
+                number for number, leaf in enumerate(self._tree.leaves) if leaf.is_inference()
+            )
         return BatchChanges(
             self._tree,
             self._containers,
             changed,
-            leaves,
+            counted,
+            written - counted,
             others=others,
             marked=self._marked(),
             out=out,
         )
 
+    def done_to(self, tree: Tree, out: Any) -> Any:
+        """Do to another batch what was done to this one; return what the step returns for it.
+
+        Args:
+            tree: the other batch, of which this one is a copy.
+            out: what the step returned for this one.
+
+        Sync: Does not block the host.
+        """
+        own = dict(zip(map(id, self._tree.leaves), tree.leaves, strict=True))
+        changes = self.changes(out=out)
+        put = [own.get(id(tensor), tensor) for tensor in changes.put]
+        of_out = flatten(out)
+        if any(id(leaf) in own for leaf in of_out.leaves):
+            out = of_out.with_leaves([own.get(id(leaf), leaf) for leaf in of_out.leaves]).value
+        return changes.apply(tree, put, out)
+
     def _marked(self) -> str | None:
-        """Return what was put on a tensor of the batch, None if nothing was."""
+        """Return where an attribute was set that a replay would not set, None if nowhere."""
         now = map(put_on, self._tree.leaves)
-        are_same = all(map(_same_parts, now, self._attributes))
-        return None if are_same else "an attribute of a tensor"
+        if not all(map(_same_parts, now, self._attributes)):
+            return "an attribute of a tensor"
+        for container, before in zip(self._containers, self._of_containers, strict=True):
+            if not _same_parts(_attributes_beside(container), before):
+                return f"an attribute of a {type(container).__qualname__}"
+        return None
 
 
 class BatchChanges:
@@ -90,7 +124,8 @@ class BatchChanges:
         tree: that batch.
         containers: in it, in the order of a walk.
         changed: the new parts of those that changed, by their numbers.
-        written: numbers of the tensors that the step wrote into.
+        counted: numbers of the tensors that the step wrote into, which counts a version.
+        written: numbers of those that it wrote into without one.
         others: tensors that were there before the step.
         marked: what it put on a tensor of the batch, None if nothing.
         out: what it returned.
@@ -106,7 +141,8 @@ class BatchChanges:
         tree: Tree,
         containers: list[Any],
         changed: dict[int, dict[Any, Any]],
-        written: list[int],
+        counted: Collection[int],
+        written: Collection[int],
         *,
         others: Sequence[torch.Tensor],
         marked: str | None = None,
@@ -121,7 +157,8 @@ class BatchChanges:
         # Keeps the ids above from being used again.
         self._containers = containers
         self._changed = changed
-        self._written = written
+        self._counted = sorted(counted)
+        self._written = sorted(written)
         self.unsupported = next(
             (
                 f"a {type(containers[number]).__qualname__}"
@@ -130,6 +167,7 @@ class BatchChanges:
             ),
             marked,
         )
+        self.unsupported = self.unsupported or self._not_put_anew(others)
         put = [part for parts in changed.values() for part in parts.values()]
         tensors = {id(tensor): tensor for part in put for tensor in self._tensors_in(part)}
         self._put = list(tensors)
@@ -139,27 +177,32 @@ class BatchChanges:
             has_own_gradient(tensor) for key, tensor in tensors.items() if key not in there
         )
 
-        in_batch = {*self._container_numbers, *map(id, containers_in(tree.value))}
-        returns_part = any(
-            id(one) in in_batch for one in containers_in(out) if not isinstance(one, tuple)
-        )
+        returns_part = returns_part_of([*containers, tree.value], out)
         self._out = out if returns_part else None
         self._leaves_of_out = flatten(out).leaves if returns_part else []
 
     def __bool__(self) -> bool:
-        return bool(self._changed or self._written or self._trained or self._out is not None)
+        return bool(self._changed or self.writes_tensors or self._trained or self._out is not None)
+
+    @property
+    def changes_containers(self) -> bool:
+        """Whether the step put something into its batch, or took something out."""
+        return bool(self._changed)
 
     @property
     def writes_tensors(self) -> bool:
         """Whether the step wrote into tensors of its batch."""
-        return bool(self._written)
+        return bool(self._counted or self._written)
 
     def can_apply(self, tree: Tree) -> bool:
         """Return whether another batch can be changed in the same way.
 
-        A gradient that is there already would be added to.
+        A gradient that is there already would be added to. A container that stands there twice is
+        changed twice.
         """
-        return all(tree.leaves[number].grad is None for number, _ in self._gradients)
+        if any(tree.leaves[number].grad is not None for number, _ in self._gradients):
+            return False
+        return not (self.changes_containers and has_container_twice(tree.value))
 
     def apply(self, tree: Tree, put: Sequence[torch.Tensor], out: Any = None) -> Any:
         """Change another batch of the same kind in the same way; return what its step returns.
@@ -171,12 +214,12 @@ class BatchChanges:
 
         Sync: Does not block the host.
         """
+        for number in self._counted:
+            _write(tree.leaves[number], self._leaves[number])
         for number in self._written:
             leaf = tree.leaves[number]
-            # Torch writes to no tensor whose elements share memory, so the step has not either.
-            if torch._debug_has_internal_overlap(leaf) != 1:
-                with inference_mode(is_on=leaf.is_inference()):
-                    leaf.copy_(self._leaves[number])
+            # What the step has not counted is not counted here either.
+            _write(leaf if leaf.is_inference() else leaf.data, self._leaves[number])
         for number in self._trained:
             tree.leaves[number].requires_grad_()
         for number, gradient in self._gradients:
@@ -196,6 +239,26 @@ class BatchChanges:
         moved.update(zip(map(id, self._leaves_of_out), flatten(out).leaves, strict=True))
         return _moved(self._out, moved)
 
+    def _not_put_anew(self, others: Sequence[torch.Tensor]) -> str | None:
+        """Return what was put into the batch that cannot be put into another one, None if nothing."""
+        there = set(map(id, [*self._leaves, *others]))
+        known = dict(self._container_numbers)
+        todo = [part for parts in self._changed.values() for part in parts.values()]
+        while todo:
+            part = todo.pop()
+            if isinstance(part, torch.Tensor):
+                if id(part) not in there and put_on(part):
+                    return "an attribute of a tensor"
+            elif id(part) not in known:
+                container = _container(part)
+                parts = () if container is None else container.parts(part)
+                inside = {id(tensor) for one in parts for tensor in tensors_inside(one)}
+                if any(id(tensor) not in inside for tensor in tensors_inside(part)):
+                    return f"a {type(part).__qualname__} that holds tensors"
+                known[id(part)] = len(known)
+                todo += parts
+        return None
+
     def _tensors_in(self, part: Any) -> Iterator[torch.Tensor]:
         """Return the tensors of a part, without those in containers that the batch had."""
         if isinstance(part, torch.Tensor):
@@ -204,6 +267,31 @@ class BatchChanges:
             container = _container(part)
             for inner in () if container is None else container.parts(part):
                 yield from self._tensors_in(inner)
+
+
+def returns_part_of(batch: Any, out: Any) -> bool:
+    """Return whether a container in what a step returned, which may be changed, is one of its batch."""
+    in_batch = set(map(id, distinct_containers(batch)))
+    return any(id(one) in in_batch for one in distinct_containers(out) if _may_change(one))
+
+
+def has_container_twice(value: Any) -> bool:
+    """Return whether a container that can be changed stands in a batch twice."""
+    found = [id(one) for one in containers_in(value) if _may_change(one)]
+    return len(set(found)) < len(found)
+
+
+def _may_change(container: Any) -> bool:
+    return not isinstance(container, tuple)
+
+
+def _write(target: torch.Tensor, source: torch.Tensor) -> None:
+    # Torch writes to no tensor whose elements share memory, so the step has not either.
+    is_strided = target.layout is torch.strided
+    if is_strided and torch._debug_has_internal_overlap(target) == _OVERLAPS:
+        return
+    with inference_mode(is_on=target.is_inference()):
+        target.copy_(source)
 
 
 def _moved(part: Any, moved: dict[int, Any]) -> Any:
@@ -228,6 +316,13 @@ def _parts(value: Any) -> dict[Any, Any]:
     if not isinstance(value, list | tuple | MutableMapping):
         parts.update(getattr(value, "__dict__", {}))
     return parts
+
+
+def _attributes_beside(value: Any) -> dict[Any, Any]:
+    """Return the attributes of a list or mapping, which are no parts of it."""
+    if not isinstance(value, list | MutableMapping):
+        return {}
+    return dict(getattr(value, "__dict__", {}))
 
 
 def _same_parts(some: dict[Any, Any], others: dict[Any, Any]) -> bool:

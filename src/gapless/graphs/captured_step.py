@@ -26,6 +26,7 @@ from gapless.device.numerics import random_state, set_random_state
 from gapless.errors import BatchError
 from gapless.graphs.across_ranks import refusal_of_step, refusal_of_weights
 from gapless.graphs.agreed_kinds import AgreedKinds
+from gapless.graphs.batch_changes import BatchWatch, returns_part_of
 from gapless.graphs.batch_reads import BatchReads, has_values, without_values
 from gapless.graphs.calls_of_ranks import CallsOfRanks
 from gapless.graphs.capture_report import CaptureReport
@@ -705,22 +706,22 @@ class CapturedStep:
             return self._work(tree.value)
         with self._consent.watch():
             if key is None or self._warm_ups.are_done(key):
-                return self._result(self._work(tree.value))
+                return self._result(self._work(tree.value), tree)
             return self._warm_up(key, tree)
 
-    def _result(self, out: Any) -> Any:
+    def _result(self, out: Any, tree: Tree) -> Any:
         """Return what a run as written returned, without graphs of gradients that are used up.
 
         They would hold on to memory, and a replay makes none. Until a backward pass was seen, the
-        loop may need them.
+        loop may need them. What holds a part of the batch stays as it is: it is the caller's.
         """
         if not (self._returns_copies and self._warm_ups.ran_backward):
             return out
-        tree = flatten(out)
-        if not any(map(is_used_up, tree.leaves)):
+        found = flatten(out)
+        if not any(map(is_used_up, found.leaves)) or returns_part_of(tree.value, out):
             return out
         try:
-            return tree.map(_without_graph).value
+            return found.map(_without_graph).value
         except BatchError:  # a container that cannot be made anew, which refuses the step
             return out
 
@@ -730,19 +731,23 @@ class CapturedStep:
         objection = sharded or objection_to_profiler()
         if objection is not None:
             self.report.refuse(objection)
-            return self._result(self._work(tree.value))
+            return self._result(self._work(tree.value), tree)
         # Compiled code tells views from tensors of their own, and nothing can be compiled during
         # a capture.
         if self._warm_ups.use_compiled_code and self._warm_ups.is_last(key):
-            tree = tree.map(torch.clone)
-        out, refusals, watched = self._warm_ups.run(key, tree, self._work)
+            copy = tree.map(torch.clone)
+            batch = BatchWatch(copy)
+            out, refusals, watched = self._warm_ups.run(key, copy, self._work)
+            out = batch.done_to(tree, out)
+        else:
+            out, refusals, watched = self._warm_ups.run(key, tree, self._work)
         self._refuse(key, refusals)
         if self._warm_ups.are_done(key) and not refusals:
             kind = _Kind(watched, self._host_watch.guards(carried=watched.kept))
             kinds = self._kinds.setdefault(key, [])
             kinds.insert(0, kind)
             del kinds[MAX_VARIANTS:]
-        return out if refusals else self._result(out)
+        return out if refusals else self._result(out, tree)
 
     # --- changes of what graphs bake in ---
 
@@ -851,7 +856,7 @@ class CapturedStep:
             if tried.not_proved is not None:
                 self.report.not_proved += 1
                 self.report.note = f"not proved: {tried.not_proved}"
-        return tried.out if tried.refusals else self._result(tried.out)
+        return tried.out if tried.refusals else self._result(tried.out, tree)
 
     def _knows_reads_of(self, key: Hashable, watched: Watched, tried: Tried) -> bool:
         """Return whether the kind of a call says all that the step reads, unlike its capture.

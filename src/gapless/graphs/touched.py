@@ -96,6 +96,11 @@ class TouchWatch(TorchDispatchMode):
         """
         return self._tensors("written")
 
+    @property
+    def surely_written(self) -> list[torch.Tensor]:
+        """What was written by operators that say so themselves, as `written` is."""
+        return self._tensors("surely_written")
+
     def has_seen(self, storage: int) -> bool:
         """Return whether a storage that was there before, named by its address, was touched."""
         return storage in self._seen
@@ -145,7 +150,7 @@ class TouchWatch(TorchDispatchMode):
         for place, value in (*enumerate(args), *kwargs.items()):
             is_written = known.written is None or place in known.written
             for tensor in _tensors_in(value):
-                self._note(tensor, is_written=is_written)
+                self._note(tensor, is_written=is_written, is_sure=place in known.surely_written)
                 if is_written:
                     written.append(tensor)
         return written
@@ -160,14 +165,14 @@ class TouchWatch(TorchDispatchMode):
         if made and all(map(self._device.needs_copy, made)):
             self.host_draws.append(call_site())
 
-    def _note(self, tensor: torch.Tensor, *, is_written: bool) -> None:
+    def _note(self, tensor: torch.Tensor, *, is_written: bool, is_sure: bool) -> None:
         for part in plain_parts(tensor):
             storage = part.untyped_storage()
             key = storage._cdata
             if key in self._made:
                 continue
             memory = self._seen.get(key) or self._seen.setdefault(key, _Memory(storage))
-            memory.add(part, is_written=is_written)
+            memory.add(part, is_written=is_written, is_sure=is_sure)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,13 +197,17 @@ class _Memory:
     storage: torch.UntypedStorage
     read: dict[tuple[int, int], _Form] = field(default_factory=dict)
     written: dict[tuple[int, int], _Form] = field(default_factory=dict)
+    surely_written: dict[tuple[int, int], _Form] = field(default_factory=dict)
 
-    def add(self, tensor: torch.Tensor, *, is_written: bool) -> None:
-        found = self.written if is_written else self.read
+    def add(self, tensor: torch.Tensor, *, is_written: bool, is_sure: bool) -> None:
         span = span_of(tensor)
-        if span not in found and span[0] < span[1]:
-            size, stride = tuple(tensor.size()), tuple(tensor.stride())
-            found[span] = _Form(tensor.dtype, int(tensor.storage_offset()), size, stride)
+        if span[0] == span[1]:
+            return
+        size, stride = tuple(tensor.size()), tuple(tensor.stride())
+        form = _Form(tensor.dtype, int(tensor.storage_offset()), size, stride)
+        (self.written if is_written else self.read).setdefault(span, form)
+        if is_sure:
+            self.surely_written.setdefault(span, form)
 
     def tensors(self, kind: str) -> Iterator[torch.Tensor]:
         found: dict[tuple[int, int], _Form] = getattr(self, kind)
@@ -260,7 +269,8 @@ class _Knowledge:
     """What is known of an operator.
 
     Attributes:
-        written: positions and names of the arguments that it writes; None for all.
+        written: positions and names of the arguments that it may write; None for all.
+        surely_written: those that it says itself that it writes.
         draws: it may be given a generator.
         is_random: it draws random numbers.
     """
@@ -268,6 +278,7 @@ class _Knowledge:
     written: frozenset[int | str] | None
     draws: bool
     is_random: bool = False
+    surely_written: frozenset[int | str] = frozenset()
 
 
 @cache
@@ -276,16 +287,19 @@ def _knowledge_of(func: Any) -> _Knowledge:
         return _Knowledge(written=None, draws=True)
     schema = func._schema
     draws = any("Generator" in str(argument.type) for argument in schema.arguments)
-    written: set[int | str] | None = None
-    if schema.name.startswith(_TRUSTED):
-        written = set()
-        also = _ALSO_WRITTEN.get(schema.name, ())
-        for place, argument in enumerate(schema.arguments):
-            is_written = argument.alias_info is not None and argument.alias_info.is_write
-            if is_written or argument.name in also:
-                written |= {place, argument.name}
-    is_random = torch.Tag.nondeterministic_seeded in func.tags
-    return _Knowledge(None if written is None else frozenset(written), draws, is_random)
+    found: set[int | str] = set()
+    also = _ALSO_WRITTEN.get(schema.name, ())
+    for place, argument in enumerate(schema.arguments):
+        is_written = argument.alias_info is not None and argument.alias_info.is_write
+        if is_written or argument.name in also:
+            found |= {place, argument.name}
+    written = frozenset(found)
+    return _Knowledge(
+        written=written if schema.name.startswith(_TRUSTED) else None,
+        surely_written=written,
+        draws=draws,
+        is_random=torch.Tag.nondeterministic_seeded in func.tags,
+    )
 
 
 @cache

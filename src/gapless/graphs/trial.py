@@ -16,7 +16,7 @@ from gapless.errors import BatchError
 from gapless.graphs.addresses import address_of, share_memory
 from gapless.graphs.alignment import aligned_as, clone_of
 from gapless.graphs.at_work import AT_WORK
-from gapless.graphs.batch_changes import BatchWatch
+from gapless.graphs.batch_changes import BatchWatch, has_container_twice
 from gapless.graphs.capture_failure import capture_failed, reads_for_a_scaler
 from gapless.graphs.consent import Alone, Readiness
 from gapless.graphs.device_state import DeviceState, RandomStates
@@ -294,6 +294,10 @@ class Trial:
             raise Refused(_changes_batch(changes.unsupported))
         if changes.puts_gradients:
             raise Refused(_HAS_A_GRADIENT)
+        if changes.changes_containers and has_container_twice(tree.value):
+            raise Refused(_changes_batch("a container that stands twice in the arguments"))
+        if any(one.grad_fn is not None and not is_used_up(one) for one in changes.put):
+            raise Refused(_BACKWARD_IS_OUTSIDE)
         if changes.writes_tensors and share_memory(tree.leaves):
             raise Refused(_WRITES_INTO_ONE_MEMORY)
         return StepGraph(
@@ -537,8 +541,8 @@ _IN_BOTH_KINDS = Refusal(
 )
 _BACKWARD_IS_OUTSIDE = Refusal(
     "backward_outside",
-    "the step returns a tensor that still needs its backward pass, which a graph does not bring "
-    "along; call backward() in the step",
+    "the step returns a tensor that still needs its backward pass, or puts one into its batch, which "
+    "a graph does not bring along; call backward() in the step",
 )
 
 
@@ -559,8 +563,8 @@ _WRITES_INTO_ONE_MEMORY = Refusal(
 def _of_batch(watched: Watched) -> frozenset[int]:
     """Return the numbers of the batch's tensors whose memory the last run wrote into."""
     assert watched.touched is not None
-    written = set(map(address_of, watched.touched.written))
-    return frozenset(n for n, address in enumerate(watched.batch) if address in written)
+    written = WrittenMemory(watched.touched.surely_written)
+    return frozenset(n for n, spans in enumerate(watched.batch) if any(map(written.holds, spans)))
 
 
 def _changes_batch(what: str) -> Refusal:

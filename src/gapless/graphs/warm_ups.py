@@ -21,7 +21,8 @@ from gapless.graphs.refusal import (
     new_code,
     objections_to,
 )
-from gapless.graphs.touched import TouchWatch
+from gapless.graphs.touched import TouchWatch, plain_parts
+from gapless.graphs.written_memory import bytes_of
 from gapless.pipeline.step import Call
 from gapless.pipeline.tree import has_address
 
@@ -66,7 +67,7 @@ class Watched:
             that is not known, as with compiled code.
         ran_backward: whether a backward pass ran.
         known: addresses of gradients and of the batch in that run, which are others in each.
-        batch: addresses of the batch's tensors in that run, in their order.
+        batch: where each tensor of the batch lay in that run: the addresses of its parts' bytes.
         unused: ids of weights whose gradients were there before that run, which did not use them.
     """
 
@@ -77,7 +78,7 @@ class Watched:
     touched: TouchWatch | None
     ran_backward: bool
     known: set[int]
-    batch: list[int]
+    batch: list[list[tuple[int, int]]]
     unused: set[int]
 
 
@@ -161,8 +162,8 @@ class WarmUps:
             if grad is not None and has_address(grad)
         }
         del gradients
-        batch = list(map(address_of, tree.leaves))
-        known |= set(batch)
+        known |= set(map(address_of, tree.leaves))
+        batch = [list(map(bytes_of, plain_parts(leaf))) for leaf in tree.leaves]
         with (
             # What is replaced for the watch is put back in the reverse order.
             AT_WORK,

@@ -28,7 +28,7 @@ class WrittenMemory:
 
     def __init__(self, tensors: Iterable[torch.Tensor] = ()) -> None:
         tensors = [tensor for tensor in tensors if tensor.numel()]
-        self._written = joined(map(_bytes_of, tensors))
+        self._written = joined(map(bytes_of, tensors))
         # Where storages begin and end, in turns: an odd number of these is below what lies in one.
         storages = joined({_bytes_of_storage(tensor) for tensor in tensors})
         self._bounds = [bound for storage in storages for bound in storage]
@@ -51,14 +51,19 @@ class WrittenMemory:
     def _holds(self, tensor: torch.Tensor) -> bool:
         if not has_address(tensor):
             return False
-        begin, end = _bytes_of(tensor)
+        return self.holds(bytes_of(tensor))
+
+    def holds(self, span: tuple[int, int]) -> bool:
+        """Return whether a byte between these addresses is written."""
+        begin, end = span
         return any(start < end and begin < stop for start, stop in self._written)
 
 
 _address_of = torch.Tensor.data_ptr
 
 
-def _bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+def bytes_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses of the first byte of a strided tensor, and of the one after its last."""
     start, end = span_of(tensor)
     address = tensor.data_ptr()
     return address, address + end - start

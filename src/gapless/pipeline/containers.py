@@ -212,6 +212,21 @@ def containers_in(value: Any) -> Iterator[Any]:
         yield from containers_in(part)
 
 
+def distinct_containers(value: Any) -> list[Any]:
+    """Return all containers of a batch, each once, also where one refers back to another."""
+    found: dict[int, Any] = {}
+    todo = [value]
+    while todo:
+        part = todo.pop()
+        if id(part) in found or isinstance(part, (torch.Tensor, *PLAIN)):
+            continue
+        container = container_of(type(part))
+        if container is not None:
+            found[id(part)] = part
+            todo += container.parts(part)
+    return list(found.values())
+
+
 def tensors_inside(value: Any) -> list[torch.Tensor]:
     """Return the tensors in a value, in its containers and in the attributes of its objects.
 

@@ -45,7 +45,11 @@ _MAX_PREDICTIONS = 10_000
 @cache
 def _is_composite(func: Any) -> bool:
     """Whether an operator is made of others for all devices, such as `Tensor.to`."""
-    return bool(func.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+    key = torch._C.DispatchKey.CompositeImplicitAutograd
+    try:
+        return bool(func.has_kernel_for_dispatch_key(key))
+    except RuntimeError:
+        return False  # one of torch's own, which has no kernels
 
 
 class QueueOperations(TorchDispatchMode):
