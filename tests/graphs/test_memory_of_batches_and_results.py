@@ -411,7 +411,7 @@ def one_dictionary_twice(wrap, device):
         (attributes_of(put_in_an_attribute), "a Named that holds tensors of its batch"),
         (attributes_of(put_on_a_tensor), "an attribute of a tensor of its batch"),
         (attributes_of(set_as_an_attribute), "an attribute of a Named of its batch"),
-        (one_dictionary_twice, "a container that stands twice in the arguments"),
+        (one_dictionary_twice, "a batch in which one container stands twice"),
         (
             returned_and_kept_in_both_kinds,
             "one memory as a tensor of inference mode and as another",

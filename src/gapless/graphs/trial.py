@@ -295,7 +295,7 @@ class Trial:
         if changes.puts_gradients:
             raise Refused(_HAS_A_GRADIENT)
         if changes.changes_containers and has_container_twice(tree.value):
-            raise Refused(_changes_batch("a container that stands twice in the arguments"))
+            raise Refused(_CHANGES_WHAT_STANDS_TWICE)
         if any(one.grad_fn is not None and not is_used_up(one) for one in changes.put):
             raise Refused(_BACKWARD_IS_OUTSIDE)
         if changes.writes_tensors and share_memory(tree.leaves):
@@ -557,6 +557,13 @@ _WRITES_INTO_ONE_MEMORY = Refusal(
     "changes_batch",
     "the step may write into tensors of its batch, of which two share memory, which cannot be done "
     "again for a replay; pass copies",
+)
+
+
+_CHANGES_WHAT_STANDS_TWICE = Refusal(
+    "changes_batch",
+    "the step changes a batch in which one container stands twice, which cannot be done again for a "
+    "replay; pass copies",
 )
 
 
