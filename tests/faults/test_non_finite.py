@@ -88,7 +88,7 @@ def test_updates_are_skipped(explode, plan):
     ended.check_no_traceback()
     assert "skipped" in ended.out + ended.err
     logged = (folder / "errors.log").read_text().splitlines()
-    expected = ("the loss of update", "nobody named the sides", "the model has learned nothing")
+    expected = ("the loss of update", "the sides are named", "the model has learned nothing")
     assert all(any(words in line for words in expected) for line in logged)
     assert sum(expected[0] in line for line in logged) > 0
     for path in folder.glob("checkpoints/step-*/tensors.safetensors"):

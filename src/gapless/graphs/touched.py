@@ -38,6 +38,10 @@ _ALSO_WRITTEN = {
     "aten::miopen_rnn": ("dropout_state",),
 }
 
+# Fused updates write gradients only to unscale them, though their schemas say that they write.
+_FUSED_UPDATES = "aten::_fused_"
+_RECORD_STREAM = "aten::record_stream"  # writes nothing, though its schema says so
+
 # Operators of others may write what their schemas call read.
 _TRUSTED = ("aten::", "prims::", "prim::")
 
@@ -287,19 +291,26 @@ def _knowledge_of(func: Any) -> _Knowledge:
         return _Knowledge(written=None, draws=True)
     schema = func._schema
     draws = any("Generator" in str(argument.type) for argument in schema.arguments)
-    found: set[int | str] = set()
+    written: set[int | str] = set()
+    surely_written: set[int | str] = set()
     also = _ALSO_WRITTEN.get(schema.name, ())
     for place, argument in enumerate(schema.arguments):
         is_written = argument.alias_info is not None and argument.alias_info.is_write
         if is_written or argument.name in also:
-            found |= {place, argument.name}
-    written = frozenset(found)
+            written |= {place, argument.name}
+            if not _is_unsure(schema.name, argument.name):
+                surely_written |= {place, argument.name}
     return _Knowledge(
-        written=written if schema.name.startswith(_TRUSTED) else None,
-        surely_written=written,
+        written=frozenset(written) if schema.name.startswith(_TRUSTED) else None,
+        surely_written=frozenset(surely_written),
         draws=draws,
         is_random=torch.Tag.nondeterministic_seeded in func.tags,
     )
+
+
+def _is_unsure(operator: str, argument: str) -> bool:
+    is_gradient = argument == "grads" and operator.startswith(_FUSED_UPDATES)
+    return is_gradient or operator == _RECORD_STREAM
 
 
 @cache
