@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import pytest
@@ -349,6 +350,36 @@ def put_before_its_backward_pass(wrap, device):
     return step, seen
 
 
+class ReadOnly(Mapping):
+    """A mapping that nobody can make anew with other tensors."""
+
+    def __init__(self, parts, /, *, secret):
+        self._parts = parts
+
+    def __getitem__(self, name):
+        return self._parts[name]
+
+    def __iter__(self):
+        return iter(self._parts)
+
+    def __len__(self):
+        return len(self._parts)
+
+
+def returned_in_what_cannot_be_made_anew(wrap, device):
+    """Beside compiled code, for which the last run as written is on a copy of the batch."""
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+
+    def step(batch):
+        return ReadOnly({"x": batch["x"], "y": compiled(batch["x"])}, secret=1)
+
+    step, seen = wrap(step), []
+    for n in range(NUM):
+        out = step({"x": numbers(n).to(device.torch_device)})
+        seen.append({name: value.tolist() for name, value in out.items()})
+    return step, seen
+
+
 class Named(dict):
     """A dictionary with attributes."""
 
@@ -406,6 +437,7 @@ def one_dictionary_twice(wrap, device):
 @pytest.mark.parametrize(
     ("loop", "reason"),
     [
+        (returned_in_what_cannot_be_made_anew, "which a replay cannot make anew"),
         (put_before_its_backward_pass, "still needs its backward pass"),
         (attributes_of(put_in_an_object), "a SimpleNamespace that holds tensors of its batch"),
         (attributes_of(put_in_an_attribute), "a Named that holds tensors of its batch"),

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gapless.errors import BatchError
 from gapless.graphs.inference_mode import inference_mode
 from gapless.graphs.reach import put_on
 from gapless.graphs.results import has_own_gradient
@@ -96,10 +97,15 @@ class BatchWatch:
             tree: the other batch, of which this one is a copy.
             out: what the step returned for this one.
 
+        Raises:
+            BatchError: a container cannot be made anew, or changed.
+
         Sync: Does not block the host.
         """
         own = dict(zip(map(id, self._tree.leaves), tree.leaves, strict=True))
         changes = self.changes(out=out)
+        if changes.unsupported is not None:
+            raise BatchError(f"cannot change {changes.unsupported} of another batch")
         put = [own.get(id(tensor), tensor) for tensor in changes.put]
         of_out = flatten(out)
         if any(id(leaf) in own for leaf in of_out.leaves):

@@ -738,7 +738,8 @@ class CapturedStep:
             copy = tree.map(torch.clone)
             batch = BatchWatch(copy)
             out, refusals, watched = self._warm_ups.run(key, copy, self._work)
-            out = batch.done_to(tree, out)
+            with suppress(BatchError):  # such a step is refused when it is captured
+                out = batch.done_to(tree, out)
         else:
             out, refusals, watched = self._warm_ups.run(key, tree, self._work)
         self._refuse(key, refusals)

@@ -348,12 +348,9 @@ def new_run(
         run.choices += grown_update(resolved)
     if config.score_tokenizer != asked.score_tokenizer:
         sides = f"{config.src} and {config.tgt}"
-        are_named = corpus.train.are_named
-        named = (
-            f"the sides are named {sides}"
-            if are_named
-            else (f"nobody named the sides: they count as {sides}")
-        )
+        named = f"nobody named the sides: they count as {sides}"
+        if corpus.train.are_named:
+            named = f"the sides are named {sides}"
         run.notes.append(f"{named}, but {scoring.because}")
     run_dir = made_by_first(ranks, lambda: _make_folder(run))
     if not ranks.is_first:
