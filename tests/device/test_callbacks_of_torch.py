@@ -43,23 +43,25 @@ def test_the_last_one_ends_it(flag):
     assert not flag
 
 
-def test_one_begins_while_another_ends(monkeypatch):
+def test_one_begins_while_another_ends(monkeypatch, flag):
     """Whoever begins is called back, also if the other's end was under way."""
     is_ending, may_end = threading.Event(), threading.Event()
 
     class SlowFlag:
-        """Takes its time to become false."""
+        """Torch's, but it takes its time to become false."""
 
-        value = True
+        @property
+        def value(self):
+            return flag.value
 
-        def __setattr__(self, name, value):
+        @value.setter
+        def value(self, value):
             if not value:
                 is_ending.set()
                 may_end.wait(20)
-            super().__setattr__(name, value)
+            flag.value = value
 
-    slow = SlowFlag()
-    monkeypatch.setattr(cuda_waits, "_flag", lambda: slow)
+    monkeypatch.setattr(cuda_waits, "_flag", SlowFlag)
     forget, begun = call_before_waits(print), []
     ending = threading.Thread(target=forget)
     beginning = threading.Thread(target=lambda: begun.append(call_before_waits(print)))
@@ -71,9 +73,9 @@ def test_one_begins_while_another_ends(monkeypatch):
     for thread in (ending, beginning):
         thread.join(20)
 
-    assert slow.value
+    assert flag
     begun[0]()
-    assert not slow.value
+    assert not flag
 
 
 def test_one_ends_while_the_same_thread_begins(monkeypatch, flag):
