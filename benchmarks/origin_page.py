@@ -34,15 +34,26 @@ CHINESE = ROOT / "docs" / "zh" / "origin.md"
 # Of the files of a folder, by precision.
 Files: TypeAlias = dict[str, dict[str, Any]]
 
-# What plans are called in the origin's documents.
-ORIGINS_NAMES = {
-    "blocking": "优化前",
-    "deferred-loss": "延迟 loss 提取",
-    "events": "方案 2",
-    "interval": "方案 3",
-    "events-interval": "方案 2+3, 阶段 1",
-    "four-stream": "方案 1, 阶段 2",
-    "full": "方案 4, 阶段 3",
+# What plans are called in the origin's documents, and what that means.
+ORIGINS_NAMES: dict[Language, dict[str, str]] = {
+    "zh": {
+        "blocking": "优化前",
+        "deferred-loss": "延迟 loss 提取",
+        "events": "方案 2",
+        "interval": "方案 3",
+        "events-interval": "方案 2+3, 阶段 1",
+        "four-stream": "方案 1, 阶段 2",
+        "full": "方案 4, 阶段 3",
+    },
+    "en": {
+        "blocking": "优化前 (before)",
+        "deferred-loss": "延迟 loss 提取 (late losses)",
+        "events": "方案 2 (plan 2)",
+        "interval": "方案 3 (plan 3)",
+        "events-interval": "方案 2+3, 阶段 1 (plans 2+3, stage 1)",
+        "four-stream": "方案 1, 阶段 2 (plan 1, stage 2)",
+        "full": "方案 4, 阶段 3 (plan 4, stage 3)",
+    },
 }
 
 _COMMAND = "PYTHONPATH=src python3 -m benchmarks.origin --precision {} --out docs/results"
@@ -60,7 +71,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "bits": "measured elsewhere: the same bits after 250 batches, for all plans",
         "table": "| plan | the origin's name | same bits | waits a batch | ms waited a batch | CPU, "
         "of one core (of all) | CPU with loader workers | GPU: NVML | GPU: kernels | 1,000 batches, s | "
-        "peak memory, MiB | times 优化前 |",
+        "peak memory, MiB | times `blocking` |",
         "yes": "yes",
         "no": "NO",
         "unknown": "not compared",
@@ -88,7 +99,7 @@ _WORDS: dict[Language, dict[str, str]] = {
         "how": "尚未测量：`{}`",
         "none": "下面各表尚未测量；已测的结论只有「先说结论」里的几条，来自别的测量。",
         "some": "下面的表中，已测量的是 {}，尚未测量的是 {}。",
-        "all": "下面各表都已测量：{}。",
+        "all": "下面的方案和说法都已测量：{}。",
         "folded": "{} 条说法，都尚未在这个工作负载上测量。",
         "set": "按构造如此：方案在设定的地方等待和读取",
         "bits": "在别处测过：250 个 batch 之后，所有方案逐位相同",
@@ -191,11 +202,14 @@ system, in Chinese](../zh/origin.md). [Which plan for whom](../which-plan.md).
 {_COMMAND.format("fp32")} --tuning
 ```
 
-They need a GPU: 5 to 8 minutes for each precision on an H200. Where 004 says "plan 1" it means late reads of losses, where
-001 to 003 say it, four streams.
+They need a GPU: 5 to 8 minutes for each precision on an H200. In 004 "plan 1" means late reads of losses; in 001 to 003
+it means four streams.
 
 This page is written by these commands, from `origin-fp32.json` and `origin-bf16.json`;
 `python3 -m benchmarks.origin_page docs/results` writes it again.
+
+The factors are not those of [README](../../README.md#measured), which were measured on another day and host: how long
+the host takes to launch a step differs by 2x between hosts, and so does what is gained by launching less.
 
 * Data: synthetic pairs with lengths log-normal around 28 tokens, two vocabularies of 32,000; 93.3
   million parameters, dropout 0.1, label-smoothed loss, fused Adam. Rows are padded to few shapes, for
@@ -253,7 +267,7 @@ def plans_lines(found: Mapping[str, Any] | None, language: Language, name: str) 
     yield "|---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|"
     first = next((row for row in found["rows"] if row["plan"] == "blocking"), None)
     for row in found["rows"]:
-        yield f"| {' | '.join(_cells(row, first, found.get('cores'), words))} |"
+        yield f"| {' | '.join(_cells(row, first, found.get('cores'), language))} |"
     yield from _summary(found["rows"], first, words)
     notes = list(_notes(found, words))
     if notes:
@@ -268,7 +282,7 @@ def _summary(
     if first is None or first["busy_ms_per_step"] is None:
         return
     ms = {row["plan"]: row["ms_per_step"]["median"] for row in rows}
-    origins = min((plan for plan in ms if plan in ORIGINS_NAMES), key=ms.__getitem__)
+    origins = min((plan for plan in ms if plan in ORIGINS_NAMES["en"]), key=ms.__getitem__)
     best = min(ms, key=ms.__getitem__)
     before = words["before"].format(
         ms=ms["blocking"],
@@ -290,15 +304,16 @@ def _cells(
     row: Mapping[str, Any],
     first: Mapping[str, Any] | None,
     cores: int | None,
-    words: dict[str, str],
+    language: Language,
 ) -> Iterator[str]:
+    words = _WORDS[language]
     na = words["na"]
     same = {True: words["yes"], False: words["no"], None: words["unknown"]}
     ms, own = row["ms_per_step"]["median"], row.get("own_cpu_percent")
     of_all = f" ({own / cores:.0f} %)" if own is not None and cores else ""
     busy, peak = row["busy_share"], row["peak_memory_bytes"]
     yield f"`{row['plan']}`"
-    yield ORIGINS_NAMES.get(row["plan"], words["ours"])
+    yield ORIGINS_NAMES[language].get(row["plan"], words["ours"])
     yield same[row["identical"]]
     yield f"{row['waits_per_step']:.2f}"
     yield f"{row['waited_ms_per_step']:.2f}"

@@ -16,7 +16,7 @@ CHINESE = (ROOT / "README.zh.md").read_text(encoding="utf-8")
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 # Each language leads to the other, and to pages in its own.
-_OWN = {"README.md", "docs/results/origin.md", "README.zh.md"}
+_OWN = {"README.md", "docs/results/origin.md", "docs/recipes/report.md", "README.zh.md"}
 _OWN_FOLDERS = ("#", "docs/zh/")
 
 

@@ -38,7 +38,10 @@ def test_the_page_has_every_plan_and_every_claim():
     """Each plan is a row of the table, and each claim stands under its document, in order."""
     text = page_text({"fp32": file_of()})
 
-    assert "| `blocking` | 优化前 | yes | 2.00 | 25.00 | 62 % (4 %) | 70 % | 70 % | 70 % |" in text
+    assert (
+        "| `blocking` | 优化前 (before) | yes | 2.00 | 25.00 | 62 % (4 %) | 70 % | 70 % | 70 % |"
+        in text
+    )
     assert "| `events-interval` | 方案 2+3, 阶段 1 | yes | 0.12 | 2.50 | 83 % (5 %) |" in text
     assert "| 93.10 | 0 | 1.07x |" in text
     assert (
@@ -80,7 +83,7 @@ def test_what_failed_or_was_measured_apart_is_said():
     assert "Not measured, full: OutOfMemoryError: no room." in text
     assert "Timed in another call than the others: deferred-loss." in text
     assert "read with care: events." in text
-    assert "| `events` | 方案 2 | NO |" in text
+    assert "| `events` | 方案 2 (plan 2) | NO |" in text
 
 
 def test_intervals_are_bold_where_they_are_fastest_or_equal():
@@ -122,7 +125,7 @@ def test_the_chinese_page_is_chinese_where_all_is_measured():
 
     text = filled(page, {"fp32": found, "bf16": found})
 
-    assert text.startswith("<!-- measured: state -->\n\n下面各表都已测量：fp32、bf16。\n")
+    assert text.startswith("<!-- measured: state -->\n\n下面的方案和说法都已测量：fp32、bf16。\n")
     assert "因为限时，5 轮里只做了 4 轮。" in text
     assert "time limit" not in text
     assert "The time limit allowed 4 of 5 rounds." in page_text({"fp32": found})

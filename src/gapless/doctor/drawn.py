@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gapless.doctor.trace import Call, Trace, Wait, Work
     from gapless.records.timeline import SpanKind
 
-# So many spans of all lanes together, and gaps, are drawn; a page of them has about 2 MB.
+# So many spans of all lanes together, and gaps, are drawn.
 _MAX_SPANS = 12_000
 _MAX_GAPS = 6_000
 _MAX_NAME = 80

@@ -1,4 +1,4 @@
-"""What a run owns for all its epochs: streams, events, rings, losses and the meter."""
+"""What a run owns for all its epochs: streams, events, transfer lanes, losses and the meter."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ BatchT = TypeVar("BatchT")
 
 
 class Engine:
-    """Streams, events, rings, losses and meter of one run.
+    """Streams, events, transfer lanes, losses and meter of one run.
 
     Args:
         plan: says how many streams there are, and how far transfers run ahead.

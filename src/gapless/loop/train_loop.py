@@ -43,7 +43,7 @@ BatchT = TypeVar("BatchT")
 class TrainLoop:
     """Run epochs of a step over batches, moving the work as a plan says.
 
-    Owns the streams, rings and meters of a run; make one and use it for all epochs.
+    Owns the streams, transfer lanes and meter of a run; make one and use it for all epochs.
 
     Args:
         plan: a plan or its name.
