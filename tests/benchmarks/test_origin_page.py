@@ -42,7 +42,10 @@ def test_the_page_has_every_plan_and_every_claim():
         "| `blocking` | 优化前 (before) | yes | 2.00 | 25.00 | 62 % (4 %) | 70 % | 70 % | 70 % |"
         in text
     )
-    assert "| `events-interval` | 方案 2+3, 阶段 1 | yes | 0.12 | 2.50 | 83 % (5 %) |" in text
+    assert (
+        "| `events-interval` | 方案 2+3, 阶段 1 (plans 2+3, stage 1) | yes | 0.12 | 2.50 | 83 % (5 %) |"
+        in text
+    )
     assert "| 93.10 | 0 | 1.07x |" in text
     assert (
         "Under `blocking` a step takes 100.0 ms; launching it takes the host 1.0 ms, its kernels take "
